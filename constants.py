@@ -1,0 +1,233 @@
+"""Facts that the scripts share: model shapes, denoisers and the registry of tasks. Standard library only.
+
+Adding a task is one more entry in `DATASET_VALS` and nothing else. The fields of an entry:
+
+    prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."
+    inputs              {key in the source text: column}, in the order they are written. A key of "" writes the bare text
+    target              the column that holds the answer
+    target_type         "class" (one of `labels`), "number" (STS-B's rounding) or "text" (used as it is)
+    labels              class names in class order (only for "class"); an integer in the data is an index into it
+    metrics             names from metrics_t5.METRICS; the first one decides which checkpoint is best
+    hub                 (data set, configuration or None) on the Hugging Face Hub
+    builtin             folder of the built-in English corpus (corpora/installed_docs.py) instead of `hub`
+    files               {split: file below --data_dir, or a path}: .tsv, .csv, .json, .jsonl or .parquet, also compressed
+    file_columns        {column: header name, or index where the file has no header}, where a file's names differ
+    file_columns_by_split  the same for single splits
+    exclude_rows        {split: {"file", "columns"}}: leave out the rows whose `columns` stand in that headerless file
+    eval_splits         splits to report when there is more than "validation" (MNLI); the first is the main one
+    test_splits         the same for prediction without labels; default "test"
+    train_with          the task whose training rows this one borrows (AX has none of its own)
+    max_source_length, max_target_length   in tokens, EOS included
+    submission_file     name inside the GLUE submission zip
+"""
+
+# ---------------------------------------------------------------- model shapes
+# `--config_name` takes these names, or a folder/Hub name with a config.json. All use v1.1's gated GELU and untied head.
+# Shapes of the published models: google/t5-v1_1-*; tiny and mini are ours, sized to be trained on a laptop's CPU.
+MODEL_SHAPES = {
+    "tiny": dict(d_model=192, d_kv=32, d_ff=512, num_heads=6, num_layers=3, num_decoder_layers=2),
+    "mini": dict(d_model=320, d_kv=64, d_ff=768, num_heads=5, num_layers=4, num_decoder_layers=4),
+    "t5-v1_1-small": dict(d_model=512, d_kv=64, d_ff=1024, num_heads=6, num_layers=8, num_decoder_layers=8),
+    "t5-v1_1-base": dict(d_model=768, d_kv=64, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12),
+    "t5-v1_1-large": dict(d_model=1024, d_kv=64, d_ff=2816, num_heads=16, num_layers=24, num_decoder_layers=24),
+    "t5-v1_1-xl": dict(d_model=2048, d_kv=64, d_ff=5120, num_heads=32, num_layers=24, num_decoder_layers=24),
+}
+T5_VOCAB_SIZE = 32_128  # rows of the embedding when a built-in shape is used without a tokenizer of its own
+VOCAB_SIZE_MULTIPLE = 64  # a tokenizer's size is rounded up to this, so that matrix units are fed whole tiles
+NUM_SENTINELS = 100  # <extra_id_0> ... <extra_id_99>
+
+# ---------------------------------------------------------------- denoising
+# T5's base-line objective ("R" denoiser): share of tokens hidden, and mean length of a hidden span in tokens.
+DENOISERS = {"span_corruption": dict(noise_density=0.15, mean_noise_span_length=3.0)}
+
+# ---------------------------------------------------------------- the built-in corpus
+BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, made by corpora/installed_docs.py
+
+# ---------------------------------------------------------------- tasks
+_SENTENCE = {"sentence": "sentence"}
+_SENTENCE_PAIR = {"sentence1": "sentence1", "sentence2": "sentence2"}
+
+
+def _tsv(folder: str, **other: str) -> dict[str, str]:
+    """Files of the official GLUE layout: _tsv("CoLA") -> {"train": "CoLA/train.tsv", "validation": "CoLA/dev.tsv", ...}."""
+    names = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"} | other
+    return {split: f"{folder}/{name}" for split, name in names.items()}
+
+
+DATASET_VALS = {
+    # The texts are T5's own (prefix, keys, label words); the class order is the one of nyu-mll/glue.
+    "glue": {
+        "cola": dict(
+            prefix="cola",
+            inputs=_SENTENCE,
+            target="label",
+            target_type="class",
+            labels=["unacceptable", "acceptable"],
+            metrics=["matthews_correlation", "accuracy"],
+            hub=("nyu-mll/glue", "cola"),
+            files=_tsv("CoLA"),
+            file_columns={"label": 1, "sentence": 3},  # train and dev have no header line
+            file_columns_by_split={"test": {"sentence": "sentence"}},
+            max_source_length=128,
+            max_target_length=8,
+            submission_file="CoLA.tsv",
+        ),
+        "sst2": dict(
+            prefix="sst2",
+            inputs=_SENTENCE,
+            target="label",
+            target_type="class",
+            labels=["negative", "positive"],
+            metrics=["accuracy"],
+            hub=("nyu-mll/glue", "sst2"),
+            files=_tsv("SST-2"),
+            max_source_length=128,
+            max_target_length=8,
+            submission_file="SST-2.tsv",
+        ),
+        "mrpc": dict(
+            prefix="mrpc",
+            inputs=_SENTENCE_PAIR,
+            target="label",
+            target_type="class",
+            labels=["not_equivalent", "equivalent"],
+            metrics=["f1", "accuracy"],
+            hub=("nyu-mll/glue", "mrpc"),
+            # GLUE's own train.tsv lacks a row: the original file without the pairs of dev_ids.tsv is the training set.
+            files=_tsv("MRPC", train="msr_paraphrase_train.txt"),
+            file_columns={"label": "Quality", "sentence1": "#1 String", "sentence2": "#2 String"},
+            exclude_rows={"train": {"file": "MRPC/dev_ids.tsv", "columns": ["#1 ID", "#2 ID"]}},
+            max_source_length=256,
+            max_target_length=8,
+            submission_file="MRPC.tsv",
+        ),
+        "qqp": dict(
+            prefix="qqp",
+            inputs={"question1": "question1", "question2": "question2"},
+            target="label",
+            target_type="class",
+            labels=["not_duplicate", "duplicate"],
+            metrics=["f1", "accuracy"],
+            hub=("nyu-mll/glue", "qqp"),
+            files=_tsv("QQP"),
+            file_columns={"label": "is_duplicate"},
+            max_source_length=256,
+            max_target_length=8,
+            submission_file="QQP.tsv",
+        ),
+        "stsb": dict(
+            prefix="stsb",
+            inputs=_SENTENCE_PAIR,
+            target="label",
+            target_type="number",
+            metrics=["pearson", "spearman"],
+            hub=("nyu-mll/glue", "stsb"),
+            files=_tsv("STS-B"),
+            file_columns={"label": "score"},
+            max_source_length=256,
+            max_target_length=8,
+            submission_file="STS-B.tsv",
+        ),
+        "mnli": dict(
+            prefix="mnli",
+            inputs={"hypothesis": "hypothesis", "premise": "premise"},
+            target="label",
+            target_type="class",
+            labels=["entailment", "neutral", "contradiction"],
+            metrics=["accuracy"],
+            hub=("nyu-mll/glue", "mnli"),
+            files={
+                "train": "MNLI/train.tsv",
+                "validation_matched": "MNLI/dev_matched.tsv",
+                "validation_mismatched": "MNLI/dev_mismatched.tsv",
+                "test_matched": "MNLI/test_matched.tsv",
+                "test_mismatched": "MNLI/test_mismatched.tsv",
+            },
+            file_columns={"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label"},
+            eval_splits=["validation_matched", "validation_mismatched"],
+            test_splits=["test_matched", "test_mismatched"],
+            max_source_length=256,
+            max_target_length=8,
+            submission_file={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
+        ),
+        "qnli": dict(
+            prefix="qnli",
+            inputs={"question": "question", "sentence": "sentence"},
+            target="label",
+            target_type="class",
+            labels=["entailment", "not_entailment"],
+            metrics=["accuracy"],
+            hub=("nyu-mll/glue", "qnli"),
+            files=_tsv("QNLI"),
+            max_source_length=256,
+            max_target_length=8,
+            submission_file="QNLI.tsv",
+        ),
+        "rte": dict(
+            prefix="rte",
+            inputs=_SENTENCE_PAIR,
+            target="label",
+            target_type="class",
+            labels=["entailment", "not_entailment"],
+            metrics=["accuracy"],
+            hub=("nyu-mll/glue", "rte"),
+            files=_tsv("RTE"),
+            max_source_length=256,
+            max_target_length=8,
+            submission_file="RTE.tsv",
+        ),
+        "wnli": dict(
+            prefix="wnli",
+            inputs=_SENTENCE_PAIR,
+            target="label",
+            target_type="class",
+            labels=["not_entailment", "entailment"],
+            metrics=["accuracy"],
+            hub=("nyu-mll/glue", "wnli"),
+            files=_tsv("WNLI"),
+            max_source_length=256,
+            max_target_length=8,
+            submission_file="WNLI.tsv",
+        ),
+        # The diagnostic set has no training rows and no public labels: it is answered by a model trained on MNLI.
+        "ax": dict(
+            prefix="mnli",
+            inputs={"hypothesis": "hypothesis", "premise": "premise"},
+            target="label",
+            target_type="class",
+            labels=["entailment", "neutral", "contradiction"],
+            metrics=["accuracy"],
+            hub=("nyu-mll/glue", "ax"),
+            files={"test": "diagnostic/diagnostic.tsv"},
+            file_columns={"premise": "sentence1", "hypothesis": "sentence2"},
+            train_with="mnli",
+            max_source_length=256,
+            max_target_length=8,
+            submission_file="AX.tsv",
+        ),
+    },
+    # Made from the documentation of the installed packages: real English tasks that need no download.
+    "builtin": {
+        "package_topic": dict(
+            prefix="package",
+            inputs={"text": "text"},
+            target="label",
+            target_type="class",
+            labels=[],  # filled in below
+            metrics=["accuracy", "f1_macro"],
+            builtin="package_topic",
+            max_source_length=128,
+            max_target_length=8,
+        ),
+        "docstring_summary": dict(
+            prefix="summarize",
+            inputs={"": "text"},
+            target="summary",
+            target_type="text",
+            metrics=["rougeL", "rouge1", "rouge2"],
+            builtin="docstring_summary",
+            max_source_length=256,
+            max_target_length=48,
+        ),
+    },
+}
