@@ -3,14 +3,14 @@
 Adding a task is one more entry in `DATASET_VALS` and nothing else. The fields of an entry:
 
     prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."
-    inputs              {key in the source text: column}, in the order they are written. A key of "" writes the bare text
+    inputs              {key in the source text: column}, in the order they are written; key "" writes the bare text
     target              the column that holds the answer
     target_type         "class" (one of `labels`), "number" (STS-B's rounding) or "text" (used as it is)
     labels              class names in class order (only for "class"); an integer in the data is an index into it
     metrics             names from metrics_t5.METRICS; the first one decides which checkpoint is best
     hub                 (data set, configuration or None) on the Hugging Face Hub
     builtin             folder of the built-in English corpus (corpora/installed_docs.py) instead of `hub`
-    files               {split: file below --data_dir, or a path}: .tsv, .csv, .json, .jsonl or .parquet, also compressed
+    files               {split: file below --data_dir, or a path}: .tsv .csv .json .jsonl .parquet, also compressed
     file_columns        {column: header name, or index where the file has no header}, where a file's names differ
     file_columns_by_split  the same for single splits
     exclude_rows        {split: {"file", "columns"}}: leave out the rows whose `columns` stand in that headerless file
@@ -36,9 +36,28 @@ T5_VOCAB_SIZE = 32_128  # rows of the embedding when a built-in shape is used wi
 VOCAB_SIZE_MULTIPLE = 64  # a tokenizer's size is rounded up to this, so that matrix units are fed whole tiles
 NUM_SENTINELS = 100  # <extra_id_0> ... <extra_id_99>
 
+# ---------------------------------------------------------------- hardware
+# Dense matrix peaks in TFLOP/s from the makers' data sheets (H200: what a matrix product reached), for MFU. The first
+# name that is part of the device's name counts.
+HARDWARE_PEAKS = {
+    "H200": dict(bf16=790.0, tf32=494.0),
+    "H100": dict(bf16=989.0, tf32=494.0),
+    "A100": dict(bf16=312.0, tf32=156.0),
+    "L40S": dict(bf16=362.0, tf32=183.0),
+    "RTX 4090": dict(bf16=165.0, tf32=82.6),
+    "RTX 3090": dict(bf16=71.0, tf32=35.6),
+}
+
 # ---------------------------------------------------------------- denoising
 # T5's base-line objective ("R" denoiser): share of tokens hidden, and mean length of a hidden span in tokens.
 DENOISERS = {"span_corruption": dict(noise_density=0.15, mean_noise_span_length=3.0)}
+
+# ---------------------------------------------------------------- learning rates
+# Peaks used when `--learning_rate` is not given. Pre-training: nanoT5's for RMS scaling, T5's for Adafactor.
+DEFAULT_LEARNING_RATES = {
+    "pre_training": dict(adamw_rms_scaled=2e-2, adafactor=1e-2, adamw_torch=1e-3, adamw_torch_fused=1e-3),
+    "fine_tuning": dict(adamw_rms_scaled=1e-2, adafactor=1e-3, adamw_torch=3e-4, adamw_torch_fused=3e-4),
+}
 
 # ---------------------------------------------------------------- the built-in corpus
 BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, made by corpora/installed_docs.py
@@ -49,7 +68,7 @@ _SENTENCE_PAIR = {"sentence1": "sentence1", "sentence2": "sentence2"}
 
 
 def _tsv(folder: str, **other: str) -> dict[str, str]:
-    """Files of the official GLUE layout: _tsv("CoLA") -> {"train": "CoLA/train.tsv", "validation": "CoLA/dev.tsv", ...}."""
+    """Files of the official GLUE layout: _tsv("CoLA")["validation"] -> "CoLA/dev.tsv"."""
     names = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"} | other
     return {split: f"{folder}/{name}" for split, name in names.items()}
 

@@ -1,0 +1,543 @@
+"""The one command line of all scripts: `script.py [recipe.yaml] [--flag value ...]`, and every check of what a user gave.
+
+A recipe is a YAML file of flags; the command line overrides it. Whatever is unknown, set twice or contradictory is
+refused by name before any long work begins, with exit code 2. `--help` shows our flags and the usual ones of
+transformers' Seq2SeqTrainingArguments, `--help_all` shows every flag.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import functools
+import json
+import os
+import shutil
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+import yaml
+from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+from transformers.hf_argparser import string_to_bool
+from transformers.trainer_utils import get_last_checkpoint
+
+from constants import BUILTIN_CORPUS, DATASET_VALS, DEFAULT_LEARNING_RATES, DENOISERS, MODEL_SHAPES
+from optimizers_t5 import NEEDS_WHOLE_TENSORS, OPTIMIZERS
+
+RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
+TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+
+
+def option(default, help: str, **metadata):
+    """A dataclass field with its help text; lists and dicts are copied for every parse."""
+    metadata["help"] = help
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+# ---------------------------------------------------------------- flags
+@dataclass
+class ModelArguments:
+    """Which model and tokenizer."""
+
+    _argument_group_name = "model and tokenizer"
+
+    model_name_or_path: str | None = option(
+        None, "Checkpoint to start from: a folder or a Hub name. Not set: from scratch."
+    )
+    config_name: str | None = option(
+        None, f"From scratch: one of {', '.join(MODEL_SHAPES)}, or a folder/Hub name with a config.json."
+    )
+    config_overrides: str | None = option(None, "From scratch: changes to the shape, such as d_model=64,num_layers=2.")
+    tokenizer_name: str | None = option(
+        None, "Tokenizer folder or Hub name. Not set: the checkpoint's own, or one trained on the training text."
+    )
+    vocab_size: int = option(
+        4096, "Words of the tokenizer that is trained when none is given (100 sentinels included)."
+    )
+    dropout_rate: float | None = option(
+        None, "Dropout, 0 to 1. Not set: 0 in pre-training, the checkpoint's in fine-tuning."
+    )
+    attn_implementation: str | None = option(None, "Attention kernel: eager or sdpa. Not set: transformers' choice.")
+
+
+@dataclass
+class PreTrainingDataArguments:
+    """Which text, and how it is corrupted."""
+
+    _argument_group_name = "text and span corruption"
+
+    dataset_name: str | None = option(
+        None,
+        f"A saved `datasets` folder, a Hub name, or {BUILTIN_CORPUS} (English docs of the installed packages; default).",
+    )
+    dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
+    train_file: list[str] | None = option(
+        None, f"Training text: files, folders or globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)})."
+    )
+    validation_file: list[str] | None = option(None, "Validation text, as --train_file.")
+    text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
+    validation_split_percentage: float = option(5.0, "Documents held out when there is no validation text, in percent.")
+    max_train_samples: int | None = option(None, "Use the first N training documents only.")
+    max_eval_samples: int | None = option(None, "Evaluate on the first N chunks of the validation text only.")
+    input_seq_length: int = option(512, "Encoder length in tokens after corruption, EOS included.")
+    noise_density: float = option(
+        DENOISERS["span_corruption"]["noise_density"], "Share of tokens hidden, between 0 and 1."
+    )
+    mean_noise_span_length: float = option(
+        DENOISERS["span_corruption"]["mean_noise_span_length"], "Mean length of a hidden span in tokens, at least 1."
+    )
+    eos_between_documents: bool = option(False, "Put an EOS between documents when joining them. T5 does not.")
+    preprocessing_num_workers: int = option(os.cpu_count() or 1, "Processes that read and tokenise.")
+    data_cache_dir: str = option(
+        "~/.cache/t5_foundry", "Where tokenised data is kept, under keys made of its contents."
+    )
+    overwrite_cache: bool = option(False, "Tokenise again although the cache holds this data.")
+
+
+@dataclass
+class TaskArguments:
+    """Which task, and how much of it."""
+
+    _argument_group_name = "task"
+
+    benchmark: str = option("builtin", f"Group of tasks in DATASET_VALS: {', '.join(DATASET_VALS)}.")
+    dataset_name: str = option("package_topic", "Task of that group, such as sst2 or package_topic.")
+    data_dir: str | None = option(
+        None, "Folder with the task's own files (for GLUE its official layout). Not set: the Hub."
+    )
+    train_file: str | None = option(None, "File with training rows instead of the task's own source.")
+    validation_file: str | None = option(None, "File with validation rows instead of the task's own source.")
+    max_train_samples: int | None = option(None, "Train on the first N rows only.")
+    max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.")
+    max_source_length: int | None = option(None, "Source length in tokens, longer ones are cut. Not set: the task's.")
+    max_target_length: int | None = option(None, "Target length in tokens, longer ones are cut. Not set: the task's.")
+    preprocessing_num_workers: int = option(1, "Processes that tokenise.")
+    data_cache_dir: str = option("~/.cache/t5_foundry", "Where prepared data is kept, under keys made of its contents.")
+    overwrite_cache: bool = option(False, "Prepare the data again although the cache holds it.")
+
+
+@dataclass
+class T5TrainingArguments(Seq2SeqTrainingArguments):
+    """transformers' training flags, with T5's optimizers and schedules and defaults that suit T5."""
+
+    _argument_group_name = "training"
+
+    output_dir: str | None = option(None, "Where everything is written. Must be empty, resumed or overwritten.")
+    overwrite_output_dir: bool = option(False, "Start anew in an --output_dir that holds an earlier run's files.")
+    optim: str = option(
+        "adamw_rms_scaled", f"Optimizer: {', '.join(OPTIMIZERS)}. Under ZeRO the default is adamw_torch."
+    )
+    learning_rate: float | None = option(
+        None, "Peak learning rate. Not set: the optimizer's usual one for this script."
+    )
+    lr_scheduler_type: str = option(
+        "cosine", "Schedule: cosine, inverse_sqrt (T5's), linear, constant, or any of HF's."
+    )
+    warmup_start_factor: float = option(0.5, "Learning rate at step 0 as a fraction of the peak, 0 to 1.")
+    final_learning_rate: float = option(1e-5, "Learning rate at the last step of cosine and linear.")
+    adam_epsilon: float = option(1e-6, "Epsilon of AdamW.")
+    bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: on where the GPU has it, off on a CPU.")
+    report_to: list[str] = option(
+        ["wandb"], "Trackers: wandb (offline when not logged in), tensorboard, trackio, none."
+    )
+    remove_unused_columns: bool = option(False, "Kept off: our collators take what they need.")
+    logging_nan_inf_filter: bool = option(False, "Kept off: a loss that is not finite must be seen.")
+    early_stopping_patience: int | None = option(None, "Stop after N evaluations without a better main metric.")
+
+    def __post_init__(self):
+        if self.fp16 or self.fp16_full_eval:
+            raise ValueError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
+        if self.optim not in OPTIMIZERS:
+            raise ValueError(f"--optim {self.optim}: must be one of {', '.join(OPTIMIZERS)}")
+        if not has_accelerator():
+            self.use_cpu = True  # otherwise every launched process would run alone (no backend is set up)
+            self.dataloader_pin_memory = False
+        if self.bf16 is None:
+            self.bf16 = not self.use_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        # transformers knows neither our optimizer's name nor a missing learning rate: both are put back afterwards.
+        optim, self.optim = self.optim, "adamw_torch"
+        super().__post_init__()
+        self.optim = optim
+
+
+@dataclass
+class PreTrainingArguments(T5TrainingArguments):
+    """Defaults of pre-training: nanoT5's settings, which reach T5's loss with the fewest steps."""
+
+    output_dir: str | None = option(
+        "out/pre_train_t5", "Where everything is written. Must be empty, resumed or overwritten."
+    )
+    max_steps: int = option(65_536, "Optimizer steps.")
+    warmup_steps: float = option(10_000, "Steps of warm-up; a fraction of all steps if below 1.")
+    per_device_train_batch_size: int = option(32, "Sequences per process and forward pass.")
+    gradient_accumulation_steps: int = option(4, "Forward passes per optimizer step.")
+    per_device_eval_batch_size: int = option(32, "Sequences per process in evaluation.")
+    logging_steps: float = option(100, "Steps between log lines.")
+    eval_strategy: str = option("steps", "When to evaluate: no, steps or epoch.")
+    eval_steps: float | None = option(2_000, "Steps between evaluations.")
+    save_steps: float = option(2_000, "Steps between checkpoints.")
+    save_total_limit: int | None = option(2, "Checkpoints kept.")
+
+
+@dataclass
+class FineTuningArguments(T5TrainingArguments):
+    """Defaults of fine-tuning: a few epochs, evaluated and saved after each, the best one kept."""
+
+    output_dir: str | None = option(
+        "out/fine_tune_t5", "Where everything is written. Must be empty, resumed or overwritten."
+    )
+    num_train_epochs: float = option(10.0, "Passes over the training rows.")
+    lr_scheduler_type: str = option(
+        "constant_with_warmup", "Schedule: cosine, inverse_sqrt, linear, constant, or HF's."
+    )
+    warmup_steps: float = option(0.05, "Steps of warm-up; a fraction of all steps if below 1.")
+    per_device_train_batch_size: int = option(32, "Rows per process and forward pass.")
+    per_device_eval_batch_size: int = option(64, "Rows per process in evaluation.")
+    logging_steps: float = option(20, "Steps between log lines.")
+    eval_strategy: str = option("epoch", "When to evaluate: no, steps or epoch.")
+    save_strategy: str = option("epoch", "When to save: no, steps, epoch or best.")
+    save_total_limit: int | None = option(1, "Checkpoints kept beside the best one.")
+    load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
+    train_sampling_strategy: str = option("random", "Order of the rows: random, sequential or group_by_length.")
+
+
+# Flags of Seq2SeqTrainingArguments that `--help` shows; the others stand in `--help_all`.
+USUAL_TRAINING_FLAGS = (
+    "output_dir overwrite_output_dir max_steps num_train_epochs per_device_train_batch_size per_device_eval_batch_size "
+    "gradient_accumulation_steps optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
+    "final_learning_rate weight_decay max_grad_norm bf16 torch_compile gradient_checkpointing seed logging_steps "
+    "eval_strategy eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model "
+    "early_stopping_patience predict_with_generate generation_num_beams resume_from_checkpoint report_to run_name "
+    "dataloader_num_workers deepspeed do_predict"
+).split()
+
+
+# ---------------------------------------------------------------- parsing
+class T5ArgumentParser(HfArgumentParser):
+    """HfArgumentParser with recipes, near matches for unknown flags, and errors of one line."""
+
+    def __init__(self, dataclass_types, show_all: bool = False, **kwargs):
+        super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, **kwargs)
+        self.usage = "%(prog)s [recipe.yaml] [--flag value ...]"
+        self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")
+        own = {
+            f.name
+            for c in dataclass_types
+            if not issubclass(c, Seq2SeqTrainingArguments)
+            for f in dataclasses.fields(c)
+        }
+        for action in self._actions:
+            if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone, although its default is None
+                action.nargs, action.const = "?", True
+            if action.dest == "resume_from_checkpoint":
+                action.nargs, action.const = "?", RESUME_NEWEST
+                action.help = "Go on from this checkpoint folder; without a value from the newest in --output_dir."
+            if action.help and action.help is not argparse.SUPPRESS:
+                action.help = " ".join(action.help.replace("%(default)s", "\0").replace("%", "%%").split())
+                action.help = action.help.replace("\0", "%(default)s")
+            if (
+                not show_all
+                and action.dest not in own
+                and action.dest not in (*USUAL_TRAINING_FLAGS, "help", "help_all")
+            ):
+                action.help = argparse.SUPPRESS
+        self.flags = {o.lstrip("-").replace("-", "_"): a for a in self._actions for o in a.option_strings}
+
+    def error(self, message: str):
+        raise ValueError(message)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """One entry a flag, with its default, and without the spelling with hyphens."""
+
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=34, width=min(120, shutil.get_terminal_size().columns))
+
+    def _format_action_invocation(self, action):
+        return f"--{action.dest}" if action.option_strings else super()._format_action_invocation(action)
+
+    def _get_help_string(self, action):
+        shown = (
+            action.default not in (None, argparse.SUPPRESS, False, "==SUPPRESS==") and "%(default)" not in action.help
+        )
+        return action.help + (" [%(default)s]" if shown else "")
+
+
+def parse_arguments(dataclass_types, argv: list[str] | None = None, default_recipe: str | None = None, starts_anew=()):
+    """Instances of `dataclass_types` from `[recipe.yaml] [--flag value ...]`; argv defaults to the command line's.
+
+    default_recipe: used, and named in the output, when the user gave no recipe and none of the flags `starts_anew`.
+    Raises ValueError with one line that names the flag or key, the value, and what would be right.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    show_all = bool({"--help_all", "--help-all"} & set(argv))
+    parser = T5ArgumentParser(dataclass_types, show_all=show_all)
+    if show_all:
+        parser.print_help()
+        raise SystemExit(0)
+    recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
+    given = _flags_given(parser, argv)
+    if recipe is None and default_recipe is not None and not given & set(starts_anew):
+        recipe = default_recipe
+        print_once(f"no data and no model were named: using the recipe {os.path.relpath(recipe)}")
+    recipe_argv = _recipe_as_flags(parser, recipe, skip=given) if recipe else []
+    try:
+        parsed = parser.parse_args_into_dataclasses(recipe_argv + argv, look_for_args_file=False)
+        return parsed[: len(dataclass_types)]  # what follows is --help_all
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:
+    """Names of the flags in argv; raises ValueError for an unknown flag (with near matches) or one set twice."""
+    given = []
+    for word in argv:
+        if word.startswith("--"):
+            name = word[2:].split("=")[0].replace("-", "_")
+            given.append(_known(parser, name, f"--{name}"))
+    for name in given:
+        if given.count(name) > 1:
+            raise ValueError(f"--{name} is set twice on the command line")
+    return set(given)
+
+
+def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
+    if name not in parser.flags:
+        near = difflib.get_close_matches(name, parser.flags, n=3, cutoff=0.6)
+        hint = f"did you mean {' or '.join('--' + n for n in near)}?" if near else "see --help_all"
+        raise ValueError(f"{shown}: no such flag; {hint}")
+    return parser.flags[name].dest
+
+
+def _recipe_as_flags(parser: T5ArgumentParser, path: str, skip: set[str]) -> list[str]:
+    """["--key", "value", ...] of a recipe, without the keys that the command line sets itself."""
+    try:
+        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except OSError as error:
+        raise ValueError(
+            f"recipe {path}: {error.strerror} (the first argument must be a YAML file or a flag)"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe {path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(recipe, dict):
+        raise ValueError(f"recipe {path}: must be a mapping of flags to values, such as `max_steps: 1000`")
+    flags = []
+    for key, value in recipe.items():
+        destination = _known(parser, str(key).replace("-", "_"), f"recipe {path}, key {key}")
+        if destination in skip or value is None:
+            continue
+        values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        flags += [f"--{destination}", *(str(v).lower() if isinstance(v, bool) else str(v) for v in values)]
+    return flags
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML keeps the last of two equal keys in silence; this one refuses them."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"key {key} is set twice")
+        return super().construct_mapping(node, deep=deep)
+
+
+# ---------------------------------------------------------------- checks
+def check_model(args: ModelArguments) -> None:
+    """Contradictions among the model's flags, and values out of range."""
+    if args.model_name_or_path and args.config_name:
+        raise ValueError("--model_name_or_path and --config_name exclude each other: a checkpoint brings its own shape")
+    if args.model_name_or_path and args.config_overrides:
+        raise ValueError("--config_overrides changes a new model's shape; --model_name_or_path has one already")
+    if args.dropout_rate is not None and not 0 <= args.dropout_rate < 1:
+        raise ValueError(f"--dropout_rate {args.dropout_rate}: must be at least 0 and below 1")
+    if args.vocab_size < 300:
+        raise ValueError(f"--vocab_size {args.vocab_size}: must be at least 300 (100 of them are sentinels)")
+
+
+def parse_overrides(text: str | None) -> dict:
+    """ "d_model=64,num_layers=2" -> {"d_model": 64, "num_layers": 2}."""
+    overrides = {}
+    for pair in filter(None, (text or "").split(",")):
+        key, separator, value = pair.partition("=")
+        if not separator:
+            raise ValueError(f"--config_overrides {text}: write key=value pairs separated by commas")
+        overrides[key.strip()] = yaml.safe_load(value)
+    return overrides
+
+
+def check_pre_training_data(args: PreTrainingDataArguments) -> None:
+    """Contradictions and ranges among the flags that choose and corrupt the text."""
+    if args.dataset_name and args.train_file:
+        raise ValueError("--dataset_name and --train_file exclude each other: name one source of text")
+    if args.validation_file and not args.train_file:
+        raise ValueError("--validation_file goes with --train_file")
+    if not 0 < args.noise_density < 1:
+        raise ValueError(f"--noise_density {args.noise_density}: must lie between 0 and 1")
+    if args.mean_noise_span_length < 1:
+        raise ValueError(f"--mean_noise_span_length {args.mean_noise_span_length}: must be at least 1 token")
+    if not 0 < args.validation_split_percentage < 100:
+        raise ValueError(
+            f"--validation_split_percentage {args.validation_split_percentage}: must lie between 0 and 100"
+        )
+    for flag, paths in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):
+        if paths:
+            expand_files(flag, paths)
+    _check_counts(args)
+
+
+def _check_counts(args) -> None:
+    for name in ("max_train_samples", "max_eval_samples", "preprocessing_num_workers"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} {value}: must be at least 1")
+
+
+def expand_files(flag: str, paths: list[str]) -> list[Path]:
+    """Files, folders (their readable files, sorted) and globs as a list of files. Raises ValueError if one is not there."""
+    files = []
+    for text in paths:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            found = sorted(p for p in path.rglob("*") if p.is_file() and data_suffix(p) in TEXT_SUFFIXES)
+        elif path.is_file():
+            found = [path]
+        else:
+            found = sorted(p for p in Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))) if p.is_file())
+        if not found:
+            raise ValueError(
+                f"{flag} {text}: no such file, and no folder or pattern with {' '.join(TEXT_SUFFIXES)} files"
+            )
+        files += found
+    for file in files:
+        if data_suffix(file) not in TEXT_SUFFIXES:
+            raise ValueError(f"{flag} {file}: the name must end in one of {' '.join(TEXT_SUFFIXES)} (and .gz, .xz ...)")
+        if file.stat().st_size == 0:
+            raise ValueError(f"{flag} {file}: the file is empty")
+    return files
+
+
+def data_suffix(path: Path) -> str:
+    """The suffix that tells the format: "a.jsonl.gz" -> ".jsonl", "wiki_00" (no suffix) -> ".txt"."""
+    suffixes = [s.lower() for s in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ".txt"
+
+
+def check_task(args: TaskArguments) -> dict:
+    """The task's entry in DATASET_VALS. Raises ValueError with what is there for an unknown benchmark or task."""
+    for flag, value, known in (
+        ("--benchmark", args.benchmark, DATASET_VALS),
+        ("--dataset_name", args.dataset_name, DATASET_VALS.get(args.benchmark, {})),
+    ):
+        if value not in known:
+            near = difflib.get_close_matches(value, known, n=2)
+            hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+            raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; there is {', '.join(known)}")
+    for flag, path in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):
+        if path and not Path(path).is_file():
+            raise ValueError(f"{flag} {path}: no such file")
+    if args.data_dir and not Path(args.data_dir).is_dir():
+        raise ValueError(f"--data_dir {args.data_dir}: no such folder")
+    for name in ("max_source_length", "max_target_length"):
+        if getattr(args, name) is not None and getattr(args, name) < 2:
+            raise ValueError(f"--{name} {getattr(args, name)}: must be at least 2 tokens, the last of which is EOS")
+    _check_counts(args)
+    return DATASET_VALS[args.benchmark][args.dataset_name]
+
+
+def check_training(args: T5TrainingArguments, stage: str) -> None:
+    """Checks the training flags and fills in what depends on others. `stage`: "pre_training" or "fine_tuning"."""
+    if args.deepspeed and args.optim in NEEDS_WHOLE_TENSORS:
+        default = T5TrainingArguments.__dataclass_fields__["optim"].default
+        if args.optim != default:
+            raise ValueError(f"--optim {args.optim}: ZeRO hands it flat slices of the weights, on which it goes wrong; "
+                             "use --optim adamw_torch with --deepspeed")  # fmt: skip
+        args.optim = "adamw_torch"
+        print_once(f"--deepspeed: the default optimizer {default} needs whole tensors; using --optim adamw_torch")
+    if args.learning_rate is None:
+        args.learning_rate = DEFAULT_LEARNING_RATES[stage][args.optim]
+    if args.learning_rate < 0 or args.final_learning_rate < 0:
+        raise ValueError(f"--learning_rate {args.learning_rate} and --final_learning_rate must not be negative")
+    if not 0 <= args.warmup_start_factor <= 1:
+        raise ValueError(f"--warmup_start_factor {args.warmup_start_factor}: must lie between 0 and 1")
+    if args.early_stopping_patience is not None and not (args.load_best_model_at_end and args.metric_for_best_model):
+        raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
+
+
+def prepare_output_dir(args: T5TrainingArguments) -> str | None:
+    """Checks that `--output_dir` is empty, resumed or overwritten; returns the checkpoint to go on from, or None."""
+    folder = Path(args.output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output_dir {folder}: is a file")
+    checkpoint = args.resume_from_checkpoint
+    if checkpoint and checkpoint not in ("false", "False"):
+        if checkpoint in (RESUME_NEWEST, "true", "True"):
+            checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+            if checkpoint is None:
+                raise ValueError(f"--resume_from_checkpoint: there is no checkpoint-* folder in --output_dir {folder}")
+        if not (Path(checkpoint) / "trainer_state.json").is_file():
+            raise ValueError(f"--resume_from_checkpoint {checkpoint}: not a checkpoint (it has no trainer_state.json)")
+        return checkpoint
+    if folder.is_dir() and any(folder.iterdir()):
+        if not args.overwrite_output_dir:
+            raise ValueError(
+                f"--output_dir {folder} is not empty: go on with --resume_from_checkpoint, start anew with "
+                "--overwrite_output_dir, or name another folder"
+            )
+        if is_first_process():
+            for path in folder.glob("checkpoint-*"):
+                shutil.rmtree(path)
+            for name in ("metrics.jsonl", "all_results.json", "run.json", "loss.png", "predictions.jsonl"):
+                (folder / name).unlink(missing_ok=True)
+    return None
+
+
+# ---------------------------------------------------------------- the process
+def has_accelerator() -> bool:
+    """Whether torch sees a GPU or another accelerator."""
+    return torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
+
+
+def is_first_process() -> bool:
+    """True for global rank 0, also before the process group exists (launchers set RANK)."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def print_once(text: str) -> None:
+    """Prints on rank 0 only."""
+    if is_first_process():
+        print(text, flush=True)
+
+
+@functools.cache
+def answers(url: str) -> bool:
+    """Whether the server of a URL accepts a connection within 3 seconds (asked once per process)."""
+    address = urlsplit(url)
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname, port), timeout=3).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def exit_on_user_error():
+    """Turns a ValueError or missing file of the wrapped set-up into one line on stderr and exit code 2."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        if os.environ.get("T5_FOUNDRY_TRACEBACK"):
+            raise
+        if is_first_process():
+            print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None

@@ -1,0 +1,230 @@
+"""T5's span corruption, on a whole batch at once.
+
+The pure functions follow T5's own definition (Raffel et al. 2020, section 3.1.4, and the released preprocessors):
+masks begin with kept tokens and end with a hidden span, sentinels count down from <extra_id_0>, inputs and targets
+end in EOS, and there is no closing sentinel. All lengths are therefore fixed and no batch is ever padded.
+
+Legend of shapes: B batch, R raw tokens of a chunk, S source (input) length, T target length, K hidden spans of a chunk.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from constants import NUM_SENTINELS
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: the step of the splitmix64 generator
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+# ---------------------------------------------------------------- lengths
+def noise_counts(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
+    """(hidden tokens, hidden spans) of a chunk of `length` raw tokens: (568, .15, 3) -> (85, 28).
+
+    Both are at least 1, and as many tokens stay as there are spans, so that spans never touch.
+    """
+    num_noise = min(max(int(np.round(length * noise_density)), 1), length - 1)
+    num_spans = max(int(np.round(num_noise / mean_noise_span_length)), 1)
+    return num_noise, min(num_spans, num_noise, length - num_noise)
+
+
+def _corrupted_lengths(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
+    num_noise, num_spans = noise_counts(length, noise_density, mean_noise_span_length)
+    return length - num_noise + num_spans + 1, num_noise + num_spans + 1
+
+
+def compute_input_and_target_lengths(
+    inputs_length: int, noise_density: float, mean_noise_span_length: float
+) -> tuple[int, int]:
+    """Raw tokens that fill an input of `inputs_length`, and the length of their targets: (512, .15, 3) -> (568, 114).
+
+    All lengths in tokens, both outputs of the corruption with their EOS. Raises ValueError if `inputs_length` is too
+    short to hold a kept token, a sentinel and EOS.
+    """
+    if inputs_length < 3:
+        raise ValueError(
+            f"--input_seq_length {inputs_length}: must be at least 3 (one kept token, one sentinel, one EOS)"
+        )
+    tokens_length = 2
+    while _corrupted_lengths(tokens_length + 1, noise_density, mean_noise_span_length)[0] <= inputs_length:
+        tokens_length += 1
+    return_length, targets_length = _corrupted_lengths(tokens_length, noise_density, mean_noise_span_length)
+    # As T5 does it: at a density of one half equal lengths are preferred over one more target token.
+    if noise_density == 0.5 and targets_length > inputs_length:
+        tokens_length, targets_length = tokens_length - 1, targets_length - 1
+    assert return_length <= inputs_length
+    return tokens_length, targets_length
+
+
+# ---------------------------------------------------------------- masks
+def random_spans_noise_mask(
+    length: int, noise_density: float, mean_noise_span_length: float, generator: np.random.Generator
+) -> np.ndarray:
+    """One random mask, bool [length], True where a token is hidden. Starts kept, ends hidden.
+
+    The number of hidden tokens and of spans is exact; where the spans lie is uniform over all segmentations.
+    """
+    num_noise, num_spans = noise_counts(length, noise_density, mean_noise_span_length)
+    random = generator.integers(0, 2**64, size=(1, length - 2), dtype=np.uint64)
+    return masks_from_random(random, num_noise, num_spans)[0]
+
+
+def masks_from_random(random: np.ndarray, num_noise: int, num_spans: int) -> np.ndarray:
+    """Masks, bool [B, R], from random 64-bit numbers [B, R - 2]: one number for every place where a span may be cut."""
+    batch, length = random.shape[0], random.shape[1] + 2
+    lengths = np.empty((batch, num_spans, 2), dtype=np.int64)
+    lengths[:, :, 0] = _random_segmentation(random[:, num_noise - 1 :], length - num_noise, num_spans)
+    lengths[:, :, 1] = _random_segmentation(random[:, : num_noise - 1], num_noise, num_spans)
+    kept_hidden = np.tile(np.array([False, True]), batch * num_spans)
+    return np.repeat(kept_hidden, lengths.ravel()).reshape(batch, length)
+
+
+def _random_segmentation(random: np.ndarray, num_items: int, num_segments: int) -> np.ndarray:
+    """Lengths [B, segments] (each at least 1) of a uniformly random split of `num_items`, from [B, items - 1] numbers.
+
+    The places of the smallest `segments - 1` numbers are the cuts. A place is kept in the low bits of its own number, so
+    that one partition (which numpy vectorises; argpartition it does not) finds the places themselves.
+    """
+    cuts = np.empty((random.shape[0], num_segments + 1), dtype=np.int64)
+    cuts[:, 0], cuts[:, -1] = 0, num_items
+    if num_segments > 1:
+        low_bits = np.uint64((1 << int(num_items).bit_length()) - 1)
+        tagged = (random & ~low_bits) | np.arange(1, num_items, dtype=np.uint64)
+        chosen = np.partition(tagged, num_segments - 2, axis=1)[:, : num_segments - 1] & low_bits
+        cuts[:, 1:-1] = np.sort(chosen, axis=1)
+    return np.diff(cuts, axis=1)
+
+
+def random_numbers(keys: np.ndarray, count: int) -> np.ndarray:
+    """[B, count] numbers of 64 random bits, row i a function of keys[i] alone (splitmix64 seeded by the key).
+
+    A counter-based generator makes the masks of an example independent of its batch, its worker and what ran before.
+    """
+    state = keys.astype(np.uint64)[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    state ^= state >> np.uint64(30)
+    state *= _MIX[0]
+    state ^= state >> np.uint64(27)
+    state *= _MIX[1]
+    state ^= state >> np.uint64(31)
+    return state
+
+
+def example_keys(seed: int, examples: np.ndarray) -> np.ndarray:
+    """[B] keys for `random_numbers`, one for each (seed, example); an example's number may count its epochs too."""
+    seed_key = random_numbers(np.array([seed % 2**64], dtype=np.uint64), 1)[0]
+    return random_numbers(seed_key ^ examples.astype(np.uint64), 1)[:, 0]
+
+
+# ---------------------------------------------------------------- inputs and targets
+def inputs_and_targets(
+    tokens: np.ndarray, mask: np.ndarray, sentinel_ids: np.ndarray, eos_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Corrupted inputs [B, S] and targets [B, T] of tokens [B, R] under a mask [B, R]; both end in EOS.
+
+    With sentinels 999, 998 ... the tokens 10 11 12 13 14 15 under the mask T T F F T F become
+        inputs  999 12 13 998 15 EOS        (kept tokens, and each hidden span's sentinel in its place)
+        targets 999 10 11 998 14 EOS        (each span's sentinel, then its tokens)
+    Every row must hide as many tokens in as many spans as the first; ValueError if not, or if sentinels run out.
+    """
+    batch = tokens.shape[0]
+    starts = mask.copy()
+    starts[:, 1:] &= ~mask[:, :-1]
+    spans, hidden = starts.sum(axis=1), mask.sum(axis=1)
+    if (spans != spans[0]).any() or (hidden != hidden[0]).any():
+        raise ValueError("all masks of a batch must hide the same number of tokens in the same number of spans")
+    num_spans, num_noise = int(spans[0]), int(hidden[0])
+    if num_spans > len(sentinel_ids):
+        raise ValueError(f"{num_spans} hidden spans need {num_spans} sentinels; the tokenizer has {len(sentinel_ids)}")
+    sentinels = np.tile(sentinel_ids[:num_spans], batch)
+
+    marked = tokens.astype(np.int64)
+    hidden_tokens = marked[mask]
+    marked[starts] = sentinels
+    inputs = np.full((batch, tokens.shape[1] - num_noise + num_spans + 1), eos_id, dtype=np.int64)
+    inputs[:, :-1] = marked[~mask | starts].reshape(batch, -1)
+
+    # A hidden token moves right by the sentinels up to and including its span's; that sentinel stands just before it.
+    first_of_span = starts[mask]
+    places = np.arange(hidden_tokens.size) + np.cumsum(first_of_span)
+    flat = np.empty(batch * (num_noise + num_spans), dtype=np.int64)
+    flat[places] = hidden_tokens
+    flat[places[first_of_span] - 1] = sentinels
+    targets = np.full((batch, num_noise + num_spans + 1), eos_id, dtype=np.int64)
+    targets[:, :-1] = flat.reshape(batch, -1)
+    return inputs, targets
+
+
+def find_sentinel_ids(tokenizer) -> np.ndarray:
+    """Ids of <extra_id_0>, <extra_id_1> ... as far as the tokenizer has them, looked up by name.
+
+    Raises ValueError if there is none: ids derived from a vocabulary size are wrong for mT5, ByT5 and own tokenizers.
+    """
+    vocabulary = tokenizer.get_vocab()
+    ids = []
+    while (token := f"<extra_id_{len(ids)}>") in vocabulary:
+        ids.append(vocabulary[token])
+    if not ids:
+        raise ValueError(
+            f"the tokenizer {tokenizer.name_or_path} has no sentinels (<extra_id_0> ...): "
+            "train one with create_tokenizer.py, or use one of the T5 family"
+        )
+    return np.array(ids, dtype=np.int64)
+
+
+class T5DataCollator:
+    """Turns chunks of raw tokens into T5 pre-training batches; every length is fixed and nothing is padded.
+
+    Called with a list of {"input_ids": [R tokens], "key": 64-bit int} or with one {"input_ids": [B, R], "key": [B]} (what
+    `data_t5.ChunkDataset` gives), it returns tensors {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T]}.
+    `key` stands for (seed, epoch, example) and alone decides the example's mask; without one the tokens decide it.
+
+    Raises ValueError if the tokenizer has too few sentinels for the denoiser, or a chunk is not `tokens_length` long.
+    """
+
+    def __init__(
+        self,
+        tokenizer,
+        input_seq_length: int = 512,
+        noise_density: float = 0.15,
+        mean_noise_span_length: float = 3.0,
+        decoder_start_token_id: int = 0,
+    ):
+        lengths = compute_input_and_target_lengths(input_seq_length, noise_density, mean_noise_span_length)
+        self.tokens_length, self.targets_length = lengths
+        self.num_noise, self.num_spans = noise_counts(self.tokens_length, noise_density, mean_noise_span_length)
+        self.inputs_length = self.tokens_length - self.num_noise + self.num_spans + 1
+        self.sentinel_ids = find_sentinel_ids(tokenizer)
+        if self.num_spans > len(self.sentinel_ids):
+            raise ValueError(
+                f"--input_seq_length {input_seq_length} with --noise_density {noise_density} and "
+                f"--mean_noise_span_length {mean_noise_span_length} hides {self.num_spans} spans, but the tokenizer has "
+                f"{len(self.sentinel_ids)} sentinels: use longer spans, a lower density or a shorter input"
+                + (f", or a tokenizer with more than T5's {NUM_SENTINELS}" if len(self.sentinel_ids) > 1 else "")
+            )
+        if tokenizer.eos_token_id is None:
+            raise ValueError(f"the tokenizer {tokenizer.name_or_path} has no EOS token, with which T5 ends every text")
+        self.eos_id = tokenizer.eos_token_id
+        self.decoder_start_token_id = decoder_start_token_id
+
+    def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:
+        if not isinstance(examples, dict):
+            examples = {name: [example[name] for example in examples] for name in examples[0]}
+        tokens = np.asarray(examples["input_ids"])
+        if tokens.ndim != 2 or tokens.shape[1] != self.tokens_length:
+            raise ValueError(
+                f"chunks must be {self.tokens_length} tokens long, got {tokens.shape[1:] or 'ragged ones'}"
+            )
+        keys = np.asarray(examples["key"]) if "key" in examples else _content_keys(tokens)
+        mask = masks_from_random(random_numbers(keys, self.tokens_length - 2), self.num_noise, self.num_spans)
+        inputs, targets = inputs_and_targets(tokens, mask, self.sentinel_ids, self.eos_id)
+        decoder_inputs = np.empty_like(targets)
+        decoder_inputs[:, 0], decoder_inputs[:, 1:] = self.decoder_start_token_id, targets[:, :-1]
+        arrays = {"input_ids": inputs, "labels": targets, "decoder_input_ids": decoder_inputs}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _content_keys(tokens: np.ndarray) -> np.ndarray:
+    """[B] keys made of the tokens themselves."""
+    weights = random_numbers(np.zeros(1, dtype=np.uint64), tokens.shape[1])[0] | np.uint64(1)
+    return (tokens.astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64)

@@ -1,0 +1,207 @@
+"""T5 models built, loaded and measured: where the plain stack is subtly wrong about T5 v1.1, it is put right here.
+
+Two facts of transformers 5.x that this module is about:
+  1. `T5Config(tie_word_embeddings=False)` builds a tied model all the same. From scratch that is a head of standard
+     deviation 1 without T5 v1.0's output scaling, and a first loss of about 175 instead of ln(vocabulary).
+  2. `T5ForConditionalGeneration.forward` swallows `num_items_in_batch`, so that Trainer believes the loss is already
+     averaged over the global batch, and gradients grow with the number of accumulation steps.
+
+Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_model, I heads * d_kv, F d_ff.
+"""
+
+import logging
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, T5Config
+
+from constants import MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
+
+IGNORE_INDEX = -100  # labels that no loss and no metric counts
+T5_FAMILY = ("t5", "mt5", "umt5")
+
+
+# ---------------------------------------------------------------- building
+def build_config(name_or_path: str, vocab_size: int | None = None, overrides: dict | None = None) -> T5Config:
+    """The configuration of a built-in shape ("tiny", "t5-v1_1-base", ...), or the one in a folder or on the Hub.
+
+    vocab_size: tokens of the tokenizer; a built-in shape rounds it up to a multiple of 64 (None: T5's 32,128 rows).
+    overrides: {"d_model": 64, ...} applied last. Raises ValueError for an unknown name, key or another architecture.
+    """
+    if name_or_path in MODEL_SHAPES:
+        rows = T5_VOCAB_SIZE if vocab_size is None else -(-vocab_size // VOCAB_SIZE_MULTIPLE) * VOCAB_SIZE_MULTIPLE
+        values = dict(
+            vocab_size=rows,
+            feed_forward_proj="gated-gelu",
+            dropout_rate=0.0,  # v1.1 was pre-trained without dropout; fine-tuning sets its own
+            tie_word_embeddings=False,
+            decoder_start_token_id=0,
+        )
+        values |= MODEL_SHAPES[name_or_path] | _checked_overrides(overrides or {}, T5Config())
+        return T5Config(**values)
+    try:
+        config = AutoConfig.from_pretrained(name_or_path)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--config_name {name_or_path}: neither a built-in shape ({', '.join(MODEL_SHAPES)}) nor a readable "
+            f"folder or Hub name with a config.json ({str(error).splitlines()[0]})"
+        ) from None
+    check_architecture(config, name_or_path)
+    for key, value in _checked_overrides(overrides or {}, config).items():
+        setattr(config, key, value)
+    return config
+
+
+def _checked_overrides(overrides: dict, config: T5Config) -> dict:
+    for key, value in overrides.items():
+        if key not in config.to_dict():
+            raise ValueError(f"--config_overrides {key}={value}: the T5 configuration has no such key")
+    return overrides
+
+
+def check_architecture(config, name: str) -> None:
+    """Raises ValueError unless `config` is of the T5 family."""
+    if config.model_type not in T5_FAMILY:
+        raise ValueError(f"{name} is a {config.model_type} model: these scripts train {', '.join(T5_FAMILY)}")
+
+
+def create_model(config: T5Config, attn_implementation: str | None = None) -> PreTrainedModel:
+    """A model with fresh weights. v1.1 configurations get a head of their own, drawn from N(0, d_model^-0.5).
+
+    The head's deviation makes the first logits about N(0, 1), hence a first loss near ln V + 1/2: 10.8 at 32,128 words.
+    T5 v1.0 configurations (tied head, outputs scaled by d_model^-0.5) are left as they are.
+    """
+    kwargs = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    model = AutoModelForSeq2SeqLM.from_config(config, **kwargs)
+    if not getattr(config, "scale_decoder_outputs", False):
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+        torch.nn.init.normal_(model.lm_head.weight, mean=0.0, std=config.initializer_factor * config.d_model**-0.5)
+    return _prepared(model)
+
+
+def load_model(name_or_path: str, attn_implementation: str | None = None) -> PreTrainedModel:
+    """A checkpoint of the T5 family: ours, or any Hub or local folder in Google's layout (v1.0, v1.1, Flan, mT5, ByT5).
+
+    A separate `lm_head.weight` stays separate, and is saved as such. Raises ValueError naming the folder if it is none.
+    """
+    try:
+        config = AutoConfig.from_pretrained(name_or_path)
+        check_architecture(config, f"--model_name_or_path {name_or_path}")
+        kwargs = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+        with _UntiedHeadIsIntended():
+            model, report = AutoModelForSeq2SeqLM.from_pretrained(
+                name_or_path, config=config, dtype=torch.float32, output_loading_info=True, **kwargs
+            )
+    except OSError as error:
+        raise ValueError(
+            f"--model_name_or_path {name_or_path}: not a folder or Hub name with a model ({str(error).splitlines()[0]})"
+        ) from None
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"--model_name_or_path {name_or_path}: the checkpoint lacks {len(missing)} tensors: {missing[:5]}"
+        )
+    return _prepared(model)
+
+
+def _prepared(model: PreTrainedModel) -> PreTrainedModel:
+    """What both ways of getting a model share: the config tells the truth about the head, the loss is ours."""
+    untied = model.lm_head.weight is not model.shared.weight
+    if untied:
+        # Saved as `tie_word_embeddings: false`, which is what Google's v1.1 files say and every reader expects.
+        model.config.tie_word_embeddings = False
+        model.all_tied_weights_keys.pop("lm_head.weight", None)
+    model.accepts_loss_kwargs = False  # the loss is token_mean_loss below; forward() must not be handed its divisor
+    if model.generation_config is not None:
+        model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id
+    return model
+
+
+class _UntiedHeadIsIntended(logging.Filter):
+    """Silences the one warning that calls T5 v1.1's separate head a mistake, and nothing else."""
+
+    def __enter__(self):
+        logging.getLogger("transformers.modeling_utils").addFilter(self)
+
+    def __exit__(self, *_):
+        logging.getLogger("transformers.modeling_utils").removeFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "The tied weights mapping and config" not in record.getMessage()
+
+
+def set_dropout(model: PreTrainedModel, rate: float) -> None:
+    """Sets every dropout of the model (T5 reads the rate at construction only)."""
+    model.config.dropout_rate = rate
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = rate
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = rate
+
+
+def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int) -> None:
+    """Raises ValueError when the tokenizer has ids that the model has no embedding for."""
+    rows = model.get_input_embeddings().num_embeddings
+    if tokenizer_size > rows:
+        raise ValueError(
+            f"the tokenizer has {tokenizer_size} tokens and the model only {rows} embedding rows: "
+            "use the tokenizer that the model was trained with (--tokenizer_name)"
+        )
+
+
+# ---------------------------------------------------------------- loss
+def token_mean_loss(
+    outputs, labels: torch.Tensor, num_items_in_batch=None, label_smoothing: float = 0.0
+) -> torch.Tensor:
+    """Cross-entropy summed over the target tokens of this micro-batch, divided by those of the global batch.
+
+    outputs.logits [B, T, V], labels [B, T] with -100 where nothing counts; num_items_in_batch: target tokens of all
+    micro-batches and ranks of the optimizer step (Trainer's count), None for this batch alone. One batch of 32, four
+    of 8 and two ranks with 2 x 8 therefore have the same loss and gradient. Matches Trainer's `compute_loss_func`.
+    """
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[1]
+    labels = labels.to(logits.device)
+    total = F.cross_entropy(
+        logits.float().flatten(0, 1),
+        labels.reshape(-1),
+        ignore_index=IGNORE_INDEX,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+    return total / (num_items_in_batch if num_items_in_batch is not None else labels.ne(IGNORE_INDEX).sum())
+
+
+def shift_right(labels: torch.Tensor, decoder_start_token_id: int, pad_token_id: int) -> torch.Tensor:
+    """Decoder inputs of teacher forcing: [a, b, EOS, -100] -> [start, a, b, EOS] (shape [..., T])."""
+    shifted = torch.full_like(labels, decoder_start_token_id)
+    shifted[..., 1:] = labels[..., :-1]
+    return shifted.masked_fill_(shifted == IGNORE_INDEX, pad_token_id)
+
+
+# ---------------------------------------------------------------- figures
+def count_parameters(model: torch.nn.Module) -> int:
+    """Number of weights, shared tensors counted once."""
+    return sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+
+
+def flops_per_sequence(config: T5Config, source_length: int, target_length: int) -> int:
+    """Floating-point operations of one training sequence, forward and backward, without recomputation.
+
+    A product of [m, k] with [k, n] costs 2mkn. Per encoder layer: Q, K, V and output projections 8 S D I, feed-forward
+    6 S D F (three matrices if gated, else 4), scores and weighted values 4 S^2 I. Per decoder layer: self-attention
+    8 T D I and 4 T^2 I, cross-attention Q and output 4 T D I, its K and V 4 S D I, scores 4 T S I, feed-forward; head
+    2 T D V. The backward pass costs twice the forward. Embedding look-ups, norms and softmaxes are not counted.
+    """
+    s, t, d, f = source_length, target_length, config.d_model, config.d_ff
+    i = config.num_heads * config.d_kv
+    ff = (6 if config.is_gated_act else 4) * d * f
+    encoder = config.num_layers * (s * (8 * d * i + ff) + 4 * s * s * i)
+    decoder = config.num_decoder_layers * (t * (12 * d * i + ff) + 4 * t * t * i + 4 * s * d * i + 4 * t * s * i)
+    return 3 * (encoder + decoder + 2 * t * d * config.vocab_size)
+
+
+def is_local_model(name_or_path: str | None) -> bool:
+    """True for a folder that holds a config.json."""
+    return bool(name_or_path) and (Path(name_or_path) / "config.json").is_file()

@@ -1,0 +1,160 @@
+"""Compares runs: prints a table of what they reached and draws their curves into one picture.
+
+    python plot_runs.py out/a out/b
+    python plot_runs.py adam=out/adam_1,out/adam_2,out/adam_3 lion=out/lion_1,out/lion_2 --metric eval_accuracy
+
+A run is the --output_dir of a training script, while it trains or afterwards; `label=folder,folder,...` puts several
+seeds together. It takes seconds and no GPU. The table:
+
+    run   n  steps  train loss     eval loss      accuracy         time
+    adam  3  2,000  2.314 ± 0.012  2.402 ± 0.009  0.8133 ± 0.0042  7 min 05 s
+
+train loss: the last one logged. eval loss and the metric: from all_results.json, which holds the evaluation after
+training (of the best checkpoint with --load_best_model_at_end), else the last one logged. time: of the run so far,
+evaluations and earlier parts of a resumed run included. Several seeds: mean ± standard deviation (n - 1).
+The picture, runs.png unless --output says otherwise, shows training loss (light), evaluation loss and the metric.
+"""
+
+import argparse
+import json
+import math
+import sys
+from numbers import Real
+from pathlib import Path
+
+from callbacks_t5 import draw_curves, eval_loss_key, eval_metrics, human_time, read_metrics
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="plot_runs.py", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder, or label=folder,folder,... for several seeds")
+    parser.add_argument("--output", type=Path, default=Path("runs.png"), help="the PNG to write (default runs.png)")
+    parser.add_argument("--x", choices=("step", "tokens", "seconds"), default="step", help="horizontal axis")
+    parser.add_argument("--metric", help="such as eval_accuracy; default: the first evaluation metric of the first run")
+    parser.add_argument("--labels", help="names of the runs, separated by commas, instead of their folders' names")
+    return parser.parse_args(argv)
+
+
+def group_folders(runs: list[str], labels: str | None) -> dict[str, list[Path]]:
+    """["a=out/1,out/2", "out/b"] -> {"a": [out/1, out/2], "b": [out/b]}. ValueError for a label that comes twice."""
+    names, folders = [], []
+    for run in runs:
+        label, equals, paths = run.partition("=")
+        if not equals or Path(run).is_dir():  # a folder may have "=" in its name: out/lr=0.1
+            label, paths = Path(run).resolve().name, run
+            folders.append([Path(run)])
+        else:
+            folders.append([Path(path) for path in paths.split(",") if path])
+        if not folders[-1] or not label:
+            raise ValueError(f"{run!r} should be a folder or label=folder,folder,...")
+        names.append(label)
+    if labels is not None:
+        names = labels.split(",")
+        if len(names) != len(runs):
+            raise ValueError(f"--labels {labels} has {len(names)} names for {len(runs)} runs")
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"the label {name!r} stands for {names.count(name)} runs: name them with --labels")
+    return dict(zip(names, folders, strict=True))
+
+
+def read_json(path: Path) -> dict:
+    """The object in `path`; {} if there is no such file. ValueError if it is not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+
+
+def read_run(folder: Path, x: str) -> dict:
+    """One folder -> {"lines": of metrics.jsonl, with "tokens" if `x` asks for them, "results": of all_results.json}."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    if not (folder / "metrics.jsonl").is_file():
+        raise ValueError(f"{folder} has no metrics.jsonl: is it the --output_dir of a training run?")
+    lines = read_metrics(folder / "metrics.jsonl")
+    if not lines:
+        raise ValueError(f"{folder / 'metrics.jsonl'} is empty: the run has logged nothing yet")
+    if x == "tokens":
+        tokens_per_step = read_json(folder / "run.json").get("tokens_per_step")
+        if not tokens_per_step:
+            raise ValueError(f"--x tokens needs tokens_per_step, which {folder / 'run.json'} does not have")
+        lines = [line | {"tokens": line["step"] * tokens_per_step} for line in lines]
+    return {"lines": lines, "results": read_json(folder / "all_results.json")}
+
+
+def choose_metric(wanted: str | None, runs: list[dict]) -> str | None:
+    """`wanted`, with or without "eval_", or the first metric there is. ValueError, with the list, if it is unknown."""
+    lines = [line for run in runs for line in [*run["lines"], run["results"]]]
+    if wanted is None:
+        return next(iter(eval_metrics(lines)), None)
+    present = {key for line in lines for key, value in line.items() if isinstance(value, Real)}
+    for name in (wanted, f"eval_{wanted}"):
+        if name in present:
+            return name
+    known = ", ".join(eval_metrics(lines)) or "no evaluation metric"
+    raise ValueError(f"--metric {wanted} is in none of the runs, which have: {known}")
+
+
+def last(run: dict, key: str) -> float | None:
+    """The value in all_results.json, else the last one logged, else None."""
+    values = [line[key] for line in [*run["lines"], run["results"]] if isinstance(line.get(key), Real)]
+    return values[-1] if values else None
+
+
+def mean_and_deviation(values: list[float | None], form: str) -> str:
+    """[0.8, 0.9] -> "0.850 ± 0.071"; [0.8, None] -> "0.800 (n=1)": one value has no deviation; [None] -> "-"."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return "-"
+    mean = sum(there) / len(
+        there
+    )  # the statistics module raises an error for NaN and infinity, which diverged runs have
+    text = form.format(mean)
+    if len(there) > 1:
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in there) / (len(there) - 1))
+        text += f" ± {form.format(deviation)}"
+    return text if len(there) == len(values) else f"{text} (n={len(there)})"
+
+
+def table(groups: dict[str, list[dict]], metric: str | None) -> str:
+    """One aligned line a label; see the head of this file for what the columns mean."""
+    head = ["run", "n", "steps", "train loss", "eval loss"] + [metric.removeprefix("eval_")] * bool(metric) + ["time"]
+    rows = [head]
+    for label, runs in groups.items():
+        steps = sorted({max(line["step"] for line in run["lines"]) for run in runs})
+        seconds = [max(line.get("seconds", 0) for line in run["lines"]) for run in runs]
+        row = [label, str(len(runs)), "-".join(f"{step:,}" for step in steps[:: max(1, len(steps) - 1)])]
+        row.append(mean_and_deviation([last(run, "loss") for run in runs], "{:.3f}"))
+        row.append(mean_and_deviation([last(run, eval_loss_key(run["lines"])) for run in runs], "{:.3f}"))
+        if metric:
+            row.append(mean_and_deviation([last(run, metric) for run in runs], "{:.4f}"))
+        rows.append([*row, human_time(sum(seconds) / len(seconds))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code: 0, or 2 after a one-line message about what is wrong with the command or the folders."""
+    try:
+        args = parse(argv)
+    except SystemExit as stop:  # argparse has said why
+        return stop.code or 0
+    try:
+        folders = group_folders(args.runs, args.labels)
+        groups = {label: [read_run(folder, args.x) for folder in paths] for label, paths in folders.items()}
+        metric = choose_metric(args.metric, [run for runs in groups.values() for run in runs])
+        print(table(groups, metric))
+        curves = {label: [run["lines"] for run in runs] for label, runs in groups.items()}
+        draw_curves(curves, args.output, x=args.x, metric=metric)
+    except (ValueError, OSError) as error:
+        print(f"plot_runs.py: error: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {args.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

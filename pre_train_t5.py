@@ -1,0 +1,169 @@
+"""Pre-train a T5 with span corruption, from scratch or on from a checkpoint.
+
+    accelerate launch pre_train_t5.py                         # tiny model, built-in English, a laptop's CPU, 8 minutes
+    accelerate launch pre_train_t5.py recipes/my.yaml --learning_rate 1e-2
+    accelerate launch pre_train_t5.py --config_name t5-v1_1-base --train_file 'corpus/*.jsonl.gz' --output_dir out/base
+    accelerate launch pre_train_t5.py --model_name_or_path google/t5-v1_1-base --train_file my.txt
+
+Without flags it runs recipes/pre_train_installed_docs.yaml, which names its cost and the numbers to expect. Writes the
+model and tokenizer, all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from transformers import set_seed
+
+from arguments_t5 import (
+    ModelArguments,
+    PreTrainingArguments,
+    PreTrainingDataArguments,
+    check_model,
+    check_pre_training_data,
+    check_training,
+    exit_on_user_error,
+    parse_arguments,
+    parse_overrides,
+    prepare_output_dir,
+)
+from callbacks_t5 import human_count, human_time
+from data_collator_t5 import T5DataCollator
+from data_t5 import ChunkDataset, find_sources, load_tokenizer, tokenised, tokenizer_fingerprint, tokenizer_for
+from model_t5 import build_config, create_model, fit_vocabulary, flops_per_sequence, load_model, set_dropout
+from trainer_t5 import (
+    T5Trainer,
+    finish_run,
+    global_batch_size,
+    language_model_metrics,
+    set_up_tracking,
+    start_run,
+)
+
+DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
+
+
+def parse_flags(argv: list[str] | None):
+    """The three groups of flags, checked."""
+    model_args, data_args, training_args = parse_arguments(
+        [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
+        argv,
+        default_recipe=str(DEFAULT_RECIPE),
+        starts_anew=("model_name_or_path", "config_name", "dataset_name", "train_file"),
+    )
+    check_model(model_args)
+    check_pre_training_data(data_args)
+    check_training(training_args, "pre_training")
+    return model_args, data_args, training_args
+
+
+def prepare_text(model_args: ModelArguments, data_args: PreTrainingDataArguments):
+    """(sources, tokenizer, token files): the text found, the tokenizer loaded or trained on it, the text tokenised."""
+    sources = find_sources(data_args)
+    name = model_args.tokenizer_name or model_args.model_name_or_path
+    if name:
+        tokenizer = load_tokenizer(name)
+    else:
+        cache = Path(data_args.data_cache_dir).expanduser()
+        tokenizer = tokenizer_for(sources["train"], model_args.vocab_size, cache)
+    return sources, tokenizer, tokenised(data_args, sources, tokenizer)
+
+
+def build_model(model_args: ModelArguments, tokenizer):
+    """The checkpoint, or a new model of the chosen shape whose vocabulary fits the tokenizer."""
+    if model_args.model_name_or_path:
+        model = load_model(model_args.model_name_or_path, model_args.attn_implementation)
+    else:
+        overrides = parse_overrides(model_args.config_overrides)
+        config = build_config(model_args.config_name or "t5-v1_1-small", len(tokenizer), overrides)
+        model = create_model(config, model_args.attn_implementation)
+    fit_vocabulary(model, len(tokenizer))
+    set_dropout(model, model_args.dropout_rate or 0.0)
+    return model
+
+
+def cut_chunks(
+    data_args: PreTrainingDataArguments, tokens: dict, length: int, training_args
+) -> dict[str, ChunkDataset]:
+    """Chunks of both splits. ValueError when there are too few for one step, or none to evaluate on."""
+    chunks = {
+        "train": ChunkDataset(tokens["train"].tokens, length, seed=training_args.seed),
+        "validation": ChunkDataset(tokens["validation"].tokens, length, max_chunks=data_args.max_eval_samples),
+    }
+    batch = global_batch_size(training_args)
+    if len(chunks["train"]) < batch:
+        raise ValueError(
+            f"the training text gives {len(chunks['train'])} chunks of {length} tokens, one step needs {batch}: use more "
+            "text, a smaller --per_device_train_batch_size or --gradient_accumulation_steps, or a shorter --input_seq_length"
+        )
+    if not len(chunks["validation"]) and training_args.eval_strategy != "no":
+        raise ValueError(
+            f"the validation text ({len(tokens['validation'].tokens)} tokens) gives no chunk of {length} tokens: raise "
+            "--validation_split_percentage, give --validation_file, or set --eval_strategy no"
+        )
+    return chunks
+
+
+def main(argv: list[str] | None = None) -> dict:
+    """Runs the script; returns what it writes to all_results.json."""
+    with exit_on_user_error():
+        model_args, data_args, training_args = parse_flags(argv)
+        checkpoint = prepare_output_dir(training_args)
+        set_seed(training_args.seed)
+        with training_args.main_process_first(desc="preparing the text"):
+            sources, tokenizer, tokens = prepare_text(model_args, data_args)
+        model = build_model(model_args, tokenizer)
+        collator = T5DataCollator(
+            tokenizer,
+            data_args.input_seq_length,
+            data_args.noise_density,
+            data_args.mean_noise_span_length,
+            model.config.decoder_start_token_id,
+        )
+        chunks = cut_chunks(data_args, tokens, collator.tokens_length, training_args)
+    set_up_tracking(training_args)
+
+    trainer = T5Trainer(
+        model=model,
+        args=training_args,
+        train_dataset=chunks["train"],
+        eval_dataset=chunks["validation"] if len(chunks["validation"]) else None,
+        data_collator=collator,
+        processing_class=tokenizer,
+        compute_metrics=partial(
+            language_model_metrics,
+            num_spans=collator.num_spans,
+            bytes_per_token=tokens["validation"].bytes_per_token,
+        ),
+    )
+    tokens_per_step = global_batch_size(training_args) * collator.tokens_length
+    epochs = training_args.max_steps * global_batch_size(training_args) / len(chunks["train"])
+    start_run(
+        trainer,
+        title="pre-training",
+        flags=[model_args, data_args, training_args],
+        tokens_per_step=tokens_per_step,
+        flops_per_sequence=flops_per_sequence(model.config, collator.inputs_length, collator.targets_length),
+        examples={split: file.documents_read for split, file in tokens.items()},
+        fingerprints={split: source.fingerprint for split, source in sources.items()}
+        | {"tokenizer": tokenizer_fingerprint(tokenizer)},
+        rows={
+            "text": sources["train"].description,
+            "documents": f"{tokens['train'].documents:,} ({tokens['train'].empty_documents:,} empty ones left out)",
+            "tokenizer": f"{len(tokenizer):,} words, {tokens['train'].bytes_per_token:.2f} bytes per token",
+            "chunks": f"{len(chunks['train']):,} training, {len(chunks['validation']):,} validation, of "
+            f"{collator.tokens_length} tokens -> {collator.inputs_length} in, {collator.targets_length} out",
+            "tokens": f"{human_count(tokens_per_step)} a step, "
+            f"{human_count(tokens_per_step * training_args.max_steps)} in all ({epochs:.1f} epochs)",
+        },
+    )
+    train_metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
+    return finish_run(
+        trainer,
+        train_metrics | {"train_tokens": trainer.state.global_step * tokens_per_step},
+        shown={"training took": human_time(train_metrics["train_runtime"])},
+        next_command=f"accelerate launch fine_tune_t5.py --model_name_or_path {training_args.output_dir}",
+    )
+
+
+if __name__ == "__main__":
+    main()

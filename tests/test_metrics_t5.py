@@ -1,0 +1,462 @@
+"""Tests of metrics_t5: every metric against its library called here, hand-computed values, and what is refused.
+
+Hermetic: the tokenizers, the data and the `evaluate` module are made here; no test needs a network. About 10 s.
+"""
+
+import math
+import os
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import sacrebleu
+import scipy.stats
+import sklearn.metrics
+from absl.testing import absltest, parameterized
+from rouge_score import rouge_scorer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import ByT5Tokenizer, EvalPrediction, PreTrainedTokenizerFast
+
+import metrics_t5
+from constants import DATASET_VALS
+from metrics_t5 import (
+    METRICS,
+    build_compute_metrics,
+    check_metrics,
+    format_number_target,
+    parse_class,
+    parse_number,
+    score_predictions,
+)
+
+GLUE = DATASET_VALS["glue"]
+TASKS = [(f"{family}_{name}", name, task) for family, tasks in DATASET_VALS.items() for name, task in tasks.items()]
+WORDS = "the cats cat sat sitting on mats mat running run dogs a dog ; red . green".split()
+
+# A module as users write them; `evaluate` copies it, and finds its imports line by line.
+EVALUATE_MODULE = """
+import datasets
+import evaluate
+
+
+class Metric(evaluate.Metric):
+    def _info(self):
+        return evaluate.MetricInfo(
+            description="share of equal entries",
+            citation="",
+            inputs_description="",
+            features=datasets.Features({side: datasets.Value("%(type)s") for side in ("predictions", "references")}),
+        )
+
+    def _compute(self, predictions, references):
+        equal = sum(p == r for p, r in zip(predictions, references)) / len(references)
+        return %(result)s
+"""
+
+
+def text_task(*metrics: str) -> dict:
+    return dict(prefix="test", target_type="text", metrics=list(metrics))
+
+
+def class_task(labels: list[str], *metrics: str) -> dict:
+    return dict(prefix="test", target_type="class", labels=labels, metrics=list(metrics))
+
+
+def number_task(*metrics: str) -> dict:
+    return dict(prefix="test", target_type="number", metrics=list(metrics))
+
+
+def random_texts(seed: int, count: int = 20) -> list[str]:
+    generator = np.random.default_rng(seed)
+    texts = []
+    for _ in range(count):
+        words = list(generator.choice(WORDS, size=generator.integers(4, 14)))
+        texts.append(" ".join(words[:4]) + str(generator.choice([" ", "\n"])) + " ".join(words[4:]))
+    return texts
+
+
+def libraries_rouge(rouge_type: str, predictions: list[str], references: list[list[str]]) -> float:
+    """One library call per pair of texts, so that the choice of the best reference is the test's own."""
+    scorer = rouge_scorer.RougeScorer([rouge_type], use_stemmer=True)
+    best = [
+        max(scorer.score(target=reference, prediction=text)[rouge_type].fmeasure for reference in texts)
+        for text, texts in zip(predictions, references, strict=True)
+    ]
+    return sum(best) / len(best)
+
+
+class ClassMetricsTest(parameterized.TestCase):
+    @parameterized.product(
+        seed=[0, 1, 2],
+        case=[
+            ("accuracy", 3, sklearn.metrics.accuracy_score, {}),
+            ("f1", 2, sklearn.metrics.f1_score, {}),
+            ("f1_macro", 4, sklearn.metrics.f1_score, dict(average="macro")),
+            ("matthews_correlation", 2, sklearn.metrics.matthews_corrcoef, {}),
+            ("matthews_correlation", 3, sklearn.metrics.matthews_corrcoef, {}),
+        ],
+    )
+    def test_equals_scikit_learn(self, seed, case):
+        name, classes, function, options = case
+        predictions, references = np.random.default_rng(seed).integers(0, classes, size=(2, 60))
+        score = METRICS[name](predictions.tolist(), references.tolist())
+        self.assertIs(type(score), float)
+        self.assertAlmostEqual(score, function(y_true=references, y_pred=predictions, **options), places=12)
+
+    @parameterized.named_parameters(
+        ("accuracy", "accuracy", [1, 0, -1, 1], [1, 0, 0, 0], 0.5),
+        ("f1", "f1", [1, 1, 0, 0], [1, 0, 1, 1], 0.4),  # 1 true positive, 1 false positive, 2 false negatives
+        ("f1_invalid", "f1", [1, -1, 1, -1], [1, 1, 0, 0], 0.4),
+        ("f1_class_1_nowhere", "f1", [0, 0], [0, 0], 0.0),
+        ("f1_macro", "f1_macro", [0, 1, 1], [0, 0, 1], 2 / 3),
+        ("f1_macro_invalid_is_no_class", "f1_macro", [0, -1, 1, 1], [0, 0, 1, 1], (2 / 3 + 1) / 2),
+        ("f1_macro_class_never_predicted", "f1_macro", [0, 0], [0, 2], (2 / 3 + 0) / 2),
+        ("matthews", "matthews_correlation", [1, 1, 0, 0], [1, 0, 0, 0], 1 / math.sqrt(3)),
+        ("matthews_opposite", "matthews_correlation", [1, 0], [0, 1], -1.0),
+    )
+    def test_by_hand(self, name, predictions, references, expected):
+        self.assertAlmostEqual(METRICS[name](predictions, references), expected, places=12)
+
+
+class NumberMetricsTest(parameterized.TestCase):
+    @parameterized.product(
+        seed=[0, 1, 2], case=[("pearson", scipy.stats.pearsonr), ("spearman", scipy.stats.spearmanr)]
+    )
+    def test_equals_scipy(self, seed, case):
+        name, function = case
+        predictions, references = np.random.default_rng(seed).integers(0, 26, size=(2, 50)) / 5  # with ties
+        score = METRICS[name](predictions.tolist(), references.tolist())
+        self.assertIs(type(score), float)
+        self.assertAlmostEqual(score, function(predictions, references)[0], places=12)
+
+    @parameterized.named_parameters(
+        ("pearson", "pearson", [1.0, 2.0, 3.0], [2.0, 2.0, 5.0], math.sqrt(3) / 2),
+        ("spearman", "spearman", [1.0, 2.0, 9.0, 3.0], [1.0, 3.0, 4.0, 3.5], 1.0),
+        ("spearman_swap", "spearman", [1.0, 2.0, 3.0], [10.0, 30.0, 20.0], 0.5),
+    )
+    def test_by_hand(self, name, predictions, references, expected):
+        self.assertAlmostEqual(METRICS[name](predictions, references), expected, places=12)
+
+    @parameterized.product(
+        name=["pearson", "spearman", "matthews_correlation"],
+        case=[([1, 1, 1], [0, 1, 2]), ([0, 1, 2], [1, 1, 1]), ([1, 1], [1, 1]), ([1], [2]), ([-1, -1], [0, 1])],
+    )
+    def test_undefined_correlations_are_zero_not_nan(self, name, case):
+        score = METRICS[name](*case)
+        self.assertEqual(score, 0.0)
+        self.assertIs(type(score), float)
+
+    def test_overflow_is_no_nan(self):
+        with np.errstate(over="ignore"):
+            self.assertEqual(0.0, METRICS["pearson"]([1.7e308, -1.7e308, 3.0], [1.0, 2.0, 3.0]))
+
+
+class TextMetricsTest(parameterized.TestCase):
+    @parameterized.product(name=["rouge1", "rouge2", "rougeL", "rougeLsum"], seed=[0, 1])
+    def test_rouge_equals_rouge_score(self, name, seed):
+        predictions, references, others = (random_texts(3 * seed + i) for i in range(3))
+        one = libraries_rouge(name, predictions, [[r] for r in references])
+        self.assertAlmostEqual(METRICS[name](predictions, references), one, places=12)
+        self.assertAlmostEqual(METRICS[name](predictions, [[r] for r in references]), one, places=12)
+        pairs = [list(pair) for pair in zip(references, others, strict=True)]
+        two = libraries_rouge(name, predictions, pairs)
+        self.assertAlmostEqual(METRICS[name](predictions, pairs), two, places=12)
+        self.assertGreater(two, one)
+
+    @parameterized.named_parameters(
+        ("rouge1_stems", "rouge1", "the cats", "the cat sat", 0.8),
+        ("rouge2", "rouge2", "the cat sat", "the cat ran", 0.5),
+        ("rougeL", "rougeL", "a b c d", "a c b d", 0.75),
+        ("rougeL_ignores_lines", "rougeL", "b\na", "a\nb", 0.5),
+        ("rougeLsum_takes_lines", "rougeLsum", "b\na", "a\nb", 1.0),
+        ("empty_prediction", "rouge1", "", "a", 0.0),
+    )
+    def test_rouge_by_hand(self, name, prediction, reference, expected):
+        self.assertAlmostEqual(METRICS[name]([prediction], [reference]), expected, places=12)
+
+    def test_bleu_equals_sacrebleu(self):
+        predictions, references, others = (random_texts(seed) for seed in (10, 11, 12))
+        predictions = [
+            p[:12] + r[12:] for p, r in zip(predictions, references, strict=True)
+        ]  # else there is no overlap
+        one = sacrebleu.metrics.BLEU().corpus_score(predictions, [references]).score
+        self.assertGreater(one, 10)
+        self.assertAlmostEqual(METRICS["bleu"](predictions, references), one, places=9)
+        two = sacrebleu.metrics.BLEU().corpus_score(predictions, [references, others]).score
+        pairs = [list(pair) for pair in zip(references, others, strict=True)]
+        self.assertAlmostEqual(METRICS["bleu"](predictions, pairs), two, places=9)
+        self.assertNotAlmostEqual(one, two)
+
+    def test_bleu_by_hand_and_with_unequally_many_references(self):
+        texts = ["the cat sat on a mat", "hello there my good friend"]
+        self.assertAlmostEqual(METRICS["bleu"](texts, texts), 100.0, places=6)
+        self.assertAlmostEqual(METRICS["bleu"](texts, [["something else", texts[0]], [texts[1]]]), 100.0, places=6)
+        # precisions 3/5, 2/4, 1/3, and none of 2 four-grams, which sacrebleu smooths to 1/(2*2); no brevity penalty
+        expected = 100 * (3 / 5 * 2 / 4 * 1 / 3 * 1 / 4) ** 0.25
+        self.assertAlmostEqual(METRICS["bleu"](["a b c x y"], ["a b c d e"]), expected, places=6)
+
+    def test_exact_match(self):
+        predictions = [" a ", "b", "c", ""]
+        self.assertEqual(METRICS["exact_match"](predictions, ["a", "B", "c c", ""]), 0.5)
+        self.assertEqual(METRICS["exact_match"](predictions, [["x", "a"], "B", ["c ", "d"], "e"]), 0.5)
+
+    @parameterized.parameters("exact_match", "rougeL", "bleu")
+    def test_an_empty_list_of_references_is_refused(self, name):
+        with self.assertRaisesRegex(ValueError, "Example 1 has an empty list of references"):
+            METRICS[name](["a", "b"], [["a"], []])
+
+    @parameterized.parameters("exact_match", "rougeL", "bleu")
+    def test_several_references_through_score_predictions(self, name):
+        text = "five words are enough here"
+        scores = score_predictions(text_task(name), [text], [["another one", text]])
+        self.assertEqual(set(scores), {name})  # free text is never invalid
+        self.assertAlmostEqual(scores[name], 100.0 if name == "bleu" else 1.0, places=6)
+
+
+class ParsingTest(parameterized.TestCase):
+    @parameterized.parameters(("no", 0), (" yes\n", 1), ("Yes", -1), ("yes yes", -1), ("ye", -1), ("", -1), ("1", -1))
+    def test_parse_class(self, text, expected):
+        self.assertEqual(parse_class(text, ["no", "yes"]), expected)
+
+    @parameterized.parameters(
+        ("3.8", 3.8), (" 4 ", 4.0), ("-2.5", -2.5), ("1e0", 1.0),
+        ("", -1.0), ("nan", -1.0), ("NaN", -1.0), ("inf", -1.0), ("-infinity", -1.0), ("1e999", -1.0),
+        ("3.8 4", -1.0), ("3,8", -1.0), ("three", -1.0), ("3.8.", -1.0),
+    )  # fmt: skip
+    def test_parse_number(self, text, expected):
+        self.assertEqual(parse_number(text), expected)
+
+    @parameterized.parameters(
+        (3.8, "3.8"), (5, "5.0"), (0.0, "0.0"), ("2.75", "2.8"), (1.72, "1.8"), (3.267, "3.2"),
+        (0.1, "0.0"), (0.3, "0.4"), (0.5, "0.4"), (0.7, "0.8"), (2.5, "2.4"), (2.7, "2.8"), (2.9, "2.8"), (4.9, "4.8"),
+    )  # fmt: skip
+    def test_format_number_target_by_hand(self, value, expected):
+        self.assertEqual(format_number_target(value), expected)
+
+    def test_every_score_to_three_decimals_as_numpy_rounds_it_from_a_tsv_and_from_the_hub(self):
+        differs_in_float64 = 0
+        for thousandths in range(5001):
+            value = thousandths / 1000
+            expected = f"{np.round(value * 5) / 5:.1f}"  # T5's formula; the same in float32, as the next line says
+            self.assertEqual(f"{np.round(np.float32(value) * np.float32(5)) / np.float32(5):.1f}", expected)
+            self.assertEqual(format_number_target(value), expected, value)
+            from_hub = float(np.float32(value))  # what `datasets` gives for the Hub's float32 column
+            self.assertEqual(format_number_target(from_hub), expected, value)
+            differs_in_float64 += f"{np.round(from_hub * 5) / 5:.1f}" != expected
+        self.assertEqual(differs_in_float64, 10)  # why float32: 0.1, 0.7, 1.7, 1.9, 2.3, 2.9, 3.1, 3.7, 4.7, 4.9
+
+    @parameterized.parameters(math.nan, math.inf)
+    def test_format_number_target_refuses_what_is_not_finite(self, value):
+        with self.assertRaisesRegex(ValueError, f"finite, not {value}"):
+            format_number_target(value)
+
+
+class ScorePredictionsTest(parameterized.TestCase):
+    def test_mrpc_replaces_invalid_predictions_in_f1(self):
+        no, yes = GLUE["mrpc"]["labels"]
+        predictions = [yes, yes, "equival", no, "", yes, no]
+        targets = [yes, yes, yes, yes, no, no, no]
+        # In f1 "equival" becomes no and "" becomes yes: 2 true positives, 2 false negatives, 2 false positives.
+        scores = score_predictions(GLUE["mrpc"], predictions, targets)
+        self.assertEqual(list(scores), ["f1", "accuracy", "invalid_outputs"])
+        self.assertAlmostEqual(scores["f1"], 2 * 2 / (2 * 2 + 2 + 2), places=12)
+        self.assertAlmostEqual(scores["accuracy"], 3 / 7, places=12)
+        self.assertEqual(scores["invalid_outputs"], 2)
+
+    def test_cola_keeps_invalid_predictions_as_a_class_of_their_own(self):
+        no, yes = GLUE["cola"]["labels"]
+        scores = score_predictions(GLUE["cola"], [yes, no, "maybe", yes, no], [yes, no, yes, no, no])
+        # The multi-class formula by hand: c = 3 right of s = 5; predicted 2 no, 2 yes, 1 invalid; gold 3 no, 2 yes.
+        expected = (3 * 5 - (2 * 3 + 2 * 2)) / math.sqrt((25 - (4 + 4 + 1)) * (25 - (9 + 4)))
+        self.assertAlmostEqual(scores["matthews_correlation"], expected, places=12)
+        outside = sklearn.metrics.matthews_corrcoef([1, 0, 1, 0, 0], [1, 0, -1, 1, 0])
+        self.assertAlmostEqual(scores["matthews_correlation"], outside, places=12)
+        self.assertAlmostEqual(scores["accuracy"], 0.6, places=12)
+        self.assertEqual(scores["invalid_outputs"], 1)
+
+    def test_stsb_reads_numbers(self):
+        predictions, targets = ["3.8", "nan", " 1.0", "five", "5.0"], ["4.0", "0.0", "1.2", "5.0", "4.8"]
+        scores = score_predictions(GLUE["stsb"], predictions, targets)
+        values, gold = [3.8, -1.0, 1.0, -1.0, 5.0], [4.0, 0.0, 1.2, 5.0, 4.8]
+        self.assertAlmostEqual(scores["pearson"], scipy.stats.pearsonr(values, gold)[0], places=12)
+        self.assertAlmostEqual(scores["spearman"], scipy.stats.spearmanr(values, gold)[0], places=12)
+        self.assertEqual(scores["invalid_outputs"], 2)
+
+    def test_minus_one_is_a_number(self):
+        scores = score_predictions(number_task("pearson"), ["-1.0", "x", "1.0"], ["-1.0", "0.0", "1.0"])
+        self.assertEqual(scores["invalid_outputs"], 1)
+
+    def test_a_model_that_says_one_thing_only(self):
+        scores = score_predictions(GLUE["stsb"], ["3.0"] * 3, ["1.0", "2.0", "3.0"])
+        self.assertEqual(scores, {"pearson": 0.0, "spearman": 0.0, "invalid_outputs": 0})
+        scores = score_predictions(GLUE["cola"], ["acceptable"] * 2, GLUE["cola"]["labels"])
+        self.assertEqual(scores, {"matthews_correlation": 0.0, "accuracy": 0.5, "invalid_outputs": 0})
+
+    def test_text_metrics_see_the_texts_of_classes_and_numbers(self):
+        scores = score_predictions(class_task(["a", "b"], "exact_match", "accuracy"), ["a", "?"], ["a", "b"])
+        self.assertEqual(scores, {"exact_match": 0.5, "accuracy": 0.5, "invalid_outputs": 1})
+        scores = score_predictions(number_task("exact_match"), ["3.0", "3"], ["3.0", "3.0"])
+        self.assertEqual(scores, {"exact_match": 0.5, "invalid_outputs": 0})
+
+    @parameterized.named_parameters(
+        ("class", class_task(["no", "yes"], "accuracy"), ["yes", "1"], r"1 of 2 targets, first '1'.*\['no', 'yes'\]"),
+        ("number", number_task("pearson"), ["1.0", "nan"], "1 of 2 targets, first 'nan', are not a finite number"),
+    )
+    def test_a_wrong_target_is_an_error(self, task, targets, message):
+        with self.assertRaisesRegex(ValueError, message):
+            score_predictions(task, ["yes", "yes"], targets)
+
+    def test_nothing_to_score_is_an_error(self):
+        with self.assertRaisesRegex(ValueError, "no predictions to score"):
+            score_predictions(text_task("rougeL"), [], [])
+
+
+class CheckMetricsTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.enter_context(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}))
+
+    @parameterized.named_parameters(*TASKS)
+    def test_registry(self, name, task):
+        self.assertContainsSubset(task["metrics"], METRICS)
+        check_metrics(name, task)
+        if task["target_type"] == "class":
+            task = task | {"labels": task["labels"] or ["numpy", "scipy"]}  # the built-in corpus brings its own
+        texts = {"class": task.get("labels"), "number": ["0.0", "5.0"], "text": ["one text", "and another"]}
+        texts = texts[task["target_type"]]
+        scores = score_predictions(task, texts, texts)
+        self.assertEqual(list(scores)[: len(task["metrics"])], task["metrics"])
+        for metric in task["metrics"]:
+            self.assertAlmostEqual(scores[metric], 1.0, places=12)
+        self.assertEqual(scores.get("invalid_outputs", 0), 0)
+
+    def test_unknown_name(self):
+        with self.assertRaisesRegex(ValueError, "HF_HUB_OFFLINE is set") as caught:
+            check_metrics("my_task", text_task("rougeL", "acuracy"))
+        for part in ("'my_task'", "'acuracy'", "Did you mean 'accuracy'?", ", ".join(METRICS)):
+            self.assertIn(part, str(caught.exception))
+        with self.assertRaisesRegex(ValueError, r"'zzzz': unknown\. Known"):  # nothing is near
+            check_metrics("my_task", text_task("zzzz"))
+
+    def test_hub_names_are_tried_unless_offline(self):
+        module = mock.Mock()
+        module.compute.return_value = {"wer": np.float64(0.25)}
+        load = self.enter_context(mock.patch("evaluate.load", return_value=module))
+        self.addCleanup(metrics_t5._load_evaluate.cache_clear)
+        with self.assertRaisesRegex(ValueError, "HF_HUB_OFFLINE is set"):
+            check_metrics("my_task", text_task("wer"))
+        load.assert_not_called()
+        with mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "0"}):
+            check_metrics("my_task", text_task("wer"))
+            self.assertEqual(score_predictions(text_task("wer"), ["a"], ["b"]), {"wer": 0.25})
+        load.assert_called_once()
+        module.compute.assert_called_once_with(predictions=["a"], references=["b"])
+
+    @parameterized.named_parameters(
+        ("class_metric", text_task("f1"), "'f1': not for target_type 'text'; possible are exact_match, bleu, rouge1"),
+        ("number_metric", class_task(["a", "b"], "pearson"), "not for target_type 'class'; possible are accuracy, f1"),
+        ("f1_of_three", class_task(["a", "b", "c"], "f1"), r"needs two labels, not \['a', 'b', 'c'\]; 'f1_macro'"),
+        ("none", text_task(), "Task 'my_task': `metrics` is empty"),
+    )
+    def test_unfit_metrics(self, task, message):
+        with self.assertRaisesRegex(ValueError, message):
+            check_metrics("my_task", task)
+
+    def write_module(self, value_type: str, result: str) -> str:
+        """A folder for `evaluate.load`, and caches that are as temporary as it is; returns its path."""
+        import evaluate
+
+        root = Path(self.enter_context(tempfile.TemporaryDirectory()))
+        for cache in ("HF_MODULES_CACHE", "HF_METRICS_CACHE", "HF_EVALUATE_CACHE"):
+            self.enter_context(mock.patch.object(evaluate.config, cache, root / cache))
+        self.enter_context(mock.patch.object(sys, "path", sys.path.copy()))  # `evaluate` adds its module cache
+        self.addCleanup(self.forget_modules)  # else the next test would look for its module in this one's cache
+        folder = root / "share_equal"
+        folder.mkdir()
+        (folder / "share_equal.py").write_text(EVALUATE_MODULE % dict(type=value_type, result=result))
+        return str(folder)
+
+    def forget_modules(self):
+        for name in [name for name in sys.modules if name.split(".")[0] == "evaluate_modules"]:
+            del sys.modules[name]
+        metrics_t5._load_evaluate.cache_clear()
+
+    def test_local_module(self):
+        name = self.write_module("string", '{"also": 2, "share_equal": equal, "texts": ["x"]}')
+        self.enter_context(mock.patch("socket.socket.connect", side_effect=AssertionError("no network, please")))
+        task = text_task("exact_match", name)
+        check_metrics("my_task", task)
+        for predictions, expected in ((["a", "b"], 0.5), (["a", "c"], 1.0)):  # one module serves all evaluations
+            scores = score_predictions(task, predictions, ["a", "c"])
+            self.assertEqual(scores, {"exact_match": expected, name: expected, f"{name}_also": 2.0})
+
+    def test_local_module_gets_class_indices_and_its_nan_is_reported(self):
+        name = self.write_module("int32", '{"value": equal, "broken": float("nan"), "seen": predictions[0]}')
+        with self.assertLogs("metrics_t5", "WARNING") as logs:
+            scores = score_predictions(class_task(["no", "yes"], name), ["?", "yes"], ["no", "yes"])
+        self.assertEqual(
+            scores, {name: 0.5, f"{name}_broken": 0.0, f"{name}_seen": -1.0, "invalid_outputs": 1}
+        )  # no key "share_equal": the first number stands for the metric
+        self.assertIn("broken is nan; it is reported as 0.0", logs.output[0])
+
+    def test_broken_local_module(self):
+        name = self.write_module("string", "{")
+        with self.assertRaisesRegex(ValueError, "metric '.*share_equal': unknown.*SyntaxError"):
+            check_metrics("my_task", text_task(name))
+
+    def test_local_module_without_a_number(self):
+        name = self.write_module("string", '{"texts": ["x"]}')
+        with self.assertRaisesRegex(ValueError, "share_equal' returned no single number"):
+            score_predictions(text_task(name), ["a"], ["a"])
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    words = ["<pad>", "</s>", "<unk>", "not_equivalent", "equivalent", "the", "cat"]
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+
+
+class BuildComputeMetricsTest(parameterized.TestCase):
+    def test_minus_100_and_special_tokens_on_both_sides(self):
+        tokenizer = word_tokenizer()
+        with self.assertRaises(OverflowError):  # what the replacement is for
+            tokenizer.batch_decode(np.array([[4, 1, -100]]), skip_special_tokens=True)
+        predictions = np.array([[0, 4, 1, -100], [0, 3, 1, -100], [0, 5, 6, 1]])  # equivalent; not_; "the cat"
+        label_ids = np.array([[4, 1, -100], [4, 1, -100], [3, 1, 0]])
+        compute = build_compute_metrics(GLUE["mrpc"], tokenizer)
+        scores = compute(EvalPrediction(predictions=predictions, label_ids=label_ids))
+        # 1 true positive, 1 false negative, and "the cat" is made a false positive
+        self.assertEqual(scores, {"f1": 0.5, "accuracy": 1 / 3, "invalid_outputs": 1})
+        self.assertEqual(predictions[0, 3], -100)  # the caller's arrays stay as they are
+
+    def test_texts_not_ids_are_compared(self):
+        """The same words behind different padding and EOS are right; the longer row of ids is no mistake."""
+        compute = build_compute_metrics(text_task("exact_match", "rouge1"), word_tokenizer())
+        output = EvalPrediction(predictions=np.array([[0, 5, 6, 1, 0, 0]]), label_ids=np.array([[5, 6, 1]]))
+        self.assertEqual(compute(output), {"exact_match": 1.0, "rouge1": 1.0})
+
+    def test_numbers_with_a_byte_tokenizer(self):
+        tokenizer = ByT5Tokenizer()
+        predicted, targets = ["3.8", " 1.0", "x", "4.4"], ["4.0", "1.2", "0.0", "5.0"]
+
+        def ids(texts: list[str]) -> np.ndarray:
+            rows = tokenizer(texts)["input_ids"]
+            return np.array([row + [-100] * (8 - len(row)) for row in rows])
+
+        compute = build_compute_metrics(GLUE["stsb"], tokenizer)
+        scores = compute(EvalPrediction(predictions=ids(predicted), label_ids=ids(targets)))
+        self.assertEqual(scores, score_predictions(GLUE["stsb"], predicted, targets))
+        self.assertEqual(scores["invalid_outputs"], 1)
+
+    def test_logits_are_refused(self):
+        compute = build_compute_metrics(GLUE["mrpc"], word_tokenizer())
+        output = EvalPrediction(predictions=np.zeros((1, 2, 7), dtype=np.float32), label_ids=np.array([[4, 1]]))
+        with self.assertRaisesRegex(ValueError, r"float32 \[1, 2, 7\]: `predict_with_generate` must be set"):
+            compute(output)
+
+
+if __name__ == "__main__":
+    absltest.main()
