@@ -184,7 +184,7 @@ class ThroughputCallback(TrainerCallback):
     def __init__(
         self,
         sequences_per_step: int,
-        tokens_per_step: int,
+        tokens_per_step: int | None,
         flops_per_sequence: float | None = None,
         peak_flops: float | None = None,
     ):
@@ -222,7 +222,8 @@ class ThroughputCallback(TrainerCallback):
         steps = state.global_step - self.logged_step
         if steps > 0 and self.seconds > 0:
             logs["sequences_per_second"] = steps * self.sequences_per_step / self.seconds
-            logs["tokens_per_second"] = steps * self.tokens_per_step / self.seconds
+            if self.tokens_per_step:  # None where lengths differ from batch to batch
+                logs["tokens_per_second"] = steps * self.tokens_per_step / self.seconds
             if self.flops_per_sequence and self.peak_flops:
                 logs["mfu"] = logs["sequences_per_second"] * self.flops_per_sequence / self.peak_flops
         logs["peak_memory_gib"] = peak_memory_bytes() / 2**30
@@ -370,7 +371,7 @@ def draw_curves(
 
     figure = Figure(figsize=(11.5 if has_metric else 7, 4.3), layout="constrained", dpi=150)
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, 2 if has_metric else 1, squeeze=False)[0]
+    panels = figure.subplots(1, 2 if has_metric else 1, sharex=True, squeeze=False)[0]
     training, evaluation = dict(linewidth=1, alpha=0.4), dict(linewidth=1.6, marker="o", markersize=4)
 
     def plot(panel, lines: list[dict], key: str, **style) -> int:
@@ -378,20 +379,22 @@ def draw_curves(
         panel.plot([value / unit for value in xs], ys, markevery=max(1, len(xs) // 25), **style)
         return len(xs)
 
-    names = []  # of the legend
+    names, evaluated = [], has_metric  # for the legend
     for number, (label, seeds) in enumerate(groups.items()):
         colour = COLOURS[number % len(COLOURS)]
         names.append(Line2D([], [], color=colour, linewidth=2.5, label=label))
         for lines in seeds:
-            drawn = plot(panels[0], lines, "loss", color=colour, **training)
-            drawn += plot(panels[0], lines, eval_loss_key(lines), color=colour, **evaluation)
-            if not drawn:
+            trained = plot(panels[0], lines, "loss", color=colour, **training)
+            evaluations = plot(panels[0], lines, eval_loss_key(lines), color=colour, **evaluation)
+            evaluated = evaluated or evaluations > 0
+            if trained + evaluations == 0:
                 raise ValueError(f"run {label!r} has no losses with a value of {x!r} to draw them against")
             if has_metric:
                 plot(panels[1], lines, metric, color=colour, **evaluation)
 
     kinds = [Line2D([], [], color="0.3", label="training", **training)]
-    kinds.append(Line2D([], [], color="0.3", label="evaluation", **evaluation))
+    if evaluated:
+        kinds.append(Line2D([], [], color="0.3", label="evaluation", **evaluation))
     panels[0].legend(handles=(names if len(names) > 1 else []) + kinds, frameon=False, fontsize=9)
     for panel, name in zip(panels, ("loss", (metric or "").removeprefix("eval_")), strict=False):
         panel.set_title(name, loc="left", fontsize=11, fontweight="bold")

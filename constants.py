@@ -62,6 +62,9 @@ DEFAULT_LEARNING_RATES = {
 # ---------------------------------------------------------------- the built-in corpus
 BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, made by corpora/installed_docs.py
 
+# Where fine_tune_t5.py looks for a model when none is named: what pre_train_t5.py and `make demo` write by default.
+DEMO_CHECKPOINTS = ("out/pre_train_t5", "out/demo/pre_train")
+
 # ---------------------------------------------------------------- tasks
 _SENTENCE = {"sentence": "sentence"}
 _SENTENCE_PAIR = {"sentence1": "sentence1", "sentence2": "sentence2"}

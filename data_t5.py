@@ -27,7 +27,15 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from arguments_t5 import PreTrainingDataArguments, answers, data_suffix, expand_files, print_once
+from arguments_t5 import (
+    ModelArguments,
+    PreTrainingDataArguments,
+    TaskArguments,
+    answers,
+    data_suffix,
+    expand_files,
+    print_once,
+)
 from constants import BUILTIN_CORPUS, NUM_SENTINELS
 from data_collator_t5 import example_keys
 
@@ -349,6 +357,12 @@ def tokenizer_for(source: Source, vocab_size: int, cache: Path):
         train_tokenizer(source.documents(), folder, vocab_size)
 
     return load_tokenizer(str(cached(cache, "tokenizer", key, build)))
+
+
+def task_tokenizer(model_args: ModelArguments, task_args: TaskArguments):
+    """The tokenizer of a model from scratch when none is named: the one that pre-training from scratch would use."""
+    source = find_sources(PreTrainingDataArguments(data_cache_dir=task_args.data_cache_dir))["train"]
+    return tokenizer_for(source, model_args.vocab_size, Path(task_args.data_cache_dir).expanduser())
 
 
 def tokenizer_fingerprint(tokenizer) -> str:

@@ -296,3 +296,30 @@ def build_compute_metrics(
         return [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
     return lambda output: score_predictions(task, decode(output.predictions), decode(output.label_ids))
+
+
+# ---------------------------------------------------------------- metrics from teacher forcing
+# What T5Trainer's evaluation keeps of an example, one column each; predicted_class is -1 where it is no class.
+STATISTICS = ("nats", "tokens", "correct_tokens", "exact_match", "predicted_class")
+
+
+def token_metrics(statistics: np.ndarray) -> dict[str, float]:
+    """Mean loss in nats per target token, and the share of target tokens that were the most likely ones."""
+    nats, tokens, correct = (statistics[:, STATISTICS.index(n)].astype(np.float64).sum() for n in STATISTICS[:3])
+    return {"loss": float(nats / tokens), "token_accuracy": float(correct / tokens)}
+
+
+def language_model_metrics(eval_prediction: "EvalPrediction", num_spans: int, bytes_per_token: float) -> dict:
+    """Metrics of pre-training: loss, token accuracy, perplexity and bits per byte.
+
+    bits_per_byte = nats of all targets / ln 2 / bytes of the text they hide: what it costs to write down a hidden byte,
+    its sentinels and EOS included. It compares tokenizers, which the loss per token cannot. `bytes_per_token` is the
+    mean of the validation text; each example hides its target tokens less `num_spans` sentinels and one EOS.
+    """
+    _, statistics = eval_prediction.predictions
+    metrics = token_metrics(statistics)
+    nats, tokens = (statistics[:, STATISTICS.index(n)].astype(np.float64).sum() for n in STATISTICS[:2])
+    hidden_bytes = (tokens - len(statistics) * (num_spans + 1)) * bytes_per_token
+    metrics["perplexity"] = math.exp(min(metrics["loss"], 700.0))
+    metrics["bits_per_byte"] = float(nats / math.log(2) / hidden_bytes)
+    return metrics

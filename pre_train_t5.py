@@ -29,12 +29,12 @@ from arguments_t5 import (
 from callbacks_t5 import human_count, human_time
 from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset, find_sources, load_tokenizer, tokenised, tokenizer_fingerprint, tokenizer_for
+from metrics_t5 import language_model_metrics
 from model_t5 import build_config, create_model, fit_vocabulary, flops_per_sequence, load_model, set_dropout
 from trainer_t5 import (
     T5Trainer,
     finish_run,
     global_batch_size,
-    language_model_metrics,
     set_up_tracking,
     start_run,
 )

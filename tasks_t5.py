@@ -9,12 +9,13 @@ import difflib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from arguments_t5 import TaskArguments, data_suffix, print_once
 from constants import DATASET_VALS
 from data_t5 import builtin_corpus, load_dataset_splits, open_text, read_rows
-from metrics_t5 import format_number_target
+from metrics_t5 import STATISTICS, format_number_target, score_predictions, token_metrics
 from model_t5 import IGNORE_INDEX
 
 _REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
@@ -95,12 +96,11 @@ def read_split(name: str, task: dict, split: str, path: Path) -> Iterator[dict]:
 
     The usual quoting of csv readers would join lines of MRPC, QNLI and STS-B at a lone quote and lose rows in silence.
     """
-    renamed = task.get("file_columns", {})
-    per_split = task.get("file_columns_by_split", {}).get(split)
+    renamed = task.get("file_columns_by_split", {}).get(split, task.get("file_columns", {}))
     columns = list(task["inputs"].values())
     labelled = not split.startswith("test")
     columns += [task["target"]] if labelled else []
-    names = {column: (renamed if per_split is None else per_split).get(column, column) for column in columns}
+    names = {column: renamed.get(column, column) for column in columns}
     excluded = _excluded_rows(task, split, path)
     reader = _read_tsv(path, names) if data_suffix(path) in (".tsv", ".txt") else read_rows(path)
     for number, row in enumerate(reader, start=1):
@@ -212,6 +212,31 @@ def class_label_ids(task: dict, tokenizer) -> torch.Tensor | None:
         raise ValueError(f"the tokenizer writes two of the labels {', '.join(task['labels'])} with the same tokens")
     longest = max(len(ids) for ids in encoded)
     return torch.tensor([ids + [IGNORE_INDEX] * (longest - len(ids)) for ids in encoded])
+
+
+def task_metrics(task: dict, tokenizer, generated: bool) -> Callable:
+    """The lambda that turns T5Trainer's evaluation output into the entry's metrics, beside loss and token accuracy.
+
+    generated: take the generated tokens as the answers; otherwise the class that teacher forcing found, or no label.
+    """
+
+    def decode(ids) -> list[str]:
+        ids = np.where(ids < 0, tokenizer.pad_token_id, ids)
+        return [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
+
+    def answers(output) -> list[str]:
+        tokens, statistics = output.predictions
+        return decode(tokens) if generated else class_texts(task, statistics)
+
+    return lambda output: {
+        **token_metrics(output.predictions[1]),
+        **score_predictions(task, answers(output), decode(output.label_ids)),
+    }
+
+
+def class_texts(task: dict, statistics: np.ndarray) -> list[str]:
+    """The label words that greedy decoding would have written, "" where it would have been no label."""
+    return [task["labels"][int(c)] if c >= 0 else "" for c in statistics[:, STATISTICS.index("predicted_class")]]
 
 
 # ---------------------------------------------------------------- data sets

@@ -8,17 +8,14 @@ Legend of shapes: B batch, T target length, V vocabulary, C class labels.
 """
 
 import dataclasses
-import math
 import os
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils.data import SequentialSampler
 from transformers import EarlyStoppingCallback, Seq2SeqTrainer, Trainer
-from transformers.trainer_utils import EvalPrediction
 
 from arguments_t5 import answers, is_first_process, print_once
 from callbacks_t5 import (
@@ -36,11 +33,9 @@ from callbacks_t5 import (
 )
 from constants import HARDWARE_PEAKS
 from data_t5 import ChunkDataset, EpochSampler
+from metrics_t5 import STATISTICS
 from model_t5 import IGNORE_INDEX, count_parameters, shift_right, token_mean_loss
 from optimizers_t5 import build_scheduler, optimizer_class_and_kwargs
-
-# What evaluation keeps of an example, one column each.
-STATISTICS = ("nats", "tokens", "correct_tokens", "exact_match", "predicted_class")
 
 
 class T5Trainer(Seq2SeqTrainer):
@@ -146,29 +141,6 @@ def _teacher_forced(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     correct = logits.argmax(-1).eq(labels) & counted
     exact = (correct | ~counted).all(-1)
     return torch.stack([nats.sum(-1), counted.sum(-1).float(), correct.sum(-1).float(), exact.float()], dim=1)
-
-
-# ---------------------------------------------------------------- metrics from statistics
-def token_metrics(statistics: np.ndarray) -> dict[str, float]:
-    """Mean loss in nats per target token, and the share of target tokens that were the most likely ones."""
-    nats, tokens, correct = (statistics[:, STATISTICS.index(n)].astype(np.float64).sum() for n in STATISTICS[:3])
-    return {"loss": float(nats / tokens), "token_accuracy": float(correct / tokens)}
-
-
-def language_model_metrics(eval_prediction: EvalPrediction, num_spans: int, bytes_per_token: float) -> dict:
-    """Metrics of pre-training: loss, token accuracy, perplexity and bits per byte.
-
-    bits_per_byte = nats of all targets / ln 2 / bytes of the text they hide: what it costs to write down a hidden byte,
-    its sentinels and EOS included. It compares tokenizers, which the loss per token cannot. `bytes_per_token` is the
-    mean of the validation text; each example hides its target tokens less `num_spans` sentinels and one EOS.
-    """
-    _, statistics = eval_prediction.predictions
-    metrics = token_metrics(statistics)
-    nats, tokens = (statistics[:, STATISTICS.index(n)].astype(np.float64).sum() for n in STATISTICS[:2])
-    hidden_bytes = (tokens - len(statistics) * (num_spans + 1)) * bytes_per_token
-    metrics["perplexity"] = math.exp(min(metrics["loss"], 700.0))
-    metrics["bits_per_byte"] = float(nats / math.log(2) / hidden_bytes)
-    return metrics
 
 
 # ---------------------------------------------------------------- a run from start to end
