@@ -114,6 +114,11 @@ def write_json(path: str | Path, obj: object) -> None:
     _write_aside(Path(path), lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
+def with_floats(record: dict) -> dict:
+    """Undoes for a flat record what JSON could not hold: {"loss": "NaN"} -> {"loss": nan}."""
+    return {key: NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
+
+
 def read_metrics(path: str | Path) -> list[dict]:
     """The lines of a metrics.jsonl, with "NaN", "Infinity" and "-Infinity" turned back into floats.
 
@@ -127,7 +132,7 @@ def read_metrics(path: str | Path) -> list[dict]:
             if number == len(lines):
                 break
             raise ValueError(f"{path}, line {number} is not JSON: {line[:60]!r}") from error
-        records.append({k: NOT_FINITE.get(v, v) if isinstance(v, str) else v for k, v in record.items()})
+        records.append(with_floats(record))
     return records
 
 

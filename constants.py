@@ -62,6 +62,8 @@ DEFAULT_LEARNING_RATES = {
 # ---------------------------------------------------------------- the built-in corpus
 BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, made by corpora/installed_docs.py
 
+# Labels of its task builtin/package_topic: the packages that requirements.txt brings in with the most prose.
+PACKAGE_TOPIC_LABELS = tuple("matplotlib networkx nltk numpy pandas scipy sklearn sympy torch transformers".split())
 # Where fine_tune_t5.py looks for a model when none is named: what pre_train_t5.py and `make demo` write by default.
 DEMO_CHECKPOINTS = ("out/pre_train_t5", "out/demo/pre_train")
 
@@ -235,7 +237,7 @@ DATASET_VALS = {
             inputs={"text": "text"},
             target="label",
             target_type="class",
-            labels=[],  # filled in below
+            labels=list(PACKAGE_TOPIC_LABELS),
             metrics=["accuracy", "f1_macro"],
             builtin="package_topic",
             max_source_length=128,

@@ -258,13 +258,13 @@ def hub_is_reachable() -> bool:
     return answers(constants.ENDPOINT)
 
 
-def builtin_corpus(cache: Path, num_workers: int = 1) -> Path:
+def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
     """Folder of the built-in English corpus below `cache`, made from the installed packages if it is not there yet."""
     corpus = importlib.import_module(f"corpora.{BUILTIN_CORPUS}")
 
     def build(folder: Path) -> None:
         print_once(f"collecting the documentation of the installed packages into {cache}")
-        corpus.build(folder, num_workers=num_workers)
+        corpus.build(folder, num_workers=num_workers or os.cpu_count() or 1)
 
     return cached(cache, BUILTIN_CORPUS, corpus.fingerprint(), build)
 

@@ -22,7 +22,7 @@ import sys
 from numbers import Real
 from pathlib import Path
 
-from callbacks_t5 import draw_curves, eval_loss_key, eval_metrics, human_time, read_metrics
+from callbacks_t5 import draw_curves, eval_loss_key, eval_metrics, human_time, read_metrics, with_floats
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -61,7 +61,7 @@ def group_folders(runs: list[str], labels: str | None) -> dict[str, list[Path]]:
 def read_json(path: Path) -> dict:
     """The object in `path`; {} if there is no such file. ValueError if it is not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return with_floats(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
     except json.JSONDecodeError as error:
@@ -121,8 +121,8 @@ def mean_and_deviation(values: list[float | None], form: str) -> str:
 
 def table(groups: dict[str, list[dict]], metric: str | None) -> str:
     """One aligned line a label; see the head of this file for what the columns mean."""
-    head = ["run", "n", "steps", "train loss", "eval loss"] + [metric.removeprefix("eval_")] * bool(metric) + ["time"]
-    rows = [head]
+    shown = [metric.removeprefix("eval_")] if metric else []
+    rows = [["run", "n", "steps", "train loss", "eval loss", *shown, "time"]]
     for label, runs in groups.items():
         steps = sorted({max(line["step"] for line in run["lines"]) for run in runs})
         seconds = [max(line.get("seconds", 0) for line in run["lines"]) for run in runs]

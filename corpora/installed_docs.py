@@ -2,15 +2,15 @@
 
     python -c "from pathlib import Path; from corpora.installed_docs import build; build(Path('docs_corpus'))"
 
-reads the docstrings (with `ast`; nothing is imported) and the Markdown and reST files below site-packages and writes JSONL:
-documents for language modelling and two supervised tasks. 45 s on two cores; 10 MB with the packages of requirements.txt.
+reads the docstrings (with `ast`; nothing is imported) and the Markdown and reST files below site-packages and writes
+JSONL: documents for language modelling and two supervised tasks. One minute on two cores; 10 MB with requirements.txt.
 
 The way of a docstring: text -> `_prose_lines` (code, tables, parameter lists are gone) -> `_paragraphs` (one line each)
 -> `_plain` (markup is gone) -> `_prose` (only English sentences are left) -> {"summary", "body"}.
 
-The splits are honest: what is held out is a module (one file), never a paragraph, and all three data sets are cut from one
-assignment of roles, so nothing of a held-out module is in any training file. Every choice goes by a hash of the content:
-the same packages give the same bytes wherever they lie, in whatever order they are walked, with any number of workers.
+The splits are honest: what is held out is a module (one file), never a paragraph, and all three data sets are cut from
+one assignment of roles, so nothing of a held-out module is in any training file. Every choice goes by a hash of the
+content: the same packages give the same bytes wherever they lie, in any order of the walk, with any number of workers.
 """
 
 import ast
@@ -30,16 +30,16 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-# The ten packages that requirements.txt brings in with the most prose, by the name they are imported under.
-PACKAGE_TOPIC_LABELS = tuple("matplotlib networkx nltk numpy pandas scipy sklearn sympy torch transformers".split())
+from constants import PACKAGE_TOPIC_LABELS
+
 # Pre-training validation: mid-size packages that requirements.txt brings in, on four distinct topics. Where some are
 # missing, others in hash order fill up to this share of all bytes.
 HELD_OUT_PACKAGES = ("datasets", "fontTools", "jinja2", "mpmath")
 HELD_OUT_SHARE = (0.03, 0.05)
 
 MIN_CHARS = 60  # of a paragraph
-# The mean docstring keeps 250 characters, and a model reads 512 tokens (about 2,000 characters) at a time. So the docstrings
-# of a module, which share their subject, make one document, cut after a paragraph.
+# The mean docstring keeps 250 characters, and a model reads 512 tokens (about 2,000 characters) at a time. So the
+# docstrings of a module, which share their subject, make one document, cut after a paragraph.
 DOCUMENT_CHARS = 6_000
 TOPIC_CHARS, TOPIC_TRAIN_ROWS, TOPIC_EVAL_ROWS = (80, 600), 2_000, 100  # rows are per class
 SUMMARY_CHARS, SUMMARY_BODY_CHARS, SUMMARY_EVAL_ROWS = (15, 120), (100, 1_500), 500
@@ -47,10 +47,10 @@ MODULE_EVAL_ROWS = 25  # a module of more rows stays in train: alone it would be
 # The modules of which roles make up the splits of the two tasks; pre-training takes "train" and "held_out".
 _ROLES_OF = {"train": ("train",), "validation": ("validation", "held_out"), "test": ("test",)}
 
-# Names that give a package away, as whole words or as parts of a dotted or underscored name.
+# Names that give a package away: on their own, as part of a dotted name, or (the long ones) inside any word.
 _ALIASES = re.compile(
-    r"(?<![a-z0-9])(?:matplotlib|mpl|pyplot|plt|pylab|networkx|nx|nltk|natural language toolkit|numpy|np|pandas|pd|scipy|"
-    r"scikit-learn|scikit|sklearn|sympy|(?:py)?torch[a-z]*|transformers|hugging ?face)(?![a-z0-9])",
+    r"[a-z]*(?:matplotlib|networkx|nltk|numpy|pandas|scipy|scikit-learn|sklearn|sympy|torch)[a-z]*|(?<![a-z0-9])(?:mpl|"
+    r"pyplot|plt|pylab|nx|np|pd|scikit|transformers|hugging ?face|natural language toolkit)(?![a-z0-9])",
     re.IGNORECASE,
 )
 _NEUTRAL_WORD = "library"
@@ -64,17 +64,15 @@ _SKIPPED_FILES = re.compile(r"test_.*|.*_test\.py|conftest\.py|(licen[cs]e|copyi
 # ------------------------------------------------------------------------------------------- blocks that are no prose
 
 _DROPPED_SECTIONS = frozenset(
-    "parameters,parameter,other parameters,params,args,arg,arguments,keyword args,keyword arguments,kwargs,call arguments,"
-    "returns,return,return value,return values,yields,yield,receives,raises,raise,throws,exceptions,warns,attributes,"
-    "methods,properties,options,fields,keys,inputs,input,outputs,output,shape,type,types,side effects,references,"
-    "reference,see also,license,licence,copyright,changelog,citation,bibtex,author,authors,todo".split(",")
+    "parameters,parameter,other parameters,params,args,arg,arguments,keyword args,keyword arguments,kwargs,inputs,"
+    "input,call arguments,returns,return,return value,return values,yields,yield,receives,outputs,output,raises,"
+    "raise,throws,exceptions,warns,attributes,methods,properties,options,fields,keys,shape,type,types,side effects,"
+    "references,reference,see also,license,licence,copyright,changelog,citation,bibtex,author,authors,todo".split(",")
 )
-_CODE_SECTIONS = frozenset("example examples usage".split())  # before an indented block; underlined they hold prose too
+_BLOCK_SECTIONS = _DROPPED_SECTIONS | {"example", "examples", "usage"}  # these hold prose too where underlined
 _ADMONITIONS = frozenset("note warning tip important hint caution attention admonition danger".split())
 _UNDERLINE = re.compile(r"([=\-~^\"'`#*+.:_])\1{2,}$")
-_SECTION = re.compile(
-    r"(?:\*\*)?([A-Za-z][A-Za-z -]{2,20}?)(?:\*\*)?\s*:(?:\*\*)?(?:\s|:?$)"
-)  # Args: | Returns: the sum
+_SECTION = re.compile(r"(?:\*\*)?([A-Za-z][A-Za-z -]{2,20}?)(?:\*\*)?\s*:(?:\*\*)?(?:\s|:?$)")  # Args: | Returns: x
 _FIELD = re.compile(r":[\w ]+(?: [^:`]*)?:(?:\s|$)|@\w+\b")  # :param x: ... | :rtype: ... | @param x: ...
 _DIRECTIVE = re.compile(r"\.\.\s*([\w-]+)::\s*(.*)")  # .. note:: ...
 _DOCTEST = re.compile(r">>>|In \[\d*\]:")
@@ -85,12 +83,12 @@ _TABLE = re.compile(r"[|+].*[|+]$|[=\-+| ]{5,}$|.*\S {3,}\S.* {3,}\S|.*(?:\s\|\s
 def _prose_lines(text: str):
     """Lines of a docstring, with "" in place of what is no prose.
 
-    "Add.\\n\\nArgs:\\n    x: left.\\n\\nAs ``+``.\\n\\n>>> add(1)\\n1" -> "Add.", "", "", "", "", "As ``+``.", "", "", ""
+    "Add.\\n\\nArgs:\\n    x: left.\\n\\nAs +.\\n\\n>>> add(1)\\n1" -> "Add.", "", "", "", "", "As +.", "", "", ""
     """
     lines = text.expandtabs(4).splitlines()
     fenced = doctest = dropped_section = False
     block = None  # lines indented deeper than this column belong to a dropped block
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for line, following in zip(lines, [*lines[1:], ""], strict=False):
         body, indent = line.strip(), len(line) - len(line.lstrip())
         directive, section = _DIRECTIVE.match(body), _SECTION.match(body)
         if body.startswith(("```", "~~~")) and not body[3:].endswith("```"):
@@ -107,9 +105,7 @@ def _prose_lines(text: str):
         elif directive and directive[1].lower() in _ADMONITIONS:
             yield ""
             line = " " * (indent + 4) + directive[2]
-        elif body.startswith("..") or _FIELD.match(body):
-            block, line = indent, ""
-        elif section and section[1].lower() in _DROPPED_SECTIONS | _CODE_SECTIONS:
+        elif body.startswith("..") or _FIELD.match(body) or (section and section[1].lower() in _BLOCK_SECTIONS):
             block, line = indent, ""
         elif body.endswith("::"):  # announces a literal block
             block, line = indent, line.rstrip()[:-1]
@@ -145,7 +141,7 @@ def _paragraphs(text: str) -> list[str]:
 
 def _role_text(match: re.Match) -> str:
     """:class:`~torch.nn.Linear` -> Linear, :func:`the mean <numpy.mean>` -> the mean"""
-    text = re.sub(r"\s*<[^>]*>$", "", match[1].strip())
+    text = re.sub(r"(?<=.)\s*<[^>]*>$", "", match[1].strip())
     return text.rsplit(".", 1)[-1] if text.startswith("~") else text.lstrip("!.")
 
 
@@ -164,13 +160,11 @@ _MARKUP = [
         (r"(?<![\w$\\])\$([^$\\{}]{1,40})\$", r"\1"),
         (r"\*\*(?=\S)([^*]+?)(?<=\S)\*\*", r"\1"),
         (r"(?<![\w*])\*(?=[^\s*])([^*]+?)(?<=\S)\*(?![\w*])", r"\1"),
-        (
-            r"</?(?:[abipu]|br|div|img|span|su[bp]|h\d|li|[uo]l|code|pre|em|strong|center|details|summary|tip)\b[^<>]*>",
-            "",
-        ),
+        (r"</?(?:[abipu]|br|div|img|span|su[bp]|h\d|li|[uo]l|code|pre|em|strong|center|details|tip)\b[^<>]*>", ""),
         (r"\\([ *_`|<>])", lambda match: match[1].strip()),
+        (r"\(\s+\)", ""),
         (r"\s+", " "),
-        (r" (?=[.,;:!?](?:\s|$))|\(\s*\)", ""),
+        (r" (?=[.,;:!?](?:\s|$))", ""),
     )
 ]
 
@@ -184,11 +178,13 @@ def _plain(paragraph: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------ English prose
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])|(?<=[.!?][\"')])\s+(?=[A-Z\"'(])")
-_ENDS_WELL = re.compile(r"[^.][.!?][\"')\]]?$")
-# URLs, LaTeX, placeholders, leftovers of markup and code, signs outside Latin text
+# The "1." of a list that was wrapped into a paragraph ends no sentence.
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\s\d\.)\s+(?=[A-Z\"'(])|(?<=[.!?][\"')])\s+(?=[A-Z\"'(])")
+_ENDS_WELL = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bal)(?<!\bcf)(?<![.])[.!?][\"')\]]?$")
+# URLs, e-mail addresses, LaTeX, placeholders, leftovers of markup and code, signs outside Latin text
 _NO_SENTENCE = re.compile(
-    r"https?:|www\.|[\\$`{}|©]|>>>|::|%\(|==|^[^A-Za-z]*$|^[^\w\"'(]|[^\x20-\x7e\xa0-\u024f\u2010-\u2026]"
+    r"https?:|www\.|\w@\w+\.|[\\$`{}|©]|>>>|::|:\w+:|%\(|==|TODO|FIXME|^[^A-Za-z]*$|^[^\w\"'(]|"
+    r"[^\x20-\x7e\xa0-\u024f\u2010-\u2026]"
 )
 _LEGALESE = re.compile(
     r"copyright|\(c\) ?\d|licen[cs]ed? (?:under|agreement)|permission is hereby|warrant(?:y|ies)|redistribution|"
@@ -198,9 +194,9 @@ _LEGALESE = re.compile(
 _PLAIN_WORD = re.compile(r"[\"'(\[]*[A-Za-z]?[a-z'’-]*[\"')\],.;:!?]*")
 _STOP_WORDS = frozenset(
     "a about after all also an and any are as at be because been before but by can could do does each either for from "
-    "given had has have how if in instead into is it its may more most must no not of on one only or other otherwise over "
-    "same should so some such than that the their them then there these they this those to two under up use used using "
-    "was we were what when where whether which while will with within without would you your".split()
+    "given had has have how if in instead into is it its may more most must no not of on one only or other otherwise "
+    "over same should so some such than that the their them then there these they this those to two under up use used "
+    "using was we were what when where whether which while will with within without would you your".split()
 )
 
 
@@ -251,23 +247,30 @@ def _hash(text: str) -> str:
 # ---------------------------------------------------------------------------------------------- reading site-packages
 
 
+def _statements(node: ast.AST):
+    """All statements below a node, in the order of the file (`ast.walk` visits the expressions too: half the time)."""
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for child in getattr(node, field, []):
+            yield child
+            yield from _statements(child)
+
+
 def _docstrings(source: bytes) -> list[tuple[str, bool]]:
     """(text, is it of a function or class) of the docstrings of a Python file, in its order."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's code
         tree = ast.parse(source)
     found = []
-    for node in ast.walk(tree):
+    for node in [tree, *_statements(tree)]:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if text := ast.get_docstring(node):
-                found.append((getattr(node, "lineno", 0), text, not isinstance(node, ast.Module)))
-        elif isinstance(node, ast.Call):
+            found.append((ast.get_docstring(node) or "", node is not tree))
+        elif isinstance(call := getattr(node, "value", None), ast.Call):
             # numpy, scipy and torch document compiled functions with add_newdoc(..., text) and add_docstr(..., text).
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
             if name.lstrip("_") in ("add_newdoc", "add_docstr"):
-                texts = (n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
-                found += [(node.lineno, inspect.cleandoc(text), False) for text in texts if "\n" in text]
-    return [(text, is_api) for _, text, is_api in sorted(found, key=lambda item: item[0])]
+                texts = (n.value for n in ast.walk(call) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+                found += [(inspect.cleandoc(text), False) for text in texts if "\n" in text]
+    return found
 
 
 def _read_module(job: tuple[Path, str]) -> dict:
@@ -362,22 +365,18 @@ def _held_out_packages(num_bytes: Counter) -> list[str]:
     low, high = (share * num_bytes.total() for share in HELD_OUT_SHARE)
     held_out = [package for package in HELD_OUT_PACKAGES if num_bytes[package]]
     size = sum(num_bytes[package] for package in held_out)
-    others = sorted(
-        {package for package in num_bytes if num_bytes[package]} - {*held_out, *PACKAGE_TOPIC_LABELS}, key=_hash
-    )
+    others = sorted({p for p in num_bytes if num_bytes[p]} - {*held_out, *PACKAGE_TOPIC_LABELS}, key=_hash)
     for package in others:
         if size < low and size + num_bytes[package] <= high:
             held_out.append(package)
             size += num_bytes[package]
     if not held_out and not others:
-        raise ValueError(
-            "no package is left for validation beside those of PACKAGE_TOPIC_LABELS; install requirements.txt"
-        )
+        raise ValueError("no package is left for validation beside PACKAGE_TOPIC_LABELS; install requirements.txt")
     return sorted(held_out or others[:1])
 
 
 def _hold_out(modules: list[dict], role: str, rows_of, wanted: int) -> None:
-    """Give training modules the role "validation" or "test", in the order of the list, until they have `wanted` rows."""
+    """Give training modules, in the order of the list, a role until they have `wanted` rows."""
     for module in modules:
         num_rows = len(rows_of(module))
         if wanted > 0 and module["role"] == "train" and 0 < num_rows <= MODULE_EVAL_ROWS:
@@ -405,7 +404,7 @@ def _documents(module: dict):
     text = ""
     for doc in module["docs"]:
         for position, paragraph in enumerate(doc["paragraphs"]):
-            if text and len(text) + len(paragraph) > DOCUMENT_CHARS:
+            if text and len(text) + len("\n\n") + len(paragraph) > DOCUMENT_CHARS:
                 yield text
                 text = ""
             text += (("\n" if position else "\n\n") if text else "") + paragraph
@@ -419,9 +418,7 @@ def _topic_rows(modules: list[dict], split: str) -> list[dict]:
     for module in modules:
         by_label.get(module["package"], []).extend(_topic_paragraphs(module))
     if missing := [label for label, paragraphs in by_label.items() if not paragraphs]:
-        raise ValueError(
-            f"package_topic: too little prose of {', '.join(missing)} for {split}; install requirements.txt"
-        )
+        raise ValueError(f"package_topic, {split}: too little prose of {', '.join(missing)}; install requirements.txt")
     limit = TOPIC_TRAIN_ROWS if split == "train" else min(TOPIC_EVAL_ROWS, *map(len, by_label.values()))
     rounds = []
     for label, paragraphs in by_label.items():
@@ -480,8 +477,8 @@ def build(output_dir: Path, site_packages: Path | None = None, num_workers: int 
         num_bytes[module["package"]] += sum(len(p.encode()) for doc in module["docs"] for p in doc["paragraphs"])
     if num_bytes.total() < min_bytes:
         raise ValueError(
-            f"{site_packages}: {num_bytes.total():,} bytes of English prose in {len(jobs):,} files, at least {min_bytes:,} "
-            "are needed; install requirements.txt there, or give text of your own with --train_file"
+            f"{site_packages}: {num_bytes.total():,} bytes of English prose in {len(jobs):,} files, at least "
+            f"{min_bytes:,} are needed; install requirements.txt there, or give text of your own with --train_file"
         )
     held_out, versions = _held_out_packages(num_bytes), _versions(site_packages)
     _assign_roles(modules, held_out)

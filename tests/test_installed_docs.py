@@ -1,0 +1,377 @@
+"""Tests of corpora.installed_docs: cleaning by example, and whole builds of a site-packages made here. About 4 s."""
+
+import json
+import random
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+from constants import PACKAGE_TOPIC_LABELS
+from corpora import installed_docs
+from corpora.installed_docs import HELD_OUT_PACKAGES, build, fingerprint
+
+NOUNS = "matrix graph token series figure tree kernel window signal vertex corpus buffer column layer stream".split()
+VERBS = "describes replaces follows updates reads stores splits merges orders counts removes accepts".split()
+ADJECTIVES = "small sparse dense ordered empty hidden nested shared public stable narrow random".split()
+OTHERS = ("extra", "lone")  # neither a class nor held out by name
+PROSE = "The values are taken from the table that was given, and all of them are kept in the order of the rows."
+
+
+def sentence(rng: random.Random) -> str:
+    nouns, verbs, adjectives = rng.sample(NOUNS, 3), rng.sample(VERBS, 2), rng.sample(ADJECTIVES, 3)
+    return (
+        f"The {adjectives[0]} {nouns[0]} {verbs[0]} the {nouns[1]} of this {adjectives[1]} {nouns[2]}, "
+        f"and it {verbs[1]} the one that is not {adjectives[2]}."
+    )
+
+
+def make_module(rng: random.Random) -> str:
+    """A module of three functions, each with a summary, two paragraphs and a parameter list."""
+    lines = []
+    for number in range(3):
+        summary = f"Return the {rng.choice(ADJECTIVES)} {rng.choice(NOUNS)} of a {rng.choice(NOUNS)}."
+        lines += [
+            f"def function_{number}(x):",
+            f'    """{summary}',
+            "",
+            f"    {sentence(rng)}",
+            f"    {sentence(rng)}",
+            "",
+        ]
+        lines += [f"    {sentence(rng)}", "", "    Args:", "        x: never seen in the corpus.", '    """', ""]
+    return "\n".join(lines)
+
+
+def make_site_packages(folder: Path, packages=(*PACKAGE_TOPIC_LABELS, *HELD_OUT_PACKAGES, *OTHERS)) -> Path:
+    """10 modules for each class, 2 for the other packages, so that held-out packages have about 5 % of the text."""
+    for package in packages:
+        rng = random.Random(package)
+        for number in range(10 if package in PACKAGE_TOPIC_LABELS else 2):
+            path = folder / package / f"module_{number}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(make_module(rng), encoding="utf-8")
+        record = folder / f"{package.lower()}-1.{len(package)}.dist-info" / "RECORD"
+        record.parent.mkdir()
+        record.write_text(f"{package}/module_0.py,sha256=x,1\n", encoding="utf-8")
+    return folder
+
+
+def read(folder: Path) -> dict[str, list[dict]]:
+    """{"train": rows, "package_topic/test": rows, ...}"""
+    files = sorted(folder.rglob("*.jsonl"))
+    return {
+        file.relative_to(folder).with_suffix("").as_posix(): [json.loads(line) for line in file.open(encoding="utf-8")]
+        for file in files
+    }
+
+
+def paragraphs(rows: list[dict]) -> set[str]:
+    return {paragraph for row in rows for paragraph in row["text"].split("\n") if paragraph}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+class CleaningTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("wrapped lines become one", "The values are taken from the table\nthat was given to this function.",
+         ["The values are taken from the table that was given to this function."]),
+        ("doctest", f"{PROSE}\n\n>>> print('The one that is printed is not part of the prose of this.')\nThe output.\n",
+         [PROSE]),
+        ("fenced code", f"```python\n{PROSE}\n```\n\n{PROSE}", [PROSE]),
+        ("literal block", f"{PROSE[:-1]}::\n\n    {PROSE}\n\n{PROSE}", [PROSE]),
+        ("sentence that announces code", f"{PROSE} This is how it is used:\n\n>>> f()", [PROSE]),
+        ("numpydoc parameters", f"{PROSE}\n\nParameters\n----------\nx : int\n    {PROSE}\n\nNotes\n-----\n{PROSE}",
+         [PROSE, PROSE]),
+        ("Google arguments", f"{PROSE}\n\nArgs:\n    x: {PROSE}\n\n        {PROSE}\n\n{PROSE}", [PROSE, PROSE]),
+        ("Google result on one line", f"{PROSE}\n\nReturns: {PROSE}", [PROSE]),
+        ("Sphinx fields", f"{PROSE}\n\n:param x: The value that is taken,\n    {PROSE}\n:returns: {PROSE}", [PROSE]),
+        ("admonition", f".. note::\n    {PROSE}", [PROSE]),
+        ("directive", f".. deprecated:: 1.2\n    {PROSE}\n\n{PROSE}", [PROSE]),
+        ("GitHub admonition", f"> [!TIP]\n> {PROSE}", [PROSE]),
+        ("list items", f"- {PROSE}\n- This is the second item of the list,\n  and it has a second line as well.",
+         [PROSE, "This is the second item of the list, and it has a second line as well."]),
+        ("wrapped list", "It does this: 1. Take what is given to it 2. Keep all of that. See https://a.b for it.",
+         ["It does this: 1. Take what is given to it 2. Keep all of that."]),
+        ("titles", f"# The title of it\n\nA title that is underlined.\n===========\n{PROSE}", [PROSE]),
+        ("table", f"| The name of it | What it is for. |\n|---|---|\n| {PROSE} | {PROSE} |\n\n{PROSE}", [PROSE]),
+        ("roles", "This is what :func:`~a.b.solve` does if :class:`the class <a.B>` has a ``shape`` of its own.",
+         ["This is what solve does if the class has a shape of its own."]),
+        ("links, emphasis", "See the [user guide](a.html) for **all** of the *options* or `the paper <b.html>`_ on it.",
+         ["See the user guide for all of the options or the paper on it."]),
+        ("transformers links", "This is the model that [`~A.train`] trains and that [`BertModel`] is based on.",
+         ["This is the model that train trains and that BertModel is based on."]),
+        ("tokens in angle brackets stay", "The tokens `<s>` and ``</s>`` are at the start and at the end of each text.",
+         ["The tokens <s> and </s> are at the start and at the end of each text."]),
+        ("footnote", "This is the method of the authors [1]_, as it was in the first of their two papers.",
+         ["This is the method of the authors, as it was in the first of their two papers."]),
+        ("URL, LaTeX, reference", f"{PROSE} See https://a.b for it. It is $\\alpha$. More is in [1]_.",
+         [PROSE]),
+        ("licence", "Permission is hereby granted, free of charge, to any person that has a copy of it.", []),
+        ("German", "Die Werte werden aus der Tabelle genommen, die gegeben war, und behalten ihre Reihenfolge.", []),
+        ("too short", "The values are kept.", []),
+        ("no end", "The values are taken from the table that was given and all of them are kept in", []),
+        ("code", "X = f(a.b, c_d) if g(h_i) else j[k], L = m(n_o); P.q(r, s=t_u, v=w_x); Y = z(a_b, c=d)(e).", []),
+    )  # fmt: skip
+    def test_keeps_only_prose(self, text, expected):
+        doc = installed_docs._clean(text, is_api=True)
+        kept = [doc["summary"], *doc["body"]] if len(doc["summary"]) >= installed_docs.MIN_CHARS else doc["body"]
+        self.assertEqual(kept, expected)
+
+    @parameterized.named_parameters(
+        ("one sentence", "Return the sum.", "Return the sum."),
+        ("wrapped", "Return the sum\nof all the values.", "Return the sum of all the values."),
+        ("two sentences", "Return the sum. It is exact.", ""),
+        ("no full stop", "Return the sum", ""),
+        ("too long", "Return the sum of " + "all the values and " * 6 + "more.", ""),
+        ("signature", "add(x, y) -> int", ""),
+    )
+    def test_summary_is_one_short_sentence(self, first_paragraph, expected):
+        doc = installed_docs._clean(f"{first_paragraph}\n\n{PROSE}", is_api=True)
+        self.assertEqual(doc["summary"], expected)
+        self.assertEqual(doc["body"][-1:], [PROSE])
+
+    @parameterized.parameters(
+        ("A pandas.DataFrame or np.ndarray.", "A library.DataFrame or library.ndarray."),
+        ("PyTorch, TorchScript and NumPy's torch_dtype", "library, library and library's library_dtype"),
+        ("a NetworkXError from scikit-learn", "a library from library"),
+        ("expand, inputs, update and Transformer stay", "expand, inputs, update and Transformer stay"),
+    )
+    def test_names_of_packages_are_masked(self, text, expected):
+        self.assertEqual(installed_docs._ALIASES.sub(installed_docs._NEUTRAL_WORD, text), expected)
+
+    @parameterized.parameters(
+        ("Sets BertModel to 3 of them.", "Sets GPT2Model to 14 of them.", True),
+        ("Sets the a.b of it.", "Sets the c_d of it", True),
+        ("Sets the value of it.", "Sets the shape of it.", False),
+    )
+    def test_duplicates_are_found_after_folding_names_and_numbers(self, one, other, are_equal):
+        self.assertEqual(installed_docs._key(one) == installed_docs._key(other), are_equal)
+
+    def test_docs_of_compiled_functions_are_read(self):
+        source = f'f = _add_docstr(_C.f, r"""\nf(x) -> int\n\n{PROSE}\n""")\n'
+        source += f'add_newdoc("a", "b",\n    """\n    {PROSE}\n    """)'
+        self.assertEqual(
+            installed_docs._docstrings(source.encode()),
+            [("", False), (f"f(x) -> int\n\n{PROSE}", False), (PROSE, False)],
+        )
+
+    def test_docstrings_come_in_the_order_of_the_file(self):
+        source = b'"""M"""\nif x:\n    def f():\n        """F"""\n        class C:\n            """C"""\n'
+        source += b'try:\n    async def g():\n        """G"""\nexcept E:\n    pass\n'
+        texts = [("M", False), ("F", True), ("C", True), ("G", True)]
+        self.assertEqual(installed_docs._docstrings(source), texts)
+
+
+class BuildTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.site = make_site_packages(Path(cls.folder.name) / "site-packages")
+        cls.output = Path(cls.folder.name) / "output"
+        cls.info = build(cls.output, cls.site, num_workers=2, progress=False, min_bytes=1_000)
+        cls.rows = read(cls.output)
+
+    def setUp(self):
+        super().setUp()
+        self.temp = Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def build(self, site: Path, **options) -> dict:
+        return build(self.temp / "built", site, **{"num_workers": 1, "progress": False, "min_bytes": 1_000, **options})
+
+    def copy_site(self) -> Path:
+        return Path(shutil.copytree(self.site, self.temp / "elsewhere" / "site"))
+
+    def test_files_and_columns(self):
+        tasks = [
+            f"{task}/{split}"
+            for task in ("package_topic", "docstring_summary")
+            for split in ("train", "validation", "test")
+        ]
+        self.assertCountEqual(self.rows, ["train", "validation", *tasks])
+        for name, rows in self.rows.items():
+            columns = {"package_topic": {"text", "label"}, "docstring_summary": {"text", "summary"}}
+            self.assertNotEmpty(rows, name)
+            self.assertEqual(
+                {frozenset(row) for row in rows}, {frozenset(columns.get(name.split("/")[0], {"text", "package"}))}
+            )
+
+    def test_info_counts_what_is_there(self):
+        self.assertEqual(json.loads((self.output / "info.json").read_text()), self.info)
+        self.assertEqual(self.info["rows"], {name: len(rows) for name, rows in self.rows.items()})
+        self.assertEqual(self.info["bytes"]["train"], sum(len(row["text"].encode()) for row in self.rows["train"]))
+        self.assertEqual(self.info["packages"]["numpy"]["version"], "numpy 1.5")
+        self.assertEqual(self.info["packages"]["fontTools"]["version"], "fonttools 1.9")
+        self.assertEqual(self.info["files_read"], 112)
+        self.assertEqual(self.info["files_skipped"], {})
+
+    def test_parameter_lists_are_gone(self):
+        self.assertNotIn("never seen", str(self.rows))
+
+    def test_documents_are_modules(self):
+        document = next(row["text"] for row in self.rows["train"] if row["package"] == "extra")
+        self.assertLen(document.split("\n\n"), 3)  # docstrings
+        self.assertLessEqual(max(len(row["text"]) for row in self.rows["train"]), installed_docs.DOCUMENT_CHARS)
+
+    def test_long_modules_are_cut_between_paragraphs(self):
+        rng = random.Random(0)
+        docs = [{"paragraphs": [sentence(rng), sentence(rng)]} for _ in range(100)]
+        documents = list(installed_docs._documents({"docs": docs}))
+        self.assertBetween(len(documents), 3, 5)
+        self.assertLessEqual(max(map(len, documents)), installed_docs.DOCUMENT_CHARS)
+        kept = [paragraph for document in documents for paragraph in document.split("\n") if paragraph]
+        self.assertEqual(kept, [paragraph for doc in docs for paragraph in doc["paragraphs"]])
+
+    def test_validation_is_whole_packages(self):
+        self.assertEqual(self.info["held_out_packages"], sorted(HELD_OUT_PACKAGES))
+        self.assertEqual({row["package"] for row in self.rows["validation"]}, set(HELD_OUT_PACKAGES))
+        self.assertEqual({row["package"] for row in self.rows["train"]}, {*PACKAGE_TOPIC_LABELS, *OTHERS})
+
+    @parameterized.parameters("package_topic", "docstring_summary")
+    def test_held_out_text_is_in_no_training_file(self, task):
+        held_out = paragraphs(self.rows[f"{task}/validation"]) | paragraphs(self.rows[f"{task}/test"])
+        self.assertNotEmpty(held_out)
+        for name in ("train", "package_topic/train", "docstring_summary/train"):
+            self.assertNoCommonElements(held_out, paragraphs(self.rows[name]))
+        self.assertNoCommonElements(paragraphs(self.rows[f"{task}/validation"]), paragraphs(self.rows[f"{task}/test"]))
+
+    def test_pre_training_sees_the_training_rows_of_the_tasks(self):
+        self.assertContainsSubset(paragraphs(self.rows["package_topic/train"]), paragraphs(self.rows["train"]))
+
+    @parameterized.parameters("validation", "test")
+    def test_evaluation_is_balanced(self, split):
+        counts = Counter(row["label"] for row in self.rows[f"package_topic/{split}"])
+        self.assertCountEqual(counts, PACKAGE_TOPIC_LABELS)
+        self.assertLen(set(counts.values()), 1)
+
+    def test_every_beginning_of_topic_train_is_balanced(self):
+        labels = [row["label"] for row in self.rows["package_topic/train"]]
+        smallest = min(Counter(labels).values())
+        self.assertGreaterEqual(smallest, 30)
+        for size in (10, 50, 10 * smallest):
+            self.assertEqual(Counter(labels[:size]), Counter(dict.fromkeys(PACKAGE_TOPIC_LABELS, size // 10)))
+        self.assertNotEqual(labels[:10], labels[10:20])  # and yet shuffled
+
+    def test_rows_of_the_tasks_keep_their_bounds(self):
+        for name, rows in self.rows.items():
+            for row in rows:
+                if name.startswith("package_topic"):
+                    self.assertBetween(len(row["text"]), 80, 600)
+                elif name.startswith("docstring_summary"):
+                    self.assertBetween(len(row["text"]), 100, 1_500)
+                    self.assertBetween(len(row["summary"]), 15, 120)
+                    self.assertNotIn(row["summary"], row["text"])
+
+    def test_one_worker_elsewhere_gives_the_same_bytes(self):
+        site = self.copy_site()
+        walk = installed_docs.os.walk
+
+        def walk_backwards(top):
+            for folder, folders, files in walk(top):
+                folders.reverse()
+                yield folder, folders, files[::-1]
+
+        with mock.patch.object(installed_docs.os, "walk", walk_backwards):
+            self.assertEqual(self.build(site), self.info)
+        self.assertEqual(contents(self.temp / "built"), contents(self.output))
+
+    def test_unreadable_files_are_named(self):
+        site = self.copy_site()
+        (site / "extra" / "broken.py").write_text("def f(:\n")
+        (site / "extra" / "latin.md").write_bytes(b"caf\xe9")
+        (site / "extra" / "nul.py").write_bytes(b"x = 1\0")
+        skipped = self.build(site)["files_skipped"]
+        self.assertEqual(skipped.pop("extra/latin.md"), "UnicodeDecodeError")
+        self.assertCountEqual(skipped, ["extra/broken.py", "extra/nul.py"])
+
+    def test_tests_vendored_copies_and_licences_are_not_read(self):
+        site = self.copy_site()
+        for name in (
+            "tests/a.py",
+            "_vendor/b.py",
+            "test_c.py",
+            "LICENSE.md",
+            "CHANGELOG.md",
+            "../numpy-1.5.dist-info/d.md",
+        ):
+            path = site / "extra" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f'"""{PROSE}"""')
+        self.build(site)
+        self.assertNotIn(PROSE, str(read(self.temp / "built")))
+
+    def test_text_files_and_duplicates(self):
+        site = self.copy_site()
+        (site / "extra" / "README.md").write_text(f"# Title\n\n{PROSE}\n")
+        (site / "lone" / "guide.rst").write_text(f"{PROSE}\n")
+        info = self.build(site)
+        self.assertEqual(sum(row["text"].count(PROSE) for row in read(self.temp / "built")["train"]), 1)
+        self.assertEqual(info["duplicate_paragraphs_dropped"], self.info["duplicate_paragraphs_dropped"] + 1)
+
+    def test_others_are_held_out_where_the_list_is_missing(self):
+        names = [f"other_{number}" for number in range(8)]
+        site = make_site_packages(self.temp / "site", [*PACKAGE_TOPIC_LABELS, *names])
+        info = self.build(site)
+        self.assertContainsSubset(info["held_out_packages"], names)
+        held_out = sum(info["packages"][package]["bytes"] for package in info["held_out_packages"])
+        self.assertBetween(held_out / sum(package["bytes"] for package in info["packages"].values()), 0.03, 0.05)
+
+    def test_too_little_text_is_refused(self):
+        with self.assertRaisesRegex(ValueError, rf"{self.site}: [\d,]+ bytes .* 112 files.* 1,000,000 .*--train_file"):
+            self.build(self.site, min_bytes=1_000_000)
+        with self.assertRaisesRegex(ValueError, "nowhere: 0 bytes of English prose in 0 files"):
+            self.build(self.temp / "nowhere")
+        self.assertFalse((self.temp / "built").exists())
+
+    def test_missing_class_is_refused(self):
+        site = self.copy_site()
+        shutil.rmtree(site / "nltk")
+        with self.assertRaisesRegex(ValueError, "package_topic, train: too little prose of nltk; .*requirements.txt"):
+            self.build(site)
+
+    def test_no_package_left_for_validation_is_refused(self):
+        site = make_site_packages(self.temp / "site", PACKAGE_TOPIC_LABELS)
+        with self.assertRaisesRegex(ValueError, "no package is left for validation"):
+            self.build(site)
+
+    def test_wrong_arguments_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "num_workers 0"):
+            self.build(self.site, num_workers=0)
+        (self.temp / "built").mkdir()
+        (self.temp / "built" / "thesis.txt").write_text("mine")
+        with self.assertRaisesRegex(ValueError, "built is neither empty nor an earlier build"):
+            self.build(self.site)
+        self.assertEqual(contents(self.temp / "built"), {"thesis.txt": b"mine"})
+
+    def test_earlier_build_is_replaced(self):
+        self.build(self.site)
+        (self.temp / "built" / "train.jsonl").write_text("")
+        self.build(self.site)
+        self.assertEqual(contents(self.temp / "built"), contents(self.output))
+
+    def test_interrupted_build_leaves_nothing(self):
+        with mock.patch.object(Path, "rename", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+            self.build(self.site)
+        self.assertEmpty(list(self.temp.iterdir()))
+
+    def test_fingerprint_follows_versions_and_not_the_place(self):
+        site = self.copy_site()
+        self.assertEqual(fingerprint(site), fingerprint(self.site))
+        self.assertEqual(fingerprint(site), self.info["fingerprint"])
+        self.assertRegex(fingerprint(site), "^[0-9a-f]{16}$")
+        (site / "numpy-1.5.dist-info").rename(site / "numpy-1.6.dist-info")
+        self.assertNotEqual(fingerprint(site), fingerprint(self.site))
+
+    def test_default_site_packages_is_where_transformers_is(self):
+        self.assertTrue((installed_docs._site_packages(None) / "transformers").is_dir())
+
+
+if __name__ == "__main__":
+    absltest.main()
