@@ -358,8 +358,13 @@ def check_model(args: ModelArguments) -> None:
         raise ValueError("--config_overrides changes a new model's shape; --model_name_or_path has one already")
     if args.dropout_rate is not None and not 0 <= args.dropout_rate < 1:
         raise ValueError(f"--dropout_rate {args.dropout_rate}: must be at least 0 and below 1")
-    if args.vocab_size < 300:
-        raise ValueError(f"--vocab_size {args.vocab_size}: must be at least 300 (100 of them are sentinels)")
+    check_vocab_size(args.vocab_size)
+
+
+def check_vocab_size(vocab_size: int) -> None:
+    """Raises ValueError for a size that leaves no room beside sentinels and letters."""
+    if vocab_size < 300:
+        raise ValueError(f"--vocab_size {vocab_size}: must be at least 300 (100 of them are sentinels)")
 
 
 def parse_overrides(text: str | None) -> dict:

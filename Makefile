@@ -1,0 +1,46 @@
+# make demo   set up, then: tokenizer, pre-training and fine-tuning on built-in English, ending in a table and a picture
+# make test   set up, then: lint, format check and the whole test suite (no network, no GPU)
+# make setup  the virtual environment with the pinned requirements, made anew only when they changed
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed_requirements.txt
+LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no
+DEMO := out/demo
+SEEDS := 1 2 3
+
+.PHONY: setup test demo lint clean
+
+setup:
+	@cmp -s requirements.txt $(INSTALLED) || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")' && \
+	  { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); } && \
+	  echo "installing requirements.txt into $(VENV) (about 2 GB, a minute or two)" && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt && \
+	  cp requirements.txt $(INSTALLED); }
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+test: lint
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Pre-train once, then fine-tune that checkpoint and the same model from scratch with each seed, and compare them.
+demo: setup
+	$(LAUNCH) pre_train_t5.py recipes/pre_train_installed_docs.yaml --output_dir $(DEMO)/pre_train --overwrite_output_dir --report_to none
+	for seed in $(SEEDS); do \
+	  $(LAUNCH) fine_tune_t5.py recipes/fine_tune_installed_docs.yaml --model_name_or_path $(DEMO)/pre_train \
+	    --output_dir $(DEMO)/fine_tuned_$$seed --seed $$seed --overwrite_output_dir --report_to none || exit 1; \
+	  $(LAUNCH) fine_tune_t5.py recipes/fine_tune_installed_docs.yaml --config_name tiny \
+	    --output_dir $(DEMO)/from_scratch_$$seed --seed $$seed --overwrite_output_dir --report_to none || exit 1; \
+	done
+	$(BIN)/python plot_runs.py \
+	  pre-trained=$(DEMO)/fine_tuned_1,$(DEMO)/fine_tuned_2,$(DEMO)/fine_tuned_3 \
+	  from_scratch=$(DEMO)/from_scratch_1,$(DEMO)/from_scratch_2,$(DEMO)/from_scratch_3 \
+	  --metric eval_accuracy --output $(DEMO)/demo.png
+	@echo "pre-training curve: $(DEMO)/pre_train/loss.png"
+
+clean:
+	rm -rf out .pytest_cache .ruff_cache
