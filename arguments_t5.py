@@ -1,4 +1,4 @@
-"""The one command line of all scripts: `script.py [recipe.yaml] [--flag value ...]`, and every check of what a user gave.
+"""The one command line of all scripts, `script.py [recipe.yaml] [--flag value ...]`, and every check of what was given.
 
 A recipe is a YAML file of flags; the command line overrides it. Whatever is unknown, set twice or contradictory is
 refused by name before any long work begins, with exit code 2. `--help` shows our flags and the usual ones of
@@ -23,7 +23,7 @@ import torch
 import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 from transformers.hf_argparser import string_to_bool
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType, get_last_checkpoint
 
 from constants import BUILTIN_CORPUS, DATASET_VALS, DEFAULT_LEARNING_RATES, DENOISERS, MODEL_SHAPES
 from optimizers_t5 import NEEDS_WHOLE_TENSORS, OPTIMIZERS
@@ -31,14 +31,20 @@ from optimizers_t5 import NEEDS_WHOLE_TENSORS, OPTIMIZERS
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+NAMED_CHOICES = {
+    "optim": OPTIMIZERS,
+    "lr_scheduler_type": tuple(kind.value for kind in SchedulerType),
+    "eval_strategy": tuple(kind.value for kind in IntervalStrategy),
+    "logging_strategy": tuple(kind.value for kind in IntervalStrategy),
+    "save_strategy": tuple(kind.value for kind in SaveStrategy),
+}
 
 
-def option(default, help: str, **metadata):
-    """A dataclass field with its help text; lists and dicts are copied for every parse."""
-    metadata["help"] = help
+def option(default, help: str):
+    """A dataclass field with its help text; a list is copied for every parse."""
     if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=lambda: list(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
 
 
 # ---------------------------------------------------------------- flags
@@ -75,7 +81,7 @@ class PreTrainingDataArguments:
 
     dataset_name: str | None = option(
         None,
-        f"A saved `datasets` folder, a Hub name, or {BUILTIN_CORPUS} (English docs of the installed packages; default).",
+        f"A saved `datasets` folder, a Hub name, or {BUILTIN_CORPUS} (English of the installed packages; default).",
     )
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
     train_file: list[str] | None = option(
@@ -83,7 +89,7 @@ class PreTrainingDataArguments:
     )
     validation_file: list[str] | None = option(None, "Validation text, as --train_file.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
-    validation_split_percentage: float = option(5.0, "Documents held out when there is no validation text, in percent.")
+    validation_split_percentage: float = option(5.0, "Text held out when there is no validation text, in percent.")
     max_train_samples: int | None = option(None, "Use the first N training documents only.")
     max_eval_samples: int | None = option(None, "Evaluate on the first N chunks of the validation text only.")
     input_seq_length: int = option(512, "Encoder length in tokens after corruption, EOS included.")
@@ -94,10 +100,8 @@ class PreTrainingDataArguments:
         DENOISERS["span_corruption"]["mean_noise_span_length"], "Mean length of a hidden span in tokens, at least 1."
     )
     eos_between_documents: bool = option(False, "Put an EOS between documents when joining them. T5 does not.")
-    preprocessing_num_workers: int = option(os.cpu_count() or 1, "Processes that read and tokenise.")
-    data_cache_dir: str = option(
-        "~/.cache/t5_foundry", "Where tokenised data is kept, under keys made of its contents."
-    )
+    preprocessing_num_workers: int = option(os.cpu_count() or 1, "Threads that tokenise, processes that read the docs.")
+    data_cache_dir: str = option("~/.cache/t5_foundry", "Where tokens are kept, under keys made of their contents.")
     overwrite_cache: bool = option(False, "Tokenise again although the cache holds this data.")
 
 
@@ -117,7 +121,7 @@ class TaskArguments:
     max_train_samples: int | None = option(None, "Train on the first N rows only.")
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.")
     max_source_length: int | None = option(None, "Source length in tokens, longer ones are cut. Not set: the task's.")
-    max_target_length: int | None = option(None, "Target length in tokens, longer ones are cut. Not set: the task's.")
+    max_target_length: int | None = option(None, "Target length in tokens, longer texts are cut. Not set: the task's.")
     preprocessing_num_workers: int = option(1, "Processes that tokenise.")
     data_cache_dir: str = option("~/.cache/t5_foundry", "Where prepared data is kept, under keys made of its contents.")
     overwrite_cache: bool = option(False, "Prepare the data again although the cache holds it.")
@@ -154,8 +158,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     def __post_init__(self):
         if self.fp16 or self.fp16_full_eval:
             raise ValueError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
-        if self.optim not in OPTIMIZERS:
-            raise ValueError(f"--optim {self.optim}: must be one of {', '.join(OPTIMIZERS)}")
+        for name, choices in NAMED_CHOICES.items():
+            value = getattr(getattr(self, name), "value", getattr(self, name))
+            if value not in choices:
+                raise ValueError(f"--{name} {value}: must be one of {', '.join(choices)}")
         if not has_accelerator():
             self.use_cpu = True  # otherwise every launched process would run alone (no backend is set up)
             self.dataloader_pin_memory = False
@@ -212,7 +218,7 @@ class FineTuningArguments(T5TrainingArguments):
 USUAL_TRAINING_FLAGS = (
     "output_dir overwrite_output_dir max_steps num_train_epochs per_device_train_batch_size per_device_eval_batch_size "
     "gradient_accumulation_steps optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
-    "final_learning_rate weight_decay max_grad_norm bf16 torch_compile gradient_checkpointing seed logging_steps "
+    "final_learning_rate weight_decay max_grad_norm bf16 torch_compile activation_checkpointing seed logging_steps "
     "eval_strategy eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model "
     "early_stopping_patience predict_with_generate generation_num_beams resume_from_checkpoint report_to run_name "
     "dataloader_num_workers deepspeed do_predict"
@@ -227,27 +233,19 @@ class T5ArgumentParser(HfArgumentParser):
         super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, **kwargs)
         self.usage = "%(prog)s [recipe.yaml] [--flag value ...]"
         self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")
-        own = {
-            f.name
-            for c in dataclass_types
-            if not issubclass(c, Seq2SeqTrainingArguments)
-            for f in dataclasses.fields(c)
-        }
+        own = [c for c in dataclass_types if not issubclass(c, Seq2SeqTrainingArguments)]
+        shown = {"help", "help_all", *USUAL_TRAINING_FLAGS, *(f.name for c in own for f in dataclasses.fields(c))}
         for action in self._actions:
             if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone, although its default is None
                 action.nargs, action.const = "?", True
             if action.dest == "resume_from_checkpoint":
                 action.nargs, action.const = "?", RESUME_NEWEST
                 action.help = "Go on from this checkpoint folder; without a value from the newest in --output_dir."
-            if action.help and action.help is not argparse.SUPPRESS:
+            if not show_all and action.dest not in shown:
+                action.help = argparse.SUPPRESS
+            elif action.help:
                 action.help = " ".join(action.help.replace("%(default)s", "\0").replace("%", "%%").split())
                 action.help = action.help.replace("\0", "%(default)s")
-            if (
-                not show_all
-                and action.dest not in own
-                and action.dest not in (*USUAL_TRAINING_FLAGS, "help", "help_all")
-            ):
-                action.help = argparse.SUPPRESS
         self.flags = {o.lstrip("-").replace("-", "_"): a for a in self._actions for o in a.option_strings}
 
     def error(self, message: str):
@@ -264,10 +262,9 @@ class _HelpFormatter(argparse.HelpFormatter):
         return f"--{action.dest}" if action.option_strings else super()._format_action_invocation(action)
 
     def _get_help_string(self, action):
-        shown = (
-            action.default not in (None, argparse.SUPPRESS, False, "==SUPPRESS==") and "%(default)" not in action.help
-        )
-        return action.help + (" [%(default)s]" if shown else "")
+        default = " ".join(action.default) if isinstance(action.default, list) else action.default
+        shown = default not in (None, argparse.SUPPRESS, False, "") and "%(default)" not in action.help
+        return action.help + (f" [{default}]" if shown else "")
 
 
 def parse_arguments(dataclass_types, argv: list[str] | None = None, default_recipe: str | None = None, starts_anew=()):
@@ -282,17 +279,20 @@ def parse_arguments(dataclass_types, argv: list[str] | None = None, default_reci
     if show_all:
         parser.print_help()
         raise SystemExit(0)
+    if {"-h", "--help"} & set(argv):
+        parser.parse_args(["--help"])
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
     given = _flags_given(parser, argv)
     if recipe is None and default_recipe is not None and not given & set(starts_anew):
         recipe = default_recipe
         print_once(f"no data and no model were named: using the recipe {os.path.relpath(recipe)}")
     recipe_argv = _recipe_as_flags(parser, recipe, skip=given) if recipe else []
-    try:
-        parsed = parser.parse_args_into_dataclasses(recipe_argv + argv, look_for_args_file=False)
-        return parsed[: len(dataclass_types)]  # what follows is --help_all
-    except argparse.ArgumentTypeError as error:
-        raise ValueError(str(error)) from None
+    parsed = parser.parse_args_into_dataclasses(
+        recipe_argv + argv, look_for_args_file=False, return_remaining_strings=True
+    )
+    if parsed[-1]:
+        raise ValueError(f"{parsed[-1][0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
+    return parsed[: len(dataclass_types)]  # what follows is --help_all
 
 
 def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:
@@ -328,14 +328,27 @@ def _recipe_as_flags(parser: T5ArgumentParser, path: str, skip: set[str]) -> lis
         raise ValueError(f"recipe {path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: must be a mapping of flags to values, such as `max_steps: 1000`")
-    flags = []
+    flags = {}
     for key, value in recipe.items():
-        destination = _known(parser, str(key).replace("-", "_"), f"recipe {path}, key {key}")
-        if destination in skip or value is None:
-            continue
-        values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-        flags += [f"--{destination}", *(str(v).lower() if isinstance(v, bool) else str(v) for v in values)]
-    return flags
+        name = str(key).replace("-", "_")
+        destination = _known(parser, name, f"recipe {path}, key {key}")
+        if destination != name and name == f"no_{destination}":
+            raise ValueError(f"recipe {path}, key {key}: write {destination}: false")
+        if destination in flags:
+            raise ValueError(f"recipe {path}, key {key}: {destination} is set twice")
+        flags[destination] = [] if destination in skip or value is None else _as_flag(destination, value)
+    return [word for words in flags.values() for word in words]
+
+
+def _as_flag(name: str, value) -> list[str]:
+    """("seed", 1) -> ["--seed=1"]; ("train_file", ["a", "b"]) -> ["--train_file", "a", "b"]."""
+    if isinstance(value, list):
+        return [f"--{name}", *map(str, value)]
+    if value is False and name.endswith("strategy"):
+        value = "no"  # which YAML reads as false when it stands without quotes
+    if isinstance(value, dict | bool):
+        value = json.dumps(value)
+    return [f"--{name}={value}"]
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -384,6 +397,8 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
         raise ValueError("--dataset_name and --train_file exclude each other: name one source of text")
     if args.validation_file and not args.train_file:
         raise ValueError("--validation_file goes with --train_file")
+    if args.dataset_config_name and args.dataset_name in (None, BUILTIN_CORPUS):
+        raise ValueError("--dataset_config_name goes with the Hub name of a data set in --dataset_name")
     if not 0 < args.noise_density < 1:
         raise ValueError(f"--noise_density {args.noise_density}: must lie between 0 and 1")
     if args.mean_noise_span_length < 1:
@@ -406,7 +421,7 @@ def _check_counts(args) -> None:
 
 
 def expand_files(flag: str, paths: list[str]) -> list[Path]:
-    """Files, folders (their readable files, sorted) and globs as a list of files. Raises ValueError if one is not there."""
+    """Files, folders (their readable files, sorted) and globs as a list of files. ValueError if one is not there."""
     files = []
     for text in paths:
         path = Path(text).expanduser()
@@ -472,10 +487,16 @@ def check_training(args: T5TrainingArguments, stage: str) -> None:
         args.learning_rate = DEFAULT_LEARNING_RATES[stage][args.optim]
     if args.learning_rate < 0 or args.final_learning_rate < 0:
         raise ValueError(f"--learning_rate {args.learning_rate} and --final_learning_rate must not be negative")
+    if stage == "pre_training" and args.max_steps > 0 and args.num_train_epochs != 3:  # 3: transformers' default
+        raise ValueError(f"--num_train_epochs {args.num_train_epochs}: --max_steps {args.max_steps} decides the length "
+                         "of pre-training; for epochs add --max_steps -1")  # fmt: skip
     if not 0 <= args.warmup_start_factor <= 1:
         raise ValueError(f"--warmup_start_factor {args.warmup_start_factor}: must lie between 0 and 1")
-    if args.early_stopping_patience is not None and not (args.load_best_model_at_end and args.metric_for_best_model):
-        raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
+    if args.early_stopping_patience is not None:
+        if args.early_stopping_patience < 1:
+            raise ValueError(f"--early_stopping_patience {args.early_stopping_patience}: must be at least 1 evaluation")
+        if not (args.load_best_model_at_end and args.metric_for_best_model):
+            raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
 
 
 def prepare_output_dir(args: T5TrainingArguments) -> str | None:

@@ -3,8 +3,8 @@
     python create_tokenizer.py --train_file 'corpus/*.txt' --vocab_size 32100 --output_dir out/tokenizer
     python create_tokenizer.py --train_file corpus.jsonl.gz --text_column content --config_name t5-v1_1-base
 
-The folder loads with AutoTokenizer and AutoConfig, and goes into `--tokenizer_name` of the other scripts. About 10 MB of
-text take 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus.
+The folder loads with AutoTokenizer and AutoConfig, and goes into `--tokenizer_name` of the other scripts. 10 MB of text
+take about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus.
 """
 
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> str:
             "words": f"{len(tokenizer):,}, sentinels {tokenizer.convert_tokens_to_ids('<extra_id_0>')} downwards",
             "example": f"{sample!r} -> {' '.join(tokenizer.tokenize(sample))}",
             "written to": args.output_dir,
-            "next": f"accelerate launch pre_train_t5.py --tokenizer_name {args.output_dir} --config_name t5-v1_1-small ...",
+            "next": f"accelerate launch pre_train_t5.py --tokenizer_name {args.output_dir} --config_name mini ...",
         },
         title="tokenizer",
     )

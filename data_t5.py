@@ -6,12 +6,14 @@ Chunks are views of that file, so other lengths cost nothing, and moving a folde
 """
 
 import bz2
+import contextlib
 import csv
 import gzip
 import hashlib
 import html
 import importlib
 import io
+import itertools
 import json
 import lzma
 import os
@@ -19,7 +21,8 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,88 +37,137 @@ from arguments_t5 import (
     answers,
     data_suffix,
     expand_files,
+    is_first_process,
     print_once,
 )
 from constants import BUILTIN_CORPUS, NUM_SENTINELS
 from data_collator_t5 import example_keys
 
-TOKENISE_BATCH = 1_000  # documents handed to the tokenizer's threads at once
-HELD_OUT_BLOCKS = 10  # a split takes at least about this many stretches of the text, so that it is a fair sample
+TOKENISE_BATCH = 2_000_000  # characters handed to the tokenizer's threads at once
+HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
+TOKENS_FORMAT = 2  # part of the cache's keys: raise it when the same text would give other tokens
 csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
 
 
 # ---------------------------------------------------------------- reading
-def open_text(path: Path):
-    """A text stream of a plain or compressed file; a byte-order mark is dropped, line ends become newlines."""
-    suffix = path.suffix.lower()
-    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    if suffix in openers:
-        binary = openers[suffix](path, "rb")
-    elif suffix == ".zst":
-        import pyarrow
+@contextlib.contextmanager
+def open_text(path: Path) -> Iterator[io.TextIOBase]:
+    """A text stream of a plain or compressed file; a byte-order mark is dropped, line ends become newlines.
 
-        binary = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
-    else:
-        binary = path.open("rb")
-    return io.TextIOWrapper(binary, encoding="utf-8-sig", newline=None)
+    A file that is damaged or no UTF-8 text is a ValueError with its name, wherever in the `with` block it shows.
+    """
+    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
+    try:
+        binary = openers.get(path.suffix.lower(), io.open)(path, "rb")
+        with io.TextIOWrapper(binary, encoding="utf-8-sig", newline=None) as stream:
+            yield stream
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text (byte {error.object[error.start]:#04x}); convert it first") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, csv.Error) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
+
+
+def _open_zstd(path: Path, _mode: str):
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
 
 
 def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
-    """Rows of a JSON-lines, JSON, CSV, TSV or parquet file as dictionaries. ValueError names the file and line."""
-    suffix = data_suffix(path)
-    if suffix == ".parquet":
-        import pyarrow.parquet
+    """Rows of a JSON-lines, JSON, CSV, TSV or parquet file as dictionaries. ValueError names the file and line.
 
-        file = pyarrow.parquet.ParquetFile(path)
-        _check_columns(path, columns, file.schema_arrow.names)
-        for batch in file.iter_batches(columns=columns):
-            yield from batch.to_pylist()
-        return
-    try:
-        with open_text(path) as stream:
-            if suffix in (".csv", ".tsv"):
-                rows = csv.DictReader(stream, delimiter="\t" if suffix == ".tsv" else ",")
-                _check_columns(path, columns, rows.fieldnames or [])
-                yield from rows
-            else:
-                yield from _read_json(path, stream, columns)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text (byte {error.object[error.start]:#04x}); convert it first") from None
-
-
-def _read_json(path: Path, stream, columns: list[str] | None) -> Iterator[dict]:
-    first = stream.read(1)
-    if first == "[":  # one array instead of one object a line
-        try:
-            rows = json.loads(first + stream.read())
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {error.lineno}: broken JSON ({error.msg})") from None
-        numbered = enumerate(rows, start=1)
+    columns: refuse a file that lacks one of them.
+    """
+    if data_suffix(path) == ".parquet":
+        rows = _read_parquet(path, columns)
     else:
-        numbered = _json_lines(path, stream, first)
-    for number, row in numbered:
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, row {number}: must be a JSON object, got {type(row).__name__}")
-        if columns and not set(columns) <= row.keys():
-            missing = ", ".join(c for c in columns if c not in row)
-            raise ValueError(f"{path}, row {number}: no column {missing}; there is {', '.join(row)}")
+        rows = {".csv": _read_csv, ".tsv": read_tsv}.get(data_suffix(path), _read_json)(path)
+    for number, row in enumerate(rows, start=1):
+        missing = [column for column in columns or [] if column not in row]
+        if missing:
+            raise ValueError(f"{path}, row {number}: no column {missing[0]}; there is {', '.join(row)}")
         yield row
 
 
-def _json_lines(path: Path, stream, first: str) -> Iterator[tuple[int, dict]]:
-    for number, line in enumerate(stream, start=1):
-        line, first = first + line, ""
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: broken JSON ({error.msg})") from None
+def _read_parquet(path: Path, columns: list[str] | None) -> Iterator[dict]:
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            all_there = columns and set(columns) <= set(file.schema_arrow.names)
+            for batch in file.iter_batches(columns=columns if all_there else None):
+                yield from batch.to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
 
 
-def _check_columns(path: Path, columns: list[str] | None, there: list[str]) -> None:
-    for column in columns or []:
-        if column not in there:
-            raise ValueError(f"{path}: no column {column}; there is {', '.join(there)}")
+def _read_csv(path: Path) -> Iterator[dict]:
+    with open_text(path) as stream:
+        rows = csv.reader(stream)
+        header = next(rows, [])
+        for values in filter(None, rows):  # [] is an empty line
+            if len(values) != len(header):
+                raise ValueError(f"{path}, line {rows.line_num}: {len(values)} fields, the header has {len(header)}")
+            yield dict(zip(header, values, strict=True))
+
+
+def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
+    """Rows of a tab-separated file as {column: value}, or {index: value} if it has no header line.
+
+    A line is a row and quotes are ordinary characters: with the usual quoting of csv readers a lone quote joins lines,
+    which loses rows of MRPC, QNLI and STS-B in silence. Only a line that is too short because its last field opens a
+    quote and does not close it goes on in the next lines, as three questions of GLUE's QQP do.
+    """
+    with open_text(path) as stream:
+        lines = enumerate(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE), start=1)
+        names = next(lines, (1, []))[1] if header else None
+        for number, values in lines:
+            if not values:  # an empty line
+                continue
+            if names is None:
+                yield dict(enumerate(values))
+                continue
+            if len(values) < len(names) and _is_open(values[-1]):
+                values = _joined(values, (more for _, more in lines))
+            if len(values) != len(names):
+                raise ValueError(f"{path}, line {number}: {len(values)} fields, the header has {len(names)}")
+            yield dict(zip(names, values, strict=True))
+
+
+def _is_open(field: str) -> bool:
+    return field.startswith('"') and field.count('"') % 2 == 1
+
+
+def _joined(values: list[str], lines: Iterator[list[str]]) -> list[str]:
+    """['1', '"What'] and the line ['is this?"', '2'] -> ['1', 'What is this?', '2']; unchanged if no line closes it."""
+    text = values[-1]
+    for more in lines:
+        text = f"{text} {more[0] if more else ''}"
+        if not _is_open(text):
+            return [*values[:-1], text.strip()[1:-1].replace('""', '"').strip(), *more[1:]]
+    return values
+
+
+def _read_json(path: Path) -> Iterator[dict]:
+    with open_text(path) as stream:
+        first = stream.readline()
+        if first.lstrip().startswith("["):  # one array instead of one object a line
+            rows = enumerate(_parse_json(first + stream.read(), path), start=1)
+        else:
+            lines = enumerate(itertools.chain([first], stream), start=1)
+            rows = ((number, _parse_json(line, path, number)) for number, line in lines if line.strip())
+        for number, row in rows:
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, row {number}: must be a JSON object, got {type(row).__name__}")
+            yield row
+
+
+def _parse_json(text: str, path: Path, first_line: int = 1):
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise ValueError(f"{path}, line {line}: broken JSON ({error.msg})") from None
 
 
 _WIKI_OPEN = re.compile(r"^<doc (id|url|title)=.*>$")
@@ -129,22 +181,19 @@ def read_text_documents(path: Path) -> Iterator[str]:
     are yielded as "" so that they can be counted.
     """
     page = None  # lines of the open <doc>, None outside
-    try:
-        with open_text(path) as stream:
-            for line in stream:
-                line = _CONTROL.sub("", line).strip()
-                if page is None and _WIKI_OPEN.match(line):
-                    page = []
-                elif page is not None and line == "</doc>":
-                    # The first line repeats the title: a page of nothing else is an empty one.
-                    yield html.unescape("\n".join(page)) if len(page) > 1 else ""
-                    page = None
-                elif page is not None:
-                    page += [line] if line else []
-                else:
-                    yield line
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text (byte {error.object[error.start]:#04x}); convert it first") from None
+    with open_text(path) as stream:
+        for line in stream:
+            line = _CONTROL.sub("", line).strip()
+            if page is None and _WIKI_OPEN.match(line):
+                page = []
+            elif page is not None and line == "</doc>":
+                # The first line repeats the title: a page of nothing else is an empty one.
+                yield html.unescape("\n".join(page)) if len(page) > 1 else ""
+                page = None
+            elif page is not None:
+                page += [line] if line else []
+            else:
+                yield line
     if page:
         yield html.unescape("\n".join(page))
 
@@ -154,8 +203,16 @@ def read_documents(path: Path, text_column: str) -> Iterator[str]:
     if data_suffix(path) in (".txt", ".text"):
         yield from read_text_documents(path)
     else:
-        for row in read_rows(path, [text_column]):
-            yield str(row[text_column] or "")
+        yield from _texts(read_rows(path, [text_column]), text_column, path)
+
+
+def _texts(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[str]:
+    """The texts of a column, "" where there is none."""
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row[column], str | None):
+            kind = type(row[column]).__name__
+            raise ValueError(f"{where}, row {number}: the column {column} holds no text, but a value of type {kind}")
+        yield row[column] or ""
 
 
 # ---------------------------------------------------------------- sources
@@ -172,14 +229,13 @@ class Source:
 
     def documents(self) -> Iterator[str]:
         if self.dataset is not None:
-            for row in self.dataset:
-                yield str(row[self.column] or "")
+            yield from _texts(self.dataset, self.column, self.description)
         for file in self.files:
             yield from read_documents(file, self.column)
 
 
 def find_sources(args: PreTrainingDataArguments) -> dict[str, Source]:
-    """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. ValueError if unreadable."""
+    """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. ValueError if none."""
     if args.train_file:
         sources = {"train": _file_source("--train_file", args.train_file, args.text_column)}
         if args.validation_file:
@@ -188,14 +244,11 @@ def find_sources(args: PreTrainingDataArguments) -> dict[str, Source]:
     name = args.dataset_name or BUILTIN_CORPUS
     if name == BUILTIN_CORPUS:
         folder = builtin_corpus(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
-        splits = {
-            split: _file_source("", [str(folder / f"{split}.jsonl")], "text") for split in ("train", "validation")
-        }
-        for source in splits.values():
-            source.description = (
-                f"{BUILTIN_CORPUS}: English documentation of the installed packages ({source.description})"
-            )
-        return splits
+        sources = {}
+        for split in ("train", "validation"):
+            source = sources[split] = _file_source("", [str(folder / f"{split}.jsonl")], "text")
+            source.description = f"{name}: English documentation of the installed packages ({source.description})"
+        return sources
     return _dataset_sources(name, args.dataset_config_name, args.text_column)
 
 
@@ -233,22 +286,30 @@ def _dataset_sources(name: str, config: str | None, column: str) -> dict[str, So
 
 def load_dataset_splits(name: str, config: str | None, flag: str):
     """A `datasets.DatasetDict` of a saved folder or a Hub name. ValueError with the reason if there is none."""
-    if not Path(name).exists() and not hub_is_reachable():
-        os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"  # answer from the cache, do not wait
-        import huggingface_hub.constants
-
-        huggingface_hub.constants.HF_HUB_OFFLINE = True
     import datasets
 
+    _do_not_wait_for_the_hub(name)
     try:
         if (Path(name) / "dataset_dict.json").is_file() or (Path(name) / "state.json").is_file():
             loaded = datasets.load_from_disk(name)
             return loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
         return datasets.load_dataset(name, config)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        offline = "" if hub_is_reachable() else "; the Hub cannot be reached from here: give local files instead"
-        raise ValueError(f"{flag} {name}: neither a saved data set nor one on the Hub ({reason}){offline}") from None
+        hint = "" if hub_is_reachable() else "; the Hub cannot be reached from here: give local files instead"
+        reason = _first_line(error)
+        raise ValueError(f"{flag} {name}: neither a saved data set nor one on the Hub ({reason}){hint}") from None
+
+
+def _do_not_wait_for_the_hub(name: str) -> None:
+    """Lets Hugging Face's libraries answer from their caches alone if `name` is no path and the Hub is out of reach.
+
+    They would ask again and again for 20 to 50 seconds. They read the variables once, so both places are set.
+    """
+    if not Path(name).exists() and not hub_is_reachable():
+        import huggingface_hub.constants
+
+        os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
 def hub_is_reachable() -> bool:
@@ -256,6 +317,10 @@ def hub_is_reachable() -> bool:
     from huggingface_hub import constants
 
     return answers(constants.ENDPOINT)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
@@ -272,7 +337,7 @@ def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
 def cached(cache: Path, name: str, key: str, build, overwrite: bool = False) -> Path:
     """The folder `<cache>/<name>-<key>`, made by `build(folder)` if missing; it appears only when it is whole."""
     final = cache / f"{name}-{key[:24]}"
-    if overwrite and final.exists():
+    if overwrite and final.exists() and is_first_process():  # the other processes take what the first one made
         shutil.rmtree(final)
     if not final.exists():
         cache.mkdir(parents=True, exist_ok=True)
@@ -301,8 +366,8 @@ def train_tokenizer(
 ) -> None:
     """Trains a SentencePiece unigram model on `documents` and writes it as a T5 tokenizer folder.
 
-    vocab_size counts everything: <pad> 0, </s> 1, <unk> 2, the words, and 100 sentinels at the end (<extra_id_0> last, as
-    in T5's own vocabulary). Letters are never lower-cased. Raises ValueError when the text is too small for the size.
+    vocab_size counts everything: <pad> 0, </s> 1, <unk> 2, the words, and 100 sentinels at the end (<extra_id_0> last,
+    as in T5's own vocabulary). Letters are not lower-cased. Raises ValueError when the text is too small for the size.
     """
     import sentencepiece
     from transformers import T5Tokenizer
@@ -326,7 +391,7 @@ def train_tokenizer(
             input_sentence_size=max_sentences,
             shuffle_input_sentence=True,
             max_sentence_length=16_384,
-            num_threads=os.cpu_count() or 1,
+            num_threads=16,  # not the machine's number of cores: its sums, and so its words, depend on it
             minloglevel=2,
         )
     except RuntimeError as error:
@@ -340,12 +405,11 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):
     """A tokenizer folder or Hub name. ValueError naming the flag if there is none."""
     from transformers import AutoTokenizer
 
-    if not Path(name_or_path).exists() and not hub_is_reachable():
-        os.environ["HF_HUB_OFFLINE"] = "1"
+    _do_not_wait_for_the_hub(name_or_path)
     try:
         return AutoTokenizer.from_pretrained(name_or_path)
     except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{flag} {name_or_path}: no tokenizer there ({str(error).splitlines()[0]})") from None
+        raise ValueError(f"{flag} {name_or_path}: no tokenizer there ({_first_line(error)})") from None
 
 
 def tokenizer_for(source: Source, vocab_size: int, cache: Path):
@@ -366,10 +430,12 @@ def task_tokenizer(model_args: ModelArguments, task_args: TaskArguments):
 
 
 def tokenizer_fingerprint(tokenizer) -> str:
-    """SHA-256 of what a tokenizer does (vocabulary, merges, normalisation, special tokens), whatever its folder's name."""
+    """SHA-256 of what a tokenizer does (vocabulary, normalisation, special tokens), whatever its folder's name."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    return hashlib.sha256(f"{content} {tokenizer.eos_token_id} {type(tokenizer).__name__}".encode()).hexdigest()
+    content = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
+    content = content | {"truncation": None, "padding": None}  # left there by whoever called it last
+    described = f"{json.dumps(content, sort_keys=True)} {tokenizer.eos_token_id} {type(tokenizer).__name__}"
+    return hashlib.sha256(described.encode()).hexdigest()
 
 
 # ---------------------------------------------------------------- tokens
@@ -391,31 +457,27 @@ class TokenFile:
 
 def tokenised(args: PreTrainingDataArguments, sources: dict[str, Source], tokenizer) -> dict[str, TokenFile]:
     """Token files of "train" and "validation", from the cache or tokenised now with a progress bar."""
-    choices = [tokenizer_fingerprint(tokenizer), args.eos_between_documents, args.max_train_samples]
+    choices = [TOKENS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents, args.max_train_samples]
     choices += [(split, source.fingerprint, source.column) for split, source in sources.items()]
     if "validation" not in sources:
         choices.append(args.validation_split_percentage)
     key = hashlib.sha256(repr(choices).encode()).hexdigest()
 
     def build(folder: Path) -> None:
-        writers = {split: _TokenWriter(folder, split, tokenizer, args) for split in ("train", "validation")}
-        limit = args.max_train_samples
-        if "validation" in sources:
-            _write_all(
-                writers["train"].first(sources["train"].documents(), limit), sources["train"].size, writers["train"]
-            )
-            validation = writers["validation"].first(sources["validation"].documents(), None)
-            _write_all(validation, sources["validation"].size, writers["validation"])
-        else:
-            source = sources["train"]
-            documents = writers["train"].first(source.documents(), limit)
-            parts = split_documents(documents, args.validation_split_percentage, source.size)
+        os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
+        writers = {s: _TokenWriter(folder, s, tokenizer, args.eos_between_documents) for s in ("train", "validation")}
+        for split, source in sources.items():
+            documents = source.documents()
+            used = itertools.islice(documents, args.max_train_samples if split == "train" else None)
+            blocks = [(False, used)]
+            if "validation" not in sources:
+                blocks = split_documents(used, args.validation_split_percentage)
             with _progress(source.size) as bar:
-                for held_out, block in parts:
-                    writers["validation" if held_out else "train"].write(block, bar)
-            held = writers["validation"].info
-            held["documents_read"] = held["documents"] + held["empty_documents"]
-            writers["train"].info["documents_read"] -= held["documents_read"]
+                for held_out, block in blocks:
+                    writer = writers["validation" if held_out else split]
+                    for document in block:
+                        bar.update(writer.add(document))
+            writers[split].info["documents_read"] += sum(1 for _ in documents)  # those after --max_train_samples
         for writer in writers.values():
             writer.close()
 
@@ -424,22 +486,21 @@ def tokenised(args: PreTrainingDataArguments, sources: dict[str, Source], tokeni
     return {split: _read_token_file(folder, split) for split in ("train", "validation")}
 
 
-def split_documents(
-    documents: Iterable[str], percentage: float, total_bytes: int | None
-) -> Iterator[tuple[bool, list[str]]]:
+def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tuple[bool, list[str]]]:
     """(held out, documents) blocks: evenly spread stretches of neighbouring documents, `percentage` of the text in all.
 
-    Stretches rather than single documents, since a held-out line between two training lines is hardly held out.
+    Stretches rather than single documents, since a held-out line between two training lines is hardly held out. They
+    grow with the text read so far to stay about a tenth of what is held out, so the total need not be known.
     """
-    wanted = (total_bytes or 10**9) * percentage / 100 / HELD_OUT_BLOCKS
-    block_size = min(max(wanted, 500), 65_536)  # characters
-    block, size, credit = [], 0, 0.0
+    shortest, longest = HELD_OUT_BLOCK
+    block, size, total, credit = [], 0, 0, 0.0
     for document in documents:
         block.append(document)
         size += len(document) + 1
-        if size >= block_size:
+        if size >= min(max(total * percentage / 1000, shortest), longest):
+            total += size
             credit += size * percentage / 100
-            held_out = credit >= size
+            held_out = credit >= size / 2
             credit -= size if held_out else 0
             yield held_out, block
             block, size = [], 0
@@ -452,66 +513,64 @@ def _progress(total_bytes: int | None) -> tqdm:
     return tqdm(total=total_bytes, unit="B", unit_scale=True, desc="tokenising", disable=disable)
 
 
-def _write_all(documents: Iterable[str], size: int | None, writer: "_TokenWriter") -> None:
-    with _progress(size) as bar:
-        writer.write(documents, bar)
-
-
 class _TokenWriter:
     """Appends the tokens of documents to `<folder>/<split>.bin`; memory does not grow with the text."""
 
-    def __init__(self, folder: Path, split: str, tokenizer, args: PreTrainingDataArguments):
-        self.tokenizer, self.folder, self.split = tokenizer, folder, split
-        self.dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-        self.eos = [tokenizer.eos_token_id] if args.eos_between_documents else []
+    def __init__(self, folder: Path, split: str, tokenizer, eos_between_documents: bool):
+        self.encode, self.folder, self.split = plain_encoder(tokenizer), folder, split
+        self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+        self.eos = [tokenizer.eos_token_id] if eos_between_documents else []
         self.file = (folder / f"{split}.bin").open("wb")
-        counts = dict(documents_read=0, documents=0, empty_documents=0, text_bytes=0)
-        self.info = {"dtype": np.dtype(self.dtype).name, **counts}
+        self.info = dict(dtype=self.dtype.name, documents_read=0, documents=0, empty_documents=0, text_bytes=0)
+        self.batch, self.batch_size = [], 0
 
-    def first(self, documents: Iterable[str], limit: int | None) -> Iterator[str]:
-        """The first `limit` documents; the others are only counted."""
-        for document in documents:
-            self.info["documents_read"] += 1
-            if limit is None or self.info["documents_read"] <= limit:
-                yield document
-
-    def write(self, documents: Iterable[str], bar: tqdm) -> None:
-        batch = []
-        for document in documents:
-            if document.strip():
-                batch.append(document)
-            else:
-                self.info["empty_documents"] += 1
-            if len(batch) == TOKENISE_BATCH:
-                self._flush(batch, bar)
-                batch = []
-        self._flush(batch, bar)
-
-    def _flush(self, batch: list[str], bar: tqdm) -> None:
-        if not batch:
-            return
-        for ids in encode_plain(self.tokenizer, batch):
-            self.file.write(np.array(ids + self.eos, dtype=self.dtype).tobytes())
-        size = sum(len(document.encode()) for document in batch)
-        self.info["documents"] += len(batch)
+    def add(self, document: str) -> int:
+        """Takes one document; returns its size in bytes."""
+        self.info["documents_read"] += 1
+        if not document.strip():
+            self.info["empty_documents"] += 1
+            return 0
+        size = len(document.encode())
+        self.info["documents"] += 1
         self.info["text_bytes"] += size
-        bar.update(size)
+        self.batch.append(document)
+        self.batch_size += len(document)
+        if self.batch_size >= TOKENISE_BATCH:
+            self._flush()
+        return size
+
+    def _flush(self) -> None:
+        for ids in self.encode(self.batch):
+            self.file.write(np.array(ids + self.eos, dtype=self.dtype).tobytes())
+        self.batch, self.batch_size = [], 0
 
     def close(self) -> None:
+        self._flush()
         self.file.close()
         (self.folder / f"{self.split}.json").write_text(json.dumps(self.info))
 
 
-def encode_plain(tokenizer, texts: list[str]) -> list[list[int]]:
-    """Token ids of texts, without EOS, and with "<extra_id_0>" or "</s>" in a text read as plain characters."""
+def plain_encoder(tokenizer) -> Callable[[list[str]], list[list[int]]]:
+    """texts -> token ids, uncut and without EOS; "<extra_id_0>" or "</s>" in a text is read as plain characters.
+
+    T5's sentinels are words of the unigram model too, at a score that always wins. So a copy of the tokenizer does the
+    work in which the special tokens keep their ids and have names that occur in no text, as sentencepiece has it.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return tokenizer(texts, add_special_tokens=False)["input_ids"]
-    backend.encode_special_tokens = True
-    try:
-        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
-    finally:
-        backend.encode_special_tokens = False
+    if backend is None:  # tokenizers in Python, such as ByT5's
+        return lambda texts: tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    content = json.loads(backend.to_str())
+    model, added = content["model"], content["added_tokens"]
+    special = {token["content"] for token in added if token["special"]} - {model.get("unk_token")}
+    unseen = {word: f"\uffff{word}\uffff" for word in special}  # U+FFFF is no character
+    if isinstance(model["vocab"], list):  # [[word, score], ...], the id being the place
+        model["vocab"] = [[unseen.get(word, word), score] for word, score in model["vocab"]]
+    else:
+        model["vocab"] = {unseen.get(word, word): number for word, number in model["vocab"].items()}
+    content |= {"added_tokens": [token for token in added if not token["special"]], "post_processor": None}
+    content |= {"truncation": None, "padding": None}  # left there by whoever called it last
+    plain = type(backend).from_str(json.dumps(content))
+    return lambda texts: [encoding.ids for encoding in plain.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def _read_token_file(folder: Path, split: str) -> TokenFile:

@@ -102,7 +102,8 @@ def main(argv: list[str] | None = None) -> dict:
             tokenizer = load_tokenizer(name) if name else task_tokenizer(model_args, task_args)
             data, examples = prepare_task(task_args, task, tokenizer)
         model = build_model(model_args, tokenizer)
-        model.generation_config.max_new_tokens = task_args.max_target_length or task["max_target_length"]
+        longest = task_args.max_target_length or task["max_target_length"]
+        model.generation_config.max_length = longest + 1  # it counts the decoder's start token too
         labels = class_label_ids(task, tokenizer)
     set_up_tracking(training_args)
 

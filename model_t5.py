@@ -10,12 +10,17 @@ Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_m
 """
 
 import logging
+import pickle
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from huggingface_hub.constants import ENDPOINT
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, T5Config
 
+from arguments_t5 import answers
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
 
 IGNORE_INDEX = -100  # labels that no loss and no metric counts
@@ -38,26 +43,42 @@ def build_config(name_or_path: str, vocab_size: int | None = None, overrides: di
             tie_word_embeddings=False,
             decoder_start_token_id=0,
         )
-        values |= MODEL_SHAPES[name_or_path] | _checked_overrides(overrides or {}, T5Config())
-        return T5Config(**values)
+        return _overridden(T5Config(**values | MODEL_SHAPES[name_or_path]), overrides or {})
     try:
-        config = AutoConfig.from_pretrained(name_or_path)
+        config = AutoConfig.from_pretrained(name_or_path, local_files_only=_only_local(name_or_path))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"--config_name {name_or_path}: neither a built-in shape ({', '.join(MODEL_SHAPES)}) nor a readable "
-            f"folder or Hub name with a config.json ({str(error).splitlines()[0]})"
+            f"folder or Hub name with a config.json ({_first_line(error)})"
         ) from None
-    check_architecture(config, name_or_path)
-    for key, value in _checked_overrides(overrides or {}, config).items():
-        setattr(config, key, value)
-    return config
+    check_architecture(config, f"--config_name {name_or_path}")
+    return _overridden(config, overrides or {})
 
 
-def _checked_overrides(overrides: dict, config: T5Config) -> dict:
+def _overridden(config: T5Config, overrides: dict) -> T5Config:
+    """`config`, built anew if there are `overrides`, since some of its values follow from others."""
+    if not overrides:
+        return config
     for key, value in overrides.items():
         if key not in config.to_dict():
             raise ValueError(f"--config_overrides {key}={value}: the T5 configuration has no such key")
-    return overrides
+    values = config.to_dict() | {"tie_word_embeddings": getattr(config, "scale_decoder_outputs", False)} | overrides
+    for derived in {"is_gated_act", "dense_act_fn", "scale_decoder_outputs"} - overrides.keys():
+        values.pop(derived, None)
+    try:
+        return type(config)(**values)
+    except StrictDataclassError as error:
+        changed = ",".join(f"{key}={value}" for key, value in overrides.items())
+        raise ValueError(f"--config_overrides {changed}: {' '.join(str(error).split())}") from None
+
+
+def _only_local(name_or_path: str) -> bool:
+    """Whether to look for a Hub name in the cache only: without an answering Hub, asking takes 23 s and then fails."""
+    return Path(name_or_path).exists() or not answers(ENDPOINT)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def check_architecture(config, name: str) -> None:
@@ -85,17 +106,24 @@ def load_model(name_or_path: str, attn_implementation: str | None = None) -> Pre
 
     A separate `lm_head.weight` stays separate, and is saved as such. Raises ValueError naming the folder if it is none.
     """
+    kwargs = {"local_files_only": _only_local(name_or_path)}
     try:
-        config = AutoConfig.from_pretrained(name_or_path)
-        check_architecture(config, f"--model_name_or_path {name_or_path}")
-        kwargs = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+        config = AutoConfig.from_pretrained(name_or_path, **kwargs)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--model_name_or_path {name_or_path}: not a folder or Hub name with a model ({_first_line(error)})"
+        ) from None
+    check_architecture(config, f"--model_name_or_path {name_or_path}")
+    if attn_implementation is not None:
+        kwargs["attn_implementation"] = attn_implementation
+    try:
         with _UntiedHeadIsIntended():
             model, report = AutoModelForSeq2SeqLM.from_pretrained(
                 name_or_path, config=config, dtype=torch.float32, output_loading_info=True, **kwargs
             )
-    except OSError as error:
+    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         raise ValueError(
-            f"--model_name_or_path {name_or_path}: not a folder or Hub name with a model ({str(error).splitlines()[0]})"
+            f"--model_name_or_path {name_or_path}: its weights cannot be read ({_first_line(error)})"
         ) from None
     missing = sorted(report["missing_keys"])
     if missing:
@@ -107,8 +135,9 @@ def load_model(name_or_path: str, attn_implementation: str | None = None) -> Pre
 
 def _prepared(model: PreTrainedModel) -> PreTrainedModel:
     """What both ways of getting a model share: the config tells the truth about the head, the loss is ours."""
-    untied = model.lm_head.weight is not model.shared.weight
-    if untied:
+    if getattr(model.config, "decoder_start_token_id", None) is None:
+        model.config.decoder_start_token_id = model.config.pad_token_id  # T5's own; not every config.json says so
+    if model.lm_head.weight is not model.shared.weight:
         # Saved as `tie_word_embeddings: false`, which is what Google's v1.1 files say and every reader expects.
         model.config.tie_word_embeddings = False
         model.all_tied_weights_keys.pop("lm_head.weight", None)
@@ -137,7 +166,7 @@ def set_dropout(model: PreTrainedModel, rate: float) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = rate
-        elif isinstance(getattr(module, "dropout", None), float):
+        elif isinstance(getattr(module, "dropout", None), (int, float)):
             module.dropout = rate
 
 

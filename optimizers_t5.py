@@ -1,4 +1,4 @@
-"""Optimizers and schedules of T5: RMS-scaled AdamW, Adafactor as T5 uses it, and the field's learning-rate schedules."""
+"""Optimizers and schedules of T5: RMS-scaled AdamW, Adafactor as T5 uses it, the field's learning-rate schedules."""
 
 import math
 from collections.abc import Callable
@@ -108,9 +108,14 @@ def learning_rate_factor(
     return factor
 
 
+def scheduler_name(args) -> str:
+    """`--lr_scheduler_type` as a plain word; transformers makes an enumeration of it."""
+    return getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+
+
 def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int):
     """The schedule of `--lr_scheduler_type`: ours above, every other name as transformers defines it."""
-    name = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    name = scheduler_name(args)
     warmup_steps = args.get_warmup_steps(total_steps)
     if name not in OWN_SCHEDULES or args.lr_scheduler_kwargs:
         return get_scheduler(

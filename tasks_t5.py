@@ -1,11 +1,12 @@
-"""Data of the tasks in `DATASET_VALS`: read from files or the Hub, checked against the entry, written as T5 writes them.
+"""Data of the tasks in `DATASET_VALS`: read from files or the Hub, checked against the entry, written as T5 does it.
 
 A row goes through three steps, each visible below: `read_split` (the task's own columns), `source_text`/`target_text`
 (T5's texts) and the lambda of `build_tokenize_function` (token ids).
 """
 
-import csv
 import difflib
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,24 +15,34 @@ import torch
 
 from arguments_t5 import TaskArguments, data_suffix, print_once
 from constants import DATASET_VALS
-from data_t5 import builtin_corpus, load_dataset_splits, open_text, read_rows
+from data_t5 import builtin_corpus, load_dataset_splits, open_text, read_rows, read_tsv, tokenizer_fingerprint
 from metrics_t5 import STATISTICS, format_number_target, score_predictions, token_metrics
 from model_t5 import IGNORE_INDEX
 
 _REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
+_OPTIONAL = (
+    "prefix labels hub builtin files file_columns file_columns_by_split exclude_rows eval_splits test_splits "
+    "train_with submission_file"
+).split()
 _TARGET_TYPES = ("class", "number", "text")
 
 
 # ---------------------------------------------------------------- the entry
 def check_entry(name: str, task: dict) -> None:
     """Raises ValueError naming the field when an entry of DATASET_VALS is incomplete or contradicts itself."""
+    for key in task:
+        if key not in (*_REQUIRED, *_OPTIONAL):
+            near = difflib.get_close_matches(key, (*_REQUIRED, *_OPTIONAL), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"DATASET_VALS task {name}: {key} is no field of an entry{hint}")
     for key in _REQUIRED:
         if not task.get(key):
             raise ValueError(f"DATASET_VALS task {name}: the entry has no {key}")
     if task["target_type"] not in _TARGET_TYPES:
-        raise ValueError(f"DATASET_VALS task {name}: target_type {task['target_type']}: must be one of {_TARGET_TYPES}")
-    if task["target_type"] == "class" and len(task.get("labels") or []) < 2:
-        raise ValueError(f"DATASET_VALS task {name}: target_type class needs `labels`, at least two of them")
+        possible = ", ".join(_TARGET_TYPES)
+        raise ValueError(f"DATASET_VALS task {name}: target_type {task['target_type']}: must be one of {possible}")
+    if task["target_type"] == "class" and len(set(task.get("labels", []))) < max(2, len(task.get("labels", []))):
+        raise ValueError(f"DATASET_VALS task {name}: target_type class needs `labels`, at least two different ones")
 
 
 def eval_splits(task: dict) -> list[str]:
@@ -46,7 +57,10 @@ def test_splits(task: dict) -> list[str]:
 
 # ---------------------------------------------------------------- rows
 def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[dict]:
-    """All rows of a split as {column: value} with the entry's column names. ValueError if there are none."""
+    """All rows of a split as {column: value} with the entry's column names. ValueError if there are none.
+
+    Rows of a test split have the target column only where their labels are public.
+    """
     own_file = {"train": args.train_file, eval_splits(task)[0]: args.validation_file}.get(split)
     if own_file:
         rows = list(read_split(name, task, split, Path(own_file)))
@@ -64,7 +78,9 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[di
         raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
     if not rows:
         raise ValueError(f"task {name}, split {split}: no rows")
-    return rows
+    if split in test_splits(task) and any(row.get(task["target"]) in (None, -1) for row in rows):
+        rows = [{column: value for column, value in row.items() if column != task["target"]} for row in rows]
+    return rows  # GLUE's hidden labels are -1 on the Hub
 
 
 def _file_of_split(name: str, task: dict, data_dir: str | None, split: str) -> Path:
@@ -84,63 +100,50 @@ def _hub_rows(name: str, task: dict, split: str) -> list[dict]:
     splits = load_dataset_splits(hub_name, config, f"task {name}, data set")
     if split not in splits:
         raise ValueError(f"task {name}: {hub_name} has no split {split}; there is {', '.join(splits)}")
-    columns = list(task["inputs"].values()) + ([task["target"]] if not split.startswith("test") else [])
-    for column in columns:
-        if column not in splits[split].column_names:
-            raise ValueError(f"task {name}: no column {column}; there is {', '.join(splits[split].column_names)}")
-    return splits[split].to_list()
+    names = {column: column for column in (*task["inputs"].values(), task["target"])}
+    rows = enumerate(splits[split].to_list(), start=1)
+    return [_picked(name, task, split, names, row, f"{hub_name}, row {number}") for number, row in rows]
 
 
 def read_split(name: str, task: dict, split: str, path: Path) -> Iterator[dict]:
-    """Rows of one file under the entry's column names; every line of a .tsv is one row, quotes are ordinary characters.
-
-    The usual quoting of csv readers would join lines of MRPC, QNLI and STS-B at a lone quote and lose rows in silence.
-    """
+    """Rows of one file under the entry's column names."""
     renamed = task.get("file_columns_by_split", {}).get(split, task.get("file_columns", {}))
-    columns = list(task["inputs"].values())
-    labelled = not split.startswith("test")
-    columns += [task["target"]] if labelled else []
-    names = {column: renamed.get(column, column) for column in columns}
-    excluded = _excluded_rows(task, split, path)
-    reader = _read_tsv(path, names) if data_suffix(path) in (".tsv", ".txt") else read_rows(path)
-    for number, row in enumerate(reader, start=1):
-        if excluded and tuple(row[column] for column in excluded["columns"]) in excluded["rows"]:
-            continue
-        for column, there in names.items():
-            if there not in row:
-                near = difflib.get_close_matches(str(there), [str(c) for c in row], n=1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
-                raise ValueError(
-                    f"{path}, row {number}: no column {there}{hint}, which task {name} needs; "
-                    f"there is {', '.join(str(c) for c in row)}"
-                )
-        yield {column: row[there] for column, there in names.items()}
+    names = {column: renamed.get(column, column) for column in (*task["inputs"].values(), task["target"])}
+    id_columns, excluded = _excluded_rows(task, split, path)
+    if data_suffix(path) in (".tsv", ".txt"):
+        rows = read_tsv(path, header=not all(isinstance(there, int) for there in names.values()))
+    else:
+        rows = read_rows(path)
+    for number, row in enumerate(rows, start=1):
+        if tuple(row.get(column) for column in id_columns) not in excluded:
+            yield _picked(name, task, split, names, row, f"{path}, row {number}")
 
 
-def _read_tsv(path: Path, names: dict) -> Iterator[dict]:
-    """Rows of a tab-separated file: by header name, or by column index when all of `names` are indices."""
-    without_header = bool(names) and all(isinstance(there, int) for there in names.values())
-    try:
-        with open_text(path) as stream:
-            rows = csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
-            header = None if without_header else next(rows, None)
-            for number, values in enumerate(rows, start=1 if without_header else 2):
-                if header is not None and len(values) != len(header):
-                    raise ValueError(f"{path}, line {number}: {len(values)} fields, the header has {len(header)}")
-                yield dict(enumerate(values)) if header is None else dict(zip(header, values, strict=True))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text (byte {error.object[error.start]:#04x}); convert it first") from None
+def _picked(name: str, task: dict, split: str, names: dict, row: dict, where: str) -> dict:
+    """The task's columns of a row, renamed; only the answers of a test split may be missing."""
+    if split in test_splits(task) and row.get(names[task["target"]]) is None:
+        names = {column: there for column, there in names.items() if column != task["target"]}
+    for there in names.values():
+        if there not in row:
+            near = difflib.get_close_matches(str(there), [str(c) for c in row], n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            columns = ", ".join(str(c) for c in row)
+            raise ValueError(f"{where}: no column {there}{hint}, which task {name} needs; there is {columns}")
+        if row[there] is None:
+            raise ValueError(f"{where}: the column {there} is empty, which task {name} needs")
+    return {column: row[there] for column, there in names.items()}
 
 
-def _excluded_rows(task: dict, split: str, path: Path) -> dict | None:
+def _excluded_rows(task: dict, split: str, path: Path) -> tuple[list[str], set[tuple]]:
+    """(columns, their values in the rows that the split must leave out)."""
     rule = task.get("exclude_rows", {}).get(split)
     if rule is None or path.name != Path(task["files"][split]).name:
-        return None
+        return [], set()
     listed = path.parent / Path(rule["file"]).name
     if not listed.is_file():
         raise ValueError(f"{listed}: no such file; it lists the rows that {path.name} must leave out")
     with open_text(listed) as stream:
-        return {"columns": rule["columns"], "rows": {tuple(line.split()) for line in stream if line.strip()}}
+        return rule["columns"], {tuple(line.split()) for line in stream if line.strip()}
 
 
 # ---------------------------------------------------------------- texts
@@ -164,11 +167,10 @@ def target_text(name: str, task: dict, row: dict) -> str:
             return format_number_target(float(value))
         except (TypeError, ValueError):
             raise ValueError(f"task {name}: {task['target']} is {value!r}, which is not a number") from None
-    labels = task["labels"]
-    if value in labels:
-        return value
-    text = str(value).strip()
-    if text.isdigit() and int(text) < len(labels):
+    labels, text = task["labels"], str(value).strip()
+    if isinstance(value, str) and text in labels:
+        return text
+    if text.isdecimal() and int(text) < len(labels):
         return labels[int(text)]
     raise ValueError(
         f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)} "
@@ -177,18 +179,18 @@ def target_text(name: str, task: dict, row: dict) -> str:
 
 
 def build_tokenize_function(
-    name: str, task: dict, tokenizer, max_source_length: int, max_target_length: int
+    name: str, task: dict, tokenizer, max_source_length: int, max_target_length: int | None
 ) -> Callable[[dict], dict]:
-    """The lambda that turns a batch of rows into "input_ids", "attention_mask" and "labels", cut to the lengths, with EOS.
+    """The lambda that turns a batch of rows into "input_ids", "attention_mask" and "labels", each cut and with EOS.
 
-    Rows without the target column (test data) get no labels.
+    Lengths are in tokens, EOS included. Rows without the target column (test data) get no labels.
     """
 
     def rows(batch: dict) -> list[dict]:
         return [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
 
-    def encode(texts: list[str], max_length: int) -> dict:
-        return tokenizer(texts, max_length=max_length, truncation=True)
+    def encode(texts: list[str], max_length: int | None) -> dict:
+        return tokenizer(texts, max_length=max_length, truncation=max_length is not None)
 
     return lambda batch: {
         **encode([source_text(task, row) for row in rows(batch)], max_source_length),
@@ -208,10 +210,25 @@ def class_label_ids(task: dict, tokenizer) -> torch.Tensor | None:
     if task["target_type"] != "class":
         return None
     encoded = tokenizer(task["labels"])["input_ids"]
-    if len({tuple(ids) for ids in encoded}) < len(encoded):
-        raise ValueError(f"the tokenizer writes two of the labels {', '.join(task['labels'])} with the same tokens")
+    if len(_labels_as_read_back(task, tokenizer)) < len(encoded):
+        raise ValueError(f"the tokenizer writes two of the labels {', '.join(task['labels'])} with the same text")
     longest = max(len(ids) for ids in encoded)
     return torch.tensor([ids + [IGNORE_INDEX] * (longest - len(ids)) for ids in encoded])
+
+
+def decode_texts(task: dict, tokenizer, ids) -> list[str]:
+    """Texts of token ids [N, T] padded with -100; class labels come back as the entry writes them."""
+    texts = tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
+    names = _labels_as_read_back(task, tokenizer)
+    return [names.get(text.strip(), text.strip()) for text in texts]
+
+
+def _labels_as_read_back(task: dict, tokenizer) -> dict[str, str]:
+    """{text that a label becomes in this tokenizer: label}; without a "_" "not_entailment" becomes "notentailment"."""
+    if task["target_type"] != "class":
+        return {}
+    texts = tokenizer.batch_decode(tokenizer(task["labels"])["input_ids"], skip_special_tokens=True)
+    return dict(zip((text.strip() for text in texts), task["labels"], strict=True))
 
 
 def task_metrics(task: dict, tokenizer, generated: bool) -> Callable:
@@ -220,17 +237,12 @@ def task_metrics(task: dict, tokenizer, generated: bool) -> Callable:
     generated: take the generated tokens as the answers; otherwise the class that teacher forcing found, or no label.
     """
 
-    def decode(ids) -> list[str]:
-        ids = np.where(ids < 0, tokenizer.pad_token_id, ids)
-        return [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
-
-    def answers(output) -> list[str]:
-        tokens, statistics = output.predictions
-        return decode(tokens) if generated else class_texts(task, statistics)
+    def answers(tokens, statistics) -> list[str]:
+        return decode_texts(task, tokenizer, tokens) if generated else class_texts(task, statistics)
 
     return lambda output: {
         **token_metrics(output.predictions[1]),
-        **score_predictions(task, answers(output), decode(output.label_ids)),
+        **score_predictions(task, answers(*output.predictions), decode_texts(task, tokenizer, output.label_ids)),
     }
 
 
@@ -241,28 +253,39 @@ def class_texts(task: dict, statistics: np.ndarray) -> list[str]:
 
 # ---------------------------------------------------------------- data sets
 def prepare_split(name: str, task: dict, args: TaskArguments, tokenizer, split: str, limit: int | None):
-    """(tokenised `datasets.Dataset` of the first `limit` rows, number of rows before the limit)."""
+    """(tokenised `datasets.Dataset` of the first `limit` rows, number of rows before the limit).
+
+    Kept in `--data_cache_dir` under a key of everything that decides the tokens. Only training cuts targets, and never
+    class labels: metrics compare with the whole target.
+    """
     import datasets
 
     rows = load_rows(name, task, args, split)
     chosen = rows[:limit]
-    columns = [column for column in [*task["inputs"].values(), task["target"]] if column in chosen[0]]
-    if split.startswith("test") and task["target"] in columns and not task.get("builtin"):
-        columns.remove(task["target"])  # GLUE's test labels are hidden, and written as -1 on the Hub
+    columns = list(chosen[0])
     if task["target_type"] == "class" and task["target"] in columns:
         used = {target_text(name, task, row) for row in chosen}
         missing = [label for label in task["labels"] if label not in used]
         if missing and limit is None:
             print_once(f"task {name}, {split}: no row has the label {', '.join(missing)}")
-    dataset = datasets.Dataset.from_dict({column: [row[column] for row in chosen] for column in columns})
+    values = {column: [row[column] for row in chosen] for column in columns}
     source_length = args.max_source_length or task["max_source_length"]
     target_length = args.max_target_length or task["max_target_length"]
-    tokenised = dataset.map(
+    if split != "train" or task["target_type"] == "class":
+        target_length = None
+    texts = [task.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")]
+    decisive = [tokenizer_fingerprint(tokenizer), source_length, target_length, texts, values]
+    key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
+    cache = Path(args.data_cache_dir).expanduser()
+    cache.mkdir(parents=True, exist_ok=True)
+    tokenised = datasets.Dataset.from_dict(values).map(
         build_tokenize_function(name, task, tokenizer, source_length, target_length),
         batched=True,
         num_proc=args.preprocessing_num_workers if args.preprocessing_num_workers > 1 else None,
         remove_columns=columns,
+        cache_file_name=str(cache / f"task-{name}-{split}-{key}.arrow"),
         load_from_cache_file=not args.overwrite_cache,
+        new_fingerprint=key,
         desc=f"tokenising {name} {split}",
     )
     return tokenised, len(rows)

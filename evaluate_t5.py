@@ -1,0 +1,312 @@
+"""Evaluate a checkpoint on any task of DATASET_VALS (constants.py), keep its answers, or write a GLUE submission.
+
+    python evaluate_t5.py --model_name_or_path out/fine_tune_t5                                    # the built-in task
+    python evaluate_t5.py --benchmark glue --dataset_name mnli --data_dir glue/ --model_name_or_path out/mnli
+    python evaluate_t5.py --benchmark glue --dataset_name all --do_predict --model_name_or_path 'out/glue/{task}'
+    torchrun --nproc_per_node 2 evaluate_t5.py --benchmark glue --dataset_name qqp --model_name_or_path out/qqp
+
+Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jsonl (a line per row) and, for
+`--dataset_name all`, the GLUE server's submission.zip into --output_dir. A row costs one forward pass per class label;
+numbers, texts and whatever `--predict_with_generate` asks for are decoded. Several processes count every row once.
+"""
+
+import copy
+import dataclasses
+import json
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from transformers import DataCollatorForSeq2Seq
+
+from arguments_t5 import (
+    FineTuningArguments,
+    T5TrainingArguments,
+    TaskArguments,
+    check_task,
+    exit_on_user_error,
+    is_first_process,
+    option,
+    parse_arguments,
+)
+from callbacks_t5 import T5ProgressCallback, end_summary, install_callbacks, start_summary, write_json
+from constants import DATASET_VALS
+from data_t5 import load_tokenizer
+from metrics_t5 import check_metrics, parse_class, parse_number
+from model_t5 import fit_vocabulary, is_local_model, load_model
+from tasks_t5 import (
+    check_entry,
+    class_label_ids,
+    class_texts,
+    eval_splits,
+    load_rows,
+    prepare_split,
+    source_text,
+    target_text,
+    task_metrics,
+    test_splits,
+)
+from trainer_t5 import T5Trainer, finish_process_group, set_up_tracking
+
+OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
+GLUE_WANTS_WORDS = ("mnli", "ax", "qnli", "rte")  # answered with the label's words; the other classes as 0 and 1
+
+
+@dataclass
+class EvaluationArguments:
+    """Which checkpoint answers what."""
+
+    _argument_group_name = "evaluation"
+
+    model_name_or_path: str = option(
+        FineTuningArguments.output_dir, "Folder or Hub name; {task} in it stands for the task, as in out/glue/{task}."
+    )
+    tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
+    attn_implementation: str | None = option(None, "Attention kernel: eager or sdpa. Not set: transformers' choice.")
+    split: str | None = option(None, "Not set: the task's evaluation splits, or with --do_predict its test splits.")
+    allow_missing: bool = option(False, "Leave tasks without data or checkpoint out of a submission (`all`).")
+
+
+@dataclass
+class EvaluationRunArguments(T5TrainingArguments):
+    """transformers' flags with the defaults of an evaluation."""
+
+    output_dir: str | None = option(None, "Must be empty or overwritten. Not set: eval_<task> in the model's folder.")
+    overwrite_output_dir: bool = option(False, "Replace the files of an earlier evaluation in --output_dir.")
+    per_device_eval_batch_size: int = option(64, "Rows per process and forward pass.")
+    do_predict: bool = option(False, "Predict the test splits, without metrics.")
+    report_to: list[str] = option(["none"], "Trackers: wandb, tensorboard, trackio, none.")
+
+    def __post_init__(self):
+        output_dir = self.output_dir
+        super().__post_init__()
+        self.output_dir = output_dir  # transformers would invent a name
+
+
+DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments]
+
+
+@dataclass
+class Job:
+    """One task with its checkpoint, and the rows of its splits once they are loaded."""
+
+    name: str
+    task: dict
+    args: TaskArguments
+    model: str
+    splits: list[str]
+    tokenizer: object = None
+    labels: object = None  # token ids of the classes
+    data: dict = field(default_factory=dict)
+
+
+def parse_flags(argv: list[str] | None):
+    """The groups of flags, checked, and a Job for each task; the output folder is chosen if none was named."""
+    evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv)
+    names = [task_args.dataset_name]
+    if names == ["all"]:
+        names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
+        if not names or not run_args.do_predict or evaluation.split or task_args.max_eval_samples:
+            raise ValueError("--dataset_name all writes a submission: it needs --do_predict and --benchmark glue, and "
+                             "excludes --split and --max_eval_samples")  # fmt: skip
+    jobs = [build_job(name, evaluation, task_args, run_args) for name in names]
+    if run_args.output_dir is None:
+        model = Path(jobs[0].model)
+        folder = model if is_local_model(model) else Path("out") / model.name
+        kind = "predict" if run_args.do_predict else "eval"
+        name = "_".join(filter(None, (kind, jobs[0].name, evaluation.split)))
+        run_args.output_dir = "out/submission" if len(jobs) > 1 else str(folder / name)
+    return evaluation, task_args, run_args, jobs
+
+
+def build_job(name: str, evaluation: EvaluationArguments, task_args: TaskArguments, run_args) -> Job:
+    """The task's entry, checkpoint and splits, checked. AX is answered by mnli's checkpoint."""
+    args = dataclasses.replace(task_args, dataset_name=name)
+    task = check_task(args)
+    check_entry(name, task)
+    check_metrics(name, task)
+    known = ["train", *eval_splits(task), *test_splits(task)]
+    if evaluation.split not in (None, *known):
+        raise ValueError(f"--split {evaluation.split}: task {name} has {', '.join(known)}")
+    if task["target_type"] == "class" and run_args.generation_num_beams and not run_args.predict_with_generate:
+        raise ValueError("--generation_num_beams goes with --predict_with_generate: labels are scored, not searched")
+    model = evaluation.model_name_or_path.replace("{task}", task.get("train_with", name))
+    splits = test_splits(task) if run_args.do_predict else eval_splits(task)
+    return Job(name, task, args, model, [evaluation.split] if evaluation.split else splits)
+
+
+def prepare_output_dir(args: EvaluationRunArguments, jobs: list[Job]) -> None:
+    """Removes an earlier evaluation's files, if that is allowed. ValueError where something else would be lost."""
+    folder = Path(args.output_dir)
+    models = [Path(job.model).resolve() for job in jobs]
+    if any(folder.resolve() in (model, *model.parents) for model in models):
+        raise ValueError(f"--output_dir {folder} holds the model: name another folder")
+    if folder.is_file():
+        raise ValueError(f"--output_dir {folder}: is a file")
+    if folder.is_dir() and any(folder.iterdir()) and not args.overwrite_output_dir:
+        raise ValueError(f"--output_dir {folder} is not empty: name another folder, or give --overwrite_output_dir")
+    for name in OUTPUT_FILES if is_first_process() else ():
+        (folder / name).unlink(missing_ok=True)
+
+
+def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Job], dict[str, str]]:
+    """(jobs with their tokenizer and rows, {task: what it lacks}). ValueError if one lacks something it must have."""
+    tokenizers, missing = {}, {}
+    several_models = "{task}" in evaluation.model_name_or_path
+    for job in jobs:
+        try:
+            if several_models and not is_local_model(job.model):
+                raise ValueError(f"--model_name_or_path {job.model}: no checkpoint there")
+            name = evaluation.tokenizer_name or job.model
+            if name not in tokenizers:
+                tokenizers[name] = load_tokenizer(name, "--model_name_or_path")
+            job.tokenizer, job.labels = tokenizers[name], class_label_ids(job.task, tokenizers[name])
+            if job.labels is not None:  # a small vocabulary may need more tokens: a label is never cut
+                length = job.args.max_target_length or job.task["max_target_length"]
+                job.args.max_target_length = max(length, job.labels.shape[1])
+            for split in job.splits:
+                rows, _ = prepare_split(job.name, job.task, job.args, job.tokenizer, split, job.args.max_eval_samples)
+                job.data[split] = rows
+        except (ValueError, FileNotFoundError) as error:
+            if len(jobs) == 1 or not tokenizers and not several_models:
+                raise
+            missing[job.name] = str(error)
+    if missing and (not evaluation.allow_missing or len(missing) == len(jobs)):
+        reasons = "".join(f"\n  {name}: {reason}" for name, reason in missing.items())
+        raise ValueError(f"the submission lacks {len(missing)} of {len(jobs)} tasks; --allow_missing leaves them out, "
+                         f"but the server wants all{reasons}")  # fmt: skip
+    return [job for job in jobs if job.name not in missing], missing
+
+
+def build_trainer(job: Job, run_args: EvaluationRunArguments, attn_implementation: str | None) -> T5Trainer:
+    """A T5Trainer that answers the task's rows with its checkpoint; nothing is trained."""
+    model = load_model(job.model, attn_implementation)
+    fit_vocabulary(model, len(job.tokenizer))
+    args = copy.copy(run_args)
+    args.predict_with_generate = run_args.predict_with_generate or job.labels is None
+    # With max_new_tokens, generate() would warn at every batch, and pass over --generation_max_length.
+    model.generation_config.max_new_tokens = None
+    model.generation_config.max_length = 1 + (job.args.max_target_length or job.task["max_target_length"])
+    collator = DataCollatorForSeq2Seq(job.tokenizer, model=model, pad_to_multiple_of=8)
+    trainer = T5Trainer(
+        model=model, args=args, data_collator=collator, processing_class=job.tokenizer, class_label_ids=job.labels
+    )
+    install_callbacks(trainer, [T5ProgressCallback()])
+    return trainer
+
+
+def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], dict]:
+    """(the answer to each row, "" for no label; eval_* metrics, or counts without labels or with --do_predict)."""
+    generated = trainer.args.predict_with_generate
+    scored = "labels" in job.data[split].column_names and not trainer.args.do_predict
+    prefix = "eval" if [split] == eval_splits(job.task) else f"eval_{split}"
+    trainer.compute_metrics = task_metrics(job.task, job.tokenizer, generated) if scored else None
+    output = trainer.predict(job.data[split], metric_key_prefix=prefix)
+    tokens, statistics = output.predictions
+    if generated:
+        tokens = np.where(tokens < 0, job.tokenizer.pad_token_id, tokens)
+        answers = [text.strip() for text in job.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+    else:
+        answers = class_texts(job.task, statistics)
+    if scored:
+        numbers = {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
+        if trainer.args.report_to:
+            trainer.log(dict(numbers))
+    else:
+        numbers = {f"{job.name}_{split}_samples": len(answers)}
+        if job.task["target_type"] != "text":
+            numbers[f"{job.name}_{split}_invalid_outputs"] = sum(v < 0 for v in values_of(job.task, answers))
+    return answers, numbers
+
+
+def values_of(task: dict, answers: list[str]) -> list[float]:
+    """Class indices or numbers, -1 where an answer is neither: labels [no, yes], ["yes", "", "no"] -> [1, -1, 0]."""
+    is_class = task["target_type"] == "class"
+    return [parse_class(text, task["labels"]) if is_class else parse_number(text) for text in answers]
+
+
+def write_predictions(folder: Path, job: Job, split: str, answers: list[str]) -> None:
+    """Adds the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known."""
+    rows = load_rows(job.name, job.task, job.args, split)[: job.args.max_eval_samples]
+    labelled = "labels" in job.data[split].column_names
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "predictions.jsonl").open("a", encoding="utf-8") as file:
+        for index, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+            record = {"task": job.name, "split": split, "index": index}
+            record |= {"source": source_text(job.task, row), "prediction": answer}
+            record |= {"target": target_text(job.name, job.task, row)} if labelled else {}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def write_submission(folder: Path, job: Job, split: str, answers: list[str]) -> None:
+    """Adds the split to submission.zip: rte, ["not_entailment", ""] -> RTE.tsv, "index\\tprediction\\n0\\tnot_..." ...
+
+    An answer that is no label goes in as the first class, one that is no number as 0; STS-B's scale ends at 5.
+    """
+    lines = ["index\tprediction\n"]
+    for index, value in enumerate(values_of(job.task, answers)):
+        if job.task["target_type"] == "number":
+            written = f"{min(max(value, 0.0), 5.0):.3f}"
+        else:
+            written = job.task["labels"][max(value, 0)] if job.name in GLUE_WANTS_WORDS else max(value, 0)
+        lines.append(f"{index}\t{written}\n")
+    names = job.task["submission_file"]
+    with zipfile.ZipFile(folder / "submission.zip", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(names if isinstance(names, str) else names[split], "".join(lines))
+
+
+def finish(run_args: EvaluationRunArguments, jobs: list[Job], results: dict, missing: dict[str, str]) -> None:
+    """Writes all_results.json and says what came out, where it is and what can be run next."""
+    folder = Path(run_args.output_dir)
+    write_json(folder / "all_results.json", results)
+    shown = {
+        name.removeprefix("eval_").replace("_", " "): f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+        for name, value in results.items()
+        if not name.endswith(("runtime", "per_second"))
+    }
+    next_step = f"python plot_runs.py {jobs[0].model}" if (Path(jobs[0].model) / "metrics.jsonl").is_file() else None
+    if (folder / "submission.zip").exists():
+        next_step = f"upload {folder / 'submission.zip'} at https://gluebenchmark.com/submit"
+    elif "submission_file" in jobs[0].task:
+        next_step = "python evaluate_t5.py --benchmark glue --dataset_name all --do_predict --model_name_or_path "
+        next_step += "'out/glue/{task}'"
+    files = ", ".join(name for name in OUTPUT_FILES if (folder / name).exists())
+    end_summary(shown | missing | {"written to": f"{folder}: {files}", "next": next_step})
+
+
+def main(argv: list[str] | None = None) -> dict:
+    """Runs the script; returns what it writes to all_results.json."""
+    with exit_on_user_error():
+        evaluation, task_args, run_args, jobs = parse_flags(argv)
+        prepare_output_dir(run_args, jobs)
+        with run_args.main_process_first(desc="preparing the task"):
+            jobs, missing = load_data(jobs, evaluation)
+    set_up_tracking(run_args)
+    start_summary(
+        {
+            "checkpoint": evaluation.model_name_or_path,
+            "rows": ", ".join(f"{len(rows):,} {job.name} {split}" for job in jobs for split, rows in job.data.items()),
+            "left out": ", ".join(missing) or None,
+        },
+        title="prediction" if run_args.do_predict else "evaluation",
+    )
+    results = {}
+    for job in jobs:
+        with exit_on_user_error():
+            trainer = build_trainer(job, run_args, evaluation.attn_implementation)
+        for split in job.splits:
+            answers, numbers = predict_split(job, trainer, split)
+            results |= numbers
+            if is_first_process():
+                write_predictions(Path(run_args.output_dir), job, split, answers)
+                if task_args.dataset_name == "all":
+                    write_submission(Path(run_args.output_dir), job, split, answers)
+    if is_first_process():
+        finish(run_args, jobs, results, missing)
+    finish_process_group()
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""evaluate_t5.py through its main(): answers, metrics, files, the GLUE submission, several ranks and errors.
+
+One small model learns by heart what to answer to each row of a GLUE folder made here: labels right and wrong, and texts
+that are no label. Whatever it is asked, the expected answer is therefore known, and `generate` is asked to confirm it.
+"""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from absl.testing import absltest, parameterized
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+import evaluate_t5
+from arguments_t5 import TaskArguments
+from constants import DATASET_VALS
+from data_t5 import load_tokenizer, train_tokenizer
+from model_t5 import build_config, create_model
+from optimizers_t5 import AdamWRMSScaled
+from tasks_t5 import load_rows, source_text
+
+ROOT = Path(__file__).parent.parent
+TIMINGS = ("_runtime", "_per_second")
+WORDS = "the a old new red cold river house garden doctor letter sings opens crosses under over never always".split()
+HEADERS = {  # of the official test files, separated by commas
+    "CoLA": "index,sentence",
+    "SST-2": "index,sentence",
+    "MRPC": "index,#1 ID,#2 ID,#1 String,#2 String",
+    "STS-B": "index,genre,filename,year,old_index,source1,source2,sentence1,sentence2",
+    "QQP": "id,question1,question2",
+    "MNLI": "index,promptID,pairID,genre,sentence1_parse,sentence2_parse,sentence1,sentence2",
+    "QNLI": "index,question,sentence",
+    "RTE": "index,sentence1,sentence2",
+    "WNLI": "index,sentence1,sentence2",
+    "diagnostic": "index,sentence1,sentence2",
+}
+GOLD = {"MNLI": ("gold_label", "neutral"), "STS-B": ("score", "3.750")}  # last column of the evaluation files
+COLA_GOLD = [1, 0, 1, 1, 0, 1, 0]
+# (task, split): what the model answers to its rows, one after the other.
+ANSWERS = {
+    ("cola", "validation"): ["acceptable", "unacceptable", "unacceptable", "accept", "acceptable", "acceptable",
+                             "acceptable not"],
+    ("mnli", "validation_matched"): ["neutral", "contradiction", "entailment"],
+    ("mnli", "validation_mismatched"): ["entailment", "entail", "entailment"],
+    ("stsb", "validation"): ["3.8", "8.3", "many"],
+    ("cola", "test"): ["acceptable", "river", "unacceptable"],
+    ("sst2", "test"): ["positive", "negative", "positive"],
+    ("mrpc", "test"): ["equivalent", "not_equivalent", "not_equivalent"],
+    ("stsb", "test"): ["3.8", "8.3", "many"],
+    ("qqp", "test"): ["not_duplicate", "duplicate", "duplicate"],
+    ("mnli", "test_matched"): ["contradiction", "neutral", "entailment"],
+    ("mnli", "test_mismatched"): ["neutral", "garden", "contradiction"],
+    ("qnli", "test"): ["not_entailment", "entailment", "not_entailment"],
+    ("rte", "test"): ["entailment", "not_entailment", "not"],
+    ("wnli", "test"): ["not_entailment", "entailment", "entailment"],
+    ("ax", "test"): ["neutral", "contradiction", "neutral"],
+}  # fmt: skip
+SUBMISSION = {
+    "CoLA.tsv": ["1", "0", "0"],
+    "SST-2.tsv": ["1", "0", "1"],
+    "MRPC.tsv": ["1", "0", "0"],
+    "STS-B.tsv": ["3.800", "5.000", "0.000"],
+    "QQP.tsv": ["0", "1", "1"],
+    "MNLI-m.tsv": ["contradiction", "neutral", "entailment"],
+    "MNLI-mm.tsv": ["neutral", "entailment", "contradiction"],
+    "QNLI.tsv": ["not_entailment", "entailment", "not_entailment"],
+    "RTE.tsv": ["entailment", "not_entailment", "entailment"],
+    "WNLI.tsv": ["0", "1", "1"],
+    "AX.tsv": ["neutral", "contradiction", "neutral"],
+}
+
+
+def write_glue(folder: Path) -> None:
+    """Every evaluation and test file of GLUE, with sentences of three words that occur once."""
+    draws = torch.Generator().manual_seed(0)
+    seen = set()
+
+    def sentence() -> str:
+        while True:
+            words = " ".join(WORDS[i] for i in torch.randint(len(WORDS), (3,), generator=draws))
+            if words not in seen:
+                seen.add(words)
+                return words
+
+    for (name, split), answers in ANSWERS.items():
+        path = folder / DATASET_VALS["glue"][name]["files"][split]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if (name, split) == ("cola", "validation"):
+            path.write_text("".join(f"gj04\t{gold}\t*\t{sentence()}\n" for gold in COLA_GOLD))
+            continue
+        columns = HEADERS[path.parent.name].split(",")
+        gold_column, gold = ("", "") if split.startswith("test") else GOLD[path.parent.name]
+        lines = ["\t".join([*columns, *[gold_column] * bool(gold)])]
+        for index in range(len(answers)):
+            values = [sentence() if c.startswith(("sentence", "question", "#")) else str(index) for c in columns]
+            lines.append("\t".join([*values, *[gold] * bool(gold)]))
+        path.write_text("\n".join(lines) + "\n")
+
+
+def learn_by_heart(tokenizer, pairs: list[tuple[str, str]]):
+    """A small model that writes the second text of each pair when it reads the first."""
+    torch.manual_seed(0)
+    shape = dict(d_model=64, d_kv=32, d_ff=128, num_heads=4, num_layers=1, num_decoder_layers=1)
+    model = create_model(build_config("tiny", len(tokenizer), shape))
+    sources = tokenizer([source for source, _ in pairs], padding=True, return_tensors="pt")
+    labels = tokenizer([answer for _, answer in pairs], padding=True, return_tensors="pt").input_ids
+    labels[labels == tokenizer.pad_token_id] = -100
+    optimizer = AdamWRMSScaled(model.parameters(), lr=3e-2)
+    for _ in range(300):
+        nats = F.cross_entropy(model(**sources, labels=labels).logits.transpose(1, 2), labels, reduction="none")
+        optimizer.zero_grad()
+        (nats.sum() / labels.ne(-100).sum()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if nats.max() < 0.1:  # every single token: most rows have the same ones
+            return model.eval()
+    raise AssertionError(f"the model did not learn its answers: {nats.max()} nats")
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def without_timings(results: dict) -> dict:
+    return {name: value for name, value in results.items() if not name.endswith(TIMINGS)}
+
+
+class EvaluateTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(temporary.cleanup)
+        cls.folder = Path(temporary.name)
+        cls.glue, cls.model = cls.folder / "glue", cls.folder / "model"
+        write_glue(cls.glue)
+        cls.pairs = {}
+        for (name, split), answers in ANSWERS.items():
+            task, args = DATASET_VALS["glue"][name], TaskArguments("glue", name, data_dir=str(cls.glue))
+            sources = [source_text(task, row) for row in load_rows(name, task, args, split)]
+            cls.pairs[name, split] = list(zip(sources, answers, strict=True))
+        pairs = sum(cls.pairs.values(), [])
+        text = [source for source, _ in pairs] + sorted({answer for _, answer in pairs})
+        train_tokenizer(text, cls.model, vocab_size=150)  # so small that labels become several tokens
+        tokenizer = load_tokenizer(str(cls.model))
+        cls.memory = learn_by_heart(tokenizer, pairs)
+        cls.memory.save_pretrained(cls.model)
+
+    def run_script(self, *argv: str, task: str = "cola", model: Path | str | None = None, where: str | None = None):
+        """(results, output folder, what was printed) of one run on the CPU, in a folder of its own."""
+        folder = self.folder / (where or self.id().rsplit(".", 1)[-1])
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            results = evaluate_t5.main(self.flags(*argv, task=task, model=model, folder=folder))
+        return results, folder, printed.getvalue()
+
+    def flags(self, *argv: str, task: str, model, folder: Path) -> list[str]:
+        flags = ["--benchmark", "glue", "--dataset_name", task, "--data_dir", str(self.glue), "--output_dir"]
+        flags += [str(folder), "--model_name_or_path", str(model or self.model), "--per_device_eval_batch_size", "2"]
+        return [*flags, "--disable_tqdm", "true", "--use_cpu", "true", *argv]
+
+    def fails_with(self, message: str, *argv: str, **options) -> None:
+        with self.assertRaises(SystemExit) as stopped, contextlib.redirect_stderr(io.StringIO()) as errors:
+            evaluate_t5.main(self.flags(*argv, **options))
+        self.assertEqual(stopped.exception.code, 2)
+        self.assertRegex(errors.getvalue(), message)
+
+    # ------------------------------------------------------------ answers
+    def test_the_model_generates_what_it_learnt(self):
+        """What the other tests rely on, asked of `generate` itself, one row at a time and without padding."""
+        tokenizer = AutoTokenizer.from_pretrained(self.model)
+        model = AutoModelForSeq2SeqLM.from_pretrained(self.model)
+        for source, answer in sum(self.pairs.values(), []):
+            ids = model.generate(**tokenizer(source, return_tensors="pt"), max_new_tokens=30, do_sample=False)
+            self.assertEqual(tokenizer.decode(ids[0], skip_special_tokens=True).strip(), answer)
+        lengths = [len(ids) for ids in tokenizer(["acceptable", "unacceptable"])["input_ids"]]
+        self.assertGreater(min(lengths), 3, "the labels must have several tokens, EOS aside")
+        self.assertGreater(max(lengths), DATASET_VALS["glue"]["cola"]["max_target_length"], "and must not be cut")
+
+    def test_teacher_forcing_finds_the_classes_that_generation_writes(self):
+        scored, folder, _ = self.run_script(where="scored")
+        generated, generated_folder, _ = self.run_script("--predict_with_generate", where="generated")
+        labels = DATASET_VALS["glue"]["cola"]["labels"]
+        answers = [answer if answer in labels else "" for answer in ANSWERS["cola", "validation"]]
+        self.assertEqual([row["prediction"] for row in read_lines(folder / "predictions.jsonl")], answers)
+        texts = [row["prediction"] for row in read_lines(generated_folder / "predictions.jsonl")]
+        self.assertEqual([text if text in labels else "" for text in texts], answers)
+        self.assertEqual(texts[3], "accept")
+        self.assertEqual(scored["eval_invalid_outputs"], 2)
+        self.assertAlmostEqual(scored["eval_accuracy"], 3 / 7)
+        self.assertEqual(without_timings(scored), without_timings(generated))
+
+    def test_rows_keep_their_order_and_none_is_lost(self):
+        results, folder, printed = self.run_script()  # 7 rows in batches of 2
+        rows = read_lines(folder / "predictions.jsonl")
+        sources = [source for source, _ in self.pairs["cola", "validation"]]
+        self.assertEqual([row["source"] for row in rows], sources)
+        self.assertEqual([row["index"] for row in rows], list(range(7)))
+        self.assertEqual({row["split"] for row in rows}, {"validation"})
+        self.assertEqual([row["target"] for row in rows], [["unacceptable", "acceptable"][g] for g in COLA_GOLD])
+        self.assertEqual(json.loads((folder / "all_results.json").read_text()), results)
+        self.assertIn("matthews correlation", printed)
+        self.assertIn(str(folder), printed)
+
+    def test_all_evaluation_splits_of_mnli(self):
+        results, folder, _ = self.run_script(task="mnli")
+        self.assertAlmostEqual(results["eval_validation_matched_accuracy"], 1 / 3)  # gold is always "neutral"
+        self.assertEqual(results["eval_validation_mismatched_accuracy"], 0.0)
+        self.assertEqual(results["eval_validation_mismatched_invalid_outputs"], 1)
+        self.assertLen(read_lines(folder / "predictions.jsonl"), 6)
+
+    def test_numbers_are_generated(self):
+        results, folder, _ = self.run_script(task="stsb")
+        rows = read_lines(folder / "predictions.jsonl")
+        self.assertEqual([row["prediction"] for row in rows], ["3.8", "8.3", "many"])
+        self.assertEqual(rows[0]["target"], "3.8")  # 3.75 to the nearest fifth
+        self.assertEqual(results["eval_invalid_outputs"], 1)
+
+    def test_limit_and_named_split_from_a_recipe(self):
+        recipe, folder = self.folder / "recipe.yaml", self.folder / "from_recipe"
+        recipe.write_text("split: validation_mismatched\nmax_eval_samples: 2\n")
+        results = evaluate_t5.main([str(recipe), *self.flags(task="mnli", model=None, folder=folder)])
+        self.assertLen(read_lines(folder / "predictions.jsonl"), 2)
+        self.assertIn("eval_validation_mismatched_accuracy", results)
+        self.assertNotIn("eval_validation_matched_accuracy", results)
+
+    @parameterized.parameters(["--do_predict"], ["--split", "test"])
+    def test_prediction_without_labels(self, *argv):
+        results, folder, _ = self.run_script(*argv, where="_".join(argv))
+        self.assertEqual(results, {"cola_test_samples": 3, "cola_test_invalid_outputs": 1})
+        rows = read_lines(folder / "predictions.jsonl")
+        self.assertEqual([row["prediction"] for row in rows], ["acceptable", "", "unacceptable"])
+        self.assertNotIn("target", rows[0])
+
+    def test_default_folder_lies_in_the_model_folder(self):
+        model = self.folder / "with_default"
+        model.symlink_to(self.model)
+        flags = self.flags(task="cola", model=model, folder=self.folder)
+        del flags[flags.index("--output_dir") : flags.index("--output_dir") + 2]
+        *_, run_args, _ = evaluate_t5.parse_flags(flags)
+        self.assertEqual(run_args.output_dir, str(model / "eval_cola"))
+        *_, run_args, _ = evaluate_t5.parse_flags([*flags, "--do_predict"])
+        self.assertEqual(run_args.output_dir, str(model / "predict_cola"))
+
+    # ------------------------------------------------------------ submission
+    def assert_submission(self, path: Path, expected: dict[str, list[str]]) -> None:
+        with zipfile.ZipFile(path) as archive:
+            texts = {name: archive.read(name).decode() for name in archive.namelist()}
+        for name, answers in expected.items():
+            lines = "".join(f"{index}\t{answer}\n" for index, answer in enumerate(answers))
+            self.assertEqual(texts.pop(name), "index\tprediction\n" + lines, name)
+        self.assertEmpty(texts)
+
+    def test_submission_of_one_model_for_all_tasks(self):
+        results, folder, printed = self.run_script("--do_predict", task="all")
+        self.assert_submission(folder / "submission.zip", SUBMISSION)
+        self.assertEqual(results["rte_test_invalid_outputs"], 1)
+        self.assertEqual(results["mnli_test_mismatched_invalid_outputs"], 1)
+        self.assertEqual(results["ax_test_invalid_outputs"], 0)
+        self.assertLen(read_lines(folder / "predictions.jsonl"), 33)
+        self.assertIn("gluebenchmark.com/submit", printed)
+
+    def test_submission_of_one_model_a_task(self):
+        models = self.folder / "models"
+        models.mkdir()
+        for name in DATASET_VALS["glue"]:
+            if name not in ("ax", "rte", "qqp"):
+                (models / name).symlink_to(self.model)
+        options = dict(task="all", model=models / "{task}")
+        self.fails_with(
+            r"lacks 2 of 10 tasks(.|\n)*qqp: (.|\n)*rte: ", "--do_predict", folder=self.folder / "x", **options
+        )
+        _, folder, printed = self.run_script("--do_predict", "--allow_missing", **options)
+        self.assert_submission(
+            folder / "submission.zip", {name: SUBMISSION[name] for name in SUBMISSION.keys() - {"RTE.tsv", "QQP.tsv"}}
+        )
+        self.assertRegex(printed, r"left out +qqp, rte")
+
+    def test_submission_names_missing_data(self):
+        data = self.folder / "glue_without"
+        data.mkdir()
+        for name in HEADERS:
+            if name not in ("WNLI", "diagnostic"):
+                (data / name).symlink_to(self.glue / name)
+        flags = self.flags("--do_predict", task="all", model=None, folder=self.folder / "y")
+        flags[flags.index("--data_dir") + 1] = str(data)
+        with self.assertRaises(SystemExit) as stopped, contextlib.redirect_stderr(io.StringIO()) as errors:
+            evaluate_t5.main(flags)
+        self.assertEqual(stopped.exception.code, 2)
+        self.assertRegex(errors.getvalue(), r"lacks 2 of 10 tasks")
+        self.assertRegex(errors.getvalue(), r"wnli: .*no file WNLI/test.tsv")
+        self.assertRegex(errors.getvalue(), r"ax: .*no file diagnostic/diagnostic.tsv")
+        self.assertFalse((self.folder / "y").exists())
+
+    # ------------------------------------------------------------ ranks
+    def test_two_ranks_count_every_row_once(self):
+        alone, alone_folder, _ = self.run_script(where="alone")  # 7 rows: the last batch of two ranks is filled up
+        folder = self.folder / "together"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        command += [str(ROOT / "evaluate_t5.py"), *self.flags(task="cola", model=None, folder=folder)]
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
+        )
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        together = without_timings(json.loads((folder / "all_results.json").read_text()))
+        self.assertEqual(together.keys(), without_timings(alone).keys())
+        for name, value in together.items():
+            self.assertAlmostEqual(value, alone[name], places=5, msg=name)
+        self.assertEqual((folder / "predictions.jsonl").read_text(), (alone_folder / "predictions.jsonl").read_text())
+
+    # ------------------------------------------------------------ errors
+    @parameterized.named_parameters(
+        ("checkpoint", "--model_name_or_path .*nowhere", [], dict(model="/nowhere/at/all")),
+        ("split", "--split dev: task cola has train, validation, test", ["--split", "dev"], {}),
+        ("task", "--dataset_name colla: .*did you mean cola", [], dict(task="colla")),
+        ("flag", "--splt: no such flag; did you mean --split", ["--splt", "x"], {}),
+        ("all_without_predict", "needs --do_predict", [], dict(task="all")),
+        (
+            "part_of_a_submission",
+            "excludes .*--max_eval",
+            ["--do_predict", "--max_eval_samples", "2"],
+            dict(task="all"),
+        ),
+        ("beams", "--predict_with_generate", ["--generation_num_beams", "4"], {}),
+        ("no_rows", "no file for the split validation", [], dict(task="ax")),
+    )
+    def test_error(self, message, argv, options):
+        with absltest.mock.patch("data_t5.hub_is_reachable", return_value=False):
+            self.fails_with(message, *argv, **dict(task="cola", model=None, folder=self.folder / "error") | options)
+
+    def test_folder_in_use_is_refused_or_overwritten(self):
+        _, folder, _ = self.run_script()
+        (folder / "notes.txt").write_text("mine")
+        self.fails_with("is not empty.*--overwrite_output_dir", task="cola", model=None, folder=folder)
+        self.run_script("--overwrite_output_dir", "--max_eval_samples", "3")
+        self.assertLen(read_lines(folder / "predictions.jsonl"), 3)
+        self.assertEqual((folder / "notes.txt").read_text(), "mine")
+
+    def test_folder_of_the_model_is_refused(self):
+        for folder in (self.model, self.model.parent):
+            self.fails_with("holds the model", "--overwrite_output_dir", task="cola", model=None, folder=folder)
+
+
+if __name__ == "__main__":
+    absltest.main()

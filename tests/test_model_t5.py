@@ -1,0 +1,493 @@
+"""Tests of model_t5: shapes, heads, files in Google's layouts, the loss and the FLOPs, against outside references.
+
+Hermetic: tiny models made here (no network, no GPU). About 15 s.
+"""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from absl.testing import absltest, parameterized
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BertConfig,
+    MT5Config,
+    MT5ForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
+)
+from transformers.modeling_outputs import Seq2SeqLMOutput
+
+import model_t5
+from model_t5 import (
+    build_config,
+    count_parameters,
+    create_model,
+    fit_vocabulary,
+    flops_per_sequence,
+    is_local_model,
+    load_model,
+    set_dropout,
+    shift_right,
+    token_mean_loss,
+)
+
+TINY = dict(d_model=16, d_kv=8, d_ff=24, num_heads=3, num_layers=2, num_decoder_layers=1)
+TIED_NAMES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+# config.json of the published models, as far as it matters here (google-t5/t5-small, google/t5-v1_1-small,
+# google/flan-t5-small, google/mt5-small, google/umt5-small), with our tiny shape in place of theirs.
+SHAPE = TINY | dict(vocab_size=96, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, is_encoder_decoder=True)
+V1_0 = SHAPE | dict(model_type="t5", architectures=["T5WithLMHeadModel"], n_positions=512)
+V1_1 = SHAPE | dict(
+    model_type="t5",
+    architectures=["T5ForConditionalGeneration"],
+    feed_forward_proj="gated-gelu",
+    tie_word_embeddings=False,
+    dropout_rate=0.1,
+    output_past=True,
+)
+FLAN = V1_1 | dict(n_positions=512, dense_act_fn="gelu_new", is_gated_act=True, use_cache=True)
+MT5 = V1_1 | dict(model_type="mt5", architectures=["MT5ForConditionalGeneration"], tokenizer_class="T5Tokenizer")
+UMT5 = V1_1 | dict(model_type="umt5", architectures=["UMT5ForConditionalGeneration"], scalable_attention=True)
+CLASSES = dict(
+    t5=(T5Config, T5ForConditionalGeneration),
+    mt5=(MT5Config, MT5ForConditionalGeneration),
+    umt5=(UMT5Config, UMT5ForConditionalGeneration),
+)
+
+
+def random_state(config: dict, tied: bool) -> dict[str, torch.Tensor]:
+    """A state dict with all four embedding names, as Google's files have them; lm_head is apart unless `tied`."""
+    config_class, model_class = CLASSES[config["model_type"]]
+    with torch.device("meta"):
+        shapes = {name: w.shape for name, w in model_class(config_class(**config)).state_dict().items()}
+    generator = torch.Generator().manual_seed(3)
+    state = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+    for name in TIED_NAMES + (("lm_head.weight",) if tied else ()):
+        state[name] = state["shared.weight"]
+    return state
+
+
+def write_checkpoint(folder: Path, config: dict, state: dict[str, torch.Tensor], safetensors: bool = False) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    if safetensors:
+        save_file({name: w.clone() for name, w in state.items()}, folder / "model.safetensors", {"format": "pt"})
+    else:
+        torch.save(state, folder / "pytorch_model.bin")
+    return str(folder)
+
+
+def logits_of(model, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=ids, decoder_input_ids=ids[:, :5]).logits
+
+
+class ModelTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        torch.manual_seed(0)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.ids = torch.randint(2, 90, (2, 9))
+
+    def tiny(self, **overrides):
+        return create_model(build_config("tiny", 90, TINY | overrides))
+
+
+class ShapeTest(ModelTest):
+    @parameterized.parameters(
+        ("t5-v1_1-small", 60_511_616, 76_961_152),
+        ("t5-v1_1-base", 222_903_552, 247_577_856),
+        ("t5-v1_1-large", 750_251_008, 783_150_080),
+    )
+    def test_parameters_are_those_of_the_published_models(self, name, tied, untied):
+        with torch.device("meta"):
+            self.assertEqual(count_parameters(create_model(build_config(name))), untied)
+            as_v1_0 = create_model(build_config(name, overrides={"tie_word_embeddings": True}))
+        self.assertEqual(count_parameters(as_v1_0), tied)
+        self.assertIs(as_v1_0.lm_head.weight, as_v1_0.shared.weight)
+
+    def test_t5_small_v1_0(self):
+        with torch.device("meta"):
+            self.assertEqual(count_parameters(create_model(T5Config(decoder_start_token_id=0))), 60_506_624)
+
+    def test_vocabulary_is_rounded_up_to_whole_tiles(self):
+        self.assertEqual(build_config("tiny").vocab_size, 32_128)
+        self.assertEqual([build_config("tiny", n).vocab_size for n in (64, 65, 4096)], [64, 128, 4096])
+        self.assertEqual(build_config("tiny", 65, {"vocab_size": 70}).vocab_size, 70)
+
+    @parameterized.parameters(
+        (True, (-200, -128, -127, -16, -8, -1, 0, 1, 8, 16, 127, 128), (15, 15, 15, 10, 8, 1, 0, 17, 24, 26, 31, 31)),
+        (True, (-91, -90, 90, 91), (15, 14, 30, 31)),
+        (False, (0, -1, -15, -16, -17, -64, -128), (0, 1, 15, 16, 16, 26, 31)),
+        (False, (-112, -113, 5), (30, 31, 0)),
+    )
+    def test_relative_position_buckets(self, bidirectional, distances, buckets):
+        model = self.tiny()
+        stack = model.encoder if bidirectional else model.decoder
+        attention = stack.block[0].layer[0].SelfAttention
+        self.assertEqual(attention.is_decoder, not bidirectional)
+        found = attention._relative_position_bucket(
+            torch.tensor(distances),
+            bidirectional=not attention.is_decoder,
+            num_buckets=model.config.relative_attention_num_buckets,
+            max_distance=model.config.relative_attention_max_distance,
+        )
+        self.assertEqual(tuple(found.tolist()), buckets)
+
+    @parameterized.parameters("eager", "sdpa")
+    def test_attention_is_not_divided_by_the_root_of_d(self, kernel):
+        model = create_model(build_config("tiny", 90, TINY), kernel).eval()
+        self.assertEqual(model.config._attn_implementation, kernel)
+        attention = model.encoder.block[0].layer[0].SelfAttention
+        x = torch.randn(2, 6, TINY["d_model"])
+        with torch.no_grad():
+            for weight in (attention.q, attention.k, attention.v):
+                torch.nn.init.normal_(weight.weight)  # large enough for the scale to show
+            found = attention(x)[0]
+            q, k, v = (
+                (x @ w.weight.T).unflatten(-1, (TINY["num_heads"], TINY["d_kv"])).transpose(1, 2)
+                for w in (attention.q, attention.k, attention.v)
+            )
+            distance = torch.arange(6)[None, :] - torch.arange(6)[:, None]
+            bucket = distance.abs() + 16 * (distance > 0)  # all distances are below 8: one bucket each
+            bias = attention.relative_attention_bias.weight[bucket].permute(2, 0, 1)
+            weights = torch.softmax(q @ k.transpose(-1, -2) + bias, dim=-1)
+            expected = (weights @ v).transpose(1, 2).flatten(2) @ attention.o.weight.T
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+    def test_first_loss_is_near_ln_vocabulary(self):
+        """About 175 for transformers' own T5ForConditionalGeneration(T5Config(tie_word_embeddings=False))."""
+        config = build_config("t5-v1_1-small", overrides={"num_layers": 1, "num_decoder_layers": 1})
+        model = create_model(config)
+        self.assertAlmostEqual(model.lm_head.weight.std().item(), 512**-0.5, delta=2e-4)
+        self.assertAlmostEqual(model.shared.weight.std().item(), 1.0, delta=5e-3)
+        ids = torch.randint(0, 32_000, (2, 40))
+        with torch.no_grad():
+            loss = token_mean_loss(model(input_ids=ids, decoder_input_ids=ids), torch.randint(0, 32_000, (2, 40)))
+        self.assertBetween(loss.item(), 10.0, 11.5)
+
+    def test_initializer_factor_reaches_the_head(self):
+        wide = dict(d_model=64, vocab_size=512)
+        head = self.tiny(**wide).lm_head.weight.std()
+        self.assertAlmostEqual(head.item(), 1 / 8, delta=0.004)
+        half = self.tiny(**wide, initializer_factor=0.5).lm_head.weight.std()
+        self.assertAlmostEqual((half / head).item(), 0.5, delta=0.02)
+
+
+class FlopsTest(ModelTest):
+    @parameterized.parameters(("t5-v1_1-small", 106.3), ("t5-v1_1-base", 425.9), ("t5-v1_1-large", 1467.8))
+    def test_published_shapes(self, name, giga):
+        self.assertAlmostEqual(flops_per_sequence(build_config(name), 512, 114) / 1e9, giga, delta=0.05)
+
+    @parameterized.parameters("gated-gelu", "relu")
+    def test_against_torch_counting_a_real_step(self, feed_forward):
+        config = build_config("tiny", 90, TINY | {"feed_forward_proj": feed_forward})
+        model = create_model(config, "eager")
+        batch, source, target = 3, 11, 7
+        ids, labels = torch.randint(2, 90, (batch, source)), torch.randint(2, 90, (batch, target))
+        with FlopCounterMode(display=False) as counter:
+            outputs = model(input_ids=ids, decoder_input_ids=shift_right(labels, 0, 0))
+            token_mean_loss(outputs, labels).backward()
+        self.assertEqual(counter.get_total_flops(), batch * flops_per_sequence(config, source, target))
+
+
+class SavingTest(ModelTest):
+    def test_the_head_survives_saving_as_a_tensor_of_its_own(self):
+        model = self.tiny()
+        expected = logits_of(model, self.ids)
+        for number in range(2):  # the second time after our load_model
+            folder = self.folder / str(number)
+            model.save_pretrained(folder)
+            with safe_open(folder / "model.safetensors", "pt") as file:
+                embeddings = [name for name in file.keys() if file.get_slice(name).get_shape() == [128, 16]]  # noqa: SIM118
+            self.assertCountEqual(embeddings, ["shared.weight", "lm_head.weight"])
+            self.assertIs(json.loads((folder / "config.json").read_text())["tie_word_embeddings"], False)
+            plain = AutoModelForSeq2SeqLM.from_pretrained(folder)
+            torch.testing.assert_close(logits_of(plain, self.ids), expected, rtol=0, atol=0)
+            with self.assertNoLogs("transformers", "WARNING"):
+                model = load_model(str(folder))
+            torch.testing.assert_close(logits_of(model, self.ids), expected, rtol=0, atol=0)
+
+    def test_a_tied_v1_0_model_survives_saving_tied(self):
+        model = self.tiny(tie_word_embeddings=True, feed_forward_proj="relu")
+        expected = logits_of(model, self.ids)
+        model.save_pretrained(self.folder)
+        with safe_open(self.folder / "model.safetensors", "pt") as file:
+            self.assertNotIn("lm_head.weight", file.keys())
+        for again in (AutoModelForSeq2SeqLM.from_pretrained(self.folder), load_model(str(self.folder))):
+            self.assertIs(again.lm_head.weight, again.shared.weight)
+            torch.testing.assert_close(logits_of(again, self.ids), expected, rtol=0, atol=0)
+
+    def test_training_moves_head_and_embedding_apart(self):
+        model = self.tiny()
+        ids = self.ids
+        token_mean_loss(model(input_ids=ids, decoder_input_ids=shift_right(ids, 0, 0)), ids).backward()
+        self.assertGreater(model.lm_head.weight.grad.abs().sum(), 0)
+        self.assertFalse(torch.equal(model.lm_head.weight.grad, model.shared.weight.grad))
+
+
+class LoadingTest(ModelTest):
+    @parameterized.named_parameters(
+        ("v1_1_bin", V1_1, False),
+        ("v1_1_safetensors", V1_1, True),
+        ("flan", FLAN, True),
+        ("mt5", MT5, False),
+        ("umt5", UMT5, False),
+    )
+    def test_google_files_with_a_head_apart(self, config, safetensors):
+        state = random_state(config, tied=False)
+        folder = write_checkpoint(self.folder, config, state, safetensors)
+        with self.assertNoLogs("transformers", "WARNING"):
+            model = load_model(folder)
+        torch.testing.assert_close(model.lm_head.weight.detach(), state["lm_head.weight"], rtol=0, atol=0)
+        for name in TIED_NAMES:
+            torch.testing.assert_close(model.get_parameter(name).detach(), state["shared.weight"], rtol=0, atol=0)
+        self.assertEqual(count_parameters(model), sum(w.numel() for w in state.values()) - 2 * 96 * 16)
+        # v1.1's logits are not scaled. transformers 5 does scale those of umT5 (it forgets the file's `false`).
+        logits = logits_of(model, self.ids)
+        with torch.no_grad():
+            encoded = model.encoder(self.ids)[0]
+            decoded = model.decoder(self.ids[:, :5], encoder_hidden_states=encoded)[0]
+        torch.testing.assert_close(logits, decoded @ state["lm_head.weight"].T, rtol=1e-4, atol=1e-5)
+        if config is not UMT5:
+            plain = AutoModelForSeq2SeqLM.from_pretrained(folder)
+            torch.testing.assert_close(logits, logits_of(plain, self.ids), rtol=0, atol=0)
+        again = self.folder / "again"
+        model.save_pretrained(again)
+        torch.testing.assert_close(logits_of(load_model(str(again)), self.ids), logits, rtol=0, atol=0)
+        self.assertIs(json.loads((again / "config.json").read_text())["tie_word_embeddings"], False)
+
+    @parameterized.parameters(True, False)
+    def test_google_files_of_v1_0(self, safetensors):
+        state = random_state(V1_0, tied=True)
+        # Google's t5-small has this left-over, which no version of the model reads.
+        state["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(32, 3)
+        model = load_model(write_checkpoint(self.folder, V1_0, state, safetensors))
+        self.assertIs(model.lm_head.weight, model.shared.weight)
+        self.assertEqual(type(model.encoder.block[0].layer[1].DenseReluDense).__name__, "T5DenseActDense")
+        with torch.no_grad():
+            encoded = model.encoder(self.ids)[0]
+            decoded = model.decoder(self.ids[:, :5], encoder_hidden_states=encoded)[0]
+        expected = 16**-0.5 * decoded @ state["shared.weight"].T  # T5 v1.0 scales its outputs
+        torch.testing.assert_close(logits_of(model, self.ids), expected, rtol=1e-4, atol=1e-5)
+        plain = AutoModelForSeq2SeqLM.from_pretrained(self.folder)
+        torch.testing.assert_close(logits_of(model, self.ids), logits_of(plain, self.ids), rtol=0, atol=0)
+
+    def test_half_precision_files_are_trained_in_float32(self):
+        state = {name: w.bfloat16() for name, w in random_state(V1_1, tied=False).items()}
+        model = load_model(write_checkpoint(self.folder, V1_1 | {"torch_dtype": "bfloat16"}, state, safetensors=True))
+        self.assertEqual({p.dtype for p in model.parameters()}, {torch.float32})
+
+    @parameterized.parameters("mt5", "umt5")
+    def test_other_members_of_the_family_from_scratch(self, kind):
+        config = CLASSES[kind][0](**SHAPE | dict(vocab_size=4096, d_model=64, dropout_rate=0.0))
+        model = create_model(config)
+        self.assertAlmostEqual(model.lm_head.weight.std().item(), 64**-0.5, delta=2e-3)
+        self.assertBetween(logits_of(model, self.ids).std().item(), 0.8, 1.2)  # neither scaled nor of deviation 8
+
+    def test_decoder_starts_with_pad_where_the_config_is_silent(self):
+        config = {name: value for name, value in V1_1.items() if name != "decoder_start_token_id"}
+        folder = write_checkpoint(self.folder, config, random_state(V1_1, tied=False))
+        model = load_model(folder)
+        self.assertEqual(model.config.decoder_start_token_id, 0)
+        self.assertEqual(model.generate(self.ids, max_new_tokens=2)[0, 0], 0)
+        self.assertEqual(create_model(build_config(folder)).config.decoder_start_token_id, 0)
+
+    def test_attention_kernel_is_the_one_asked_for(self):
+        folder = write_checkpoint(self.folder, V1_1, random_state(V1_1, tied=False))
+        eager, sdpa = load_model(folder, "eager"), load_model(folder, "sdpa")
+        self.assertEqual([m.config._attn_implementation for m in (eager, sdpa)], ["eager", "sdpa"])
+        torch.testing.assert_close(logits_of(eager, self.ids), logits_of(sdpa, self.ids), rtol=1e-4, atol=1e-5)
+
+    def test_missing_tensors_are_refused(self):
+        state = random_state(V1_1, tied=False)
+        del state["encoder.block.1.layer.0.SelfAttention.k.weight"], state["decoder.final_layer_norm.weight"]
+        folder = write_checkpoint(self.folder, V1_1, state)
+        message = r"--model_name_or_path .* lacks 2 tensors: \['decoder.final_layer_norm.weight', 'encoder.block.1"
+        with self.assertRaisesRegex(ValueError, message):
+            load_model(folder)
+
+    def test_damaged_weights_are_refused(self):
+        folder = write_checkpoint(self.folder, V1_1, {})
+        for name in ("model.safetensors", "pytorch_model.bin"):
+            (self.folder / name).write_bytes(b"\x00" * 7)
+            with self.assertRaisesRegex(ValueError, "--model_name_or_path .*: its weights cannot be read"):
+                load_model(folder)
+            (self.folder / name).unlink()
+
+    def test_another_architecture_is_refused(self):
+        BertConfig(num_hidden_layers=1).save_pretrained(self.folder)
+        for function, flag in ((build_config, "--config_name"), (load_model, "--model_name_or_path")):
+            with self.assertRaisesRegex(ValueError, f"{flag} .* is a bert model: these scripts train t5, mt5, umt5"):
+                function(str(self.folder))
+
+    @parameterized.parameters((None, "not a folder or Hub name"), ("{", "valid JSON"), ("{}", "model_type"))
+    def test_what_is_no_model_is_refused(self, content, message):
+        if content is not None:
+            (self.folder / "config.json").write_text(content)
+        self.assertEqual(is_local_model(str(self.folder)), content is not None)
+        with self.assertRaisesRegex(ValueError, rf"--model_name_or_path {self.folder}.*{message}"):
+            load_model(str(self.folder))
+        with self.assertRaisesRegex(ValueError, f"--config_name {self.folder}: neither a built-in shape"):
+            build_config(str(self.folder))
+
+    def test_without_an_answering_hub_nothing_is_waited_for(self):
+        """transformers alone asks five times, for 23 s."""
+        with mock.patch.object(model_t5, "answers", return_value=False) as asked:
+            began = time.perf_counter()
+            for function in (load_model, build_config):
+                with self.assertRaisesRegex(ValueError, "t5-v1_1-bsae"):
+                    function("t5-v1_1-bsae")
+            self.assertLess(time.perf_counter() - began, 5)
+        self.assertTrue(asked.called)
+
+    def test_is_local_model(self):
+        self.assertFalse(is_local_model(None))
+        self.assertFalse(is_local_model(str(self.folder / "nowhere")))
+
+
+class ConfigTest(ModelTest):
+    def test_unknown_name_lists_the_shapes(self):
+        with (
+            mock.patch.object(model_t5, "answers", return_value=False),
+            self.assertRaisesRegex(ValueError, "--config_name t5-v1_1-bse: neither a built-in shape .*t5-v1_1-base"),
+        ):
+            build_config("t5-v1_1-bse")
+
+    @parameterized.parameters(
+        (dict(d_modle=8), "--config_overrides d_modle=8: the T5 configuration has no such key"),
+        (dict(d_model="wide"), "--config_overrides d_model=wide: .*expected int, got str"),
+        (dict(feed_forward_proj="a-b-c"), "--config_overrides feed_forward_proj=a-b-c: .*not a valid activation"),
+    )
+    def test_wrong_overrides_are_refused(self, overrides, message):
+        build_config("tiny", 90).save_pretrained(self.folder)
+        for name in ("tiny", str(self.folder)):
+            with self.assertRaisesRegex(ValueError, message):
+                build_config(name, 90, overrides)
+
+    def test_overrides_of_a_folder_change_what_follows_from_them(self):
+        (self.folder / "config.json").write_text(json.dumps(V1_1))
+        self.assertTrue(build_config(str(self.folder)).is_gated_act)
+        changed = build_config(str(self.folder), overrides={"feed_forward_proj": "relu", "num_layers": 1})
+        model = create_model(changed)
+        self.assertEqual(type(model.encoder.block[0].layer[1].DenseReluDense).__name__, "T5DenseActDense")
+        self.assertLen(model.encoder.block, 1)
+        self.assertIsNot(model.lm_head.weight, model.shared.weight)  # as the file says
+        self.assertEqual(changed.vocab_size, 96)
+        tied = create_model(build_config(str(self.folder), overrides={"tie_word_embeddings": True}))
+        self.assertIs(tied.lm_head.weight, tied.shared.weight)
+
+    def test_fit_vocabulary_refuses_and_never_resizes(self):
+        model = self.tiny()  # 128 rows for 90 tokens
+        for size in (90, 128):
+            fit_vocabulary(model, size)
+        self.assertEqual(model.shared.num_embeddings, 128)
+        with self.assertRaisesRegex(ValueError, "tokenizer has 129 tokens and the model only 128 embedding rows"):
+            fit_vocabulary(model, 129)
+
+
+class DropoutTest(ModelTest):
+    @parameterized.parameters(0.0, 0, 0.1)
+    def test_set_dropout_changes_the_computation(self, built_with):
+        model = self.tiny(dropout_rate=built_with).train()
+        forward = lambda: model(input_ids=self.ids, decoder_input_ids=self.ids).logits  # noqa: E731
+        with torch.no_grad():
+            set_dropout(model, 0.5)
+            self.assertGreater((forward() - forward()).abs().max(), 0.1)
+            self.assertEqual(model.config.dropout_rate, 0.5)
+            set_dropout(model, 0.0)
+            torch.testing.assert_close(forward(), forward(), rtol=0, atol=0)
+
+    def test_attention_weights_are_dropped_too(self):
+        """T5Attention keeps a plain number beside the Dropout modules; a config.json with `0` makes it an integer."""
+        for kernel in ("eager", "sdpa"):
+            model = create_model(build_config("tiny", 90, TINY | {"dropout_rate": 0}), kernel).train()
+            set_dropout(model, 0.5)
+            attention = model.encoder.block[0].layer[0].SelfAttention
+            x = torch.randn(2, 6, 16)
+            with torch.no_grad():
+                self.assertGreater((attention(x)[0] - attention(x)[0]).abs().max(), 1e-4)
+
+
+class LossTest(ModelTest):
+    def setUp(self):
+        super().setUp()
+        self.model = self.tiny().double()
+        self.sources = torch.randint(2, 90, (32, 9))
+        self.labels = torch.randint(2, 90, (32, 8))
+        for row, length in enumerate(torch.randint(1, 9, (32,)).tolist()):
+            self.labels[row, length:] = -100  # ragged targets: a mean of means would weigh short rows more
+        self.tokens = self.labels.ne(-100).sum()
+
+    def loss_and_gradients(self, split: list[int], num_items, **options) -> tuple[float, list[torch.Tensor]]:
+        self.model.zero_grad()
+        total = 0.0
+        for sources, labels in zip(self.sources.split(split), self.labels.split(split), strict=True):
+            outputs = self.model(input_ids=sources, decoder_input_ids=shift_right(labels, 0, 0))
+            outputs["logits"] = outputs["logits"].double()
+            loss = token_mean_loss(outputs, labels, num_items, **options)
+            loss.backward()
+            total += loss.item()
+        return total, [p.grad.clone() for p in self.model.parameters()]
+
+    @parameterized.parameters(0.0, 0.1)
+    def test_any_split_into_micro_batches_has_the_loss_and_gradient_of_one_batch(self, label_smoothing):
+        # The reference: torch's own mean over the tokens of the whole batch.
+        outputs = self.model(input_ids=self.sources, decoder_input_ids=shift_right(self.labels, 0, 0))
+        self.model.zero_grad()
+        loss = F.cross_entropy(outputs.logits.flatten(0, 1), self.labels.flatten(), label_smoothing=label_smoothing)
+        loss.backward()
+        gradients = [p.grad.clone() for p in self.model.parameters()]
+        for split, num_items in (
+            ([32], None),
+            ([32], self.tokens),
+            ([8] * 4, self.tokens),
+            ([1, 20, 4, 7], self.tokens),
+        ):
+            found, found_gradients = self.loss_and_gradients(split, num_items, label_smoothing=label_smoothing)
+            self.assertAlmostEqual(found, loss.item(), delta=1e-5 * loss.item())  # the loss is taken in float32
+            for gradient, expected in zip(found_gradients, gradients, strict=True):
+                torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+
+    def test_an_unequal_split_as_a_mean_of_means_would_differ(self):
+        means = [self.loss_and_gradients([32], None)[0]]
+        parts = zip(self.sources.split(8), self.labels.split(8), strict=True)
+        with torch.no_grad():
+            outputs = [(self.model(input_ids=s, decoder_input_ids=shift_right(t, 0, 0)), t) for s, t in parts]
+            means.append(sum(token_mean_loss(*pair).item() for pair in outputs) / 4)
+        self.assertGreater(abs(means[0] - means[1]), 1e-4)
+
+    def test_takes_tuples_and_views(self):
+        logits = torch.randn(2, 3, 7)
+        labels = torch.tensor([[1, 2, -100, 0], [3, -100, -100, 0]])[:, :3]  # not contiguous
+        expected = -(logits.log_softmax(-1)[[0, 0, 1], [0, 1, 0], [1, 2, 3]]).sum()
+        torch.testing.assert_close(token_mean_loss(Seq2SeqLMOutput(logits=logits), labels), expected / 3)
+        torch.testing.assert_close(token_mean_loss((None, logits), labels, torch.tensor(6)), expected / 6)
+
+    def test_bfloat16_logits_are_summed_in_float32(self):
+        logits, labels = torch.randn(4, 64, 50), torch.randint(0, 50, (4, 64))
+        loss = token_mean_loss({"logits": logits.bfloat16()}, labels)
+        self.assertEqual(loss.dtype, torch.float32)
+        torch.testing.assert_close(loss, F.cross_entropy(logits.bfloat16().float().flatten(0, 1), labels.flatten()))
+
+    def test_shift_right_is_t5s(self):
+        labels = torch.tensor([[5, 6, 1, -100], [7, 1, -100, -100]])
+        self.assertEqual(shift_right(labels, 0, 0).tolist(), [[0, 5, 6, 1], [0, 7, 1, 0]])
+        torch.testing.assert_close(shift_right(self.labels, 0, 0), self.model._shift_right(self.labels))
+        self.model.config.decoder_start_token_id, self.model.config.pad_token_id = 3, 4
+        torch.testing.assert_close(shift_right(self.labels, 3, 4), self.model._shift_right(self.labels))
+        self.assertEqual(labels[0, 3], -100)  # the argument is left alone
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,382 @@
+"""Tests of optimizers_t5: the update rules against slow float64 ones written here, the schedules against their figures.
+
+Hermetic; a few seconds.
+"""
+
+import copy
+import math
+import tempfile
+from pathlib import Path
+
+import torch
+from absl.testing import absltest, parameterized
+from transformers import Trainer, get_scheduler
+from transformers.optimization import Adafactor
+
+from arguments_t5 import FineTuningArguments, PreTrainingArguments, check_training
+from constants import DEFAULT_LEARNING_RATES
+from model_t5 import build_config, create_model
+from optimizers_t5 import (
+    OPTIMIZERS,
+    AdamWRMSScaled,
+    build_scheduler,
+    learning_rate_factor,
+    optimizer_class_and_kwargs,
+)
+from trainer_t5 import T5Trainer
+
+SHAPES = [(7,), (5, 4), (3, 2, 6), (1,), (64, 33)]
+
+
+def arguments(kind=PreTrainingArguments, stage="pre_training", **flags):
+    """Arguments as the scripts have them: parsed, then completed by check_training."""
+    flags = dict(output_dir=tempfile.gettempdir() + "/never_written", report_to=["none"], use_cpu=True) | flags
+    args = kind(**flags)
+    check_training(args, stage)
+    return args
+
+
+def random_parameters(seed: int, scale: float = 1.0) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator) * scale) for shape in SHAPES]
+
+
+def set_gradients(params, step: int) -> None:
+    generator = torch.Generator().manual_seed(100 + step)
+    for number, p in enumerate(params):
+        p.grad = torch.randn(p.shape, generator=generator) * 10.0 ** (number - 2)  # of very different sizes
+
+
+class SlowRMSScaledAdamW:
+    """The rule of the docstring, one number at a time, in float64."""
+
+    def __init__(self, tensors, lr, betas, eps, weight_decay, min_rms):
+        self.values = [t.detach().double().flatten().tolist() for t in tensors]
+        self.first = [[0.0] * len(v) for v in self.values]
+        self.second = [[0.0] * len(v) for v in self.values]
+        self.steps = [0] * len(self.values)
+        self.lr, self.betas, self.eps, self.weight_decay, self.min_rms = lr, betas, eps, weight_decay, min_rms
+
+    def step(self, gradients):
+        b1, b2 = self.betas
+        for i, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            self.steps[i] += 1
+            t, values = self.steps[i], self.values[i]
+            rms = max(self.min_rms, math.sqrt(sum(v * v for v in values) / len(values)))
+            for j, g in enumerate(gradient.double().flatten().tolist()):
+                self.first[i][j] = b1 * self.first[i][j] + (1 - b1) * g
+                self.second[i][j] = b2 * self.second[i][j] + (1 - b2) * g * g
+                update = self.first[i][j] / (math.sqrt(self.second[i][j]) + self.eps)
+                update *= math.sqrt(1 - b2**t) / (1 - b1**t)
+                values[j] -= self.lr * rms * update + self.lr * self.weight_decay * values[j]
+
+    def assert_equals(self, params):
+        for values, p in zip(self.values, params, strict=True):
+            expected = torch.tensor(values, dtype=torch.float64).view(p.shape)
+            atol = 1e-6 * expected.abs().max().item()  # float32 against float64
+            torch.testing.assert_close(p.detach().double(), expected, rtol=2e-5, atol=atol)
+
+
+class AdamWRMSScaledTest(parameterized.TestCase):
+    @parameterized.parameters(
+        dict(),
+        dict(weight_decay=0.1),
+        dict(lr=1.0, betas=(0.5, 0.9), eps=1e-3),
+        dict(min_rms=0.7),
+        dict(scale=1e-5),  # all tensors below min_rms
+        dict(scale=100.0),
+    )
+    def test_is_the_rule(self, scale=1.0, **options):
+        options = dict(lr=2e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, min_rms=1e-3) | options
+        params = random_parameters(1, scale)
+        slow = SlowRMSScaledAdamW(params, **options)
+        optimizer = AdamWRMSScaled(params, **options)
+        for step in range(6):
+            set_gradients(params, step)
+            slow.step([p.grad for p in params])
+            optimizer.step()
+            slow.assert_equals(params)
+
+    def test_the_defaults_are_nanot5s(self):
+        defaults = AdamWRMSScaled(random_parameters(1)).defaults
+        self.assertEqual(defaults, dict(lr=2e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, min_rms=1e-3))
+
+    def test_first_step_changes_every_tensor_by_the_same_relative_amount(self):
+        """Adam's first step is lr * sign(g), so here it is lr * rms(p) * sign(g), whatever the size of p and g."""
+        params = [torch.nn.Parameter(torch.full((8,), size)) for size in (1e-2, 1.0, 50.0)]
+        for p in params:
+            p.grad = torch.full((8,), 300.0 * p[0].item())
+        AdamWRMSScaled(params, lr=0.1).step()
+        for p, size in zip(params, (1e-2, 1.0, 50.0), strict=True):
+            torch.testing.assert_close(p.detach(), torch.full((8,), 0.9 * size), rtol=1e-4, atol=0)
+
+    def test_zero_initialised_tensor_moves_by_min_rms(self):
+        params = [torch.nn.Parameter(torch.zeros(4, 4))]
+        params[0].grad = torch.ones(4, 4)
+        slow = SlowRMSScaledAdamW(params, 0.1, (0.9, 0.999), 1e-6, 0.0, 1e-3)
+        optimizer = AdamWRMSScaled(params, lr=0.1)
+        optimizer.step()
+        slow.step([params[0].grad])
+        slow.assert_equals(params)
+        torch.testing.assert_close(params[0].detach(), torch.full((4, 4), -1e-4), rtol=1e-3, atol=0)
+
+    def test_parameter_groups_have_their_own_settings(self):
+        params = random_parameters(2)
+        settings = dict(betas=(0.9, 0.999), eps=1e-6, min_rms=1e-3)
+        slow = [
+            SlowRMSScaledAdamW(params[:2], lr=0.02, weight_decay=0.3, **settings),
+            SlowRMSScaledAdamW(params[2:], lr=0.5, weight_decay=0.0, **settings),
+        ]
+        groups = [{"params": params[:2], "weight_decay": 0.3}, {"params": params[2:], "lr": 0.5}]
+        optimizer = AdamWRMSScaled(groups, lr=0.02, **settings)
+        for step in range(3):
+            set_gradients(params, step)
+            slow[0].step([p.grad for p in params[:2]])
+            slow[1].step([p.grad for p in params[2:]])
+            optimizer.step()
+        slow[0].assert_equals(params[:2])
+        slow[1].assert_equals(params[2:])
+
+    def test_tensors_without_gradient_are_left_alone_and_count_no_step(self):
+        params = random_parameters(3)
+        slow = SlowRMSScaledAdamW(params, 0.02, (0.9, 0.999), 1e-6, 0.1, 1e-3)
+        optimizer = AdamWRMSScaled(params, weight_decay=0.1)
+        before = params[1].detach().clone()
+        for step in range(4):
+            set_gradients(params, step)
+            if step < 2:
+                params[1].grad = None  # joins later, with a bias correction of its own
+            slow.step([p.grad for p in params])
+            optimizer.step()
+            if step < 2:
+                torch.testing.assert_close(params[1].detach(), before, rtol=0, atol=0)
+                self.assertNotIn(params[1], optimizer.state)
+        slow.assert_equals(params)
+        optimizer.zero_grad()
+        optimizer.step()
+        slow.assert_equals(params)
+
+    def test_a_reloaded_state_goes_on_identically(self):
+        params = random_parameters(4)
+        optimizer = AdamWRMSScaled(params, lr=0.1, weight_decay=0.01)
+        for step in range(3):
+            set_gradients(params, step)
+            optimizer.step()
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(optimizer.state_dict(), Path(folder) / "optimizer.pt")
+            state = torch.load(Path(folder) / "optimizer.pt", weights_only=True)
+        copies = [copy.deepcopy(p) for p in params]
+        resumed = AdamWRMSScaled(copies, lr=9.0)  # the settings come from the state too
+        resumed.load_state_dict(state)
+        for step in range(3, 6):
+            for group, opt in ((params, optimizer), (copies, resumed)):
+                set_gradients(group, step)
+                opt.step()
+        for p, resumed_p in zip(params, copies, strict=True):
+            torch.testing.assert_close(resumed_p.detach(), p.detach(), rtol=0, atol=0)
+
+    def test_works_under_a_learning_rate_scheduler(self):
+        params = [torch.nn.Parameter(torch.ones(3))]
+        optimizer = AdamWRMSScaled(params, lr=0.1)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0 if step == 0 else 1.0)
+        params[0].grad = torch.ones(3)
+        optimizer.step()
+        torch.testing.assert_close(params[0].detach(), torch.ones(3), rtol=0, atol=0)
+        scheduler.step()
+        optimizer.step()
+        self.assertLess(params[0].max(), 0.95)
+
+    def test_closure(self):
+        p = torch.nn.Parameter(torch.tensor([2.0]))
+        optimizer = AdamWRMSScaled([p], lr=0.1)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = (p**2).sum()
+            loss.backward()
+            return loss
+
+        self.assertEqual(optimizer.step(closure).item(), 4.0)
+        self.assertAlmostEqual(p.item(), 1.8, places=4)
+
+    @parameterized.parameters(dict(lr=-1.0), dict(eps=0.0), dict(betas=(0.9, 1.0)), dict(betas=(-0.1, 0.9)))
+    def test_senseless_settings_are_refused(self, **options):
+        with self.assertRaisesRegex(ValueError, "must"):
+            AdamWRMSScaled(random_parameters(1), **options)
+
+
+class ScheduleTest(parameterized.TestCase):
+    def rates(self, steps, total=65_536, kind=PreTrainingArguments, **flags) -> list[float]:
+        """The learning rates at `steps` as a run with these flags would have them."""
+        args = arguments(kind, **flags)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
+        scheduler = build_scheduler(args, optimizer, total)
+        return [scheduler.base_lrs[0] * scheduler.lr_lambdas[0](step) for step in steps]
+
+    def assert_rates(self, found, expected):
+        for one, other in zip(found, expected, strict=True):
+            self.assertAlmostEqual(one, other, delta=6e-7)
+
+    def test_the_default_is_nanot5s_cosine(self):
+        found = self.rates([0, 10_000, 20_000, 37_768, 65_536])
+        self.assert_rates(found, [0.01, 0.02, 0.018443, 0.010005, 1e-5])
+
+    def test_inverse_sqrt_is_t5s(self):
+        """1 / sqrt(max(step, 10^4)), where transformers' own would rise from zero."""
+        flags = dict(lr_scheduler_type="inverse_sqrt", optim="adafactor")
+        found = self.rates([0, 1, 9_999, 10_000, 20_000, 65_536, 1_000_000], total=2**20, **flags)
+        self.assert_rates(found, [0.01, 0.01, 0.01, 0.01, 0.007071, 0.003906, 0.001])
+
+    def test_linear_constant_and_warm_up(self):
+        flags = dict(learning_rate=1.0, warmup_steps=10, final_learning_rate=0.2)
+        cases = {
+            "linear": ([0, 5, 10, 60, 110], [0.5, 0.75, 1.0, 0.6, 0.2]),
+            "constant": ([0, 5, 109], [1.0, 1.0, 1.0]),
+            "constant_with_warmup": ([0, 5, 10, 109], [0.5, 0.75, 1.0, 1.0]),
+            "cosine": ([0, 10, 60, 110], [0.5, 1.0, 0.6, 0.2]),
+        }
+        for name, (steps, expected) in cases.items():
+            with self.subTest(name):
+                self.assert_rates(self.rates(steps, total=110, lr_scheduler_type=name, **flags), expected)
+        found = self.rates([0, 5], total=110, lr_scheduler_type="linear", warmup_start_factor=0.0, **flags)
+        self.assert_rates(found, [0.0, 0.5])
+
+    def test_it_does_not_rise_again_after_the_last_step(self):
+        flags = dict(learning_rate=1.0, warmup_steps=10, final_learning_rate=0.2)
+        for name in ("cosine", "linear"):
+            self.assert_rates(self.rates([110, 150], total=110, lr_scheduler_type=name, **flags), [0.2, 0.2])
+
+    def test_warm_up_as_a_fraction_of_all_steps(self):
+        found = self.rates([0, 50, 100], total=1_000, learning_rate=1.0, warmup_steps=0.1)
+        self.assert_rates(found, [0.5, 0.75, 1.0])
+
+    def test_no_warm_up(self):
+        for name in ("cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt"):
+            first = self.rates([0], total=100, learning_rate=1.0, warmup_steps=0, lr_scheduler_type=name)
+            self.assert_rates(first, [1.0])
+
+    @parameterized.parameters(
+        ("polynomial", None),
+        ("cosine_with_restarts", {"num_cycles": 2}),
+        ("cosine", {"num_cycles": 1.5}),  # an argument of transformers' schedule asks for transformers' schedule
+    )
+    def test_other_schedules_are_transformers_own(self, name, kwargs):
+        flags = dict(lr_scheduler_type=name, lr_scheduler_kwargs=kwargs, learning_rate=1.0, warmup_steps=4)
+        reference = get_scheduler(
+            name,
+            torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0),
+            num_warmup_steps=4,
+            num_training_steps=40,
+            scheduler_specific_kwargs=kwargs,
+        )
+        steps = range(0, 40, 3)
+        self.assert_rates(self.rates(steps, total=40, **flags), [reference.lr_lambdas[0](step) for step in steps])
+
+    def test_unknown_schedule_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "cosin is not a valid SchedulerType"):
+            arguments(lr_scheduler_type="cosin")
+
+    def test_learning_rate_zero_is_zero_throughout(self):
+        self.assert_rates(self.rates([0, 10_000, 65_536], learning_rate=0.0), [0.0, 0.0, 0.0])
+
+    def test_factor_of_inverse_sqrt_without_warm_up(self):
+        factor = learning_rate_factor("inverse_sqrt", 100, 0)
+        self.assertEqual([factor(step) for step in (0, 1, 4)], [1.0, 1.0, 0.5])
+
+
+class ChoiceTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        torch.manual_seed(0)
+        shape = dict(d_model=16, d_kv=4, d_ff=24, num_heads=2, num_layers=1, num_decoder_layers=1)
+        self.model = create_model(build_config("tiny", 60, shape))
+
+    def optimizer(self, **flags) -> torch.optim.Optimizer:
+        """What T5Trainer trains with under these flags."""
+        trainer = T5Trainer(model=self.model, args=arguments(eval_strategy="no", **flags))
+        return trainer.create_optimizer()
+
+    def test_default(self):
+        optimizer = self.optimizer()
+        self.assertIsInstance(optimizer, AdamWRMSScaled)
+        for group in optimizer.param_groups:
+            found = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "min_rms")}
+            self.assertEqual(found, dict(lr=0.02, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, min_rms=1e-3))
+
+    @parameterized.parameters("adamw_torch", "adamw_torch_fused")
+    def test_torch_adamw(self, name):
+        optimizer = self.optimizer(optim=name, learning_rate=3e-4, weight_decay=0.1, adam_beta1=0.8)
+        self.assertIs(type(optimizer), torch.optim.AdamW)
+        self.assertIsNone(optimizer_class_and_kwargs(arguments(optim=name)))
+        self.assertEqual({group["lr"] for group in optimizer.param_groups}, {3e-4})
+        self.assertEqual(optimizer.param_groups[0]["betas"], (0.8, 0.999))
+        self.assertEqual(optimizer.param_groups[0]["eps"], 1e-6)
+        self.assertEqual(bool(optimizer.param_groups[0].get("fused")), name.endswith("fused"))
+
+    def test_flags_reach_the_optimizer_and_norms_do_not_decay(self):
+        optimizer = self.optimizer(weight_decay=0.1, adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-5)
+        decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+        self.assertLen(decays, len(list(self.model.parameters())))
+        for name, p in self.model.named_parameters():
+            self.assertEqual(decays[id(p)], 0.0 if "layer_norm" in name or "bias" in name else 0.1, name)
+        self.assertEqual(optimizer.param_groups[0]["betas"], (0.8, 0.95))
+        self.assertEqual(optimizer.param_groups[0]["eps"], 1e-5)
+
+    def test_adafactor_is_transformers_with_t5s_settings(self):
+        """T5: factored second moments, updates scaled by the tensor's RMS and clipped at 1, no momentum."""
+        model = copy.deepcopy(self.model)
+        optimizer = self.optimizer(optim="adafactor")
+        self.assertIs(type(optimizer), Adafactor)
+        # Written out: transformers' defaults besides the three switches, and the default learning rate of T5.
+        settings = dict(eps=(1e-30, 1e-3), clip_threshold=1.0, decay_rate=-0.8, beta1=None, weight_decay=0.0)
+        settings |= dict(scale_parameter=True, relative_step=False, warmup_init=False)
+        reference = Adafactor(model.parameters(), lr=1e-2, **settings)
+        ids = torch.randint(2, 60, (4, 8))
+        for _ in range(3):
+            for each, opt in ((self.model, optimizer), (model, reference)):
+                each.zero_grad()
+                each(input_ids=ids, labels=ids).loss.backward()
+                opt.step()
+        for (name, p), expected in zip(self.model.named_parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(p, expected, rtol=0, atol=0, msg=name)
+        state = optimizer.state[self.model.lm_head.weight]
+        self.assertIn("exp_avg_sq_row", state)
+        self.assertNotIn("exp_avg", state)
+
+    @parameterized.product(name=OPTIMIZERS, stage=("pre_training", "fine_tuning"))
+    def test_default_learning_rates(self, name, stage):
+        kind = {"pre_training": PreTrainingArguments, "fine_tuning": FineTuningArguments}[stage]
+        flags = {} if stage == "pre_training" else {"metric_for_best_model": "eval_loss"}
+        args = arguments(kind, stage, optim=name, **flags)
+        self.assertEqual(args.learning_rate, DEFAULT_LEARNING_RATES[stage][name])
+        self.assertEqual(arguments(kind, stage, optim=name, learning_rate=0.5, **flags).learning_rate, 0.5)
+        expected = {"pre_training": (2e-2, 1e-2, 1e-3, 1e-3), "fine_tuning": (1e-2, 1e-3, 3e-4, 3e-4)}[stage]
+        names = ("adamw_rms_scaled", "adafactor", "adamw_torch", "adamw_torch_fused")
+        self.assertEqual(args.learning_rate, dict(zip(names, expected, strict=True))[name])
+
+    @parameterized.parameters("adam", "sgd", "adamw_bnb_8bit", "")
+    def test_other_optimizers_are_refused(self, name):
+        with self.assertRaisesRegex(ValueError, f"--optim {name}: must be one of adamw_rms_scaled, adamw_torch, "):
+            arguments(optim=name)
+
+    def test_under_zero_only_elementwise_optimizers_are_taken(self):
+        for name in ("adafactor",):
+            args = arguments(optim=name)
+            args.deepspeed = {"zero_optimization": {"stage": 2}}
+            with self.assertRaisesRegex(ValueError, f"--optim {name}: ZeRO .* use --optim adamw_torch"):
+                check_training(args, "pre_training")
+        args = arguments(optim="adamw_rms_scaled", learning_rate=None)
+        args.deepspeed, args.learning_rate = {"zero_optimization": {"stage": 2}}, None
+        check_training(args, "pre_training")
+        self.assertEqual((args.optim, args.learning_rate), ("adamw_torch", 1e-3))
+
+    def test_trainer_alone_would_not_know_them(self):
+        """Why optimizer_cls_and_kwargs is set: transformers' own table has no such name."""
+        with self.assertRaisesRegex(ValueError, "adamw_rms_scaled"):
+            Trainer.get_optimizer_cls_and_kwargs(arguments())
+
+
+if __name__ == "__main__":
+    absltest.main()

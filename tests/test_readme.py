@@ -1,0 +1,78 @@
+"""Every command of the README is understood by the real parsers, and every file it names is there."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+from absl.testing import absltest, parameterized
+
+import arguments_t5
+import create_tokenizer
+import evaluate_t5
+import fine_tune_t5
+import plot_runs
+import pre_train_t5
+from arguments_t5 import parse_arguments
+from tasks_t5 import check_entry
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DATACLASSES = {
+    "pre_train_t5.py": ["ModelArguments", "PreTrainingDataArguments", "PreTrainingArguments"],
+    "fine_tune_t5.py": ["ModelArguments", "TaskArguments", "FineTuningArguments"],
+}
+
+
+def commands() -> list[str]:
+    """The lines of all bash blocks, and the commands in tables."""
+    blocks = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line] + re.findall(r"\| `((?:accelerate|python) [^`]*)` \|", README)
+
+
+class ReadmeTest(parameterized.TestCase):
+    @parameterized.parameters(*commands())
+    def test_command_is_understood(self, command):
+        words = shlex.split(command)
+        if words[0] == "make":
+            self.assertRegex((ROOT / "Makefile").read_text(), rf"(?m)^{words[1]}:")
+            return
+        if words[0] in ("conda", "wandb"):
+            self.assertTrue((ROOT / words[-1]).is_file(), words[-1])
+            return
+        script = next(word for word in words if word.endswith(".py"))
+        argv = words[words.index(script) + 1 :]
+        self.assertIn(script, {p.name for p in ROOT.glob("*.py")})
+        if argv == ["--help"]:
+            modules = (create_tokenizer, evaluate_t5, fine_tune_t5, plot_runs, pre_train_t5)
+            module = {Path(m.__file__).name: m for m in modules}[script]
+            with self.assertRaises(SystemExit) as stopped:
+                module.main(argv)
+            self.assertEqual(stopped.exception.code, 0)
+        elif script in DATACLASSES:
+            classes = [getattr(arguments_t5, name) for name in DATACLASSES[script]]
+            self.assertLen(parse_arguments(classes, argv), 3)
+        else:
+            self.assertEqual(script, "evaluate_t5.py")
+            self.assertLen(parse_arguments(evaluate_t5.DATACLASSES, argv), len(evaluate_t5.DATACLASSES))
+
+    def test_there_are_commands(self):
+        self.assertGreater(len(commands()), 15)
+
+    def test_entry_of_the_new_task_is_whole(self):
+        code = re.search(r"```python\n(DATASET_VALS.*?)```", README, flags=re.DOTALL).group(1)
+        registry: dict = {}
+        exec(compile(ast.parse(code), "README.md", "exec"), {"DATASET_VALS": registry})
+        check_entry("tickets", registry["mine"]["tickets"])
+
+    @parameterized.parameters(*re.findall(r"!\[[^]]*\]\(([^)]*)\)", README))
+    def test_picture_is_there(self, picture):
+        self.assertTrue((ROOT / picture).is_file())
+
+    def test_no_placeholder_is_left(self):
+        self.assertNotRegex(README, r"[A-Z]+_TIME|DEMO_TABLE|TODO")
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,193 @@
+"""Every sweep file obeys W&B's rules, and every command it leads to is understood by the script that it names.
+
+No server is asked: W&B's own code fills in the command, a shell runs it, and a stand-in for `accelerate` writes down
+what it was told.
+"""
+
+import math
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import yaml
+from absl.testing import absltest, parameterized
+from transformers import EvalPrediction
+from transformers.integrations.integration_utils import rewrite_logs
+from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args, load_sweep_config
+
+import fine_tune_t5
+import pre_train_t5
+from constants import DATASET_VALS
+from metrics_t5 import language_model_metrics
+from tasks_t5 import eval_splits
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "sweeps").glob("*.yaml"))
+SCRIPTS = {"fine_tune_t5.py": fine_tune_t5, "pre_train_t5.py": pre_train_t5}
+
+# W&B's reference of the sweep configuration, so far as a sweep of one command needs it.
+TOP_KEYS = {"program", "project", "entity", "name", "description", "method", "metric", "parameters", "early_terminate",
+            "command", "run_cap"}  # fmt: skip
+METHODS = {"grid", "random", "bayes"}
+BOUNDED = {"uniform", "int_uniform", "log_uniform_values", "inv_log_uniform_values"}
+
+
+def load(path: Path) -> dict:
+    return load_sweep_config(str(path))
+
+
+def scalars(value):
+    """All scalars of a YAML document."""
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from scalars(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from scalars(item)
+    else:
+        yield value
+
+
+def is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def ends(parameter: dict) -> list:
+    """What a parameter can be at most: its value, all its values, or both its bounds."""
+    if "value" in parameter:
+        return [parameter["value"]]
+    return parameter.get("values") or [parameter["min"], parameter["max"]]
+
+
+def settings(sweep: dict) -> list[dict]:
+    """One run for each end of each parameter; the others are at their first."""
+    first = {name: ends(parameter)[0] for name, parameter in sweep["parameters"].items()}
+    others = [first | {name: e} for name, p in sweep["parameters"].items() for e in ends(p)[1:]]
+    return [first, *others]
+
+
+class SweepsTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.bin = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        accelerate = self.bin / "accelerate"
+        accelerate.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+        accelerate.chmod(0o755)
+
+    def command_of_run(self, sweep: dict, setting: dict, run_id: str) -> list[str]:
+        """The words that `accelerate` gets from an agent's run, as W&B's agent fills them in and starts them."""
+        macros = create_sweep_command_args({"args": {name: {"value": value} for name, value in setting.items()}})
+        macros |= {"env": ["/usr/bin/env"], "interpreter": ["python"], "program": [sweep["program"]]}
+        words = []
+        for word in create_sweep_command(list(sweep["command"])):
+            is_macro = word.startswith("${") and word.endswith("}")
+            words += macros[word[2:-1]] if is_macro else [word]
+        environment = {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}", "WANDB_RUN_ID": run_id}
+        done = subprocess.run(words, env=environment, cwd=self.bin, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    def parse(self, sweep: dict, setting: dict, run_id: str = "run1"):
+        """What the real parser of the script makes of a run: (groups of flags ..., training flags[, task])."""
+        launch, script, *argv = self.command_of_run(sweep, setting, run_id)
+        self.assertEqual((launch, script), ("launch", sweep["program"]))
+        argv = [str(ROOT / word) if word.startswith("recipes/") else word for word in argv]
+        return SCRIPTS[script].parse_flags(argv)
+
+    def test_every_task_that_can_be_trained_has_a_sweep(self):
+        tasks = [name for name, task in DATASET_VALS["glue"].items() if "train_with" not in task]
+        expected = [f"glue_{name}_sweep.yaml" for name in tasks] + ["pre_train_sweep.yaml"]
+        self.assertCountEqual([path.name for path in FILES], expected)
+
+    @parameterized.named_parameters((path.stem, path) for path in FILES)
+    def test_rules_of_wandb(self, path):
+        sweep = load(path)
+        self.assertContainsSubset(sweep, TOP_KEYS)
+        self.assertContainsSubset({"program", "method", "metric", "parameters", "command"}, sweep)
+        self.assertIn(sweep["method"], METHODS)
+        self.assertEqual(sweep["metric"].keys(), {"name", "goal"})
+        self.assertIn(sweep["metric"]["goal"], ("minimize", "maximize"))
+        self.assertGreater(sweep["run_cap"], 0)
+        self.assertEqual(sweep["command"].count("${args}"), 1)
+        for name, parameter in sweep["parameters"].items():
+            with self.subTest(name):
+                if "min" in parameter:
+                    self.assertEqual(parameter.keys(), {"distribution", "min", "max"})
+                    self.assertIn(parameter["distribution"], BOUNDED)
+                    self.assertTrue(is_number(parameter["min"]) and is_number(parameter["max"]))
+                    self.assertLess(parameter["min"], parameter["max"])
+                    self.assertTrue(parameter["min"] > 0 or "log" not in parameter["distribution"])
+                elif "values" in parameter:
+                    self.assertEqual(parameter.keys(), {"values"})
+                    self.assertGreater(len(set(parameter["values"])), 1)
+                else:
+                    self.assertEqual(parameter.keys(), {"value"})
+
+    @parameterized.named_parameters((path.stem, path) for path in FILES)
+    def test_numbers_are_numbers(self, path):
+        for value in scalars(load(path)):
+            if isinstance(value, str):
+                with self.assertRaises(ValueError, msg=f"{value!r} is text for W&B"):
+                    float(value)
+
+    def test_what_a_number_without_a_point_would_be(self):
+        self.assertEqual(yaml.safe_load("[1e-5, 1.0e-5]"), ["1e-5", 1e-5])  # the trap of the test above
+
+    @parameterized.named_parameters((path.stem, path) for path in FILES)
+    def test_every_run_is_understood(self, path):
+        sweep = load(path)
+        for setting in settings(sweep):
+            groups = self.parse(sweep, setting)
+            parsed = {name: getattr(group, name) for group in groups for name in setting if hasattr(group, name)}
+            parsed = {name: getattr(value, "value", value) for name, value in parsed.items()}  # of enumerations
+            self.assertEqual(parsed, setting)  # nothing in the command or the recipe overrides what W&B chose
+
+    @parameterized.named_parameters((path.stem, path) for path in FILES)
+    def test_runs_do_not_share_a_folder(self, path):
+        sweep = load(path)
+        folders = set()
+        for run_id in ("abc", "xyz"):
+            training_args = next(
+                group for group in self.parse(sweep, settings(sweep)[0], run_id) if hasattr(group, "output_dir")
+            )
+            self.assertTrue(training_args.output_dir.endswith(f"/{run_id}"), training_args.output_dir)
+            self.assertIn(sweep["name"], training_args.output_dir)
+            folders.add(training_args.output_dir)
+        self.assertLen(folders, 2)
+        self.assertNotIn("overwrite_output_dir", sweep["parameters"])
+
+    @parameterized.named_parameters((path.stem, path) for path in FILES if path.name.startswith("glue_"))
+    def test_metric_of_fine_tuning_is_logged_and_is_the_main_one(self, path):
+        sweep = load(path)
+        _, task_args, training_args, task = self.parse(sweep, settings(sweep)[0])
+        self.assertEqual(path.stem, f"glue_{task_args.dataset_name}_sweep")
+        self.assertEqual(sweep["name"], f"glue_{task_args.dataset_name}")
+        split = "" if len(eval_splits(task)) == 1 else eval_splits(task)[0] + "_"
+        self.assertEqual(sweep["metric"]["name"], f"eval/{split}{task['metrics'][0]}")
+        self.assertIn(sweep["metric"]["name"], rewrite_logs({training_args.metric_for_best_model: 0.0}))
+        self.assertEqual(sweep["metric"]["goal"], "maximize" if training_args.greater_is_better else "minimize")
+        self.assertIn("wandb", training_args.report_to)
+        self.assertTrue(training_args.load_best_model_at_end)
+
+    def test_metric_of_pre_training_is_logged(self):
+        sweep = load(ROOT / "sweeps" / "pre_train_sweep.yaml")
+        statistics = np.ones((2, 5))
+        output = EvalPrediction(predictions=(None, statistics), label_ids=None)
+        logged = language_model_metrics(output, num_spans=1, bytes_per_token=4.0)
+        self.assertIn(sweep["metric"]["name"], rewrite_logs({f"eval_{name}": 0.0 for name in logged}))
+        self.assertEqual(sweep["metric"]["goal"], "minimize")
+        _, _, training_args = self.parse(sweep, settings(sweep)[0])
+        self.assertNotEqual(training_args.eval_strategy, "no")
+        self.assertIn("wandb", training_args.report_to)
+
+    @parameterized.named_parameters((path.stem, path) for path in FILES)
+    def test_head_names_the_command_and_lines_are_short(self, path):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        self.assertIn(f"#   wandb sweep sweeps/{path.name}", lines)
+        self.assertTrue(any(line.startswith("# Cost: ") for line in lines))
+        self.assertLessEqual(max(map(len, lines)), 120)
+
+
+if __name__ == "__main__":
+    absltest.main()

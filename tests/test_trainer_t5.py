@@ -1,0 +1,649 @@
+"""Tests of trainer_t5: what must not change a run (accumulation, ranks, workers, interruptions), and exact evaluation.
+
+Hermetic: a T5 of a few thousand weights on made-up tokens. Two ranks are this file itself under torchrun, once for all
+tests that need them. About 50 s, half of it for the two ranks to start.
+"""
+
+import contextlib
+import functools
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from absl.testing import absltest, parameterized
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
+
+import trainer_t5
+from arguments_t5 import PreTrainingArguments, check_training
+from callbacks_t5 import read_metrics
+from data_collator_t5 import T5DataCollator
+from data_t5 import ChunkDataset
+from metrics_t5 import STATISTICS, language_model_metrics, token_metrics
+from model_t5 import build_config, create_model, shift_right
+from trainer_t5 import T5Trainer, device_peak_flops, finish_process_group, global_batch_size, set_up_tracking, start_run
+
+ROOT = Path(__file__).resolve().parent.parent
+VOCABULARY = 64
+SHAPE = dict(d_model=16, d_kv=8, d_ff=32, num_heads=2, num_layers=1, num_decoder_layers=1)
+STEPS_PER_EPOCH, GLOBAL_BATCH = 5, 32
+BYTES_PER_TOKEN = 3.5
+# Three classes whose labels share a beginning: [token ids, EOS], padded with -100.
+LABELS = torch.tensor([[40, 41, 1, -100], [40, 42, 43, 1], [44, 1, -100, -100]])
+
+
+# ---------------------------------------------------------------- what the runs are made of
+class Words:
+    """As much of a tokenizer as the collator looks at: words 2 to 55 and eight sentinels."""
+
+    eos_token_id, pad_token_id, name_or_path = 1, 0, "words"
+
+    def get_vocab(self):
+        return {"<pad>": 0, "</s>": 1} | {f"<extra_id_{i}>": VOCABULARY - 1 - i for i in range(8)}
+
+
+def collator() -> T5DataCollator:
+    return T5DataCollator(Words(), input_seq_length=32)
+
+
+def chunks(count: int, seed: int) -> ChunkDataset:
+    """Chunks of patterns that can be learnt: each token is followed by one of two others."""
+    length, generator = collator().tokens_length, np.random.default_rng(seed)
+    tokens = np.cumsum(generator.integers(1, 3, size=count * length + 3)) % 50 + 2
+    return ChunkDataset(tokens.astype(np.uint16), length, seed=seed)
+
+
+def ragged_rows(count: int, seed: int) -> list[dict]:
+    """Rows of a made-up three-class task with sources of 3 to 9 tokens: the class is the source's second token % 3."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        source = generator.integers(2, 40, size=generator.integers(3, 10)).tolist()
+        label = LABELS[source[1] % 3]
+        rows.append({"input_ids": source + [1], "labels": label[label >= 0].tolist()})
+    return rows
+
+
+def pad_rows(rows: list[dict]) -> dict[str, torch.Tensor]:
+    def padded(name: str, filler: int) -> torch.Tensor:
+        tensors = [torch.tensor(row[name]) for row in rows]
+        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=filler)
+
+    batch = {"input_ids": padded("input_ids", 0)}
+    batch["attention_mask"] = batch["input_ids"].ne(0).long()
+    if "labels" in rows[0]:
+        batch["labels"] = padded("labels", -100)
+        batch["decoder_input_ids"] = shift_right(batch["labels"], 0, 0)
+    return batch
+
+
+def make_model(seed: int = 0, **overrides):
+    set_seed(seed)
+    return create_model(build_config("tiny", VOCABULARY, SHAPE | overrides))
+
+
+def arguments(folder, **flags) -> PreTrainingArguments:
+    chosen = dict(output_dir=str(folder), report_to=["none"], use_cpu=True, disable_tqdm=True, max_steps=12)
+    chosen |= dict(per_device_train_batch_size=32, gradient_accumulation_steps=1, warmup_steps=4, logging_steps=1)
+    chosen |= dict(eval_strategy="no", save_strategy="no", seed=7)
+    args = PreTrainingArguments(**chosen | flags)
+    check_training(args, "pre_training")
+    return args
+
+
+def make_trainer(folder, model=None, rows=None, collate=None, eval_dataset=None, **flags) -> T5Trainer:
+    """A T5Trainer on chunks, or on `rows` where given; `flags` are training flags. Its metrics are pre-training's."""
+    metrics = functools.partial(language_model_metrics, num_spans=collator().num_spans, bytes_per_token=BYTES_PER_TOKEN)
+    return T5Trainer(
+        model=make_model() if model is None else model,
+        args=arguments(folder, **flags),
+        train_dataset=chunks(STEPS_PER_EPOCH * GLOBAL_BATCH + 9, seed=3) if rows is None else rows,
+        eval_dataset=eval_dataset,
+        data_collator=collate or (collator() if rows is None else pad_rows),
+        compute_metrics=metrics if rows is None else lambda output: token_metrics(output.predictions[1]),
+    )
+
+
+def curve(trainer, key: str = "loss") -> list[float]:
+    return [line[key] for line in trainer.state.log_history if key in line]
+
+
+def weights(trainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def quietly(function, *args, **kwargs):
+    """Runs `function` without its printed log lines; returns (result, what it printed)."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        result = function(*args, **kwargs)
+    return result, printed.getvalue()
+
+
+def trained(folder, resume=None, **options) -> T5Trainer:
+    trainer = make_trainer(folder, **options)
+    quietly(trainer.train, resume_from_checkpoint=resume)
+    return trainer
+
+
+class Recorder:
+    """A collator that keeps what it made."""
+
+    def __init__(self):
+        self.collator, self.batches = collator(), []
+
+    def __call__(self, examples):
+        self.batches.append(self.collator(examples))
+        return self.batches[-1]
+
+
+# ---------------------------------------------------------------- two ranks
+def two_ranks(folder: Path) -> None:
+    """What each of two ranks runs; rank 0 writes results.pt."""
+    results = {}
+    for name, rows in (("chunks", None), ("ragged", ragged_rows(200, seed=5))):
+        split = dict(per_device_train_batch_size=8, gradient_accumulation_steps=2)
+        trainer = trained(folder / name, rows=rows, **split, save_strategy="steps", save_steps=7)
+        assert trainer.args.world_size == 2 and global_batch_size(trainer.args) == 32
+        results[name] = (curve(trainer), weights(trainer))
+        # Again from the middle of the second epoch, with another model to begin with.
+        resumed = trained(
+            folder / f"{name}_resumed",
+            resume=str(folder / name / "checkpoint-7"),
+            model=make_model(99),
+            rows=rows,
+            **split,
+        )
+        results[f"{name}_resumed"] = (curve(resumed), weights(resumed))
+
+    for name, rows, data in (("chunks", None, chunks(21, 4)), ("ragged", ragged_rows(8, 1), ragged_rows(21, 2))):
+        trainer = make_trainer(folder / "eval", rows=rows, eval_dataset=data, per_device_eval_batch_size=4)
+        results[f"{name}_eval"] = quietly(trainer.evaluate)[0]
+        results[f"{name}_predict"] = trainer.predict(data).predictions[1]
+    if trainer.is_world_process_zero():
+        torch.save(results, folder / "results.pt")
+    finish_process_group()
+
+
+@functools.cache
+def two_ranks_results() -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(
+            [*command, __file__, "two_ranks", folder], env=environment, capture_output=True, text=True, timeout=300
+        )
+        if done.returncode != 0:
+            raise AssertionError(f"two ranks failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        return torch.load(Path(folder) / "results.pt", weights_only=False)
+
+
+class TrainerTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def assert_same_run(self, found, expected, rtol=2e-5, atol=1e-5):
+        """(losses, weights) equal to float32 rounding."""
+        np.testing.assert_allclose(found[0], expected[0], rtol=rtol)
+        for name, weight in expected[1].items():
+            torch.testing.assert_close(found[1][name], weight, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+class SameRunTest(TrainerTest):
+    """One global batch of 32 is one global batch of 32, however it is split."""
+
+    @parameterized.parameters("chunks", "ragged")
+    def test_accumulation_and_ranks_change_nothing(self, kind):
+        rows = None if kind == "chunks" else ragged_rows(200, seed=5)
+        whole = trained(self.folder / "whole", rows=rows)
+        expected = (curve(whole), weights(whole))
+        self.assertLen(expected[0], 12)
+        self.assertLess(expected[0][-1], expected[0][0] - 0.2)  # it learns
+        split = dict(per_device_train_batch_size=8, gradient_accumulation_steps=4)
+        accumulated = trained(self.folder / "accumulated", rows=rows, **split)
+        self.assert_same_run((curve(accumulated), weights(accumulated)), expected)
+        self.assert_same_run(two_ranks_results()[kind], expected)
+
+    def test_the_logged_loss_is_the_mean_over_all_target_tokens(self):
+        rows = ragged_rows(200, seed=5)
+        trainer = trained(
+            self.folder, rows=rows, max_steps=1, per_device_train_batch_size=8, gradient_accumulation_steps=4
+        )
+        order = np.random.default_rng([7, 0]).permutation(200)[:32]  # seed 7, epoch 0
+        batch = pad_rows([rows[i] for i in order])
+        with torch.no_grad():
+            logits = make_model()(**{k: v for k, v in batch.items() if k != "labels"}).logits
+        expected = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        self.assertAlmostEqual(curve(trainer)[0], expected.item(), delta=1e-5)
+
+    def test_transformers_alone_inflates_the_loss_by_the_accumulation_steps(self):
+        """Why T5Trainer has a loss of its own (transformers issue 47688). If this fails, transformers was repaired."""
+        make_model().save_pretrained(self.folder / "model")
+        first = {}
+        for batch, accumulation in ((32, 1), (8, 4)):
+            args = Seq2SeqTrainingArguments(
+                output_dir=str(self.folder / "plain"),
+                per_device_train_batch_size=batch,
+                gradient_accumulation_steps=accumulation,
+                max_steps=1,
+                logging_steps=1,
+                report_to=[],
+                use_cpu=True,
+                disable_tqdm=True,
+                save_strategy="no",
+                remove_unused_columns=False,
+                train_sampling_strategy="sequential",
+            )
+            trainer = Seq2SeqTrainer(
+                model=AutoModelForSeq2SeqLM.from_pretrained(self.folder / "model"),
+                args=args,
+                train_dataset=chunks(64, seed=3),
+                data_collator=collator(),
+            )
+            quietly(trainer.train)
+            first[accumulation] = trainer.state.log_history[0]
+        self.assertAlmostEqual(first[4]["loss"] / first[1]["loss"], 4.0, delta=0.01)
+        self.assertAlmostEqual(first[4]["grad_norm"] / first[1]["grad_norm"], 4.0, delta=0.01)
+
+    def test_worker_processes_change_nothing(self):
+        alone = trained(self.folder, max_steps=7)
+        workers = trained(self.folder, max_steps=7, dataloader_num_workers=2)
+        self.assertEqual(curve(alone), curve(workers))
+
+    def test_every_epoch_has_another_order_other_masks_and_leaves_out_other_chunks(self):
+        recorder = Recorder()
+        trained(self.folder, collate=recorder, max_steps=10)
+        rows = [tuple(row.tolist()) for batch in recorder.batches[:10] for row in batch["input_ids"]]
+        self.assertEqual(len(set(rows[:160])), 160)
+        self.assertEqual(len(set(rows)), 320)  # no corrupted chunk comes twice
+        self.assertEqual([b["input_ids"].shape[0] for b in recorder.batches[:10]], [32] * 10)
+
+    def test_seed_decides_the_order(self):
+        runs = [trained(self.folder, max_steps=2, **seeds) for seeds in (dict(), dict(data_seed=7), dict(data_seed=8))]
+        self.assertEqual(curve(runs[0]), curve(runs[1]))
+        self.assertNotEqual(curve(runs[0]), curve(runs[2]))
+
+    def test_label_smoothing_is_part_of_the_loss(self):
+        smoothed = trained(self.folder, max_steps=1, label_smoothing_factor=0.5)
+        recorder = Recorder()
+        plain = trained(self.folder, max_steps=1, collate=recorder)
+        batch = recorder.batches[0]
+        with torch.no_grad():
+            logits = make_model()(input_ids=batch["input_ids"], decoder_input_ids=batch["decoder_input_ids"]).logits
+        for trainer, smoothing in ((plain, 0.0), (smoothed, 0.5)):
+            loss = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=smoothing)
+            self.assertAlmostEqual(curve(trainer)[0], loss.item(), delta=1e-5)
+
+    def test_global_batch_counts_every_device_of_a_process(self):
+        args = arguments(self.folder, per_device_train_batch_size=3, gradient_accumulation_steps=5)
+        self.assertEqual(global_batch_size(args), 15)
+        args._n_gpu = 2  # torch's DataParallel: one process, two GPUs
+        self.assertEqual(global_batch_size(args), 30)
+
+
+class ResumeTest(TrainerTest):
+    @parameterized.parameters(3, 5, 8)  # within the first epoch, at its end, within the second
+    def test_a_resumed_run_is_bit_identical(self, step):
+        flags = dict(save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=2, save_total_limit=None)
+        flags |= dict(per_device_train_batch_size=16, gradient_accumulation_steps=2, eval_dataset=chunks(9, 4))
+        model = functools.partial(make_model, dropout_rate=0.1)  # the random state must be resumed too
+        recorder, resumed_recorder = Recorder(), Recorder()
+        whole = trained(self.folder / "whole", model=model(), collate=recorder, **flags)
+        with self.assertNoLogs("transformers", "WARNING"):
+            resumed = trained(
+                self.folder / "resumed",
+                resume=str(self.folder / "whole" / f"checkpoint-{step}"),
+                model=model(seed=99),
+                collate=resumed_recorder,
+                **flags,
+            )
+        for key in ("loss", "grad_norm", "learning_rate", "eval_loss", "epoch"):
+            self.assertEqual(curve(resumed, key), curve(whole, key), key)
+        for name, weight in weights(whole).items():
+            torch.testing.assert_close(weights(resumed)[name], weight, rtol=0, atol=0)
+        # Each evaluation collates one batch too; only the training batches (16 rows) are compared.
+        seen, again = (
+            [batch["input_ids"] for batch in r.batches if len(batch["input_ids"]) == 16]
+            for r in (recorder, resumed_recorder)
+        )
+        torch.testing.assert_close(again[: 24 - 2 * step], seen[2 * step : 24], rtol=0, atol=0)
+
+    @parameterized.parameters("chunks", "ragged")
+    def test_two_ranks_resume_within_the_second_epoch(self, kind):
+        results = two_ranks_results()
+        self.assert_same_run(results[f"{kind}_resumed"], results[kind], rtol=1e-6, atol=1e-6)
+
+
+class EvaluationTest(TrainerTest):
+    def reference(self, model, batch) -> tuple[np.ndarray, np.ndarray]:
+        """(nats, correct) of every counted target token, by torch alone."""
+        model.eval()
+        with torch.no_grad():
+            logits = model(**{k: v for k, v in batch.items() if k != "labels"}).logits.double()
+        counted = batch["labels"].ne(-100)
+        targets = batch["labels"].clamp(min=0)[..., None]
+        nats = -logits.log_softmax(-1).gather(-1, targets)[..., 0]
+        return nats[counted].numpy(), (logits.argmax(-1) == batch["labels"])[counted].numpy()
+
+    @parameterized.parameters(3, 7, 64)
+    def test_language_model_metrics_by_hand(self, batch_size):
+        data = chunks(20, seed=4)  # 20 = 6 * 3 + 2 = 2 * 7 + 6: the last batch is ragged
+        trainer = trained(self.folder, max_steps=6, eval_dataset=data, per_device_eval_batch_size=batch_size)
+        found, _ = quietly(trainer.evaluate)
+        batch = collator()(data.__getitems__(list(range(20))))
+        nats, correct = self.reference(trainer.model, batch)
+        self.assertLen(nats, 20 * collator().targets_length)
+        self.assertAlmostEqual(found["eval_loss"], nats.mean(), delta=1e-6)
+        self.assertAlmostEqual(found["eval_perplexity"], math.exp(nats.mean()), delta=1e-4)
+        self.assertEqual(found["eval_token_accuracy"], correct.mean())
+        self.assertBetween(correct.mean(), 0.02, 0.98)
+        hidden_tokens = 20 * collator().num_noise
+        bits = nats.sum() / math.log(2) / (hidden_tokens * BYTES_PER_TOKEN)
+        self.assertAlmostEqual(found["eval_bits_per_byte"], bits, delta=1e-6)
+
+    @parameterized.parameters(3, 7)
+    def test_loss_of_ragged_targets_is_a_mean_over_tokens(self, batch_size):
+        data = ragged_rows(20, seed=2)
+        trainer = make_trainer(self.folder, rows=data, eval_dataset=data, per_device_eval_batch_size=batch_size)
+        found, _ = quietly(trainer.evaluate)
+        nats, correct = self.reference(trainer.model, pad_rows(data))
+        self.assertAlmostEqual(found["eval_loss"], nats.mean(), delta=1e-6)
+        self.assertEqual(found["eval_token_accuracy"], correct.mean())
+
+    def test_two_evaluations_are_the_same(self):
+        trainer = make_trainer(self.folder, eval_dataset=chunks(20, seed=4), learning_rate=0.0)
+        before, _ = quietly(trainer.evaluate)
+        quietly(trainer.train)  # at learning rate 0: it only draws random numbers
+        after, _ = quietly(trainer.evaluate)
+        for key in ("eval_loss", "eval_token_accuracy", "eval_bits_per_byte"):
+            self.assertEqual(after[key], before[key])
+
+    @parameterized.parameters("chunks", "ragged")
+    def test_two_ranks_count_each_row_once(self, kind):
+        """21 rows in batches of 2 x 4 are filled up to 24."""
+        data, rows = (chunks(21, 4), None) if kind == "chunks" else (ragged_rows(21, 2), ragged_rows(8, 1))
+        trainer = make_trainer(self.folder, rows=rows, eval_dataset=data)
+        results = two_ranks_results()
+        expected = trainer.predict(data).predictions[1]
+        self.assertEqual(results[f"{kind}_predict"].shape, (21, len(STATISTICS)))
+        np.testing.assert_allclose(results[f"{kind}_predict"], expected, rtol=1e-5)  # in the order of the rows
+        found, _ = quietly(trainer.evaluate)
+        self.assertAlmostEqual(results[f"{kind}_eval"]["eval_loss"], found["eval_loss"], delta=1e-6)
+        self.assertEqual(results[f"{kind}_eval"]["eval_token_accuracy"], found["eval_token_accuracy"])
+
+
+def task_trainer(folder, steps: int, eval_dataset, class_labels=LABELS, **flags) -> T5Trainer:
+    """A T5Trainer on the three-class task with accuracy from the predicted classes, as fine-tuning has it."""
+
+    def metrics(output) -> dict:
+        classes = output.predictions[1][:, STATISTICS.index("predicted_class")]
+        gold = [LABELS.tolist().index((row[:4].tolist() + [-100] * 4)[:4]) for row in output.label_ids]
+        return token_metrics(output.predictions[1]) | {"accuracy": float(np.mean(classes == gold))}
+
+    return T5Trainer(
+        model=make_model(d_model=32),
+        args=arguments(folder, max_steps=steps, lr_scheduler_type="constant_with_warmup", **flags),
+        train_dataset=ragged_rows(320, seed=5),
+        eval_dataset=eval_dataset,
+        data_collator=pad_rows,
+        compute_metrics=metrics,
+        class_label_ids=class_labels,
+    )
+
+
+class ClassScoringTest(TrainerTest):
+    def test_teacher_forcing_finds_what_greedy_decoding_writes(self):
+        data = ragged_rows(60, seed=11)
+        trainer = task_trainer(self.folder, 25, data, per_device_eval_batch_size=16)
+        quietly(trainer.train)
+        statistics = trainer.predict(data).predictions[1]
+        scored = statistics[:, STATISTICS.index("predicted_class")].astype(int)
+        # The outside reference: transformers' own greedy search, row by row.
+        generated = []
+        for row in data:
+            ids = trainer.model.generate(torch.tensor([row["input_ids"]]), max_new_tokens=4, do_sample=False)[0, 1:]
+            ids = ids[: ids.tolist().index(1) + 1].tolist() if 1 in ids.tolist() else ids.tolist()
+            texts = [label[label >= 0].tolist() for label in LABELS]
+            generated.append(texts.index(ids) if ids in texts else -1)
+        self.assertEqual(scored.tolist(), generated)
+        self.assertGreater(len(set(generated)), 1)  # an undecided model would prove little
+        gold = np.array(
+            [row["labels"] == LABELS[c][LABELS[c] >= 0].tolist() for c, row in zip(scored, data, strict=True)]
+        )
+        np.testing.assert_array_equal(statistics[:, STATISTICS.index("exact_match")] == 1, gold & (scored >= 0))
+
+    def test_a_model_that_writes_no_label_has_class_minus_one(self):
+        data = ragged_rows(10, seed=11)
+        trainer = task_trainer(self.folder, 1, data)
+        statistics = trainer.predict(data).predictions[1]
+        self.assertEqual(set(statistics[:, STATISTICS.index("predicted_class")]), {-1.0})
+
+    def test_generation_when_it_is_asked_for(self):
+        data = ragged_rows(10, seed=11)
+        trainer = task_trainer(self.folder, 1, data, predict_with_generate=True, generation_max_length=3)
+        trainer.model.generation_config.max_new_tokens = 6  # as fine_tune_t5.py sets it; the flag must win
+        with mock.patch.object(trainer.model, "generate", wraps=trainer.model.generate) as generate:
+            tokens = trainer.predict(data).predictions[0]
+        self.assertEqual(generate.call_args.kwargs["max_new_tokens"], 3)
+        reference = trainer.model.generate(
+            **{k: v for k, v in pad_rows(data).items() if "label" not in k and "dec" not in k}, max_new_tokens=3
+        )
+        np.testing.assert_array_equal(tokens[:, :4], reference.numpy())
+        self.assertFalse(tokens[:, 4:].any())
+
+    @parameterized.parameters(False, True)
+    def test_rows_without_labels_are_predicted_and_not_scored(self, generate):
+        data = ragged_rows(10, seed=11)
+        trainer = task_trainer(self.folder, 1, None, predict_with_generate=generate)
+        trainer.model.generation_config.max_new_tokens = 4
+        with_labels = trainer.predict(data)
+        without = trainer.predict([{"input_ids": row["input_ids"]} for row in data])
+        self.assertIsNone(without.label_ids)
+        self.assertNotIn("test_loss", without.metrics)
+        self.assertIn("test_loss", with_labels.metrics)
+        np.testing.assert_array_equal(without.predictions[0], with_labels.predictions[0])
+        np.testing.assert_array_equal(without.predictions[1][:, 4], with_labels.predictions[1][:, 4])
+
+    def test_two_evaluation_splits_give_both_metrics_and_the_first_decides(self):
+        """MNLI: matched and mismatched."""
+        splits = {"validation_matched": ragged_rows(30, 12), "validation_mismatched": ragged_rows(17, 13)}
+        trainer = task_trainer(
+            self.folder,
+            20,
+            splits,
+            eval_strategy="steps",
+            eval_steps=5,
+            save_strategy="steps",
+            save_steps=5,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_validation_matched_accuracy",
+            greater_is_better=True,
+        )
+        quietly(trainer.train)
+        both = [curve(trainer, f"eval_{split}_accuracy") for split in splits]
+        self.assertEqual([len(c) for c in both], [4, 4])
+        self.assertEqual(trainer.state.best_metric, max(both[0]))
+        found, _ = quietly(trainer.evaluate)
+        for split, rows in splits.items():
+            self.assertEqual(found[f"eval_{split}_accuracy"], trainer.evaluate(rows)["eval_accuracy"])
+        self.assertEqual(found["eval_validation_matched_accuracy"], max(both[0]))
+
+
+class RunTest(TrainerTest):
+    """Early stopping, the best checkpoint and what start_run prints and writes."""
+
+    def start(self, trainer: T5Trainer, **values) -> str:
+        values = dict(tokens_per_step=544, flops_per_sequence=1000, examples={"train": 200}, fingerprints={}) | values
+        return quietly(start_run, trainer, "test", [trainer.args], {"text": "made up"}, **values)[1]
+
+    def test_early_stopping_and_best_checkpoint_follow_the_main_metric(self):
+        scores = iter([0.5, 0.8, 0.7, 0.6, 0.9])
+        trainer = make_trainer(
+            self.folder,
+            eval_dataset=chunks(4, 4),
+            eval_strategy="steps",
+            eval_steps=2,
+            save_strategy="steps",
+            save_steps=2,
+            save_total_limit=1,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_score",
+            greater_is_better=True,
+            early_stopping_patience=2,
+            max_steps=20,
+        )
+        trainer.compute_metrics = lambda output: token_metrics(output.predictions[1]) | {"score": next(scores)}
+        seen = {}
+
+        def remember(*args, **kwargs):
+            seen[trainer.state.global_step] = weights(trainer)
+            return T5Trainer.evaluate(trainer, *args, **kwargs)
+
+        self.start(trainer)
+        with mock.patch.object(trainer, "evaluate", remember):
+            quietly(trainer.train)
+        self.assertEqual(curve(trainer, "eval_score"), [0.5, 0.8, 0.7, 0.6])  # two evaluations without a better one
+        self.assertEqual(trainer.state.global_step, 8)
+        self.assertEndsWith(trainer.state.best_model_checkpoint, "checkpoint-4")
+        for name, weight in weights(trainer).items():
+            torch.testing.assert_close(weight, seen[4][name], rtol=0, atol=0)
+        self.assertFalse(torch.equal(weights(trainer)["shared.weight"], seen[8]["shared.weight"]))
+
+    def test_early_stopping_without_best_checkpoint_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "--early_stopping_patience needs --load_best_model_at_end"):
+            arguments(self.folder, early_stopping_patience=2)
+
+    def test_summary_and_run_json(self):
+        trainer = make_trainer(self.folder, per_device_train_batch_size=8, gradient_accumulation_steps=4)
+        printed = self.start(trainer)
+        parameters = sum(p.numel() for p in trainer.model.parameters())
+        for text in (
+            "-- test --",
+            "(t5, d_model 16, 1 + 1 layers), dropout 0.0",
+            "made up",
+            "32 sequences a step (8 x 4 accumulated x 1 processes)",
+            "adamw_rms_scaled, peak 0.02, cosine",
+            "cpu, float32",
+            f"{parameters * 16 / 1024:.4g} KiB (weights, gradients, optimizer)",
+        ):
+            self.assertIn(text, printed)
+        record = json.loads((self.folder / "run.json").read_text())
+        self.assertEqual((record["parameters"], record["tokens_per_step"]), (parameters, 544))
+        self.assertEqual(record["arguments"]["optim"], "adamw_rms_scaled")
+        self.assertEqual(record["examples"], {"train": 200})
+        quietly(trainer.train)
+        lines = read_metrics(self.folder / "metrics.jsonl")
+        self.assertEqual([line["step"] for line in lines if "loss" in line], list(range(1, 13)))
+        self.assertContainsSubset(["loss", "grad_norm", "learning_rate", "sequences_per_second", "epoch"], lines[0])
+        self.assertGreater((self.folder / "loss.png").stat().st_size, 1000)
+
+    @parameterized.parameters(
+        (dict(save_strategy="no"), 1, ""),
+        (dict(save_strategy="steps", save_total_limit=2), 1 + 3 * 3, ""),
+        (dict(save_strategy="steps", save_total_limit=None), 1 + 2 * 3, " and all later checkpoints"),
+    )
+    def test_disk_is_model_and_checkpoints(self, flags, copies, more):
+        trainer = make_trainer(self.folder, **flags)
+        size = sum(p.numel() for p in trainer.model.parameters()) * 4 * copies
+        self.assertRegex(self.start(trainer), rf"disk +{size / 1024:.4g} KiB{more} in ")
+
+    def test_peak_flops_are_those_of_the_device_and_precision(self):
+        self.assertIsNone(device_peak_flops(torch.device("cpu"), bf16=True))
+        for name, bf16, expected in (
+            ("NVIDIA H200", True, 790e12),
+            ("NVIDIA A100-SXM4-80GB", False, 156e12),
+            ("Some GPU of tomorrow", True, None),
+        ):
+            with mock.patch("torch.cuda.get_device_name", return_value=name):
+                self.assertEqual(device_peak_flops(torch.device("cuda"), bf16), expected)
+
+
+class TrackingTest(TrainerTest):
+    def set_up(self, report_to=("wandb",), answers=True, login=False, **environment):
+        """(variables set, lines printed) by set_up_tracking on a machine like this."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+        args = types.SimpleNamespace(report_to=list(report_to), output_dir=str(self.folder / "run"))
+        with (
+            mock.patch.dict(os.environ, clean | environment, clear=True),
+            mock.patch.object(trainer_t5, "answers", return_value=answers) as asked,
+            mock.patch.object(trainer_t5, "get_netrc_auth", return_value=("user", "key") if login else None),
+        ):
+            _, printed = quietly(set_up_tracking, args)
+            self.asked = [call.args[0] for call in asked.call_args_list]
+            return {k: v for k, v in os.environ.items() if k.startswith("WANDB_")}, printed.splitlines()
+
+    def test_without_login_it_is_offline_and_one_line_says_so(self):
+        variables, lines = self.set_up()
+        self.assertEqual(variables["WANDB_MODE"], "offline")
+        self.assertEqual(variables["WANDB_PROJECT"], "t5_foundry")
+        self.assertEqual(variables["WANDB_DIR"], str(self.folder / "run"))
+        self.assertTrue((self.folder / "run").is_dir())
+        self.assertLen(lines, 1)
+        self.assertRegex(
+            lines[0], r"W&B: not logged in, tracking offline; later: wandb sync .*/run/wandb/offline-run-\*"
+        )
+        self.assertEmpty(self.asked)
+
+    def test_with_login_it_is_online_where_the_server_answers(self):
+        key = dict(WANDB_API_KEY="0" * 40)
+        for how in (dict(login=True), key):
+            variables, lines = self.set_up(**how)
+            self.assertNotIn("WANDB_MODE", variables)
+            self.assertEmpty(lines)
+        variables, lines = self.set_up(answers=False, WANDB_BASE_URL="https://wandb.example", **key)
+        self.assertEqual(variables["WANDB_MODE"], "offline")
+        self.assertLen(lines, 1)
+        self.assertIn("https://wandb.example does not answer", lines[0])
+        self.assertEqual(self.asked, ["https://wandb.example"])
+
+    def test_what_the_user_chose_stays(self):
+        variables, lines = self.set_up(WANDB_MODE="disabled", WANDB_PROJECT="mine", WANDB_DIR=str(self.folder))
+        expected = dict(WANDB_MODE="disabled", WANDB_PROJECT="mine", WANDB_DIR=str(self.folder))
+        self.assertEqual((variables, lines), (expected, []))
+
+    def test_nothing_happens_without_wandb(self):
+        self.assertEqual(self.set_up(report_to=[]), ({}, []))
+        self.assertEqual(self.set_up(report_to=["tensorboard"]), ({}, []))
+        self.assertFalse((self.folder / "run").exists())
+
+    def test_wandb_itself_then_runs_offline(self):
+        """The session of wandb reads WANDB_MODE once: nothing may have woken it before."""
+        script = "; ".join(
+            [
+                "import types, wandb, trainer_t5",
+                "trainer_t5.set_up_tracking(types.SimpleNamespace(report_to=['wandb'], output_dir='run'))",
+                "run = wandb.init(project='p', settings=wandb.Settings(silent=True))",
+                "run.log({'loss': 1.0})",
+                "print(run.settings.mode, run.dir)",
+                "run.finish()",
+            ]
+        )
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+        environment |= {"PYTHONPATH": str(ROOT), "HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+        self.assertIn("tracking offline", done.stdout)
+        self.assertRegex(done.stdout.splitlines()[-1], r"^offline .*run/wandb/offline-run-")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["two_ranks"]:
+        two_ranks(Path(sys.argv[2]))
+    else:
+        absltest.main()
