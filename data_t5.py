@@ -418,7 +418,7 @@ def tokenizer_for(source: Source, vocab_size: int, cache: Path):
 
     def build(folder: Path) -> None:
         print_once(f"no tokenizer was given: training one of {vocab_size:,} words on {source.description}")
-        train_tokenizer(source.documents(), folder, vocab_size)
+        train_tokenizer(source.documents(), folder, vocab_size, max_sentences=TOKENIZER_SENTENCES)
 
     return load_tokenizer(str(cached(cache, "tokenizer", key, build)))
 
