@@ -43,6 +43,7 @@ from arguments_t5 import (
 from constants import BUILTIN_CORPUS, NUM_SENTINELS
 from data_collator_t5 import example_keys
 
+TOKENIZER_SENTENCES = 200_000  # sample for a tokenizer that is trained on the way; enough for a small vocabulary
 TOKENISE_BATCH = 2_000_000  # characters handed to the tokenizer's threads at once
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
 TOKENS_FORMAT = 2  # part of the cache's keys: raise it when the same text would give other tokens
@@ -395,10 +396,28 @@ def train_tokenizer(
             minloglevel=2,
         )
     except RuntimeError as error:
-        reason = str(error).split(") ")[-1].strip() or "no text"
+        if "sentences_.empty()" in str(error):
+            raise ValueError("there is no text to train a tokenizer on") from None
+        most = re.search(r"set it to a value <= (\d+)", str(error))
+        reason = f"it is enough for {int(most[1]) + NUM_SENTINELS} words" if most else str(error).split("] ")[-1]
         raise ValueError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
     (output_dir / "spiece.model").write_bytes(model.getvalue())
-    T5Tokenizer.from_pretrained(str(output_dir), extra_ids=NUM_SENTINELS).save_pretrained(str(output_dir))
+    tokenizer = T5Tokenizer.from_pretrained(str(output_dir), extra_ids=NUM_SENTINELS)
+    (_with_byte_fallback(tokenizer) if byte_fallback else tokenizer).save_pretrained(str(output_dir))
+
+
+def _with_byte_fallback(tokenizer):
+    """The same tokenizer with bytes for unknown letters, which transformers' class T5Tokenizer always switches off."""
+    from transformers import PreTrainedTokenizerFast
+
+    backend = tokenizer.backend_tokenizer
+    content = json.loads(backend.to_str())
+    content["model"]["byte_fallback"] = True
+    space = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    content["decoder"] = {"type": "Sequence", "decoders": [space, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]}
+    special = {name: getattr(tokenizer, name) for name in ("pad_token", "eos_token", "unk_token")}
+    return PreTrainedTokenizerFast(tokenizer_object=type(backend).from_str(json.dumps(content)), **special)
 
 
 def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):
