@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch
+import transformers
 import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 from transformers.hf_argparser import string_to_bool
@@ -164,6 +165,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
                 raise ValueError(f"--{name} {value}: must be one of {', '.join(choices)}")
         if not has_accelerator():
             self.use_cpu = True  # otherwise every launched process would run alone (no backend is set up)
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find that out
             self.dataloader_pin_memory = False
         if self.bf16 is None:
             self.bf16 = not self.use_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
@@ -273,6 +275,7 @@ def parse_arguments(dataclass_types, argv: list[str] | None = None, default_reci
     default_recipe: used, and named in the output, when the user gave no recipe and none of the flags `starts_anew`.
     Raises ValueError with one line that names the flag or key, the value, and what would be right.
     """
+    transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
     argv = list(sys.argv[1:] if argv is None else argv)
     show_all = bool({"--help_all", "--help-all"} & set(argv))
     parser = T5ArgumentParser(dataclass_types, show_all=show_all)

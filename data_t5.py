@@ -163,12 +163,12 @@ def _read_json(path: Path) -> Iterator[dict]:
             yield row
 
 
-def _parse_json(text: str, path: Path, first_line: int = 1):
+def _parse_json(text: str, path: Path, line: int | None = None):
+    """line: the line of the file that `text` is; None for a whole file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise ValueError(f"{path}, line {line}: broken JSON ({error.msg})") from None
+        raise ValueError(f"{path}, line {line or error.lineno}: broken JSON ({error.msg})") from None
 
 
 _WIKI_OPEN = re.compile(r"^<doc (id|url|title)=.*>$")
@@ -578,16 +578,17 @@ def plain_encoder(tokenizer) -> Callable[[list[str]], list[list[int]]]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # tokenizers in Python, such as ByT5's
         return lambda texts: tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    content = json.loads(backend.to_str())
-    model, added = content["model"], content["added_tokens"]
-    special = {token["content"] for token in added if token["special"]} - {model.get("unk_token")}
-    unseen = {word: f"\uffff{word}\uffff" for word in special}  # U+FFFF is no character
+    content = json.loads(backend.to_str()) | {"post_processor": None}
+    content |= {"truncation": None, "padding": None}  # left there by whoever called it last
+    model, special = content["model"], [token for token in content["added_tokens"] if token["special"]]
+    unseen = {token["content"]: f"\uffff{token['content']}\uffff" for token in special}  # U+FFFF is no character
+    for token in special:
+        token["content"] = unseen[token["content"]]
     if isinstance(model["vocab"], list):  # [[word, score], ...], the id being the place
         model["vocab"] = [[unseen.get(word, word), score] for word, score in model["vocab"]]
     else:
         model["vocab"] = {unseen.get(word, word): number for word, number in model["vocab"].items()}
-    content |= {"added_tokens": [token for token in added if not token["special"]], "post_processor": None}
-    content |= {"truncation": None, "padding": None}  # left there by whoever called it last
+        model["unk_token"] = unseen.get(model.get("unk_token"), model.get("unk_token"))
     plain = type(backend).from_str(json.dumps(content))
     return lambda texts: [encoding.ids for encoding in plain.encode_batch_fast(texts, add_special_tokens=False)]
 

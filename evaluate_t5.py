@@ -17,7 +17,6 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from transformers import DataCollatorForSeq2Seq
 
 from arguments_t5 import (
@@ -39,6 +38,7 @@ from tasks_t5 import (
     check_entry,
     class_label_ids,
     class_texts,
+    decode_texts,
     eval_splits,
     load_rows,
     prepare_split,
@@ -97,7 +97,6 @@ class Job:
     model: str
     splits: list[str]
     tokenizer: object = None
-    labels: object = None  # token ids of the classes
     data: dict = field(default_factory=dict)
 
 
@@ -161,13 +160,10 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
             name = evaluation.tokenizer_name or job.model
             if name not in tokenizers:
                 tokenizers[name] = load_tokenizer(name, "--model_name_or_path")
-            job.tokenizer, job.labels = tokenizers[name], class_label_ids(job.task, tokenizers[name])
-            if job.labels is not None:  # a small vocabulary may need more tokens: a label is never cut
-                length = job.args.max_target_length or job.task["max_target_length"]
-                job.args.max_target_length = max(length, job.labels.shape[1])
+            job.tokenizer = tokenizers[name]
             for split in job.splits:
-                rows, _ = prepare_split(job.name, job.task, job.args, job.tokenizer, split, job.args.max_eval_samples)
-                job.data[split] = rows
+                limit = job.args.max_eval_samples
+                job.data[split], _ = prepare_split(job.name, job.task, job.args, job.tokenizer, split, limit)
         except (ValueError, FileNotFoundError) as error:
             if len(jobs) == 1 or not tokenizers and not several_models:
                 raise
@@ -183,14 +179,16 @@ def build_trainer(job: Job, run_args: EvaluationRunArguments, attn_implementatio
     """A T5Trainer that answers the task's rows with its checkpoint; nothing is trained."""
     model = load_model(job.model, attn_implementation)
     fit_vocabulary(model, len(job.tokenizer))
+    labels = class_label_ids(job.task, job.tokenizer)
     args = copy.copy(run_args)
-    args.predict_with_generate = run_args.predict_with_generate or job.labels is None
-    # With max_new_tokens, generate() would warn at every batch, and pass over --generation_max_length.
-    model.generation_config.max_new_tokens = None
-    model.generation_config.max_length = 1 + (job.args.max_target_length or job.task["max_target_length"])
+    args.predict_with_generate = run_args.predict_with_generate or labels is None
+    longest = job.args.max_target_length or job.task["max_target_length"]
+    longest = max(longest, 0 if labels is None else labels.shape[1])  # small vocabularies need more for a label
+    model.generation_config.max_length = longest + 1  # it counts the decoder's start token too
+    model.generation_config.max_new_tokens = None  # of an older checkpoint: it would win
     collator = DataCollatorForSeq2Seq(job.tokenizer, model=model, pad_to_multiple_of=8)
     trainer = T5Trainer(
-        model=model, args=args, data_collator=collator, processing_class=job.tokenizer, class_label_ids=job.labels
+        model=model, args=args, data_collator=collator, processing_class=job.tokenizer, class_label_ids=labels
     )
     install_callbacks(trainer, [T5ProgressCallback()])
     return trainer
@@ -204,11 +202,7 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
     trainer.compute_metrics = task_metrics(job.task, job.tokenizer, generated) if scored else None
     output = trainer.predict(job.data[split], metric_key_prefix=prefix)
     tokens, statistics = output.predictions
-    if generated:
-        tokens = np.where(tokens < 0, job.tokenizer.pad_token_id, tokens)
-        answers = [text.strip() for text in job.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
-    else:
-        answers = class_texts(job.task, statistics)
+    answers = decode_texts(job.task, job.tokenizer, tokens) if generated else class_texts(job.task, statistics)
     if scored:
         numbers = {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
         if trainer.args.report_to:
@@ -216,7 +210,7 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
     else:
         numbers = {f"{job.name}_{split}_samples": len(answers)}
         if job.task["target_type"] != "text":
-            numbers[f"{job.name}_{split}_invalid_outputs"] = sum(v < 0 for v in values_of(job.task, answers))
+            numbers[f"{job.name}_{split}_invalid_outputs"] = sum(v == -1 for v in values_of(job.task, answers))
     return answers, numbers
 
 
@@ -266,13 +260,16 @@ def finish(run_args: EvaluationRunArguments, jobs: list[Job], results: dict, mis
         if not name.endswith(("runtime", "per_second"))
     }
     next_step = f"python plot_runs.py {jobs[0].model}" if (Path(jobs[0].model) / "metrics.jsonl").is_file() else None
-    if (folder / "submission.zip").exists():
+    if missing:
+        next_step = "the same with what is left out: the server takes whole submissions only"
+    elif (folder / "submission.zip").exists():
         next_step = f"upload {folder / 'submission.zip'} at https://gluebenchmark.com/submit"
     elif "submission_file" in jobs[0].task:
         next_step = "python evaluate_t5.py --benchmark glue --dataset_name all --do_predict --model_name_or_path "
         next_step += "'out/glue/{task}'"
     files = ", ".join(name for name in OUTPUT_FILES if (folder / name).exists())
-    end_summary(shown | missing | {"written to": f"{folder}: {files}", "next": next_step})
+    left_out = {f"{name} left out": reason for name, reason in missing.items()}
+    end_summary(shown | left_out | {"written to": f"{folder}: {files}", "next": next_step})
 
 
 def main(argv: list[str] | None = None) -> dict:

@@ -165,7 +165,8 @@ class EvaluateTest(parameterized.TestCase):
     def flags(self, *argv: str, task: str, model, folder: Path) -> list[str]:
         flags = ["--benchmark", "glue", "--dataset_name", task, "--data_dir", str(self.glue), "--output_dir"]
         flags += [str(folder), "--model_name_or_path", str(model or self.model), "--per_device_eval_batch_size", "2"]
-        return [*flags, "--disable_tqdm", "true", "--use_cpu", "true", *argv]
+        flags += ["--data_cache_dir", str(self.folder / "cache"), "--disable_tqdm", "true", "--use_cpu", "true"]
+        return [*flags, *argv]
 
     def fails_with(self, message: str, *argv: str, **options) -> None:
         with self.assertRaises(SystemExit) as stopped, contextlib.redirect_stderr(io.StringIO()) as errors:
@@ -283,6 +284,7 @@ class EvaluateTest(parameterized.TestCase):
             folder / "submission.zip", {name: SUBMISSION[name] for name in SUBMISSION.keys() - {"RTE.tsv", "QQP.tsv"}}
         )
         self.assertRegex(printed, r"left out +qqp, rte")
+        self.assertNotIn("gluebenchmark.com/submit", printed)
 
     def test_submission_names_missing_data(self):
         data = self.folder / "glue_without"

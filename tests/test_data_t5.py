@@ -1,0 +1,737 @@
+"""Tests of data_t5: what is read from files, how it is tokenised, cached, split and cut, in which order it comes.
+
+Hermetic: the text is made up here, and one small tokenizer is trained on it. The outside references are sentencepiece
+itself (token ids) and T5's vocabulary (places of the special tokens). About 20 s.
+"""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import datasets
+import huggingface_hub.constants
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import sentencepiece
+import torch
+from absl.testing import absltest, parameterized
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast, T5Config
+
+import data_t5
+from arguments_t5 import PreTrainingDataArguments
+from constants import BUILTIN_CORPUS
+from corpora import installed_docs
+from data_collator_t5 import T5DataCollator, find_sentinel_ids
+from data_t5 import (
+    ChunkDataset,
+    EpochSampler,
+    cached,
+    find_sources,
+    load_dataset_splits,
+    load_tokenizer,
+    plain_encoder,
+    read_documents,
+    read_rows,
+    read_tsv,
+    split_documents,
+    tokenised,
+    tokenizer_fingerprint,
+    tokenizer_for,
+    train_tokenizer,
+)
+
+VOCAB_SIZE = 900
+COMPRESS = {
+    "": lambda data: data,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: pyarrow.compress(data, codec="zstd", asbytes=True),
+}
+
+
+def made_up_lines(count: int, seed: int = 0) -> list[str]:
+    """Sentences of an invented language with accents, its words as unequally frequent as real ones."""
+    rng = np.random.default_rng(seed)
+    vowels, consonants, ends = list("aeiouäéîøü"), list("bcdfghjklmnprstvwz"), ["", "n", "s", "ing", "t"]
+    syllable = lambda: rng.choice(consonants) + rng.choice(vowels)  # noqa: E731
+    words = [
+        "".join(syllable() for _ in range(n)) + rng.choice(ends) for n in np.random.RandomState(1).randint(1, 4, 800)
+    ]
+    lines = []
+    for _ in range(count):
+        line = " ".join(words[min(i, 800) - 1] for i in rng.zipf(1.3, rng.integers(3, 20)))
+        lines.append(line[0].upper() + line[1:] + rng.choice([".", "!", "?", " (sic)."]))
+    return lines
+
+
+def setUpModule():
+    global TRAINED, LINES
+    TRAINED = Path(tempfile.mkdtemp())
+    LINES = made_up_lines(2_000)
+    train_tokenizer(LINES, TRAINED / "plain", VOCAB_SIZE)
+
+
+def tearDownModule():
+    shutil.rmtree(TRAINED)
+
+
+class TestCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = content if isinstance(content, bytes) else content.encode()
+        path.write_bytes(COMPRESS[path.suffix if path.suffix in COMPRESS else ""](data))
+        return path
+
+    def arguments(self, *files, **flags) -> PreTrainingDataArguments:
+        flags = {
+            "train_file": [str(file) for file in files] or None,
+            "data_cache_dir": str(self.folder / "cache"),
+        } | flags
+        return PreTrainingDataArguments(**flags)
+
+    def caches(self, name: str = "tokens") -> list[Path]:
+        return sorted((self.folder / "cache").glob(f"{name}-*"))
+
+
+# ---------------------------------------------------------------- reading
+class ReadTextTest(TestCase):
+    @parameterized.parameters(*COMPRESS)
+    def test_a_line_is_a_document(self, compression):
+        path = self.write(f"a.txt{compression}", "Erste Zeile: äöü €\n\n  second 😀 \nlast")
+        self.assertEqual(list(read_documents(path, "text")), ["Erste Zeile: äöü €", "", "second 😀", "last"])
+
+    @parameterized.named_parameters(
+        ("byte_order_mark", b"\xef\xbb\xbfone\ntwo", ["one", "two"]),
+        ("windows_line_ends", b"one\r\ntwo\r\n", ["one", "two"]),
+        ("old_mac_line_ends", b"one\rtwo", ["one", "two"]),
+        ("control_characters", b"o\x00n\x07e\x1b\ntw\x7fo\ta\x0b", ["one", "two\ta"]),
+        ("separators_that_are_no_line_ends", "one\u2028two\x85three\n".encode(), ["one\u2028two\x85three"]),
+        ("empty_file", b"", []),
+    )
+    def test_characters(self, content, documents):
+        self.assertEqual(list(read_documents(self.write("a.txt", content), "text")), documents)
+
+    def test_wikiextractor_pages(self):
+        path = self.write(
+            "wiki_00",
+            '<doc id="12" url="https://x.org/wiki?curid=12" title="Anarchism">\nAnarchism\n\nA &lt;b&gt; &amp; c.\n'
+            'Second line.\n</doc>\n<doc id="13" url="u" title="Empty &amp; so on">\nEmpty &amp; so on\n\n</doc>\n'
+            '<doc id="14" url="u" title="T">\n</doc>\n<doc id="15" url="u" title="Open">\nOpen\nThe file ends here.\n',
+        )
+        documents = ["Anarchism\nA <b> & c.\nSecond line.", "", "", "Open\nThe file ends here."]
+        self.assertEqual(list(read_documents(path, "text")), documents)
+
+    def test_entities_and_tags_of_plain_text_stay(self):
+        lines = ["a &amp; b", "</doc>", "<doc>", "<doctor id=1>"]
+        self.assertEqual(list(read_documents(self.write("a.txt", "\n".join(lines)), "text")), lines)
+
+    @parameterized.parameters("", ".gz")
+    def test_not_utf8_is_named(self, compression):
+        path = self.write(f"latin.txt{compression}", b"fine\nna" + b"\xefve\n")
+        with self.assertRaisesRegex(ValueError, rf"{path}: not UTF-8 text \(byte 0xef\); convert it first"):
+            list(read_documents(path, "text"))
+
+    @parameterized.product(compression=(".gz", ".bz2", ".xz", ".zst"), damage=("cut", "other"))
+    def test_damaged_archives_are_named(self, compression, damage):
+        path = self.write(f"a.txt{compression}", "".join(made_up_lines(500)))
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] if damage == "cut" else b"no archive at all " * 50)
+        with self.assertRaisesRegex(ValueError, f"{path}: cannot be read"):
+            list(read_documents(path, "text"))
+
+
+class ReadRowsTest(TestCase):
+    ROWS = [{"text": 'one, "two"\nthree', "id": "1"}, {"text": "äé😀", "id": "2"}]
+    TABLE = 'text,id\n"one, ""two""\nthree",1\nä\u00e9😀,2\n'
+
+    @parameterized.product(compression=list(COMPRESS), suffix=(".json", ".jsonl", ".csv"))
+    def test_formats(self, suffix, compression):
+        text = {
+            ".json": json.dumps(self.ROWS, indent=1),
+            ".jsonl": "\n\n".join(json.dumps(row, ensure_ascii=False) for row in self.ROWS),
+            ".csv": self.TABLE,
+        }[suffix]
+        path = self.write(f"rows{suffix}{compression}", text)
+        self.assertEqual(list(read_rows(path, ["text"])), self.ROWS)
+        self.assertEqual(list(read_documents(path, "text")), [row["text"] for row in self.ROWS])
+
+    def test_parquet(self):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(self.ROWS), self.folder / "rows.parquet")
+        self.assertEqual(list(read_rows(self.folder / "rows.parquet")), self.ROWS)
+        self.assertEqual(list(read_rows(self.folder / "rows.parquet", ["id"])), [{"id": "1"}, {"id": "2"}])
+        with self.assertRaisesRegex(ValueError, "rows.parquet, row 1: no column body; there is text, id"):
+            list(read_rows(self.folder / "rows.parquet", ["body"]))
+        (self.folder / "broken.parquet").write_bytes(b"PAR1 and nothing more")
+        with self.assertRaisesRegex(ValueError, "broken.parquet: cannot be read"):
+            list(read_rows(self.folder / "broken.parquet"))
+
+    def test_byte_order_mark_and_windows_line_ends(self):
+        for name, content in (("a.csv", "text,id\r\nx,1\r\n"), ("a.tsv", "text\tid\r\nx\t1\r\n")):
+            path = self.write(name, b"\xef\xbb\xbf" + content.encode())
+            self.assertEqual(list(read_rows(path)), [{"text": "x", "id": "1"}])
+        path = self.write("a.jsonl", b'\xef\xbb\xbf{"text": "x"}\r\n')
+        self.assertEqual(list(read_rows(path)), [{"text": "x"}])
+
+    def test_long_fields(self):
+        path = self.write("a.csv", "text\n" + "x" * 200_000 + "\n")  # csv's own limit is 131,072
+        self.assertLen(next(read_rows(path))["text"], 200_000)
+
+    def test_one_object_is_one_row(self):
+        self.assertEqual(list(read_rows(self.write("a.json", '{"text": "x"}'))), [{"text": "x"}])
+
+    @parameterized.named_parameters(
+        ("json_line", "a.jsonl", '{"text": "x"}\n\n{"text": "y"\n', r"a.jsonl, line 3: broken JSON \(Expecting"),
+        ("json_array", "a.json", '[{"text": "x"},\n {"text": }]', r"a.json, line 2: broken JSON \(Expecting value"),
+        ("json_no_object", "a.jsonl", '{"text": "x"}\n["y"]', "a.jsonl, row 2: must be a JSON object, got list"),
+        ("json_column", "a.jsonl", '{"text": "x"}\n{"body": "y"}', "a.jsonl, row 2: no column text; there is body"),
+        ("csv_column", "a.csv", "body,id\nx,1\n", "a.csv, row 1: no column text; there is body, id"),
+        ("csv_short", "a.csv", "text,id\nx,1\ny\n", "a.csv, line 3: 1 fields, the header has 2"),
+        ("csv_long", "a.csv", "text,id\nx,1,2\n", "a.csv, line 2: 3 fields, the header has 2"),
+        ("csv_encoding", "a.csv", b"text\n\xff\xfe\n", r"a.csv: not UTF-8 text \(byte 0xff\)"),
+        ("tsv_short", "a.tsv", "text\tid\nx\t1\ny\n", "a.tsv, line 3: 1 fields, the header has 2"),
+    )
+    def test_errors_name_file_and_place(self, name, content, message):
+        with self.assertRaisesRegex(ValueError, message):
+            list(read_rows(self.write(name, content), ["text"]))
+
+    def test_a_column_of_something_else_is_no_text(self):
+        path = self.write("a.jsonl", '{"text": null}\n{"text": ["a", "b"]}\n')
+        documents = read_documents(path, "text")
+        self.assertEqual(next(documents), "")
+        with self.assertRaisesRegex(
+            ValueError, "a.jsonl, row 2: the column text holds no text, but a value of type list"
+        ):
+            next(documents)
+
+
+class ReadTsvTest(TestCase):
+    def test_quotes_are_ordinary_characters(self):
+        rows = ['He said "no', '"quoted"', 'x"', "plain"]
+        path = self.write("a.tsv", "n\ttext\n" + "".join(f"{n}\t{text}\n" for n, text in enumerate(rows)))
+        self.assertEqual([row["text"] for row in read_tsv(path)], rows)
+        self.assertEqual(list(read_documents(path, "text")), rows)
+
+    def test_without_a_header(self):
+        path = self.write("a.tsv", "gj04\t1\t\tOur friends.\nc\t0\t*\tThey.\n")
+        self.assertEqual(list(read_tsv(path, header=False))[1], {0: "c", 1: "0", 2: "*", 3: "They."})
+
+    def test_empty_lines_are_no_rows(self):
+        self.assertEqual(
+            list(read_tsv(self.write("a.tsv", "a\tb\n1\t2\n\n3\t4\n\n"))), [dict(a="1", b="2"), dict(a="3", b="4")]
+        )
+
+    def test_a_quoted_field_over_several_lines(self):
+        # As line 97,931 of GLUE's QQP/train.tsv: https://github.com/nyu-mll/GLUE-baselines/issues/5
+        path = self.write("a.tsv", 'id\tq1\tq2\tlabel\n1\t"Was he\n\nreal?\n"\tWas he?\t0\n2\ta\tb\t1\n')
+        rows = [dict(id="1", q1="Was he  real?", q2="Was he?", label="0"), dict(id="2", q1="a", q2="b", label="1")]
+        self.assertEqual(list(read_tsv(path)), rows)
+
+    @parameterized.parameters("1\tx\n2\ty\tz\n", '1\t"x\n2\ty\tz\n', '1\t"x\ny"\tz\tmore\n', '1\t"x"\n2\ty\tz\n')
+    def test_ragged_lines_are_refused(self, lines):
+        path = self.write("a.tsv", f"a\tb\tc\n0\t0\t0\n{lines}")
+        with self.assertRaisesRegex(ValueError, r"a.tsv, line 3: \d fields, the header has 3"):
+            list(read_tsv(path))
+
+
+class SourcesTest(TestCase):
+    def test_files_folders_and_patterns(self):
+        for name in ("b/2.jsonl", "b/deeper/1.txt", "b/readme.md", "a.txt.gz"):
+            self.write(name, '{"text": "two"}' if name.endswith("jsonl") else "one")
+        source = find_sources(self.arguments(self.folder / "b", self.folder / "a.*"))["train"]
+        self.assertEqual([file.name for file in source.files], ["2.jsonl", "1.txt", "a.txt.gz"])
+        self.assertEqual(list(source.documents()), ["two", "one", "one"])
+        self.assertEqual(list(source.documents()), ["two", "one", "one"], "it starts anew")
+
+    def test_validation_files(self):
+        train, validation = self.write("t.txt", "one\n"), self.write("v.txt", "two\n")
+        sources = find_sources(self.arguments(train, validation_file=[str(validation)]))
+        self.assertEqual(
+            {split: list(s.documents()) for split, s in sources.items()}, dict(train=["one"], validation=["two"])
+        )
+
+    def test_the_built_in_corpus_is_the_default_and_built_once(self):
+        def build(folder, num_workers):
+            for split in ("train", "validation"):
+                (folder / f"{split}.jsonl").write_text(json.dumps({"text": f"{split} of {num_workers}"}))
+
+        with mock.patch.object(installed_docs, "build", side_effect=build) as builder, \
+                mock.patch.object(installed_docs, "fingerprint", lambda: "0" * 64):  # fmt: skip
+            for name in (None, BUILTIN_CORPUS):
+                sources = find_sources(self.arguments(dataset_name=name, preprocessing_num_workers=3, text_column="x"))
+                self.assertEqual(list(sources["validation"].documents()), ["validation of 3"])
+        builder.assert_called_once()
+
+    def test_a_saved_data_set(self):
+        rows = datasets.Dataset.from_dict({"body": ["one", None, "three"], "n": [1, 2, 3]})
+        held_out = datasets.Dataset.from_dict({"body": ["four"], "n": [4]})
+        both, train_only = datasets.DatasetDict(train=rows, validation=held_out), datasets.DatasetDict(train=rows)
+        saved = {"dict": both, "train_only": train_only, "no_dict": rows}
+        for name, data in saved.items():
+            data.save_to_disk(self.folder / name)
+            sources = find_sources(self.arguments(dataset_name=str(self.folder / name), text_column="body"))
+            self.assertEqual(list(sources["train"].documents()), ["one", "", "three"])
+            self.assertEqual("validation" in sources, name == "dict")
+        with self.assertRaisesRegex(ValueError, "--text_column text: .*no_dict has the columns body, n"):
+            find_sources(self.arguments(dataset_name=str(self.folder / "no_dict")))
+        datasets.DatasetDict(test=rows).save_to_disk(self.folder / "test_only")
+        with self.assertRaisesRegex(ValueError, "--dataset_name .*test_only: has no split called train; there is test"):
+            find_sources(self.arguments(dataset_name=str(self.folder / "test_only")))
+        numbers = find_sources(self.arguments(dataset_name=str(self.folder / "no_dict"), text_column="n"))["train"]
+        with self.assertRaisesRegex(ValueError, "row 1: the column n holds no text, but a value of type int"):
+            list(numbers.documents())
+
+
+class OfflineTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        for patch in (
+            mock.patch.object(data_t5, "answers", lambda url: False),  # noqa: ARG005
+            mock.patch.dict(os.environ),
+            mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", huggingface_hub.constants.HF_HUB_OFFLINE),
+            mock.patch("socket.create_connection", side_effect=AssertionError("a connection was tried")),
+        ):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def test_one_clear_error_soon(self):
+        start = time.perf_counter()
+        message = (
+            "^--dataset_name no/such: neither a saved data set nor one on the Hub "
+            r"\([^\n]*\); the Hub cannot be reached from here: give local files instead$"
+        )
+        with self.assertRaisesRegex(ValueError, message):
+            load_dataset_splits("no/such", None, "--dataset_name")
+        with self.assertRaisesRegex(ValueError, r"^--tokenizer_name no/such: no tokenizer there \([^\n]*\)$"):
+            load_tokenizer("no/such")
+        self.assertLess(time.perf_counter() - start, 15)  # the libraries' own retries take 23 to 47 s
+
+    def test_local_names_do_not_ask_the_hub(self):
+        with mock.patch.object(data_t5, "answers", side_effect=AssertionError("the Hub was asked")):
+            load_tokenizer(str(TRAINED / "plain"))
+            datasets.Dataset.from_dict({"text": ["x"]}).save_to_disk(self.folder / "saved")
+            load_dataset_splits(str(self.folder / "saved"), None, "--dataset_name")
+        with self.assertRaisesRegex(ValueError, "--tokenizer_name .*: no tokenizer there"):
+            load_tokenizer(str(self.folder))
+
+
+# ---------------------------------------------------------------- tokenizer
+class TokenizerTest(TestCase):
+    ODD = [
+        "  two  spaces ", "tab\there", "emoji 😀 👩\u200d👩\u200d👧 ok", "ﬁ ligature Ⅷ", "no\u00a0break", "中文 字", "",
+        "zero\u200bwidth", "e\u0301", "▁ low", " ", "1,234.5 €", "\u3000wide", "bell\x07bell", "a</s>b",
+        "</s> <pad> <unk> <extra_id_0>",
+    ]  # fmt: skip
+
+    def setUp(self):
+        super().setUp()
+        self.tokenizer = load_tokenizer(str(TRAINED / "plain"))
+
+    def test_special_tokens_are_at_the_places_of_t5(self):
+        named = {"pad_token_id": 0, "eos_token_id": 1, "unk_token_id": 2}
+        self.assertEqual({name: getattr(self.tokenizer, name) for name in named}, named)
+        self.assertLen(self.tokenizer, VOCAB_SIZE)
+        np.testing.assert_array_equal(find_sentinel_ids(self.tokenizer), VOCAB_SIZE - 1 - np.arange(100))
+        self.assertEqual(self.tokenizer("x")["input_ids"][-1], 1)
+        self.assertEqual(self.tokenizer("<extra_id_7>")["input_ids"][-2], VOCAB_SIZE - 8)  # typed in by a user: special
+        self.assertIsNone(self.tokenizer.bos_token_id)
+
+    @parameterized.parameters("plain", "bytes")
+    def test_ids_are_those_of_sentencepiece(self, name):
+        if name == "bytes":
+            train_tokenizer(LINES, TRAINED / name, VOCAB_SIZE + 256, byte_fallback=True)
+        reference = sentencepiece.SentencePieceProcessor(model_file=str(TRAINED / name / "spiece.model"))
+        lines = made_up_lines(400, seed=9) + self.ODD
+        lines += [f"{odd} {line}" for odd, line in zip(self.ODD, LINES, strict=False)]
+        found = plain_encoder(load_tokenizer(str(TRAINED / name)))(lines)
+        expected = [reference.encode(line) for line in lines]
+        unlike = [n for n in range(len(lines)) if found[n] != expected[n]]
+        for n in unlike:  # only a choice between segmentations of equal score, such as "..." into ". .." or ".. ."
+            scores = [sum(map(reference.get_score, ids)) for ids in (found[n], expected[n])]
+            self.assertAlmostEqual(*scores, places=3, msg=lines[n])
+        self.assertLess(len(unlike), len(lines) / 100)
+
+    def test_unknown_letters(self):
+        self.assertIn(2, plain_encoder(self.tokenizer)(["a 😀"])[0])
+        train_tokenizer(LINES, self.folder / "bytes", VOCAB_SIZE + 256, byte_fallback=True)
+        tokenizer = load_tokenizer(str(self.folder / "bytes"))
+        ids = tokenizer("Té 😀 中", add_special_tokens=False)["input_ids"]
+        self.assertNotIn(2, ids)
+        self.assertEqual(tokenizer.decode(ids), "Té 😀 中")
+        self.assertEqual((tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)), (1, 0, VOCAB_SIZE + 256))
+        np.testing.assert_array_equal(find_sentinel_ids(tokenizer), len(tokenizer) - 1 - np.arange(100))
+
+    def test_the_same_after_saving_and_beside_a_config(self):
+        self.tokenizer.save_pretrained(self.folder)
+        T5Config().save_pretrained(self.folder)
+        again = load_tokenizer(str(self.folder))
+        lines = LINES[:200] + self.ODD
+        self.assertEqual(again(lines)["input_ids"], self.tokenizer(lines)["input_ids"])
+        self.assertEqual(tokenizer_fingerprint(again), tokenizer_fingerprint(self.tokenizer))
+
+    def test_training_is_repeatable(self):
+        with mock.patch("os.cpu_count", lambda: 1):
+            train_tokenizer(LINES, self.folder, VOCAB_SIZE)
+        self.assertEqual((self.folder / "spiece.model").read_bytes(), (TRAINED / "plain/spiece.model").read_bytes())
+
+    def test_letters_keep_their_case(self):
+        pieces = self.tokenizer.convert_ids_to_tokens(range(3, VOCAB_SIZE - 100))
+        self.assertTrue(any(piece != piece.lower() for piece in pieces))
+
+    def test_too_little_text(self):
+        with self.assertRaisesRegex(ValueError, "--vocab_size 5000: .*this text: it is enough for 112 words"):
+            train_tokenizer(["short text"] * 5, self.folder, 5_000)
+        with self.assertRaisesRegex(ValueError, "there is no text to train a tokenizer on"):
+            train_tokenizer(["", " \n "], self.folder, 400)
+
+    def test_tokenizer_for_is_cached_by_text_and_size(self):
+        source = find_sources(self.arguments(self.write("a.txt", "\n".join(LINES))))["train"]
+        with mock.patch.object(data_t5, "train_tokenizer", wraps=train_tokenizer) as train:
+            first = tokenizer_for(source, 700, self.folder / "cache")
+            again = tokenizer_for(source, 700, self.folder / "cache")
+            train.assert_called_once()
+            self.assertEqual(first.get_vocab(), again.get_vocab())
+            self.assertLen(tokenizer_for(source, 650, self.folder / "cache"), 650)
+        self.assertLen(self.caches("tokenizer"), 2)
+
+    def test_fingerprint_tells_what_a_tokenizer_does(self):
+        shutil.copytree(TRAINED / "plain", self.folder / "renamed")
+        renamed = load_tokenizer(str(self.folder / "renamed"))
+        renamed(["some text"], truncation=True, max_length=3, padding="max_length")  # which it remembers
+        self.assertEqual(tokenizer_fingerprint(renamed), tokenizer_fingerprint(self.tokenizer))
+        renamed.add_tokens(["[NLU]"])
+        self.assertNotEqual(tokenizer_fingerprint(renamed), tokenizer_fingerprint(self.tokenizer))
+        self.assertNotEqual(tokenizer_fingerprint(ByT5Tokenizer()), tokenizer_fingerprint(ByT5Tokenizer(extra_ids=100)))
+
+
+class PlainEncoderTest(TestCase):
+    TEXT = "one <extra_id_0> two</s> <pad><unk> <extra_id_99></s>"
+
+    def word_tokenizer(self, size: int = 200):
+        words = ["<pad>", "</s>", "<unk>", *(f"word{i}" for i in range(3, size))]
+        backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+
+    def test_no_special_ids_from_text(self):
+        t5, mt5_like = load_tokenizer(str(TRAINED / "plain")), self.word_tokenizer()
+        mt5_like.add_tokens([f"<extra_id_{n}>" for n in range(100)], special_tokens=True)
+        mt5_like.add_tokens(["two"])  # an added word that is not special stays one
+        for tokenizer in (t5, mt5_like, ByT5Tokenizer()):
+            ids = plain_encoder(tokenizer)([self.TEXT, "word5 two"])
+            special = {*tokenizer.all_special_ids, *find_sentinel_ids(tokenizer).tolist()} - {tokenizer.unk_token_id}
+            self.assertEmpty(special & {*ids[0], *ids[1]}, type(tokenizer).__name__)
+            self.assertTrue(
+                special & set(tokenizer(self.TEXT)["input_ids"]), "the tokenizer itself does, or nothing is shown"
+            )
+        self.assertEqual(ids[1], [ord(letter) + 3 for letter in "word5 two"])
+        self.assertEqual(plain_encoder(mt5_like)(["word5 two word6"])[0], [5, 300, 6])
+
+    def test_a_remembered_cut_does_not_cut_the_text(self):
+        tokenizer = load_tokenizer(str(TRAINED / "plain"))
+        whole = plain_encoder(tokenizer)([LINES[0]])
+        tokenizer([LINES[0]], truncation=True, max_length=4)
+        tokenizer.save_pretrained(self.folder)  # tokenizer.json keeps it
+        self.assertLen(tokenizer.backend_tokenizer.encode(LINES[0]).ids, 4)
+        for one in (tokenizer, load_tokenizer(str(self.folder))):
+            self.assertEqual(plain_encoder(one)([LINES[0]]), whole)
+
+    def test_the_tokenizer_itself_is_not_changed(self):
+        tokenizer = load_tokenizer(str(TRAINED / "plain"))
+        before = tokenizer(self.TEXT)["input_ids"]
+        plain_encoder(tokenizer)([self.TEXT])
+        self.assertEqual(tokenizer(self.TEXT)["input_ids"], before)
+
+
+# ---------------------------------------------------------------- tokens and their cache
+class TokenisedTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        self.tokenizer = load_tokenizer(str(TRAINED / "plain"))
+        self.text = self.write("data/a.txt", "\n".join(LINES[:300]))
+
+    def tokens(self, *files, tokenizer=None, **flags):
+        args = self.arguments(*files or [self.text], **flags)
+        return tokenised(args, find_sources(args), tokenizer or self.tokenizer)
+
+    def ids(self, lines, eos=()):
+        return [i for ids in plain_encoder(self.tokenizer)(lines) for i in [*ids, *eos]]
+
+    def test_documents_are_joined_without_eos_or_with_it(self):
+        validation = dict(validation_file=[str(self.write("v.txt", LINES[400]))])
+        for eos, flags in (((), {}), ((1,), dict(eos_between_documents=True))):
+            tokens = self.tokens(**validation, **flags)
+            self.assertEqual(tokens["train"].tokens.tolist(), self.ids(LINES[:300], eos))
+            self.assertEqual(tokens["validation"].tokens.tolist(), self.ids(LINES[400:401], eos))
+        self.assertLen(self.caches(), 2)
+
+    def test_counts(self):
+        path = self.write("b.txt", "one é\n\n  \ntwo\nthree\n")
+        file = self.tokens(path, validation_file=[str(self.text)], max_train_samples=4)["train"]
+        self.assertEqual((file.documents_read, file.documents, file.empty_documents, file.text_bytes), (5, 2, 2, 9))
+        self.assertEqual(file.tokens.tolist(), self.ids(["one é", "two"]))
+        self.assertAlmostEqual(file.bytes_per_token, 9 / len(file.tokens))
+
+    def test_long_text_in_several_batches_of_the_tokenizer(self):
+        with mock.patch.object(data_t5, "TOKENISE_BATCH", 200):
+            tokens = self.tokens(validation_file=[str(self.text)])
+        self.assertEqual(tokens["train"].tokens.tolist(), self.ids(LINES[:300]))
+
+    def test_all_text_is_in_one_split_or_the_other(self):
+        path = self.write("many.txt", "\n".join(LINES))
+        tokens = self.tokens(path, validation_split_percentage=10.0)
+        self.assertEqual(tokens["train"].documents_read + tokens["validation"].documents_read, len(LINES))
+        total = sum(file.text_bytes for file in tokens.values())
+        self.assertEqual(total, sum(len(line.encode()) for line in LINES))
+        self.assertAlmostEqual(tokens["validation"].text_bytes / total, 0.1, delta=0.01)
+        self.assertLen(tokens["train"].tokens, len(self.ids(LINES)) - len(tokens["validation"].tokens))
+
+    def test_a_few_documents_of_a_large_text_still_leave_some_to_validate(self):
+        path = self.write("large.txt", "\n".join(LINES * 30))
+        tokens = self.tokens(path, max_train_samples=500)
+        self.assertEqual(tokens["train"].documents_read + tokens["validation"].documents_read, len(LINES) * 30)
+        self.assertEqual(tokens["train"].documents + tokens["validation"].documents, 500)
+        self.assertGreater(tokens["validation"].documents, 5)
+
+    def test_a_saved_data_set_without_validation(self):
+        datasets.Dataset.from_dict({"text": LINES[:600]}).save_to_disk(self.folder / "saved")
+        args = self.arguments(dataset_name=str(self.folder / "saved"))
+        tokens = tokenised(args, find_sources(args), self.tokenizer)
+        self.assertEqual(tokens["train"].documents + tokens["validation"].documents, 600)
+        self.assertBetween(tokens["validation"].documents, 10, 60)
+        shutil.move(self.folder / "saved", self.folder / "moved")
+        args.dataset_name = str(self.folder / "moved")
+        tokenised(args, find_sources(args), self.tokenizer)
+        self.assertLen(self.caches(), 1)
+
+    def test_memory_mapped_with_the_smallest_type(self):
+        words = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(3, 2**16))]
+        backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
+        path = self.write("a.txt", "w4 w65535 one_more")
+        for dtype, ids in ((np.uint16, [4, 65_535, 2]), (np.uint32, [4, 65_535, 65_536])):
+            file = self.tokens(path, validation_file=[str(path)], tokenizer=tokenizer)["train"]
+            self.assertIsInstance(file.tokens, np.memmap)
+            self.assertEqual((file.tokens.dtype, file.tokens.tolist()), (dtype, ids))
+            tokenizer.add_tokens(["one_more"])
+
+    def test_what_keeps_the_cache(self):
+        before = self.tokens()
+        with mock.patch.object(data_t5, "plain_encoder", side_effect=AssertionError("tokenised again")):
+            self.tokens(input_seq_length=64, noise_density=0.5, mean_noise_span_length=8.0)
+            os.utime(self.text)
+            self.tokens()
+            moved = self.folder / "elsewhere" / "b.txt"
+            moved.parent.mkdir()
+            after = self.tokens(self.text.rename(moved))
+            shutil.copytree(TRAINED / "plain", self.folder / "another_name")
+            self.tokens(moved, tokenizer=load_tokenizer(str(self.folder / "another_name")))
+        self.assertLen(self.caches(), 1)
+        np.testing.assert_array_equal(before["train"].tokens, after["train"].tokens)
+
+    @parameterized.named_parameters(
+        ("eos", dict(eos_between_documents=True)),
+        ("limit", dict(max_train_samples=100)),
+        ("percentage", dict(validation_split_percentage=20.0)),
+    )
+    def test_what_makes_another_cache(self, flags):
+        self.tokens()
+        self.tokens(**flags)
+        self.assertLen(self.caches(), 2)
+
+    def test_one_changed_byte_makes_another_cache(self):
+        first = self.tokens()["train"]
+        data = bytearray(self.text.read_bytes())
+        data[0] = ord("Q") if data[0] != ord("Q") else ord("X")
+        self.text.write_bytes(data)
+        second = self.tokens()["train"]
+        self.assertLen(self.caches(), 2)
+        self.assertNotEqual(first.tokens.tolist(), second.tokens.tolist())
+
+    def test_another_column_and_another_tokenizer_make_another_cache(self):
+        rows = [json.dumps({"text": line, "body": line[::-1]}) + "\n" for line in LINES[:200]]
+        path = self.write("a.jsonl", "".join(rows))
+        self.tokens(path)
+        self.tokens(path, text_column="body")
+        self.tokens(path, tokenizer=ByT5Tokenizer())
+        self.assertLen(self.caches(), 3)
+
+    def test_overwrite_cache(self):
+        right = self.tokens()["train"].tokens.tolist()
+        (self.caches()[0] / "train.bin").write_bytes(np.full(len(right), 7, dtype=np.uint16).tobytes())
+        self.assertEqual(set(self.tokens()["train"].tokens.tolist()), {7})
+        self.assertEqual(self.tokens(overwrite_cache=True)["train"].tokens.tolist(), right)
+        with (
+            mock.patch.dict(os.environ, RANK="1"),
+            mock.patch.object(data_t5, "plain_encoder", side_effect=AssertionError),
+        ):
+            self.assertEqual(
+                self.tokens(overwrite_cache=True)["train"].tokens.tolist(), right
+            )  # rank 0 made it already
+
+
+class CachedTest(TestCase):
+    def test_built_once(self):
+        calls = []
+        build = lambda folder: (calls.append(folder), (folder / "x").write_text("done"))  # noqa: E731
+        paths = {cached(self.folder / "cache", "thing", key, build) for key in ("a" * 64, "a" * 64, "b" * 64)}
+        self.assertLen(calls, 2)
+        self.assertEqual({path.name for path in paths}, {"thing-" + "a" * 24, "thing-" + "b" * 24})
+        self.assertEqual({path.name for path in (self.folder / "cache").iterdir()}, {path.name for path in paths})
+
+    def test_a_failed_build_leaves_nothing(self):
+        def build(folder):
+            (folder / "x").write_text("half")
+            raise KeyboardInterrupt
+
+        with self.assertRaises(KeyboardInterrupt):
+            cached(self.folder, "thing", "k", build)
+        self.assertEmpty(list(self.folder.iterdir()))
+
+    def test_a_killed_build_is_not_taken_for_whole(self):
+        def killed(folder):
+            (folder / "x").write_text("half")
+            os._exit(9)  # no clean-up runs, as after kill -9
+
+        child = os.fork()
+        if child == 0:
+            cached(self.folder, "thing", "k", killed)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 9)
+        self.assertLen(list(self.folder.iterdir()), 1, "the half-written folder is still there")
+        whole = cached(self.folder, "thing", "k", lambda folder: (folder / "x").write_text("whole"))
+        self.assertEqual((whole / "x").read_text(), "whole")
+
+    def test_two_processes_at_once(self):
+        def build(folder):
+            (folder / "x").write_text("mine")
+            (self.folder / "thing-k").mkdir()  # the other process is done while this one still writes
+            (self.folder / "thing-k" / "x").write_text("theirs")
+
+        self.assertEqual((cached(self.folder, "thing", "k", build) / "x").read_text(), "theirs")
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["thing-k"])
+
+
+class SplitDocumentsTest(parameterized.TestCase):
+    @parameterized.product(count=(300, 3_000, 60_000), percentage=(1.0, 5.0, 30.0, 60.0))
+    def test_share_and_order(self, count, percentage):
+        documents = [f"{i} " + "x" * (i * 7919 % 200) for i in range(count)]
+        blocks = list(split_documents(documents, percentage))
+        self.assertEqual([document for _, block in blocks for document in block], documents)
+        size = sum(map(len, documents))
+        held_out = [block for held, block in blocks if held]
+        share = sum(len(document) for block in held_out for document in block) / size
+        one_block = max(sum(map(len, block)) for block in held_out) / size if held_out else 700 / size
+        self.assertAlmostEqual(share, percentage / 100, delta=2 * one_block)
+        if size * percentage / 100 > 20_000:
+            self.assertGreater(len(held_out), 8, "spread over the text")
+            self.assertLess(len(held_out), count / 10, "stretches, not single documents")
+            halves = [sum(block[0] < documents[count // 2] for block in held_out), len(held_out)]
+            self.assertGreater(halves[0], 0)
+
+    def test_one_document_is_never_held_out_alone(self):
+        self.assertEqual(list(split_documents(["a" * 100], 50.0)), [(False, ["a" * 100])])
+        self.assertEqual(list(split_documents([], 50.0)), [])
+
+
+# ---------------------------------------------------------------- chunks and their order
+class ChunkDatasetTest(TestCase):
+    def test_cutting(self):
+        chunks = ChunkDataset(np.arange(107, dtype=np.uint16), 10)
+        self.assertLen(chunks, 10)
+        self.assertEqual(chunks[3]["input_ids"].tolist(), list(range(30, 40)))
+        np.testing.assert_array_equal(chunks.__getitems__([9, 0])["input_ids"], np.arange(100).reshape(10, 10)[[9, 0]])
+        self.assertLen(ChunkDataset(np.arange(9), 10), 0)
+        self.assertLen(ChunkDataset(np.arange(107), 10, max_chunks=4), 4)
+        self.assertLen(ChunkDataset(np.arange(107), 10, max_chunks=400), 10)
+
+    def test_numbers_past_the_end_are_the_next_epochs(self):
+        chunks = ChunkDataset(np.arange(100), 10, seed=3)
+        first, second = chunks.__getitems__([2, 7]), chunks.__getitems__([12, 17])
+        np.testing.assert_array_equal(first["input_ids"], second["input_ids"])
+        self.assertLen({*first["key"].tolist(), *second["key"].tolist()}, 4, "but their masks are others")
+
+    def test_keys_depend_on_seed_and_number_alone(self):
+        chunks, again, other = (ChunkDataset(np.arange(100), 10, seed=seed) for seed in (3, 3, 4))
+        self.assertEqual(chunks[4]["key"], again.__getitems__([9, 4])["key"][1])
+        self.assertNotEqual(chunks[4]["key"], other[4]["key"])
+
+    def test_the_same_batches_from_any_number_of_workers(self):
+        tokenizer = load_tokenizer(str(TRAINED / "plain"))
+        collator = T5DataCollator(tokenizer, 32)
+        tokens = np.random.default_rng(0).integers(3, 800, 20 * collator.tokens_length).astype(np.uint16)
+        tokens.tofile(self.folder / "tokens.bin")
+        tokens = np.memmap(self.folder / "tokens.bin", dtype=np.uint16, mode="r")
+        chunks = ChunkDataset(tokens, collator.tokens_length)
+        sampler = EpochSampler(len(chunks), seed=1, group=4, count_epochs=True)
+        batches = [
+            list(torch.utils.data.DataLoader(chunks, batch_size=4, sampler=sampler, collate_fn=collator, num_workers=n))
+            for n in (0, 2)
+        ]
+        self.assertLen(batches[0], 5)
+        for one, other in zip(*batches, strict=True):
+            for name in one:
+                self.assertTrue(torch.equal(one[name], other[name]))
+
+
+class EpochSamplerTest(parameterized.TestCase):
+    def epoch(self, epoch: int, **kwargs) -> list[int]:
+        sampler = EpochSampler(**{"num_examples": 103, "seed": 7} | kwargs)
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        self.assertLen(order, len(sampler))
+        return order
+
+    def test_a_permutation_that_changes_with_the_epoch_and_the_seed(self):
+        orders = [self.epoch(0), self.epoch(1), self.epoch(0, seed=8)]
+        for order in orders:
+            self.assertEqual(sorted(order), list(range(103)))
+        self.assertLen({tuple(order) for order in orders}, 3)
+        self.assertNotEqual(orders[0], list(range(103)))
+
+    def test_whole_groups_and_another_remainder_each_time(self):
+        left_out = []
+        for epoch in range(20):
+            order = self.epoch(epoch, group=10)
+            self.assertLen(set(order), 100)
+            left_out.append(frozenset(range(103)) - set(order))
+        self.assertGreater(len(set(left_out)), 15)
+        self.assertLen(self.epoch(0, num_examples=9, group=10), 0)
+
+    def test_counting_epochs(self):
+        plain = self.epoch(3, group=10)
+        self.assertEqual(self.epoch(3, group=10, count_epochs=True), [3 * 103 + example for example in plain])
+
+    def test_every_rank_draws_the_same(self):
+        orders = []
+        for rank in ("0", "1", "5"):
+            with mock.patch.dict(os.environ, RANK=rank, LOCAL_RANK=rank):
+                np.random.seed(int(rank))
+                torch.manual_seed(int(rank))
+                orders.append(self.epoch(2))
+        self.assertEqual(orders[0], orders[1])
+        self.assertEqual(orders[0], orders[2])
+
+    def test_iterating_twice_without_a_new_epoch_repeats(self):
+        sampler = EpochSampler(50, seed=1)
+        self.assertEqual(list(sampler), list(sampler))
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,486 @@
+"""Both training scripts from end to end through their main([...]), judged by the files they leave behind.
+
+Hermetic: text, tasks, tokenizer and models of a few thousand weights are made here. About 70 s, half of it for the
+launchers (accelerate, deepspeed) to start.
+"""
+
+import atexit
+import contextlib
+import functools
+import io
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+from absl.testing import absltest, parameterized
+from matplotlib.image import imread
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+import constants
+import fine_tune_t5
+import pre_train_t5
+from callbacks_t5 import read_metrics
+
+ROOT = Path(__file__).resolve().parent.parent
+SHAPE = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
+SUBJECTS = "the cat,a dog,my friend,the river,one bird,her sister,the tall man".split(",")
+VERBS = "sees likes finds follows hears carries".split()
+OBJECTS = "a small house,the green tree,some water,an old book,the bright moon,bread".split(",")
+DOCUMENTS = 600
+
+
+# ---------------------------------------------------------------- the material
+@functools.cache
+def workspace() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_scripts_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    chooser = random.Random(0)
+    syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
+    names = ["".join(chooser.choices(syllables, k=3)) for _ in range(150)]  # enough words for a vocabulary
+    lines = [" ".join([chooser.choice(names), *(sentence(chooser) for _ in range(3))]) for _ in range(DOCUMENTS)]
+    (folder / "text.txt").write_text("\n".join([*lines, "", "", ""]) + "\n")  # and three empty documents
+    return folder
+
+
+def sentence(chooser: random.Random) -> str:
+    return f"{chooser.choice(SUBJECTS)} {chooser.choice(VERBS)} {chooser.choice(OBJECTS)}."
+
+
+def run(main, *flags) -> tuple[dict, str]:
+    """(what main returns, what it printed); flags are given as ("name", value) or "name" for a switch."""
+    argv = [
+        word for flag in flags for word in ([f"--{flag}"] if isinstance(flag, str) else [f"--{flag[0]}", *flag[1:]])
+    ]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        results = main([str(word) for word in argv])
+    return results, printed.getvalue()
+
+
+def common_flags(output_dir) -> list:
+    return [
+        ("output_dir", output_dir),
+        ("data_cache_dir", workspace() / "cache"),
+        ("report_to", "none"),
+        ("disable_tqdm", "true"),
+        ("preprocessing_num_workers", 1),
+    ]
+
+
+def pre_training_flags(output_dir) -> list:
+    """40 steps of 32 sequences on the made-up text."""
+    return [
+        *common_flags(output_dir),
+        ("train_file", workspace() / "text.txt"),
+        ("input_seq_length", 32),
+        ("max_steps", 40),
+        ("warmup_steps", 4),
+        ("per_device_train_batch_size", 16),
+        ("gradient_accumulation_steps", 2),
+        ("logging_steps", 5),
+        ("eval_steps", 20),
+        ("save_steps", 20),
+    ]
+
+
+def from_scratch() -> list:
+    return [("config_name", "tiny"), ("config_overrides", SHAPE), ("vocab_size", 300)]
+
+
+@functools.cache
+def pre_trained() -> tuple[Path, dict, str]:
+    """(folder, results, printed) of a pre-training run that all tests share and none changes."""
+    folder = workspace() / "pre_trained"
+    return folder, *run(pre_train_t5.main, *pre_training_flags(folder), *from_scratch())
+
+
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".tsv":
+        lines = ["\t".join(rows[0]), *("\t".join(map(str, row.values())) for row in rows)]
+    else:
+        lines = [json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def launched(command: list[str], flags: list, timeout: int = 150) -> subprocess.CompletedProcess:
+    """A script under a launcher in a process of its own."""
+    words = [w for flag in flags for w in ([f"--{flag}"] if isinstance(flag, str) else [f"--{flag[0]}", *flag[1:]])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    command = [str(Path(sys.executable).parent / command[0]), *command[1:], *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+class ScriptTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.enterContext(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}))
+
+    def assert_refused(self, message: str, main, *flags):
+        """Exit code 2 and one line on stderr."""
+        with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as raised:
+            run(main, *flags)
+        self.assertEqual(raised.exception.code, 2)
+        lines = [line for line in errors.getvalue().splitlines() if "error:" in line]
+        self.assertLen(lines, 1)
+        self.assertRegex(lines[0], message)
+        self.assertNotIn("Traceback", errors.getvalue())
+
+
+# ---------------------------------------------------------------- pre-training
+class PreTrainTest(ScriptTest):
+    def test_results(self):
+        folder, results, printed = pre_trained()
+        self.assertEqual(read_json(folder / "all_results.json"), results)
+        self.assertContainsSubset(
+            [
+                "train_loss",
+                "train_runtime",
+                "eval_loss",
+                "eval_perplexity",
+                "eval_token_accuracy",
+                "eval_bits_per_byte",
+            ],
+            results,
+        )
+        self.assertLess(results["eval_loss"], 0.8 * math.log(300))  # it learns
+        self.assertAlmostEqual(results["eval_perplexity"], math.exp(results["eval_loss"]), places=4)
+        tokens_per_step = read_json(folder / "run.json")["tokens_per_step"]
+        self.assertEqual(results["train_tokens"], 40 * tokens_per_step)
+        self.assertEqual(tokens_per_step % 32, 0)
+        for text in (
+            "-- pre-training --",
+            "-- done --",
+            "fine_tune_t5.py --model_name_or_path",
+            "3 empty ones left out",
+        ):
+            self.assertIn(text, printed)
+
+    def test_curves(self):
+        folder, results, _ = pre_trained()
+        lines = read_metrics(folder / "metrics.jsonl")
+        training = [line for line in lines if "loss" in line]
+        self.assertEqual([line["step"] for line in training], list(range(5, 41, 5)))
+        for line in training:
+            self.assertContainsSubset(["step", "epoch", "loss", "grad_norm", "learning_rate", "seconds"], line)
+        self.assertLess(training[-1]["loss"], training[0]["loss"])
+        self.assertAlmostEqual(sum(line["loss"] for line in training) / 8, results["train_loss"], places=3)
+        evaluations = [line for line in lines if "eval_loss" in line]
+        self.assertEqual([line["step"] for line in evaluations], [20, 40, 40])  # the last is that of the saved model
+        self.assertEqual(evaluations[1]["eval_loss"], results["eval_loss"])
+        self.assertEqual(imread(folder / "loss.png").shape[2], 4)
+
+    def test_run_json(self):
+        folder, *_ = pre_trained()
+        record = read_json(folder / "run.json")
+        self.assertEqual(sum(record["examples"].values()), DOCUMENTS + 3)
+        self.assertGreater(record["examples"]["validation"], 10)
+        self.assertCountEqual(record["fingerprints"], ["train", "tokenizer"])
+        self.assertEqual(record["arguments"]["max_steps"], 40)
+        self.assertEqual(record["arguments"]["config_overrides"], SHAPE)
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        self.assertEqual(record["parameters"], sum(p.numel() for p in model.parameters()))
+
+    def test_the_saved_model_is_one_for_plain_transformers(self):
+        folder, *_ = pre_trained()
+        model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        self.assertEqual(len(tokenizer), 300)
+        self.assertEqual(model.config.vocab_size, 320)
+        self.assertIsNot(model.lm_head.weight, model.shared.weight)
+        self.assertEqual(tokenizer.decode(tokenizer("the cat sees water.")["input_ids"]), "the cat sees water.</s>")
+        self.assertEqual(sorted(p.name for p in folder.glob("checkpoint-*")), ["checkpoint-20", "checkpoint-40"])
+
+    def test_going_on_from_a_model(self):
+        folder, before, _ = pre_trained()
+        flags = [*pre_training_flags(self.folder / "more"), ("model_name_or_path", folder), ("max_eval_samples", 5)]
+        results, _ = run(pre_train_t5.main, *flags, "eval_on_start", ("max_train_samples", 500), ("dropout_rate", 0.1))
+        first = read_metrics(self.folder / "more" / "metrics.jsonl")[0]
+        self.assertAlmostEqual(first["eval_loss"], before["eval_loss"], delta=0.35)  # on other chunks
+        self.assertLess(results["train_loss"], before["train_loss"] - 0.3)
+        record = read_json(self.folder / "more" / "run.json")
+        self.assertEqual(record["examples"]["train"] + record["examples"]["validation"], DOCUMENTS + 3)  # before limits
+        self.assertEqual(AutoModelForSeq2SeqLM.from_pretrained(self.folder / "more").config.dropout_rate, 0.1)
+
+    def test_epochs_instead_of_steps(self):
+        flags = [flag for flag in pre_training_flags(self.folder / "out") if flag[0] != "max_steps"]
+        flags += [*from_scratch(), ("max_steps", -1), ("num_train_epochs", 0.5), ("eval_strategy", "no")]
+        results, printed = run(pre_train_t5.main, *flags)
+        steps = read_metrics(self.folder / "out" / "metrics.jsonl")[-1]["step"]
+        tokens_per_step = read_json(self.folder / "out" / "run.json")["tokens_per_step"]
+        self.assertEqual(results["train_tokens"], steps * tokens_per_step)
+        self.assertRegex(printed, r"tokens +[\d.]+K a step, [\d.]+K in all \(0\.\d epochs\)")
+        self.assertNotIn("eval_loss", results)
+
+    def test_a_folder_with_files_is_refused_resumed_or_overwritten(self):
+        folder, results, _ = pre_trained()
+        out = self.folder / "out"
+        shutil.copytree(folder, out)
+        flags = [*pre_training_flags(out), *from_scratch()]
+        self.assert_refused(rf"--output_dir {out} is not empty: .*--overwrite_output_dir", pre_train_t5.main, *flags)
+        self.assertEqual(read_json(out / "all_results.json"), results)  # nothing was touched
+
+        (out / "model.safetensors").unlink()
+        resumed, _ = run(pre_train_t5.main, *flags, ("resume_from_checkpoint", out / "checkpoint-20"))
+        self.assertEqual(resumed["eval_loss"], results["eval_loss"])
+        steps = [line["step"] for line in read_metrics(out / "metrics.jsonl") if "loss" in line]
+        self.assertEqual(steps, list(range(5, 41, 5)))
+        weights = (AutoModelForSeq2SeqLM.from_pretrained(each).shared.weight for each in (folder, out))
+        torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+        flags = [("max_steps", 5) if flag[0] == "max_steps" else flag for flag in flags]
+        run(pre_train_t5.main, *flags, "overwrite_output_dir")
+        self.assertEqual([p.name for p in out.glob("checkpoint-*")], ["checkpoint-5"])
+        self.assertEqual([line["step"] for line in read_metrics(out / "metrics.jsonl") if "loss" in line], [5])
+
+    def test_user_errors_end_with_one_line(self):
+        flags, out = pre_training_flags(self.folder / "out"), self.folder / "out"
+        cases = [
+            ([("max_stpes", 3)], "--max_stpes: no such flag; did you mean --max_steps"),
+            ([("model_name_or_path", self.folder)], "--tokenizer_name .* no tokenizer there|--model_name_or_path"),
+            (
+                [("config_name", "tiny"), ("vocab_size", 300), ("config_overrides", "d_modl=8")],
+                "d_modl=8: .*no such key",
+            ),
+            ([*from_scratch(), ("optim", "sgd")], "--optim sgd: must be one of"),
+        ]
+        for more, message in cases:
+            self.assert_refused(message, pre_train_t5.main, *flags, *more)
+        long = [("input_seq_length", 500) if flag[0] == "input_seq_length" else flag for flag in flags]
+        message = r"the training text gives \d+ chunks of 555 tokens, one step needs 3200: use more text"
+        long = [
+            ("per_device_train_batch_size", 1600) if flag[0] == "per_device_train_batch_size" else flag for flag in long
+        ]
+        self.assert_refused(message, pre_train_t5.main, *long, *from_scratch())
+        self.assertFalse(out.exists())
+
+    def test_accelerate_launch_on_two_ranks_gives_what_one_process_gives(self):
+        _, expected, _ = pre_trained()
+        flags = [flag for flag in pre_training_flags(self.folder / "out") if flag[0] != "gradient_accumulation_steps"]
+        flags += [*from_scratch(), ("gradient_accumulation_steps", 1)]
+        done = launched(["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "pre_train_t5.py"], flags)
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        self.assertIn("32 sequences a step (16 x 1 accumulated x 2 processes)", done.stdout)
+        self.assertEqual(done.stdout.count("-- done --"), 1)
+        results = read_json(self.folder / "out" / "all_results.json")
+        self.assertAlmostEqual(results["train_loss"], expected["train_loss"], delta=2e-3)
+        self.assertAlmostEqual(results["eval_loss"], expected["eval_loss"], delta=5e-3)
+
+
+# ---------------------------------------------------------------- fine-tuning
+def topic_rows(count: int, seed: int) -> list[dict]:
+    """Which of three things does the sentence end with?"""
+    chooser, rows = random.Random(seed), []
+    for _ in range(count):
+        label = chooser.choice(["tree", "moon", "bread"])
+        objects = {"tree": "the green tree", "moon": "the bright moon", "bread": "bread"}
+        words = f"{chooser.choice(SUBJECTS)} {chooser.choice(VERBS)} {objects[label]}."
+        rows.append({"line": words, "topic": label})
+    return rows
+
+
+TOPIC = dict(
+    prefix="topic",
+    inputs={"sentence": "line"},
+    target="topic",
+    target_type="class",
+    labels=["tree", "moon", "bread"],
+    metrics=["accuracy", "f1_macro"],
+    files={"train": "train.jsonl", "validation": "dev.jsonl"},
+    max_source_length=48,
+    max_target_length=8,
+)
+ENDING = dict(
+    prefix="ending",
+    inputs={"": "line"},
+    target="topic",
+    target_type="text",
+    metrics=["rougeL", "exact_match"],
+    files={"train": "train.jsonl", "validation": "dev.jsonl"},
+    max_source_length=48,
+    max_target_length=10,
+)
+
+
+def fine_tuning_flags(output_dir, epochs: float = 1) -> list:
+    return [
+        *common_flags(output_dir),
+        ("num_train_epochs", epochs),
+        ("per_device_train_batch_size", 16),
+        ("logging_steps", 5),
+    ]
+
+
+class FineTuneTest(ScriptTest):
+    def setUp(self):
+        super().setUp()
+        self.checkpoint = pre_trained()[0]
+        self.data = self.folder / "data"
+        write_rows(self.data / "train.jsonl", topic_rows(320, seed=1))
+        write_rows(self.data / "dev.jsonl", topic_rows(60, seed=2))
+        self.enterContext(mock.patch.dict(constants.DATASET_VALS, mine={"topic": TOPIC, "ending": ENDING}))
+
+    def test_one_entry_makes_a_task_and_a_tiny_model_learns_it(self):
+        """Training, scoring and the choice of the best checkpoint work together, from scratch, in seconds."""
+        flags = [*fine_tuning_flags(self.folder / "out", 6), ("benchmark", "mine"), ("dataset_name", "topic")]
+        flags += [("data_dir", self.data), ("tokenizer_name", self.checkpoint), ("config_name", "tiny")]
+        results, printed = run(fine_tune_t5.main, *flags, ("config_overrides", SHAPE))
+        self.assertGreater(results["eval_accuracy"], 0.9)
+        self.assertEqual(read_json(self.folder / "out" / "all_results.json"), results)
+        self.assertContainsSubset(["train_loss", "eval_loss", "eval_f1_macro", "eval_invalid_outputs"], results)
+        lines = read_metrics(self.folder / "out" / "metrics.jsonl")
+        accuracies = [line["eval_accuracy"] for line in lines if "eval_accuracy" in line]
+        self.assertLen(accuracies, 7)  # six epochs, and the best model once more
+        self.assertEqual(accuracies[-1], max(accuracies))
+        self.assertEqual(results["eval_accuracy"], max(accuracies))
+        self.assertLess(accuracies[0], 0.9)  # it had to learn it
+        for line in lines:
+            if "loss" in line:
+                self.assertContainsSubset(["step", "loss", "grad_norm", "learning_rate"], line)
+        self.assertGreater((self.folder / "out" / "loss.png").stat().st_size, 1000)
+        record = read_json(self.folder / "out" / "run.json")
+        self.assertEqual(record["examples"], {"train": 320, "validation": 60})
+        self.assertContainsSubset(["train", "validation", "tokenizer"], record["fingerprints"])
+        self.assertEqual(record["arguments"]["metric_for_best_model"], "eval_accuracy")
+        self.assertIn("teacher-forced scoring", printed)
+        # The saved model, under plain transformers' greedy decoding, is as good as was said.
+        model, tokenizer = (
+            kind.from_pretrained(self.folder / "out") for kind in (AutoModelForSeq2SeqLM, AutoTokenizer)
+        )
+        rows = topic_rows(60, seed=2)
+        batch = tokenizer([f"topic sentence: {row['line']}" for row in rows], return_tensors="pt", padding=True)
+        written = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=8), skip_special_tokens=True)
+        right = sum(text == row["topic"] for text, row in zip(written, rows, strict=True))
+        self.assertEqual(right / 60, results["eval_accuracy"])
+
+    def test_from_the_pre_trained_folder_with_limits(self):
+        flags = [*fine_tuning_flags(self.folder / "out"), ("benchmark", "mine"), ("dataset_name", "topic")]
+        flags += [("data_dir", self.data), ("model_name_or_path", self.checkpoint)]
+        limits = [("max_train_samples", 40), ("max_eval_samples", 10), ("dropout_rate", 0.1)]
+        results, printed = run(fine_tune_t5.main, *flags, *limits)
+        record = read_json(self.folder / "out" / "run.json")
+        self.assertEqual(record["examples"], {"train": 320, "validation": 60})  # before limits
+        self.assertIn("40 of 320 train, 10 of 60 validation", printed)
+        self.assertIn(str(self.checkpoint), printed)
+        steps = [line["step"] for line in read_metrics(self.folder / "out" / "metrics.jsonl")]
+        self.assertEqual(max(steps), 3)  # 40 rows are 16 + 16 + 8
+        self.assertBetween(results["eval_accuracy"] * 10 % 1, 0, 1e-6)
+        self.assertEqual(AutoModelForSeq2SeqLM.from_pretrained(self.folder / "out").config.dropout_rate, 0.1)
+
+    def test_text_targets_are_generated_and_scored_with_rouge(self):
+        flags = [*fine_tuning_flags(self.folder / "out", 5), ("benchmark", "mine"), ("dataset_name", "ending")]
+        flags += [("data_dir", self.data), ("model_name_or_path", self.checkpoint), ("per_device_eval_batch_size", 25)]
+        results, printed = run(fine_tune_t5.main, *flags)
+        self.assertIn("rougeL, exact_match from generated texts", printed)
+        self.assertGreater(results["eval_rougeL"], 0.8)
+        self.assertAlmostEqual(results["eval_rougeL"], results["eval_exact_match"], places=6)  # targets are one word
+        record = read_json(self.folder / "out" / "run.json")
+        self.assertEqual(record["arguments"]["metric_for_best_model"], "eval_rougeL")
+
+    def test_mnli_from_its_official_files_has_two_splits(self):
+        chooser = random.Random(3)
+        rows = [
+            {"sentence1": sentence(chooser), "sentence2": sentence(chooser), "gold_label": label}
+            for label in ("entailment", "neutral", "contradiction") * 8
+        ]
+        for name, count in (("train", 24), ("dev_matched", 7), ("dev_mismatched", 9)):
+            write_rows(self.data / "MNLI" / f"{name}.tsv", rows[:count])
+        flags = [*fine_tuning_flags(self.folder / "out"), ("benchmark", "glue"), ("dataset_name", "mnli")]
+        flags += [("data_dir", self.data), ("model_name_or_path", self.checkpoint), ("max_target_length", 16)]
+        results, _ = run(fine_tune_t5.main, *flags)
+        keys = ("eval_validation_matched_accuracy", "eval_validation_mismatched_accuracy")
+        self.assertContainsSubset([*keys, "eval_validation_matched_loss"], results)
+        record = read_json(self.folder / "out" / "run.json")
+        self.assertEqual(record["arguments"]["metric_for_best_model"], keys[0])
+        self.assertEqual(record["examples"], {"train": 24, "validation_matched": 7, "validation_mismatched": 9})
+
+    def test_number_targets(self):
+        chooser = random.Random(4)
+        rows = [
+            {"sentence1": sentence(chooser), "sentence2": sentence(chooser), "score": i % 6 * 0.9} for i in range(32)
+        ]
+        for name in ("train", "dev"):
+            write_rows(self.data / "STS-B" / f"{name}.tsv", rows)
+        flags = [*fine_tuning_flags(self.folder / "out"), ("benchmark", "glue"), ("dataset_name", "stsb")]
+        results, _ = run(fine_tune_t5.main, *flags, ("data_dir", self.data), ("model_name_or_path", self.checkpoint))
+        self.assertContainsSubset(["eval_pearson", "eval_spearman", "eval_invalid_outputs"], results)
+        self.assertTrue(read_json(self.folder / "out" / "run.json")["arguments"]["predict_with_generate"])
+
+    def test_the_demo_checkpoint_is_found(self):
+        home = self.folder / "home"
+        shutil.copytree(self.checkpoint, home / "out" / "pre_train_t5", ignore=shutil.ignore_patterns("checkpoint-*"))
+        flags = [*fine_tuning_flags(self.folder / "out"), ("benchmark", "mine"), ("dataset_name", "topic")]
+        flags += [("data_dir", self.data), ("max_train_samples", 16), ("max_eval_samples", 4)]
+        with contextlib.chdir(home):
+            _, printed = run(fine_tune_t5.main, *flags)
+        self.assertIn("no model was named: starting from the checkpoint out/pre_train_t5", printed)
+
+    def test_user_errors_end_with_one_line(self):
+        out = self.folder / "out"
+        flags = [*fine_tuning_flags(out), ("model_name_or_path", self.checkpoint), ("data_dir", self.data)]
+        self.assert_refused(
+            r"--dataset_name topik: not in DATASET_VALS \(did you mean topic\?\)",
+            fine_tune_t5.main, *flags, ("benchmark", "mine"), ("dataset_name", "topik"),
+        )  # fmt: skip
+        task = [("benchmark", "mine"), ("dataset_name", "topic")]
+        (self.data / "dev.jsonl").unlink()
+        self.assert_refused("no file dev.jsonl, which task topic reads as validation", fine_tune_t5.main, *flags, *task)
+        self.assertFalse(out.exists())
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+        self.assert_refused(f"--output_dir {out} is not empty", fine_tune_t5.main, *flags, *task)
+        write_rows(self.data / "dev.jsonl", topic_rows(60, seed=2))
+        run(fine_tune_t5.main, *flags, *task, "overwrite_output_dir", ("max_train_samples", 16))
+        self.assertEqual((out / "notes.txt").read_text(), "mine")  # it overwrites its own files only
+
+    def test_deepspeed_zero_stage_2_on_two_ranks(self):
+        config = ROOT / "zero_stage2_config.json"
+        if not config.is_file():
+            self.skipTest("there is no zero_stage2_config.json")
+        write_rows(self.data / "RTE" / "train.tsv", rte_rows(48, 5))
+        write_rows(self.data / "RTE" / "dev.tsv", rte_rows(15, 6))
+        flags = [*fine_tuning_flags(self.folder / "out"), ("benchmark", "glue"), ("dataset_name", "rte")]
+        flags += [("data_dir", self.data), ("model_name_or_path", self.checkpoint), ("max_target_length", 16)]
+        flags = [("per_device_train_batch_size", 8) if flag[0].startswith("per_device") else flag for flag in flags]
+        try:
+            done = launched(
+                ["deepspeed", "--num_accelerators", "2", "fine_tune_t5.py", "--deepspeed", str(config)],
+                flags,
+                timeout=120,
+            )
+        except subprocess.TimeoutExpired:
+            self.skipTest("deepspeed did not end within 120 s on this machine")
+        self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr[-3000:])
+        # The same run in this process: ZeRO is a way of storing things, not another optimizer.
+        flags = [("per_device_train_batch_size", 16) if flag[0].startswith("per_device") else flag for flag in flags]
+        flags = [("output_dir", self.folder / "alone") if flag[0] == "output_dir" else flag for flag in flags]
+        expected, _ = run(fine_tune_t5.main, *flags, ("optim", "adamw_torch"))
+        results = read_json(self.folder / "out" / "all_results.json")
+        self.assertAlmostEqual(results["train_loss"], expected["train_loss"], delta=2e-3)
+        self.assertAlmostEqual(results["eval_loss"], expected["eval_loss"], delta=5e-3)
+        self.assertEqual(results["eval_accuracy"], expected["eval_accuracy"])
+
+
+def rte_rows(count: int, seed: int) -> list[dict]:
+    chooser = random.Random(seed)
+    labels = ("entailment", "not_entailment")
+    return [
+        {"index": i, "sentence1": sentence(chooser), "sentence2": sentence(chooser), "label": labels[i % 2]}
+        for i in range(count)
+    ]
+
+
+if __name__ == "__main__":
+    absltest.main()
