@@ -33,7 +33,7 @@ from callbacks_t5 import T5ProgressCallback, end_summary, install_callbacks, sta
 from constants import DATASET_VALS
 from data_t5 import load_tokenizer
 from metrics_t5 import check_metrics, parse_class, parse_number
-from model_t5 import fit_vocabulary, is_local_model, load_model
+from model_t5 import fit_vocabulary, is_local_model, load_model, set_generation_length
 from tasks_t5 import (
     check_entry,
     class_label_ids,
@@ -182,10 +182,7 @@ def build_trainer(job: Job, run_args: EvaluationRunArguments, attn_implementatio
     labels = class_label_ids(job.task, job.tokenizer)
     args = copy.copy(run_args)
     args.predict_with_generate = run_args.predict_with_generate or labels is None
-    longest = job.args.max_target_length or job.task["max_target_length"]
-    longest = max(longest, 0 if labels is None else labels.shape[1])  # small vocabularies need more for a label
-    model.generation_config.max_length = longest + 1  # it counts the decoder's start token too
-    model.generation_config.max_new_tokens = None  # of an older checkpoint: it would win
+    set_generation_length(model, job.args.max_target_length or job.task["max_target_length"], labels)
     collator = DataCollatorForSeq2Seq(job.tokenizer, model=model, pad_to_multiple_of=8)
     trainer = T5Trainer(
         model=model, args=args, data_collator=collator, processing_class=job.tokenizer, class_label_ids=labels

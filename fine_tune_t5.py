@@ -31,7 +31,15 @@ from callbacks_t5 import human_time
 from constants import DEMO_CHECKPOINTS
 from data_t5 import load_tokenizer, task_tokenizer, tokenizer_fingerprint
 from metrics_t5 import check_metrics
-from model_t5 import build_config, create_model, fit_vocabulary, is_local_model, load_model, set_dropout
+from model_t5 import (
+    build_config,
+    create_model,
+    fit_vocabulary,
+    is_local_model,
+    load_model,
+    set_dropout,
+    set_generation_length,
+)
 from tasks_t5 import check_entry, class_label_ids, eval_splits, prepare_split, task_metrics
 from trainer_t5 import T5Trainer, finish_run, set_up_tracking, start_run
 
@@ -102,9 +110,8 @@ def main(argv: list[str] | None = None) -> dict:
             tokenizer = load_tokenizer(name) if name else task_tokenizer(model_args, task_args)
             data, examples = prepare_task(task_args, task, tokenizer)
         model = build_model(model_args, tokenizer)
-        longest = task_args.max_target_length or task["max_target_length"]
-        model.generation_config.max_length = longest + 1  # it counts the decoder's start token too
         labels = class_label_ids(task, tokenizer)
+        set_generation_length(model, task_args.max_target_length or task["max_target_length"], labels)
     set_up_tracking(training_args)
 
     splits = eval_splits(task)

@@ -170,6 +170,13 @@ def set_dropout(model: PreTrainedModel, rate: float) -> None:
             module.dropout = rate
 
 
+def set_generation_length(model: PreTrainedModel, max_target_length: int, labels: torch.Tensor | None = None) -> None:
+    """Lets generate() write `max_target_length` tokens, or as many as the longest class label [C, T] needs."""
+    longest = max(max_target_length, 0 if labels is None else labels.shape[1])
+    model.generation_config.max_length = longest + 1  # it counts the decoder's start token too
+    model.generation_config.max_new_tokens = None  # of an older checkpoint: it would win
+
+
 def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int) -> None:
     """Raises ValueError when the tokenizer has ids that the model has no embedding for."""
     rows = model.get_input_embeddings().num_embeddings

@@ -92,8 +92,9 @@ def cut_chunks(
     batch = global_batch_size(training_args)
     if len(chunks["train"]) < batch:
         raise ValueError(
-            f"the training text gives {len(chunks['train'])} chunks of {length} tokens, one step needs {batch}: use more "
-            "text, a smaller --per_device_train_batch_size or --gradient_accumulation_steps, or a shorter --input_seq_length"
+            f"the training text gives {len(chunks['train'])} chunks of {length} tokens, one step needs {batch}: use "
+            "more text, a smaller --per_device_train_batch_size or --gradient_accumulation_steps, or a shorter "
+            "--input_seq_length"
         )
     if not len(chunks["validation"]) and training_args.eval_strategy != "no":
         raise ValueError(

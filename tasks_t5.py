@@ -106,7 +106,7 @@ def _hub_rows(name: str, task: dict, split: str) -> list[dict]:
 
 
 def read_split(name: str, task: dict, split: str, path: Path) -> Iterator[dict]:
-    """Rows of one file under the entry's column names."""
+    """Rows of one file under the entry's column names, which files of one's own may use as they are."""
     renamed = task.get("file_columns_by_split", {}).get(split, task.get("file_columns", {}))
     names = {column: renamed.get(column, column) for column in (*task["inputs"].values(), task["target"])}
     id_columns, excluded = _excluded_rows(task, split, path)
@@ -120,18 +120,20 @@ def read_split(name: str, task: dict, split: str, path: Path) -> Iterator[dict]:
 
 
 def _picked(name: str, task: dict, split: str, names: dict, row: dict, where: str) -> dict:
-    """The task's columns of a row, renamed; only the answers of a test split may be missing."""
-    if split in test_splits(task) and row.get(names[task["target"]]) is None:
-        names = {column: there for column, there in names.items() if column != task["target"]}
-    for there in names.values():
-        if there not in row:
+    """The task's columns of a row, under either name; only the answers of a test split may be missing."""
+    picked = {column: row.get(there, row.get(column)) for column, there in names.items()}
+    if split in test_splits(task) and picked[task["target"]] is None:
+        del picked[task["target"]]
+    for column, value in picked.items():
+        there = names[column]
+        if value is None and there not in row and column not in row:
             near = difflib.get_close_matches(str(there), [str(c) for c in row], n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             columns = ", ".join(str(c) for c in row)
             raise ValueError(f"{where}: no column {there}{hint}, which task {name} needs; there is {columns}")
-        if row[there] is None:
-            raise ValueError(f"{where}: the column {there} is empty, which task {name} needs")
-    return {column: row[there] for column, there in names.items()}
+        if value is None:
+            raise ValueError(f"{where}: the column {column} is empty, which task {name} needs")
+    return picked
 
 
 def _excluded_rows(task: dict, split: str, path: Path) -> tuple[list[str], set[tuple]]:

@@ -104,8 +104,7 @@ class T5Trainer(Seq2SeqTrainer):
         return Trainer.predict(self, test_dataset, ignore_keys, metric_key_prefix)
 
     def _generation_arguments(self, gen_kwargs: dict) -> dict:
-        # max_length would lose, with a warning, against the max_new_tokens of the model's generation config.
-        chosen = {"max_new_tokens": self.args.generation_max_length, "num_beams": self.args.generation_num_beams}
+        chosen = {"max_length": self.args.generation_max_length, "num_beams": self.args.generation_num_beams}
         return {name: value for name, value in chosen.items() if value is not None} | gen_kwargs
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):  # noqa: ARG002

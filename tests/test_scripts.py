@@ -44,6 +44,7 @@ def workspace() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     chooser = random.Random(0)
     syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
+    syllables += "0.0 0.8 1.8 2.8 3.6 4.6".split()
     names = ["".join(chooser.choices(syllables, k=3)) for _ in range(150)]  # enough words for a vocabulary
     lines = [" ".join([chooser.choice(names), *(sentence(chooser) for _ in range(3))]) for _ in range(DOCUMENTS)]
     (folder / "text.txt").write_text("\n".join([*lines, "", "", ""]) + "\n")  # and three empty documents
@@ -179,7 +180,7 @@ class PreTrainTest(ScriptTest):
         self.assertLess(training[-1]["loss"], training[0]["loss"])
         self.assertAlmostEqual(sum(line["loss"] for line in training) / 8, results["train_loss"], places=3)
         evaluations = [line for line in lines if "eval_loss" in line]
-        self.assertEqual([line["step"] for line in evaluations], [20, 40, 40])  # the last is that of the saved model
+        self.assertEqual([line["step"] for line in evaluations], [20, 40])  # the last is that of the saved model
         self.assertEqual(evaluations[1]["eval_loss"], results["eval_loss"])
         self.assertEqual(imread(folder / "loss.png").shape[2], 4)
 
@@ -259,7 +260,7 @@ class PreTrainTest(ScriptTest):
         for more, message in cases:
             self.assert_refused(message, pre_train_t5.main, *flags, *more)
         long = [("input_seq_length", 500) if flag[0] == "input_seq_length" else flag for flag in flags]
-        message = r"the training text gives \d+ chunks of 555 tokens, one step needs 3200: use more text"
+        message = r"the training text gives \d+ chunks of 554 tokens, one step needs 3200: use more text"
         long = [
             ("per_device_train_batch_size", 1600) if flag[0] == "per_device_train_batch_size" else flag for flag in long
         ]

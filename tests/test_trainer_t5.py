@@ -435,11 +435,11 @@ class ClassScoringTest(TrainerTest):
 
     def test_generation_when_it_is_asked_for(self):
         data = ragged_rows(10, seed=11)
-        trainer = task_trainer(self.folder, 1, data, predict_with_generate=True, generation_max_length=3)
-        trainer.model.generation_config.max_new_tokens = 6  # as fine_tune_t5.py sets it; the flag must win
+        trainer = task_trainer(self.folder, 1, data, predict_with_generate=True, generation_max_length=4)
+        trainer.model.generation_config.max_length = 7  # as fine_tune_t5.py sets it; the flag must win
         with mock.patch.object(trainer.model, "generate", wraps=trainer.model.generate) as generate:
             tokens = trainer.predict(data).predictions[0]
-        self.assertEqual(generate.call_args.kwargs["max_new_tokens"], 3)
+        self.assertEqual(generate.call_args.kwargs["max_length"], 4)
         reference = trainer.model.generate(
             **{k: v for k, v in pad_rows(data).items() if "label" not in k and "dec" not in k}, max_new_tokens=3
         )

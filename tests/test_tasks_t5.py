@@ -1,0 +1,638 @@
+"""Tests of tasks_t5: from GLUE's official files, the Hub's columns or one's own to the texts that T5 reads and writes.
+
+Hermetic: the files are written here, row by row, in the layout of the official ones, with what makes them hard to read
+(lone quotes, a byte-order mark, no header, lines that go on). The expected texts are T5's: REFERENCE, section 5.
+About 10 s.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import datasets
+import numpy as np
+import torch
+from absl.testing import absltest, parameterized
+from transformers import ByT5Tokenizer
+
+import tasks_t5
+from arguments_t5 import TaskArguments, check_task
+from constants import DATASET_VALS
+from corpora import installed_docs
+from data_t5 import load_tokenizer, train_tokenizer
+from metrics_t5 import METRICS, STATISTICS, check_metrics
+from tasks_t5 import (
+    build_tokenize_function,
+    check_entry,
+    class_label_ids,
+    class_texts,
+    eval_splits,
+    load_rows,
+    prepare_split,
+    source_text,
+    target_text,
+    task_metrics,
+)
+
+GLUE = DATASET_VALS["glue"]
+
+
+def lines(*rows: str) -> str:
+    """Rows written with | between the fields, as tab-separated lines."""
+    return "".join(row.replace("|", "\t") + "\n" for row in rows)
+
+
+# File below --data_dir -> its content. Every row exists to be difficult for a reason named beside it.
+FILES = {
+    "CoLA/train.tsv": lines("gj04|1||Our friends won't buy \"this.", "gj04|0|*|They drank the pub dry ."),  # no header
+    "CoLA/dev.tsv": lines("gj04|1||The sailors rode the breeze."),
+    "CoLA/test.tsv": lines("index|sentence", '0|"Bill whistled past.', "1|They ran."),  # with a header
+    "SST-2/train.tsv": lines("sentence|label", "hide new secretions |0", "a smile |1"),  # a space at the end
+    "SST-2/dev.tsv": lines("sentence|label", "it 's charming . |1"),
+    "SST-2/test.tsv": lines("index|sentence", "0|uneasy mishmash ."),
+    "MRPC/msr_paraphrase_train.txt": "\ufeff"  # a byte-order mark, and quotes that nothing closes
+    + lines(
+        "Quality|#1 ID|#2 ID|#1 String|#2 String",
+        '1|10|11|He said "yes .|He agreed .',
+        "0|20|21|Held out .|Left out .",
+        '0|10|21|" Rose to 5 .|It fell "',
+        "1|21|20|Not left out .|Other way round .",
+    ),
+    "MRPC/dev_ids.tsv": lines("20|21"),
+    "MRPC/dev.tsv": lines("Quality|#1 ID|#2 ID|#1 String|#2 String", "0|20|21|Held out .|Left out ."),
+    "MRPC/test.tsv": lines("index|#1 ID|#2 ID|#1 String|#2 String", '0|1|2|"A|B'),
+    "QQP/train.tsv": lines(
+        "id|qid1|qid2|question1|question2|is_duplicate",
+        "7|1|2|How?|Why?|0",
+        '8|3|4|"Was he',  # a question over three lines, as in the official file
+        "",
+        'real?"|Was "he?|1',
+    ),
+    "QQP/dev.tsv": lines("id|qid1|qid2|question1|question2|is_duplicate", "9|1|2|Who?|Whom?|1"),
+    "QQP/test.tsv": lines("id|question1|question2", "0|When?|Then?"),
+    "STS-B/train.tsv": lines(
+        "index|genre|filename|year|old_index|source1|source2|sentence1|sentence2|score",
+        "0|g|f|y|1|n|n|A plane.|An air plane.|5.000",
+        '1|g|f|y|1|n|n|"Quote.|A "quote.|3.800',
+        "2|g|f|y|1|n|n|A.|B.|0.644",
+        "3|g|f|y|1|n|n|A.|B.|2.75",
+        "4|g|f|y|1|n|n|A.|B.|0.1",
+    ),
+    "STS-B/dev.tsv": lines("index|sentence1|sentence2|score", "0|A.|B.|2.5"),
+    "STS-B/test.tsv": lines("index|sentence1|sentence2", "0|A.|B."),
+    "MNLI/train.tsv": lines(
+        "index|promptID|pairID|genre|s1_parse|s2_parse|sentence1|sentence2|label1|gold_label",
+        "0|1|1n|x|(|(|It rains.|It is wet.|neutral|entailment",
+        '1|1|1e|x|(|(|A "premise|Maybe so.|neutral|neutral',
+    ),
+    "MNLI/dev_matched.tsv": lines("index|sentence1|sentence2|label1|gold_label", "0|P.|H.|neutral|contradiction"),
+    "MNLI/dev_mismatched.tsv": lines("index|sentence1|sentence2|label1|gold_label", "0|PP.|HH.|neutral|neutral"),
+    "MNLI/test_matched.tsv": lines("index|sentence1|sentence2", "0|TP.|TH."),
+    "MNLI/test_mismatched.tsv": lines("index|sentence1|sentence2", "0|UP.|UH."),
+    "QNLI/train.tsv": lines("index|question|sentence|label", '0|What?|"That.|entailment', "1|Who?|X.|not_entailment"),
+    "QNLI/dev.tsv": lines("index|question|sentence|label", "0|Q?|S.|entailment"),
+    "QNLI/test.tsv": lines("index|question|sentence", "0|Q?|S."),
+    "RTE/train.tsv": lines("index|sentence1|sentence2|label", "0|A.|B.|not_entailment", "1|C.|D.|entailment"),
+    "RTE/dev.tsv": lines("index|sentence1|sentence2|label", "0|A.|B.|entailment"),
+    "RTE/test.tsv": lines("index|sentence1|sentence2", "0|A.|B."),
+    "WNLI/train.tsv": lines("index|sentence1|sentence2|label", "0|A.|B.|1", "1|C.|D.|0"),
+    "WNLI/dev.tsv": lines("index|sentence1|sentence2|label", "0|A.|B.|0"),
+    "WNLI/test.tsv": lines("index|sentence1|sentence2", "0|A.|B."),
+    "diagnostic/diagnostic.tsv": lines("index|sentence1|sentence2", "0|The cat sat.|The cat did not sit."),
+}
+
+# (task, split) -> [(source, target, or None where labels are hidden)], all rows in order.
+TEXTS = {
+    ("cola", "train"): [
+        ("cola sentence: Our friends won't buy \"this.", "acceptable"),
+        ("cola sentence: They drank the pub dry .", "unacceptable"),
+    ],
+    ("cola", "validation"): [("cola sentence: The sailors rode the breeze.", "acceptable")],
+    ("cola", "test"): [('cola sentence: "Bill whistled past.', None), ("cola sentence: They ran.", None)],
+    ("sst2", "train"): [
+        ("sst2 sentence: hide new secretions", "negative"),
+        ("sst2 sentence: a smile", "positive"),
+    ],
+    ("sst2", "validation"): [("sst2 sentence: it 's charming .", "positive")],
+    ("sst2", "test"): [("sst2 sentence: uneasy mishmash .", None)],
+    ("mrpc", "train"): [
+        ('mrpc sentence1: He said "yes . sentence2: He agreed .', "equivalent"),
+        ('mrpc sentence1: " Rose to 5 . sentence2: It fell "', "not_equivalent"),
+        ("mrpc sentence1: Not left out . sentence2: Other way round .", "equivalent"),
+    ],
+    ("mrpc", "validation"): [("mrpc sentence1: Held out . sentence2: Left out .", "not_equivalent")],
+    ("mrpc", "test"): [('mrpc sentence1: "A sentence2: B', None)],
+    ("qqp", "train"): [
+        ("qqp question1: How? question2: Why?", "not_duplicate"),
+        ('qqp question1: Was he  real? question2: Was "he?', "duplicate"),
+    ],
+    ("qqp", "validation"): [("qqp question1: Who? question2: Whom?", "duplicate")],
+    ("qqp", "test"): [("qqp question1: When? question2: Then?", None)],
+    ("stsb", "train"): [
+        ("stsb sentence1: A plane. sentence2: An air plane.", "5.0"),
+        ('stsb sentence1: "Quote. sentence2: A "quote.', "3.8"),
+        ("stsb sentence1: A. sentence2: B.", "0.6"),
+        ("stsb sentence1: A. sentence2: B.", "2.8"),
+        ("stsb sentence1: A. sentence2: B.", "0.0"),
+    ],
+    ("stsb", "validation"): [("stsb sentence1: A. sentence2: B.", "2.4")],  # 12.5 fifths: to the even one, as in T5
+    ("stsb", "test"): [("stsb sentence1: A. sentence2: B.", None)],
+    ("mnli", "train"): [
+        ("mnli hypothesis: It is wet. premise: It rains.", "entailment"),
+        ('mnli hypothesis: Maybe so. premise: A "premise', "neutral"),
+    ],
+    ("mnli", "validation_matched"): [("mnli hypothesis: H. premise: P.", "contradiction")],
+    ("mnli", "validation_mismatched"): [("mnli hypothesis: HH. premise: PP.", "neutral")],
+    ("mnli", "test_matched"): [("mnli hypothesis: TH. premise: TP.", None)],
+    ("mnli", "test_mismatched"): [("mnli hypothesis: UH. premise: UP.", None)],
+    ("qnli", "train"): [
+        ('qnli question: What? sentence: "That.', "entailment"),
+        ("qnli question: Who? sentence: X.", "not_entailment"),
+    ],
+    ("qnli", "validation"): [("qnli question: Q? sentence: S.", "entailment")],
+    ("qnli", "test"): [("qnli question: Q? sentence: S.", None)],
+    ("rte", "train"): [
+        ("rte sentence1: A. sentence2: B.", "not_entailment"),
+        ("rte sentence1: C. sentence2: D.", "entailment"),
+    ],
+    ("rte", "validation"): [("rte sentence1: A. sentence2: B.", "entailment")],
+    ("rte", "test"): [("rte sentence1: A. sentence2: B.", None)],
+    ("wnli", "train"): [
+        ("wnli sentence1: A. sentence2: B.", "entailment"),
+        ("wnli sentence1: C. sentence2: D.", "not_entailment"),
+    ],
+    ("wnli", "validation"): [("wnli sentence1: A. sentence2: B.", "not_entailment")],
+    ("wnli", "test"): [("wnli sentence1: A. sentence2: B.", None)],
+    ("ax", "train"): [
+        ("mnli hypothesis: It is wet. premise: It rains.", "entailment"),
+        ('mnli hypothesis: Maybe so. premise: A "premise', "neutral"),
+    ],
+    ("ax", "test"): [("mnli hypothesis: The cat did not sit. premise: The cat sat.", None)],
+}
+
+WORDS = (
+    "acceptable unacceptable positive negative equivalent not_equivalent duplicate not_duplicate entailment "
+    "not_entailment neutral contradiction sentence question premise hypothesis the cat sat on a mat and it rains"
+).split()
+
+
+def setUpModule():
+    global TOKENIZER, TOKENIZER_FOLDER
+    TOKENIZER_FOLDER = tempfile.TemporaryDirectory()
+    rng = np.random.default_rng(0)
+    text = [" ".join(rng.choice(WORDS, 12)) + f": {n}.{n % 10}" for n in range(500)]
+    text += ["".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz ")) for _ in range(60)) for _ in range(500)]
+    train_tokenizer(text, Path(TOKENIZER_FOLDER.name), 400)
+    TOKENIZER = load_tokenizer(TOKENIZER_FOLDER.name)
+
+
+def tearDownModule():
+    TOKENIZER_FOLDER.cleanup()
+
+
+class TestCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def write(self, name: str, content: str | list[dict]) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else "".join(json.dumps(row) + "\n" for row in content))
+        return path
+
+    def arguments(self, name: str, benchmark: str = "glue", **flags) -> TaskArguments:
+        return TaskArguments(benchmark, name, data_cache_dir=str(self.folder / "cache"), **flags)
+
+    def texts(self, name: str, task: dict, rows: list[dict]) -> list[tuple[str, str | None]]:
+        hidden = task["target"] not in rows[0]
+        return [(source_text(task, row), None if hidden else target_text(name, task, row)) for row in rows]
+
+
+class GlueFilesTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        for name, content in FILES.items():
+            self.write(name, content)
+
+    @parameterized.named_parameters((f"{name}_{split}", name, split) for name, split in TEXTS)
+    def test_texts(self, name, split):
+        rows = load_rows(name, GLUE[name], self.arguments(name, data_dir=str(self.folder)), split)
+        self.assertEqual(self.texts(name, GLUE[name], rows), TEXTS[name, split])
+
+    def test_every_task_and_split_stands_in_the_table(self):
+        expected = {
+            (name, split)
+            for name, task in GLUE.items()
+            for split in ["train", *eval_splits(task), *tasks_t5.test_splits(task)]
+        }
+        self.assertEqual(set(TEXTS), expected - {("ax", "validation")})  # which has neither rows nor labels of its own
+        self.assertEqual(
+            set(FILES), {file for task in GLUE.values() for file in task["files"].values()} | {"MRPC/dev_ids.tsv"}
+        )
+
+    def test_ragged_line(self):
+        path = self.write("RTE/train.tsv", FILES["RTE/train.tsv"] + "2\tonly two\n")
+        with self.assertRaisesRegex(ValueError, f"{path}, line 4: 2 fields, the header has 4"):
+            load_rows("rte", GLUE["rte"], self.arguments("rte", data_dir=str(self.folder)), "train")
+        path = self.write("CoLA/train.tsv", "gj04\t1\t\tFine.\ngj04\t1\n")
+        with self.assertRaisesRegex(ValueError, f"{path}, row 2: no column 3, which task cola needs; there is 0, 1"):
+            load_rows("cola", GLUE["cola"], self.arguments("cola", data_dir=str(self.folder)), "train")
+
+    @parameterized.named_parameters(
+        ("column", "RTE/dev.tsv", "index\tsentence_1\tsentence2\tlabel\n0\tA\tB\tentailment\n",
+         r"RTE/dev.tsv, row 1: no column sentence1 \(did you mean sentence_1\?\), which task rte needs; "
+         "there is index, sentence_1, sentence2, label"),
+        ("label_column", "RTE/dev.tsv", "index\tsentence1\tsentence2\n0\tA\tB\n", "no column label, which task rte"),
+        ("no_rows", "RTE/dev.tsv", "index\tsentence1\tsentence2\tlabel\n", "task rte, split validation: no rows"),
+        ("encoding", "RTE/dev.tsv", None, r"RTE/dev.tsv: not UTF-8 text \(byte 0xe9\)"),
+    )  # fmt: skip
+    def test_refused(self, name, content, message):
+        self.write(name, content or "")
+        if content is None:
+            (self.folder / name).write_bytes("index\tsentence1\tsentence2\tlabel\n0\té\tB\t1\n".encode("latin-1"))
+        with self.assertRaisesRegex(ValueError, message):
+            load_rows("rte", GLUE["rte"], self.arguments("rte", data_dir=str(self.folder)), "validation")
+
+    def test_missing_files(self):
+        args = self.arguments("mrpc", data_dir=str(self.folder))
+        (self.folder / "MRPC/dev_ids.tsv").unlink()
+        with self.assertRaisesRegex(
+            ValueError, "dev_ids.tsv: no such file; it lists the rows that msr_paraphrase_train.txt"
+        ):
+            load_rows("mrpc", GLUE["mrpc"], args, "train")
+        (self.folder / "MRPC/dev.tsv").unlink()
+        with self.assertRaisesRegex(
+            ValueError, "--data_dir .*: no file MRPC/dev.tsv, which task mrpc reads as validation"
+        ):
+            load_rows("mrpc", GLUE["mrpc"], args, "validation")
+        with self.assertRaisesRegex(
+            ValueError, "task ax: its entry has no file for the split validation; there is test"
+        ):
+            load_rows("ax", GLUE["ax"], self.arguments("ax", data_dir=str(self.folder)), "validation")
+
+    def test_own_files_instead(self):
+        train = self.write("own.jsonl", [{"question1": "A?", "question2": "B?", "label": "duplicate"}])
+        args = self.arguments("qqp", data_dir=str(self.folder), train_file=str(train))
+        rows = load_rows(
+            "qqp", GLUE["qqp"], args, "train"
+        )  # with the entry's own names, not those of the official file
+        self.assertEqual(self.texts("qqp", GLUE["qqp"], rows), [("qqp question1: A? question2: B?", "duplicate")])
+        rows = load_rows("qqp", GLUE["qqp"], args, "validation")
+        self.assertEqual(self.texts("qqp", GLUE["qqp"], rows), TEXTS["qqp", "validation"])
+        own = self.write("own.csv", 'sentence,label\n"A, b.",1\n')
+        rows = load_rows("cola", GLUE["cola"], self.arguments("cola", validation_file=str(own)), "validation")
+        self.assertEqual(self.texts("cola", GLUE["cola"], rows), [("cola sentence: A, b.", "acceptable")])
+
+
+class HubTest(TestCase):
+    """The layout of nyu-mll/glue: class numbers, -1 where the label is hidden, float32 scores."""
+
+    def load(self, name: str, split: str, **splits):
+        data = datasets.DatasetDict({split: datasets.Dataset.from_dict(columns) for split, columns in splits.items()})
+        with mock.patch.object(tasks_t5, "load_dataset_splits", return_value=data) as loader:
+            rows = load_rows(name, GLUE[name], self.arguments(name), split)
+        loader.assert_called_once_with(*GLUE[name]["hub"], f"task {name}, data set")
+        return self.texts(name, GLUE[name], rows)
+
+    @parameterized.parameters(name for name, task in GLUE.items() if task["target_type"] == "class" and name != "ax")
+    def test_class_numbers(self, name):
+        task = GLUE[name]
+        numbers = list(range(len(task["labels"])))
+        columns = {column: [f"{column} {n}" for n in numbers] for column in task["inputs"].values()}
+        columns |= {"idx": numbers, "label": numbers}
+        split = eval_splits(task)[0]
+        texts = self.load(name, split, **{split: columns})
+        self.assertEqual([target for _, target in texts], task["labels"])
+        self.assertStartsWith(texts[0][0], f"{task['prefix']} {next(iter(task['inputs']))}: ")
+
+    def test_hidden_labels(self):
+        columns = {"sentence": ["A", "B"], "label": [-1, -1], "idx": [0, 1]}
+        texts = self.load("sst2", "test", test=columns, train=columns | {"label": [0, 1]})
+        self.assertEqual(texts, [("sst2 sentence: A", None), ("sst2 sentence: B", None)])
+        columns = {"sentence1": ["A"], "sentence2": ["B"], "label": [-1.0]}
+        self.assertEqual(self.load("stsb", "test", test=columns), [("stsb sentence1: A sentence2: B", None)])
+        with self.assertRaisesRegex(ValueError, "label is -1, which is none of the labels negative, positive"):
+            self.load("sst2", "train", train={"sentence": ["A"], "label": [-1]})
+
+    def test_scores_are_float32(self):
+        scores = [float(np.float32(score)) for score in (2.9, 3.8, 5.0, 0.1)]
+        columns = {"sentence1": ["A"] * 4, "sentence2": ["B"] * 4, "label": scores}
+        self.assertEqual(
+            [target for _, target in self.load("stsb", "train", train=columns)], ["2.8", "3.8", "5.0", "0.0"]
+        )
+
+    def test_missing_split_and_column(self):
+        columns = {"sentence": ["A"], "label": [1]}
+        with self.assertRaisesRegex(ValueError, "task sst2: nyu-mll/glue has no split train; there is dev"):
+            self.load("sst2", "train", dev=columns)
+        message = "nyu-mll/glue, row 1: no column sentence .did you mean sentences.*; there is sentences, label"
+        with self.assertRaisesRegex(ValueError, message):
+            self.load("sst2", "train", train={"sentences": ["A"], "label": [1]})
+
+
+class OwnTaskTest(TestCase):
+    """A task is one more entry of DATASET_VALS and nothing else."""
+
+    ENTRY = dict(
+        prefix="stars", inputs={"review": "body", "product": "title"}, target="rating", target_type="class",
+        labels=["bad", "fair", "good"], metrics=["accuracy"], max_source_length=64, max_target_length=8,
+    )  # fmt: skip
+
+    def check(self, entry: dict, **flags):
+        with mock.patch.dict(DATASET_VALS, {"mine": {"stars": entry}}):
+            args = self.arguments("stars", "mine", data_dir=str(self.folder), **flags)
+            task = check_task(args)
+            check_entry("stars", task)
+            check_metrics("stars", task)
+            return {
+                split: self.texts("stars", task, load_rows("stars", task, args, split))
+                for split in ("train", "validation", "test")
+            }
+
+    @parameterized.parameters("csv", "jsonl", "tsv", "jsonl.gz")
+    def test_files(self, suffix):
+        rows = {
+            "train": [("Ü, well", "X", "good"), ("no", "Y", 0)],
+            "validation": [("so so", "Z", "1")],
+            "test": [("?", "W", "bad")],
+        }
+        for split, values in rows.items():
+            named = [dict(zip(("body", "title", "rating"), row, strict=True)) for row in values]
+            separator = {"csv": ",", "tsv": "\t"}.get(suffix)
+            quoted = lambda field: f'"{field}"' if suffix == "csv" else str(field)  # noqa: B023, E731
+            table = (
+                "".join(separator.join(map(quoted, row)) + "\n" for row in [named[0], *values]) if separator else named
+            )
+            path = self.write(f"stars/{split}.{suffix.removesuffix('.gz')}", table)
+            if suffix.endswith(".gz"):
+                import gzip
+
+                (self.folder / f"stars/{split}.{suffix}").write_bytes(gzip.compress(path.read_bytes()))
+        entry = self.ENTRY | {"files": {split: f"stars/{split}.{suffix}" for split in rows}}
+        expected = {
+            "train": [("stars review: Ü, well product: X", "good"), ("stars review: no product: Y", "bad")],
+            "validation": [("stars review: so so product: Z", "fair")],
+            "test": [("stars review: ? product: W", "bad")],
+        }
+        self.assertEqual(self.check(entry), expected)
+
+    def test_an_empty_value_is_named(self):
+        self.write("train.jsonl", [{"body": "x", "title": None, "rating": "good"}])
+        with self.assertRaisesRegex(
+            ValueError, "train.jsonl, row 1: the column title is empty, which task stars needs"
+        ):
+            self.check(self.ENTRY | {"files": {"train": "train.jsonl"}})
+
+    def test_no_source(self):
+        with self.assertRaisesRegex(ValueError, r"task stars: its entry names no source \(hub, builtin or files\)"):
+            load_rows("stars", self.ENTRY, self.arguments("stars", "mine"), "train")
+
+    def test_public_labels_of_a_test_split_are_kept_only_if_whole(self):
+        for rating, kept in ((["good", "bad"], True), (["good", None], False)):
+            rows = [{"body": "x", "title": "y", "rating": value} for value in rating]
+            self.write("test.jsonl", rows)
+            loaded = load_rows(
+                "stars",
+                self.ENTRY | {"files": {"test": "test.jsonl"}},
+                self.arguments("stars", data_dir=str(self.folder)),
+                "test",
+            )
+            self.assertEqual("rating" in loaded[0], kept)
+
+    def test_the_built_in_tasks(self):
+        def build(folder, num_workers):  # noqa: ARG001
+            for name, row in {
+                "package_topic": {"text": "A", "label": "torch"},
+                "docstring_summary": {"text": "B", "summary": "C "},
+            }.items():
+                (folder / name).mkdir()
+                for split in ("train", "validation", "test"):
+                    (folder / name / f"{split}.jsonl").write_text(json.dumps(row))
+
+        tasks = DATASET_VALS["builtin"]
+        expected = {"package_topic": [("package text: A", "torch")], "docstring_summary": [("summarize: B", "C")]}
+        with (
+            mock.patch.object(installed_docs, "build", build),
+            mock.patch.object(installed_docs, "fingerprint", lambda: "0" * 64),
+        ):
+            for name, texts in expected.items():
+                for split in ("train", "validation", "test"):  # the labels of this test split are public
+                    rows = load_rows(name, tasks[name], self.arguments(name, "builtin"), split)
+                    self.assertEqual(self.texts(name, tasks[name], rows), texts)
+
+
+class EntryTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        (f"{b}_{n}", n, task) for b, tasks in DATASET_VALS.items() for n, task in tasks.items()
+    )
+    def test_every_entry_is_right(self, name, task):
+        check_entry(name, task)
+        check_metrics(name, task)
+        self.assertTrue(set(task["metrics"]) <= set(METRICS), "the registry's own tasks need no network")
+        self.assertTrue(task.get("hub") or task.get("files") or task.get("builtin"))
+
+    def test_classes_and_metrics_are_those_of_t5(self):
+        labels = {
+            "cola": "unacceptable acceptable",
+            "sst2": "negative positive",
+            "mrpc": "not_equivalent equivalent",
+            "qqp": "not_duplicate duplicate",
+            "mnli": "entailment neutral contradiction",
+            "rte": "entailment not_entailment",
+            "qnli": "entailment not_entailment",
+            "wnli": "not_entailment entailment",
+            "ax": "entailment neutral contradiction",
+        }
+        self.assertEqual({name: " ".join(task["labels"]) for name, task in GLUE.items() if "labels" in task}, labels)
+        metrics = {
+            "cola": "matthews_correlation",
+            "mrpc": "f1 accuracy",
+            "qqp": "f1 accuracy",
+            "stsb": "pearson spearman",
+        }
+        for name, task in GLUE.items():
+            wanted = metrics.get(name, "accuracy").split()
+            self.assertEqual(task["metrics"][: len(wanted)], wanted)
+
+    @parameterized.named_parameters(
+        ("no_metrics", {"metrics": []}, "task mine: the entry has no metrics"),
+        ("no_inputs", {"inputs": None}, "task mine: the entry has no inputs"),
+        ("type", {"target_type": "classes"}, "target_type classes: must be one of class, number, text"),
+        ("no_labels", {"labels": []}, "target_type class needs `labels`, at least two different ones"),
+        ("one_label", {"labels": ["a"]}, "at least two different ones"),
+        ("double_label", {"labels": ["a", "b", "a"]}, "at least two different ones"),
+        ("unknown_field", {"file_colums": {}}, "file_colums is no field of an entry; did you mean file_columns?"),
+    )
+    def test_refused(self, change, message):
+        with self.assertRaisesRegex(ValueError, message):
+            check_entry("mine", OwnTaskTest.ENTRY | change)
+
+
+class TargetTextTest(parameterized.TestCase):
+    CLASSES = dict(target="label", target_type="class", labels=["no", "yes", "2"])
+
+    @parameterized.parameters(("no", "no"), (" yes\n", "yes"), (0, "no"), ("1", "yes"), (np.int64(2), "2"), ("2", "2"))
+    def test_classes(self, value, text):
+        self.assertEqual(target_text("mine", self.CLASSES, {"label": value}), text)
+
+    @parameterized.parameters("maybe", 3, -1, "No", "", "²", 1.0, True)
+    def test_no_class(self, value):
+        message = f"task mine: label is {value!r}, which is none of the labels no, yes, 2 nor an index below 3"
+        with self.assertRaises(ValueError) as caught:
+            target_text("mine", self.CLASSES, {"label": value})
+        self.assertEqual(str(caught.exception), message)
+
+    @parameterized.parameters("many", "", None)
+    def test_no_number(self, value):
+        with self.assertRaisesRegex(ValueError, f"task mine: score is {value!r}, which is not a number"):
+            target_text("mine", dict(target="score", target_type="number"), {"score": value})
+
+    def test_text(self):
+        self.assertEqual(target_text("mine", dict(target="t", target_type="text"), {"t": " a  b\n"}), "a  b")
+
+    def test_sources(self):
+        self.assertEqual(
+            source_text(dict(prefix="a", inputs={"x": "c", "y": "d"}), {"c": " 1 ", "d": 2}), "a x: 1 y: 2"
+        )
+        self.assertEqual(source_text(dict(prefix="summarize", inputs={"": "c"}), {"c": "text"}), "summarize: text")
+        self.assertEqual(source_text(dict(inputs={"": "c"}), {"c": "text"}), "text")
+
+
+class TokensTest(TestCase):
+    ROWS = {"sentence1": ["the cat sat on a mat " * 9, "a cat"], "sentence2": ["it rains", "the mat"], "label": [0, 1]}
+
+    def test_cut_with_one_eos_at_the_end(self):
+        task = dict(prefix="rte", inputs=GLUE["rte"]["inputs"], target="label", target_type="text")
+        rows = self.ROWS | {"label": ["a cat sat on the mat and it rains", "it"]}
+        encoded = build_tokenize_function("mine", task, TOKENIZER, 20, 4)(rows)
+        whole = build_tokenize_function("mine", task, TOKENIZER, 1000, None)(rows)
+        self.assertEqual([len(ids) for ids in encoded["input_ids"]], [20, len(whole["input_ids"][1])])
+        for side, length in (("input_ids", 20), ("labels", 4)):
+            for ids, all_ids in zip(encoded[side], whole[side], strict=True):
+                self.assertEqual((ids[-1], ids.count(TOKENIZER.eos_token_id)), (TOKENIZER.eos_token_id, 1))
+                self.assertEqual(ids[:-1], all_ids[: length - 1][: len(all_ids) - 1])
+        self.assertLen(encoded["labels"][0], 4)
+        self.assertGreater(len(whole["labels"][0]), 4)
+        sentence = "rte sentence1: a cat sentence2: the mat"
+        self.assertEqual(whole["input_ids"][1], TOKENIZER(sentence)["input_ids"])
+
+    def test_rows_without_the_target_get_no_labels(self):
+        rows = {name: values for name, values in self.ROWS.items() if name != "label"}
+        encoded = build_tokenize_function("rte", GLUE["rte"], TOKENIZER, 20, 4)(rows)
+        self.assertEqual(set(encoded), {"input_ids", "attention_mask"})
+
+    def test_class_label_ids(self):
+        labels = ["entailment", "not_entailment", "cat"]
+        task = dict(target_type="class", labels=labels)
+        ids = class_label_ids(task, TOKENIZER)
+        encoded = TOKENIZER(labels)["input_ids"]
+        self.assertGreater(len({len(one) for one in encoded}), 1, "one length of labels would show nothing")
+        self.assertEqual(min(map(len, encoded)), 2, "one token and EOS")
+        self.assertEqual(ids.shape, (3, max(map(len, encoded))))
+        for row, expected in zip(ids.tolist(), encoded, strict=True):
+            self.assertEqual(row, expected + [-100] * (len(row) - len(expected)))
+            self.assertEqual(expected[-1], TOKENIZER.eos_token_id)
+        self.assertIsNone(class_label_ids(dict(target_type="number"), TOKENIZER))
+
+    def test_labels_that_the_tokenizer_cannot_tell_apart(self):
+        with self.assertRaisesRegex(ValueError, "writes two of the labels 好, 坏 with the same text"):
+            class_label_ids(dict(target_type="class", labels=["好", "坏"]), TOKENIZER)
+
+
+class PrepareSplitTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        rows = [{"index": str(n), "sentence1": f"cat {n}", "sentence2": "mat", "label": "entailment"} for n in range(5)]
+        self.rows = rows
+        header = lines("index|sentence1|sentence2|label")
+        body = lines(*("|".join(row.values()) for row in rows))
+        for file in ("train", "dev"):
+            self.write(f"RTE/{file}.tsv", header + body)
+        self.write("RTE/test.tsv", lines("index|sentence1|sentence2", "0|A|B"))
+
+    def prepare(self, split: str = "train", limit: int | None = None, tokenizer=None, **flags):
+        args = self.arguments("rte", data_dir=str(self.folder), **flags)
+        return prepare_split("rte", GLUE["rte"], args, tokenizer or TOKENIZER, split, limit)
+
+    def test_rows_counts_and_columns(self):
+        data, count = self.prepare(limit=3)
+        self.assertEqual((len(data), count), (3, 5))
+        self.assertEqual(set(data.column_names), {"input_ids", "attention_mask", "labels"})
+        self.assertEqual(data[2]["input_ids"], TOKENIZER("rte sentence1: cat 2 sentence2: mat")["input_ids"])
+        self.assertEqual(data[2]["labels"], TOKENIZER("entailment")["input_ids"])
+        self.assertNotIn("labels", self.prepare("test")[0].column_names)
+
+    def test_lengths(self):
+        self.assertLen(self.prepare(max_source_length=5)[0][0]["input_ids"], 5)
+        # ByT5 needs 11 bytes for a label: it must not be cut to the task's 8 tokens, or no answer could be right.
+        for split in ("train", "validation"):
+            self.assertLen(self.prepare(split, tokenizer=ByT5Tokenizer())[0][0]["labels"], len("entailment") + 1)
+
+    def test_kept_between_runs(self):
+        first, _ = self.prepare()
+
+        def refuse(*_, **__):
+            raise AssertionError("tokenised again")
+
+        with mock.patch.object(tasks_t5, "build_tokenize_function", lambda *_: refuse):
+            again, _ = self.prepare()
+            self.assertEqual(again.to_list(), first.to_list())
+            self.assertEqual(again._fingerprint, first._fingerprint)
+            for change in (
+                dict(limit=4),
+                dict(max_source_length=9),
+                dict(tokenizer=ByT5Tokenizer()),
+                dict(overwrite_cache=True),
+            ):
+                with self.assertRaisesRegex(AssertionError, "tokenised again"):
+                    self.prepare(**change)
+            self.write("RTE/train.tsv", (self.folder / "RTE/train.tsv").read_text().replace("cat 4", "cat 9"))
+            with self.assertRaisesRegex(AssertionError, "tokenised again"):
+                self.prepare()
+
+    def test_a_label_that_no_row_has_is_mentioned(self):
+        with mock.patch.object(tasks_t5, "print_once") as printed:
+            self.prepare()
+            printed.assert_called_once_with("task rte, train: no row has the label not_entailment")
+            printed.reset_mock()
+            self.prepare(limit=2)  # a sample need not have all
+            printed.assert_not_called()
+
+    def test_several_processes_give_the_same(self):
+        self.assertEqual(
+            self.prepare(preprocessing_num_workers=2, max_source_length=7)[0].to_list(),
+            self.prepare(max_source_length=7)[0].to_list(),
+        )
+
+
+class TaskMetricsTest(TestCase):
+    def output(self, answers: list[str], gold: list[str], classes: list[int]):
+        def padded(texts):
+            ids = TOKENIZER(texts)["input_ids"]
+            return np.array([row + [-100] * (30 - len(row)) for row in ids])
+
+        statistics = np.zeros((len(gold), len(STATISTICS)))
+        statistics[:, STATISTICS.index("nats")], statistics[:, STATISTICS.index("tokens")] = 3.0, 2.0
+        statistics[:, STATISTICS.index("predicted_class")] = classes
+        return mock.Mock(predictions=(padded(answers), statistics), label_ids=padded(gold))
+
+    def test_teacher_forced_and_generated_answers_are_scored_alike(self):
+        task = GLUE["rte"]
+        answers = ["entailment", "cat", "not_entailment", "entailment"]
+        output = self.output(answers, ["entailment", "entailment", "not_entailment", "not_entailment"], [0, -1, 1, 0])
+        for generated in (False, True):
+            scores = task_metrics(task, TOKENIZER, generated)(output)
+            self.assertEqual((scores["accuracy"], scores["invalid_outputs"], scores["loss"]), (0.5, 1, 1.5))
+
+    def test_class_texts(self):
+        statistics = torch.zeros(3, len(STATISTICS)).numpy()
+        statistics[:, STATISTICS.index("predicted_class")] = [1, -1, 0]
+        self.assertEqual(class_texts(GLUE["rte"], statistics), ["not_entailment", "", "entailment"])
+
+
+if __name__ == "__main__":
+    absltest.main()
