@@ -553,8 +553,8 @@ def answers(url: str) -> bool:
     address = urlsplit(url)
     try:
         port = address.port or (443 if address.scheme == "https" else 80)
-        socket.create_connection((address.hostname, port), timeout=3).close()
-    except OSError:
+        socket.create_connection((address.hostname or "no host", port), timeout=3).close()
+    except (OSError, ValueError):  # ValueError: no such port, or no such name
         return False
     return True
 

@@ -9,6 +9,7 @@ Without flags it runs recipes/pre_train_installed_docs.yaml, which names its cos
 model and tokenizer, all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
+import math
 from functools import partial
 from pathlib import Path
 
@@ -137,7 +138,10 @@ def main(argv: list[str] | None = None) -> dict:
         ),
     )
     tokens_per_step = global_batch_size(training_args) * collator.tokens_length
-    epochs = training_args.max_steps * global_batch_size(training_args) / len(chunks["train"])
+    steps_per_epoch = len(chunks["train"]) // global_batch_size(training_args)
+    steps = training_args.max_steps
+    if steps <= 0:
+        steps = math.ceil(training_args.num_train_epochs * steps_per_epoch)
     start_run(
         trainer,
         title="pre-training",
@@ -154,7 +158,7 @@ def main(argv: list[str] | None = None) -> dict:
             "chunks": f"{len(chunks['train']):,} training, {len(chunks['validation']):,} validation, of "
             f"{collator.tokens_length} tokens -> {collator.inputs_length} in, {collator.targets_length} out",
             "tokens": f"{human_count(tokens_per_step)} a step, "
-            f"{human_count(tokens_per_step * training_args.max_steps)} in all ({epochs:.1f} epochs)",
+            f"{human_count(tokens_per_step * steps)} in all ({steps / steps_per_epoch:.1f} epochs)",
         },
     )
     train_metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics

@@ -56,6 +56,8 @@ class T5Trainer(Seq2SeqTrainer):
 
     def __init__(self, *args, class_label_ids: torch.Tensor | None = None, **kwargs):
         training_args = kwargs["args"]
+        if training_args.ddp_find_unused_parameters is None:
+            training_args.ddp_find_unused_parameters = False  # T5 has none: a search at every step would be wasted
         super().__init__(
             *args,
             compute_loss_func=partial(token_mean_loss, label_smoothing=training_args.label_smoothing_factor),

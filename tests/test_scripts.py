@@ -13,6 +13,8 @@ import math
 import os
 import random
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,8 +28,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import constants
 import fine_tune_t5
+import model_t5
 import pre_train_t5
-from callbacks_t5 import read_metrics
+from callbacks_t5 import human_count, read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPE = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
@@ -44,9 +47,11 @@ def workspace() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     chooser = random.Random(0)
     syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
-    syllables += "0.0 0.8 1.8 2.8 3.6 4.6".split()
     names = ["".join(chooser.choices(syllables, k=3)) for _ in range(150)]  # enough words for a vocabulary
-    lines = [" ".join([chooser.choice(names), *(sentence(chooser) for _ in range(3))]) for _ in range(DOCUMENTS)]
+    lines = [
+        " ".join([chooser.choice(names), *(sentence(chooser) for _ in range(3)), f"{chooser.random():.5f}"])
+        for _ in range(DOCUMENTS)
+    ]
     (folder / "text.txt").write_text("\n".join([*lines, "", "", ""]) + "\n")  # and three empty documents
     return folder
 
@@ -55,51 +60,63 @@ def sentence(chooser: random.Random) -> str:
     return f"{chooser.choice(SUBJECTS)} {chooser.choice(VERBS)} {chooser.choice(OBJECTS)}."
 
 
-def run(main, *flags) -> tuple[dict, str]:
-    """(what main returns, what it printed); flags are given as ("name", value) or "name" for a switch."""
-    argv = [
-        word for flag in flags for word in ([f"--{flag}"] if isinstance(flag, str) else [f"--{flag[0]}", *flag[1:]])
+def argv_of(flags: dict) -> list[str]:
+    """{"max_steps": 3, "bf16": True, "seed": None} -> ["--max_steps", "3", "--bf16"]."""
+    words = [
+        [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        for name, value in flags.items()
+        if value is not None
     ]
+    return sum(words, [])
+
+
+def run(main, **flags) -> tuple[dict, str]:
+    """(what main returns, what it printed)."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        results = main([str(word) for word in argv])
+        results = main(argv_of(flags))
     return results, printed.getvalue()
 
 
-def common_flags(output_dir) -> list:
-    return [
-        ("output_dir", output_dir),
-        ("data_cache_dir", workspace() / "cache"),
-        ("report_to", "none"),
-        ("disable_tqdm", "true"),
-        ("preprocessing_num_workers", 1),
-    ]
+def common_flags(output_dir) -> dict:
+    return dict(
+        output_dir=output_dir,
+        data_cache_dir=workspace() / "cache",
+        report_to="none",
+        disable_tqdm="true",
+        preprocessing_num_workers=1,
+    )
 
 
-def pre_training_flags(output_dir) -> list:
-    """40 steps of 32 sequences on the made-up text."""
-    return [
-        *common_flags(output_dir),
-        ("train_file", workspace() / "text.txt"),
-        ("input_seq_length", 32),
-        ("max_steps", 40),
-        ("warmup_steps", 4),
-        ("per_device_train_batch_size", 16),
-        ("gradient_accumulation_steps", 2),
-        ("logging_steps", 5),
-        ("eval_steps", 20),
-        ("save_steps", 20),
-    ]
+def pre_training_flags(output_dir, **changes) -> dict:
+    """40 steps of 32 sequences on the made-up text, from scratch."""
+    flags = common_flags(output_dir) | dict(
+        config_name="tiny",
+        config_overrides=SHAPE,
+        vocab_size=300,
+        train_file=workspace() / "text.txt",
+        input_seq_length=32,
+        max_steps=40,
+        warmup_steps=4,
+        per_device_train_batch_size=16,
+        gradient_accumulation_steps=2,
+        logging_steps=5,
+        eval_steps=20,
+        save_steps=20,
+    )
+    return flags | changes
 
 
-def from_scratch() -> list:
-    return [("config_name", "tiny"), ("config_overrides", SHAPE), ("vocab_size", 300)]
+def fine_tuning_flags(output_dir, **changes) -> dict:
+    """One epoch in batches of 16 rows."""
+    flags = dict(num_train_epochs=1, per_device_train_batch_size=16, logging_steps=5)
+    return common_flags(output_dir) | flags | changes
 
 
 @functools.cache
 def pre_trained() -> tuple[Path, dict, str]:
     """(folder, results, printed) of a pre-training run that all tests share and none changes."""
     folder = workspace() / "pre_trained"
-    return folder, *run(pre_train_t5.main, *pre_training_flags(folder), *from_scratch())
+    return folder, *run(pre_train_t5.main, **pre_training_flags(folder))
 
 
 def read_json(path: Path) -> dict:
@@ -115,13 +132,25 @@ def write_rows(path: Path, rows: list[dict]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def launched(command: list[str], flags: list, timeout: int = 150) -> subprocess.CompletedProcess:
-    """A script under a launcher in a process of its own."""
-    words = [w for flag in flags for w in ([f"--{flag}"] if isinstance(flag, str) else [f"--{flag[0]}", *flag[1:]])]
+def launched(launcher: list, script: str, flags: dict, timeout: int = 300) -> subprocess.CompletedProcess:
+    """A script under a launcher in processes of their own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    command = [str(Path(sys.executable).parent / command[0]), *command[1:], *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+    command = [str(Path(sys.executable).parent / launcher[0]), *map(str, launcher[1:]), script, *argv_of(flags)]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # the ranks too
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 class ScriptTest(parameterized.TestCase):
@@ -130,10 +159,10 @@ class ScriptTest(parameterized.TestCase):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.enterContext(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}))
 
-    def assert_refused(self, message: str, main, *flags):
+    def assert_refused(self, message: str, main, **flags):
         """Exit code 2 and one line on stderr."""
         with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as raised:
-            run(main, *flags)
+            run(main, **flags)
         self.assertEqual(raised.exception.code, 2)
         lines = [line for line in errors.getvalue().splitlines() if "error:" in line]
         self.assertLen(lines, 1)
@@ -206,8 +235,12 @@ class PreTrainTest(ScriptTest):
 
     def test_going_on_from_a_model(self):
         folder, before, _ = pre_trained()
-        flags = [*pre_training_flags(self.folder / "more"), ("model_name_or_path", folder), ("max_eval_samples", 5)]
-        results, _ = run(pre_train_t5.main, *flags, "eval_on_start", ("max_train_samples", 500), ("dropout_rate", 0.1))
+        changes = dict(
+            model_name_or_path=folder, config_name=None, config_overrides=None, dropout_rate=0.1, max_steps=20
+        )
+        limits = dict(max_eval_samples=5, max_train_samples=500)
+        flags = pre_training_flags(self.folder / "more", eval_on_start=True, **changes, **limits)
+        results, _ = run(pre_train_t5.main, **flags)
         first = read_metrics(self.folder / "more" / "metrics.jsonl")[0]
         self.assertAlmostEqual(first["eval_loss"], before["eval_loss"], delta=0.35)  # on other chunks
         self.assertLess(results["train_loss"], before["train_loss"] - 0.3)
@@ -216,66 +249,64 @@ class PreTrainTest(ScriptTest):
         self.assertEqual(AutoModelForSeq2SeqLM.from_pretrained(self.folder / "more").config.dropout_rate, 0.1)
 
     def test_epochs_instead_of_steps(self):
-        flags = [flag for flag in pre_training_flags(self.folder / "out") if flag[0] != "max_steps"]
-        flags += [*from_scratch(), ("max_steps", -1), ("num_train_epochs", 0.5), ("eval_strategy", "no")]
-        results, printed = run(pre_train_t5.main, *flags)
-        steps = read_metrics(self.folder / "out" / "metrics.jsonl")[-1]["step"]
-        tokens_per_step = read_json(self.folder / "out" / "run.json")["tokens_per_step"]
+        out = self.folder / "out"
+        flags = pre_training_flags(out, max_steps=-1, num_train_epochs=0.3, eval_strategy="no", eval_steps=None)
+        results, printed = run(pre_train_t5.main, **flags)
+        steps = read_metrics(out / "metrics.jsonl")[-1]["step"]
+        self.assertGreater(steps, 3)
+        tokens_per_step = read_json(out / "run.json")["tokens_per_step"]
         self.assertEqual(results["train_tokens"], steps * tokens_per_step)
-        self.assertRegex(printed, r"tokens +[\d.]+K a step, [\d.]+K in all \(0\.\d epochs\)")
+        shown = f"{human_count(tokens_per_step)} a step, {human_count(steps * tokens_per_step)} in all (0.3 epochs)"
+        self.assertIn(shown, printed)
         self.assertNotIn("eval_loss", results)
 
     def test_a_folder_with_files_is_refused_resumed_or_overwritten(self):
         folder, results, _ = pre_trained()
         out = self.folder / "out"
         shutil.copytree(folder, out)
-        flags = [*pre_training_flags(out), *from_scratch()]
-        self.assert_refused(rf"--output_dir {out} is not empty: .*--overwrite_output_dir", pre_train_t5.main, *flags)
+        flags = pre_training_flags(out)
+        self.assert_refused(rf"--output_dir {out} is not empty: .*--overwrite_output_dir", pre_train_t5.main, **flags)
         self.assertEqual(read_json(out / "all_results.json"), results)  # nothing was touched
 
         (out / "model.safetensors").unlink()
-        resumed, _ = run(pre_train_t5.main, *flags, ("resume_from_checkpoint", out / "checkpoint-20"))
+        resumed, _ = run(pre_train_t5.main, **flags, resume_from_checkpoint=out / "checkpoint-20")
         self.assertEqual(resumed["eval_loss"], results["eval_loss"])
         steps = [line["step"] for line in read_metrics(out / "metrics.jsonl") if "loss" in line]
         self.assertEqual(steps, list(range(5, 41, 5)))
         weights = (AutoModelForSeq2SeqLM.from_pretrained(each).shared.weight for each in (folder, out))
         torch.testing.assert_close(*weights, rtol=0, atol=0)
 
-        flags = [("max_steps", 5) if flag[0] == "max_steps" else flag for flag in flags]
-        run(pre_train_t5.main, *flags, "overwrite_output_dir")
+        run(pre_train_t5.main, **flags | dict(max_steps=5), overwrite_output_dir=True)
         self.assertEqual([p.name for p in out.glob("checkpoint-*")], ["checkpoint-5"])
         self.assertEqual([line["step"] for line in read_metrics(out / "metrics.jsonl") if "loss" in line], [5])
 
-    def test_user_errors_end_with_one_line(self):
-        flags, out = pre_training_flags(self.folder / "out"), self.folder / "out"
-        cases = [
-            ([("max_stpes", 3)], "--max_stpes: no such flag; did you mean --max_steps"),
-            ([("model_name_or_path", self.folder)], "--tokenizer_name .* no tokenizer there|--model_name_or_path"),
-            (
-                [("config_name", "tiny"), ("vocab_size", 300), ("config_overrides", "d_modl=8")],
-                "d_modl=8: .*no such key",
-            ),
-            ([*from_scratch(), ("optim", "sgd")], "--optim sgd: must be one of"),
-        ]
-        for more, message in cases:
-            self.assert_refused(message, pre_train_t5.main, *flags, *more)
-        long = [("input_seq_length", 500) if flag[0] == "input_seq_length" else flag for flag in flags]
-        message = r"the training text gives \d+ chunks of 554 tokens, one step needs 3200: use more text"
-        long = [
-            ("per_device_train_batch_size", 1600) if flag[0] == "per_device_train_batch_size" else flag for flag in long
-        ]
-        self.assert_refused(message, pre_train_t5.main, *long, *from_scratch())
+    @parameterized.parameters(
+        (dict(max_stpes=3), "--max_stpes: no such flag; did you mean --max_steps"),
+        (dict(config_overrides="d_modl=8"), "--config_overrides d_modl=8: the T5 configuration has no such key"),
+        (dict(config_overrides="d_model=wide"), "--config_overrides d_model=wide: .*expected int"),
+        (dict(config_name="small"), "--config_name small: neither a built-in shape"),
+        (dict(optim="sgd"), "--optim sgd: must be one of adamw_rms_scaled"),
+        (dict(train_file="nowhere.txt"), "--train_file nowhere.txt: no such file"),
+        (
+            dict(input_seq_length=500, per_device_train_batch_size=1600),
+            r"the training text gives \d+ chunks of 554 tokens, one step needs 3200: use more text",
+        ),
+    )
+    def test_user_errors_end_with_one_line(self, changes, message):
+        out = self.folder / "out"
+        with mock.patch.object(model_t5, "answers", return_value=False):  # as without a network
+            self.assert_refused(message, pre_train_t5.main, **pre_training_flags(out, **changes))
         self.assertFalse(out.exists())
 
     def test_accelerate_launch_on_two_ranks_gives_what_one_process_gives(self):
         _, expected, _ = pre_trained()
-        flags = [flag for flag in pre_training_flags(self.folder / "out") if flag[0] != "gradient_accumulation_steps"]
-        flags += [*from_scratch(), ("gradient_accumulation_steps", 1)]
-        done = launched(["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "pre_train_t5.py"], flags)
+        out = self.folder / "out"
+        launcher = ["accelerate", "launch", "--multi_gpu", "--num_processes", 2, "--main_process_port", free_port()]
+        done = launched(launcher, "pre_train_t5.py", pre_training_flags(out, gradient_accumulation_steps=1))
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
         self.assertIn("32 sequences a step (16 x 1 accumulated x 2 processes)", done.stdout)
         self.assertEqual(done.stdout.count("-- done --"), 1)
-        results = read_json(self.folder / "out" / "all_results.json")
+        results = read_json(out / "all_results.json")
         self.assertAlmostEqual(results["train_loss"], expected["train_loss"], delta=2e-3)
         self.assertAlmostEqual(results["eval_loss"], expected["eval_loss"], delta=5e-3)
 
@@ -315,15 +346,6 @@ ENDING = dict(
 )
 
 
-def fine_tuning_flags(output_dir, epochs: float = 1) -> list:
-    return [
-        *common_flags(output_dir),
-        ("num_train_epochs", epochs),
-        ("per_device_train_batch_size", 16),
-        ("logging_steps", 5),
-    ]
-
-
 class FineTuneTest(ScriptTest):
     def setUp(self):
         super().setUp()
@@ -333,11 +355,17 @@ class FineTuneTest(ScriptTest):
         write_rows(self.data / "dev.jsonl", topic_rows(60, seed=2))
         self.enterContext(mock.patch.dict(constants.DATASET_VALS, mine={"topic": TOPIC, "ending": ENDING}))
 
+    def flags(self, task: str = "topic", **changes) -> dict:
+        """Fine-tunes the pre-trained folder on a task of ours."""
+        flags = dict(benchmark="mine", dataset_name=task, data_dir=self.data, model_name_or_path=self.checkpoint)
+        return fine_tuning_flags(self.folder / "out", **flags | changes)
+
     def test_one_entry_makes_a_task_and_a_tiny_model_learns_it(self):
         """Training, scoring and the choice of the best checkpoint work together, from scratch, in seconds."""
-        flags = [*fine_tuning_flags(self.folder / "out", 6), ("benchmark", "mine"), ("dataset_name", "topic")]
-        flags += [("data_dir", self.data), ("tokenizer_name", self.checkpoint), ("config_name", "tiny")]
-        results, printed = run(fine_tune_t5.main, *flags, ("config_overrides", SHAPE))
+        scratch = dict(
+            model_name_or_path=None, tokenizer_name=self.checkpoint, config_name="tiny", config_overrides=SHAPE
+        )
+        results, printed = run(fine_tune_t5.main, **self.flags(num_train_epochs=6, **scratch))
         self.assertGreater(results["eval_accuracy"], 0.9)
         self.assertEqual(read_json(self.folder / "out" / "all_results.json"), results)
         self.assertContainsSubset(["train_loss", "eval_loss", "eval_f1_macro", "eval_invalid_outputs"], results)
@@ -367,10 +395,8 @@ class FineTuneTest(ScriptTest):
         self.assertEqual(right / 60, results["eval_accuracy"])
 
     def test_from_the_pre_trained_folder_with_limits(self):
-        flags = [*fine_tuning_flags(self.folder / "out"), ("benchmark", "mine"), ("dataset_name", "topic")]
-        flags += [("data_dir", self.data), ("model_name_or_path", self.checkpoint)]
-        limits = [("max_train_samples", 40), ("max_eval_samples", 10), ("dropout_rate", 0.1)]
-        results, printed = run(fine_tune_t5.main, *flags, *limits)
+        limits = dict(max_train_samples=40, max_eval_samples=10, dropout_rate=0.1)
+        results, printed = run(fine_tune_t5.main, **self.flags(**limits))
         record = read_json(self.folder / "out" / "run.json")
         self.assertEqual(record["examples"], {"train": 320, "validation": 60})  # before limits
         self.assertIn("40 of 320 train, 10 of 60 validation", printed)
@@ -381,9 +407,8 @@ class FineTuneTest(ScriptTest):
         self.assertEqual(AutoModelForSeq2SeqLM.from_pretrained(self.folder / "out").config.dropout_rate, 0.1)
 
     def test_text_targets_are_generated_and_scored_with_rouge(self):
-        flags = [*fine_tuning_flags(self.folder / "out", 5), ("benchmark", "mine"), ("dataset_name", "ending")]
-        flags += [("data_dir", self.data), ("model_name_or_path", self.checkpoint), ("per_device_eval_batch_size", 25)]
-        results, printed = run(fine_tune_t5.main, *flags)
+        flags = self.flags("ending", num_train_epochs=5, per_device_eval_batch_size=25)
+        results, printed = run(fine_tune_t5.main, **flags)
         self.assertIn("rougeL, exact_match from generated texts", printed)
         self.assertGreater(results["eval_rougeL"], 0.8)
         self.assertAlmostEqual(results["eval_rougeL"], results["eval_exact_match"], places=6)  # targets are one word
@@ -398,9 +423,8 @@ class FineTuneTest(ScriptTest):
         ]
         for name, count in (("train", 24), ("dev_matched", 7), ("dev_mismatched", 9)):
             write_rows(self.data / "MNLI" / f"{name}.tsv", rows[:count])
-        flags = [*fine_tuning_flags(self.folder / "out"), ("benchmark", "glue"), ("dataset_name", "mnli")]
-        flags += [("data_dir", self.data), ("model_name_or_path", self.checkpoint), ("max_target_length", 16)]
-        results, _ = run(fine_tune_t5.main, *flags)
+        flags = self.flags("mnli", benchmark="glue", max_target_length=16)
+        results, _ = run(fine_tune_t5.main, **flags)
         keys = ("eval_validation_matched_accuracy", "eval_validation_mismatched_accuracy")
         self.assertContainsSubset([*keys, "eval_validation_matched_loss"], results)
         record = read_json(self.folder / "out" / "run.json")
@@ -414,60 +438,48 @@ class FineTuneTest(ScriptTest):
         ]
         for name in ("train", "dev"):
             write_rows(self.data / "STS-B" / f"{name}.tsv", rows)
-        flags = [*fine_tuning_flags(self.folder / "out"), ("benchmark", "glue"), ("dataset_name", "stsb")]
-        results, _ = run(fine_tune_t5.main, *flags, ("data_dir", self.data), ("model_name_or_path", self.checkpoint))
+        results, _ = run(fine_tune_t5.main, **self.flags("stsb", benchmark="glue"))
         self.assertContainsSubset(["eval_pearson", "eval_spearman", "eval_invalid_outputs"], results)
         self.assertTrue(read_json(self.folder / "out" / "run.json")["arguments"]["predict_with_generate"])
 
     def test_the_demo_checkpoint_is_found(self):
         home = self.folder / "home"
         shutil.copytree(self.checkpoint, home / "out" / "pre_train_t5", ignore=shutil.ignore_patterns("checkpoint-*"))
-        flags = [*fine_tuning_flags(self.folder / "out"), ("benchmark", "mine"), ("dataset_name", "topic")]
-        flags += [("data_dir", self.data), ("max_train_samples", 16), ("max_eval_samples", 4)]
+        flags = self.flags(model_name_or_path=None, max_train_samples=16, max_eval_samples=4)
         with contextlib.chdir(home):
-            _, printed = run(fine_tune_t5.main, *flags)
+            _, printed = run(fine_tune_t5.main, **flags)
         self.assertIn("no model was named: starting from the checkpoint out/pre_train_t5", printed)
 
     def test_user_errors_end_with_one_line(self):
         out = self.folder / "out"
-        flags = [*fine_tuning_flags(out), ("model_name_or_path", self.checkpoint), ("data_dir", self.data)]
-        self.assert_refused(
-            r"--dataset_name topik: not in DATASET_VALS \(did you mean topic\?\)",
-            fine_tune_t5.main, *flags, ("benchmark", "mine"), ("dataset_name", "topik"),
-        )  # fmt: skip
-        task = [("benchmark", "mine"), ("dataset_name", "topic")]
+        message = r"--dataset_name topik: not in DATASET_VALS \(did you mean topic\?\)"
+        self.assert_refused(message, fine_tune_t5.main, **self.flags("topik"))
         (self.data / "dev.jsonl").unlink()
-        self.assert_refused("no file dev.jsonl, which task topic reads as validation", fine_tune_t5.main, *flags, *task)
+        message = "no file dev.jsonl, which task topic reads as validation"
+        self.assert_refused(message, fine_tune_t5.main, **self.flags())
         self.assertFalse(out.exists())
         out.mkdir()
         (out / "notes.txt").write_text("mine")
-        self.assert_refused(f"--output_dir {out} is not empty", fine_tune_t5.main, *flags, *task)
+        self.assert_refused(f"--output_dir {out} is not empty", fine_tune_t5.main, **self.flags())
         write_rows(self.data / "dev.jsonl", topic_rows(60, seed=2))
-        run(fine_tune_t5.main, *flags, *task, "overwrite_output_dir", ("max_train_samples", 16))
+        run(fine_tune_t5.main, **self.flags(overwrite_output_dir=True, max_train_samples=16))
         self.assertEqual((out / "notes.txt").read_text(), "mine")  # it overwrites its own files only
 
     def test_deepspeed_zero_stage_2_on_two_ranks(self):
         config = ROOT / "zero_stage2_config.json"
         if not config.is_file():
             self.skipTest("there is no zero_stage2_config.json")
+        extensions = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
+        if not any(extensions.rglob("deepspeed_shm_comm.so")):
+            self.skipTest("deepspeed would first compile its C++ for a minute: run it once on this machine")
         write_rows(self.data / "RTE" / "train.tsv", rte_rows(48, 5))
         write_rows(self.data / "RTE" / "dev.tsv", rte_rows(15, 6))
-        flags = [*fine_tuning_flags(self.folder / "out"), ("benchmark", "glue"), ("dataset_name", "rte")]
-        flags += [("data_dir", self.data), ("model_name_or_path", self.checkpoint), ("max_target_length", 16)]
-        flags = [("per_device_train_batch_size", 8) if flag[0].startswith("per_device") else flag for flag in flags]
-        try:
-            done = launched(
-                ["deepspeed", "--num_accelerators", "2", "fine_tune_t5.py", "--deepspeed", str(config)],
-                flags,
-                timeout=120,
-            )
-        except subprocess.TimeoutExpired:
-            self.skipTest("deepspeed did not end within 120 s on this machine")
+        flags = self.flags("rte", benchmark="glue", max_target_length=16, logging_steps=1)
+        launcher = ["deepspeed", "--num_accelerators", 2, "--master_port", free_port()]
+        done = launched(launcher, "fine_tune_t5.py", flags | dict(deepspeed=config, per_device_train_batch_size=8))
         self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr[-3000:])
         # The same run in this process: ZeRO is a way of storing things, not another optimizer.
-        flags = [("per_device_train_batch_size", 16) if flag[0].startswith("per_device") else flag for flag in flags]
-        flags = [("output_dir", self.folder / "alone") if flag[0] == "output_dir" else flag for flag in flags]
-        expected, _ = run(fine_tune_t5.main, *flags, ("optim", "adamw_torch"))
+        expected, _ = run(fine_tune_t5.main, **flags | dict(output_dir=self.folder / "alone", optim="adamw_torch"))
         results = read_json(self.folder / "out" / "all_results.json")
         self.assertAlmostEqual(results["train_loss"], expected["train_loss"], delta=2e-3)
         self.assertAlmostEqual(results["eval_loss"], expected["eval_loss"], delta=5e-3)

@@ -1,0 +1,579 @@
+"""Tests of arguments_t5: recipes and flags, what is refused and in which words, and that every flag is used.
+
+Hermetic; two cases start pre_train_t5.py as a process and end before any work. About 35 s.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+import transformers
+from absl.testing import absltest, parameterized
+from transformers import Seq2SeqTrainingArguments
+
+import arguments_t5
+from arguments_t5 import (
+    FineTuningArguments,
+    ModelArguments,
+    PreTrainingArguments,
+    PreTrainingDataArguments,
+    T5TrainingArguments,
+    TaskArguments,
+    answers,
+    check_model,
+    check_pre_training_data,
+    check_task,
+    check_training,
+    data_suffix,
+    exit_on_user_error,
+    expand_files,
+    is_first_process,
+    parse_arguments,
+    parse_overrides,
+    prepare_output_dir,
+    print_once,
+)
+from constants import DATASET_VALS, DEFAULT_LEARNING_RATES
+from optimizers_t5 import OPTIMIZERS
+
+ROOT = Path(arguments_t5.__file__).parent
+PRE_TRAINING = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments]
+FINE_TUNING = [ModelArguments, TaskArguments, FineTuningArguments]
+OWN_TRAINING_FIELDS = {f.name for f in dataclasses.fields(T5TrainingArguments)} - {
+    f.name for f in dataclasses.fields(Seq2SeqTrainingArguments)
+}
+
+
+class TestCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def write(self, name: str, content: str = "text\n") -> str:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        return str(path)
+
+    def parse(self, *argv, recipe: str | None = None, classes=PRE_TRAINING, **kwargs):
+        """The parsed groups as one namespace; recipe: text of a YAML file that comes first."""
+        first = [] if recipe is None else [self.write("recipe.yaml", recipe)]
+        with contextlib.redirect_stdout(io.StringIO()):
+            groups = parse_arguments(classes, first + [str(word) for word in argv], **kwargs)
+        self.assertEqual([type(group) for group in groups], list(classes))
+        values = {}
+        for group in groups:
+            values |= {f.name: getattr(group, f.name) for f in dataclasses.fields(group)}
+        return mock.Mock(**values, spec_set=list(values))
+
+    def training(self, **flags) -> T5TrainingArguments:
+        return T5TrainingArguments(**{"output_dir": str(self.folder / "out"), "report_to": ["none"]} | flags)
+
+
+class RecipeTest(TestCase):
+    def test_defaults_then_recipe_then_command_line(self):
+        self.assertEqual(self.parse().max_steps, PreTrainingArguments.max_steps)
+        recipe = "max_steps: 7\nseed: 5\n"
+        self.assertEqual(self.parse(recipe=recipe).max_steps, 7)
+        found = self.parse("--max_steps", "9", recipe=recipe)
+        self.assertEqual((found.max_steps, found.seed), (9, 5))
+        self.assertEqual(self.parse("--max-steps=9", recipe="max-steps: 7\n").max_steps, 9)  # hyphens are as good
+
+    def test_a_flag_replaces_a_list_of_the_recipe(self):
+        recipe = "train_file: [a.txt, b.txt]\nreport_to: [none]\n"
+        self.assertEqual(self.parse(recipe=recipe).train_file, ["a.txt", "b.txt"])
+        self.assertEqual(self.parse("--train_file", "c.txt", recipe=recipe).train_file, ["c.txt"])
+
+    @parameterized.parameters(
+        ("learning_rate: 1e-5", "learning_rate", 1e-5),  # a string for PyYAML
+        ("learning_rate: 1.0e-5", "learning_rate", 1e-5),
+        ("learning_rate: 1", "learning_rate", 1.0),
+        ("final_learning_rate: -1e-5", "final_learning_rate", -1e-5),
+        ("max_steps: 1_000", "max_steps", 1000),
+        ("seed: null", "seed", 42),
+        ("bf16: false", "bf16", False),
+        ("eos_between_documents: true", "eos_between_documents", True),
+        ("eos_between_documents: yes", "eos_between_documents", True),
+        ("overwrite_cache: off", "overwrite_cache", False),
+        ("train_file: one.txt", "train_file", ["one.txt"]),
+        ("train_file: [a b.txt, c.txt]", "train_file", ["a b.txt", "c.txt"]),
+        ("run_name: -x- y", "run_name", "-x- y"),
+        ("run_name: '12'", "run_name", "12"),
+        ("eval_strategy: no", "eval_strategy", "no"),  # false for PyYAML
+        ("save_strategy: 'no'", "save_strategy", "no"),
+        ("resume_from_checkpoint: out/x", "resume_from_checkpoint", "out/x"),
+        ("config_overrides: d_model=64,num_layers=2", "config_overrides", "d_model=64,num_layers=2"),
+        ("lr_scheduler_kwargs: {min_lr: 0.1}", "lr_scheduler_kwargs", {"min_lr": 0.1}),
+    )
+    def test_values(self, recipe, name, expected):
+        found = getattr(self.parse(recipe=recipe), name)
+        found = getattr(found, "value", found)
+        self.assertEqual((found, type(found)), (expected, type(expected)))
+
+    @parameterized.named_parameters(
+        ("unknown_key", "max_step: 3", "recipe .*recipe.yaml, key max_step: no such flag; did you mean --max_steps"),
+        ("nothing_like_it", "qqqq: 3", "recipe .*, key qqqq: no such flag; see --help_all"),
+        ("double_key", "max_steps: 3\nseed: 1\nmax_steps: 4", "recipe .*: not valid YAML: key max_steps is set twice"),
+        ("two_spellings", "max_steps: 3\nmax-steps: 4", "recipe .*, key max-steps: max_steps is set twice"),
+        ("no_mapping", "- max_steps\n", "recipe .*: must be a mapping of flags to values, such as `max_steps: 1000`"),
+        ("empty", "", "recipe .*: must be a mapping"),
+        ("broken", "max_steps: [1\nseed: 2", "recipe .*: not valid YAML: [^\n]*line 2[^\n]*$"),
+        ("tabs", "a:\n\t- b", "recipe .*: not valid YAML"),
+        ("wrong_type", "max_steps: many", "argument --max_steps/--max-steps: invalid int value: 'many'"),
+        ("wrong_bool", "bf16: perhaps", "argument --bf16: Truthy value expected: got perhaps"),
+    )  # fmt: skip
+    def test_refused(self, recipe, message):
+        with self.assertRaisesRegex(ValueError, message):
+            self.parse(recipe=recipe)
+
+    def test_negated_flags_are_not_turned_round(self):
+        recipe = "no_load_best_model_at_end: true\nreport_to: none"
+        with self.assertRaisesRegex(ValueError, "key no_load_best_model_at_end: write load_best_model_at_end: false"):
+            self.parse(recipe=recipe, classes=FINE_TUNING)
+
+    def test_missing_or_unreadable_recipe(self):
+        for name, message in (
+            (
+                "nowhere.yaml",
+                r"recipe .*nowhere.yaml: No such file or directory \(the first argument must be a YAML file",
+            ),
+            ("", r"recipe .*: Is a directory \(the first argument"),
+        ):
+            with self.assertRaisesRegex(ValueError, message):
+                self.parse(self.folder / name)
+        (self.folder / "latin.yaml").write_bytes(b"run_name: caf\xe9")
+        with self.assertRaisesRegex(ValueError, "recipe .*latin.yaml: not valid YAML"):
+            self.parse(self.folder / "latin.yaml")
+
+    def test_the_default_recipe_is_for_those_who_name_nothing(self):
+        default = self.write("default.yaml", "seed: 77\n")
+        options = dict(default_recipe=default, starts_anew=("train_file", "config_name"))
+        self.assertEqual(self.parse(**options).seed, 77)
+        self.assertEqual(self.parse("--max_steps", 3, **options).seed, 77)
+        self.assertEqual(self.parse("--config_name", "tiny", **options).seed, 42)
+        self.assertEqual(self.parse(recipe="max_steps: 3", **options).seed, 42)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            parse_arguments(PRE_TRAINING, [], **options)
+        self.assertIn("no data and no model were named: using the recipe", out.getvalue())
+        self.assertIn("default.yaml", out.getvalue())
+
+    @parameterized.parameters(*sorted((ROOT / "recipes").glob("*.yaml")))
+    def test_our_own_recipes(self, path):
+        classes = PRE_TRAINING if path.name.startswith("pre_train") else FINE_TUNING
+        if not path.name.startswith(("pre_train", "fine_tune")):
+            self.skipTest("of another script")
+        with mock.patch("os.cpu_count", lambda: 2):
+            self.parse(path, classes=classes)
+
+
+class FlagsTest(TestCase):
+    @parameterized.named_parameters(
+        ("near", ["--learning_rat", "1"], "^--learning_rat: no such flag; did you mean --learning_rate"),
+        ("prefix", ["--max_step=3"], "--max_step: no such flag; did you mean --max_steps or"),  # no silent abbreviation
+        ("far", ["--qqqq"], "--qqqq: no such flag; see --help_all"),
+        ("twice", ["--seed", "1", "--seed", "2"], "^--seed is set twice on the command line$"),
+        ("two_spellings", ["--max-steps=1", "--max_steps", "2"], "--max_steps is set twice"),
+        ("left_over", ["--seed", "1", "2"], "2: belongs to no flag"),
+        ("recipe_last", ["--seed", "1", "my.yaml"], r"my.yaml: belongs to no flag \(a recipe is the first argument"),
+        ("short", ["-x"], "-x: belongs to no flag"),
+        ("no_value", ["--seed"], "argument --seed: expected one argument"),
+        ("wrong_type", ["--seed", "1.5"], "argument --seed: invalid int value: '1.5'"),
+    )
+    def test_refused(self, argv, message):
+        with self.assertRaisesRegex(ValueError, message):
+            self.parse(*argv)
+
+    def test_a_flag_and_its_negation_are_the_same_flag(self):
+        argv = ["--load_best_model_at_end", "--no_load_best_model_at_end"]
+        with self.assertRaisesRegex(ValueError, "--load_best_model_at_end is set twice"):
+            self.parse(*argv, classes=FINE_TUNING)
+        none = ["--report_to", "none"]
+        self.assertTrue(self.parse(*none, classes=FINE_TUNING).load_best_model_at_end)
+        self.assertFalse(self.parse(*none, "--no_load_best_model_at_end", classes=FINE_TUNING).load_best_model_at_end)
+        self.assertFalse(self.parse(*none, "--load_best_model_at_end=0", classes=FINE_TUNING).load_best_model_at_end)
+
+    def test_switches_and_lists(self):
+        found = self.parse("--bf16", "--train_file", "a", "b", "--overwrite_cache", "--report_to", "none")
+        self.assertEqual((found.bf16, found.train_file, found.overwrite_cache), (True, ["a", "b"], True))
+        self.assertFalse(self.parse("--bf16", "false").bf16)
+        self.assertFalse(self.parse("--overwrite_cache", "no").overwrite_cache)
+
+    def test_resume_with_and_without_a_value(self):
+        self.assertEqual(self.parse("--resume_from_checkpoint").resume_from_checkpoint, arguments_t5.RESUME_NEWEST)
+        self.assertEqual(self.parse("--resume_from_checkpoint", "--seed", 1).seed, 1)
+        self.assertEqual(
+            self.parse("--resume_from_checkpoint", "out/checkpoint-5").resume_from_checkpoint, "out/checkpoint-5"
+        )
+        self.assertIsNone(self.parse().resume_from_checkpoint)
+
+    def test_lists_are_not_shared_between_parses(self):
+        self.parse().report_to.append("changed")
+        self.assertEqual(self.parse().report_to, ["wandb"])
+
+
+class TrainingArgumentsTest(TestCase):
+    @parameterized.parameters(dict(fp16=True), dict(fp16_full_eval=True))
+    def test_fp16_is_refused_with_the_reason(self, **flags):
+        with self.assertRaisesRegex(ValueError, "--fp16: T5's activations overflow in float16. Use --bf16, or neither"):
+            self.training(**flags)
+
+    @parameterized.parameters("optim", "lr_scheduler_type", "eval_strategy", "save_strategy", "logging_strategy")
+    def test_names_are_checked(self, flag):
+        with self.assertRaisesRegex(ValueError, f"^--{flag} adam: must be one of ([a-z_]+, )+[a-z_]+$"):
+            self.training(**{flag: "adam"})
+
+    @parameterized.parameters(*OPTIMIZERS)
+    def test_our_optimizers_keep_their_names(self, name):
+        self.assertEqual(self.training(optim=name).optim, name)
+
+    def test_precision_follows_the_device(self):
+        with mock.patch.object(arguments_t5, "has_accelerator", lambda: False):
+            args = self.training()
+        self.assertEqual((args.bf16, args.use_cpu, args.dataloader_pin_memory), (False, True, False))
+        self.assertTrue(self.training(bf16=True, use_cpu=True).bf16)
+
+    def test_nothing_is_taken_from_the_loss_or_the_rows(self):
+        self.assertFalse(self.training().remove_unused_columns)
+        self.assertFalse(self.training().logging_nan_inf_filter)
+
+
+def pre_training_data(**flags):
+    return check_pre_training_data(PreTrainingDataArguments(**flags))
+
+
+def task(**flags):
+    return check_task(TaskArguments(**flags))
+
+
+class ChecksTest(TestCase):
+    @parameterized.named_parameters(
+        ("checkpoint_and_shape", dict(model_name_or_path="a", config_name="tiny"),
+         "--model_name_or_path and --config_name exclude each other"),
+        ("checkpoint_and_overrides", dict(model_name_or_path="a", config_overrides="d_model=8"),
+         "--config_overrides changes a new model's shape; --model_name_or_path has one already"),
+        ("dropout", dict(dropout_rate=1.0), "--dropout_rate 1.0: must be at least 0 and below 1"),
+        ("negative_dropout", dict(dropout_rate=-0.1), "--dropout_rate -0.1: must be"),
+        ("vocabulary", dict(vocab_size=299), "--vocab_size 299: must be at least 300"),
+    )  # fmt: skip
+    def test_model(self, flags, message):
+        with self.assertRaisesRegex(ValueError, message):
+            check_model(ModelArguments(**flags))
+
+    @parameterized.named_parameters(
+        ("two_sources", dict(dataset_name="a", train_file=["b"]), "--dataset_name and --train_file exclude each other"),
+        ("validation_alone", dict(validation_file=["b"]), "--validation_file goes with --train_file"),
+        ("configuration_alone", dict(dataset_config_name="en"), "--dataset_config_name goes with the Hub name"),
+        ("density_0", dict(noise_density=0.0), "--noise_density 0.0: must lie between 0 and 1"),
+        ("density_1", dict(noise_density=1.0), "--noise_density 1.0: must lie between 0 and 1"),
+        ("span", dict(mean_noise_span_length=0.5), "--mean_noise_span_length 0.5: must be at least 1 token"),
+        ("percentage", dict(validation_split_percentage=100.0), "--validation_split_percentage 100.0: must lie"),
+        ("train_samples", dict(max_train_samples=0), "--max_train_samples 0: must be at least 1"),
+        ("eval_samples", dict(max_eval_samples=-1), "--max_eval_samples -1: must be at least 1"),
+        ("workers", dict(preprocessing_num_workers=0), "--preprocessing_num_workers 0: must be at least 1"),
+        ("no_file", dict(train_file=["/nowhere/a.txt"]), "--train_file /nowhere/a.txt: no such file, and no folder or"),
+    )  # fmt: skip
+    def test_pre_training_data(self, flags, message):
+        with self.assertRaisesRegex(ValueError, message):
+            pre_training_data(**flags)
+
+    @parameterized.named_parameters(
+        ("benchmark", dict(benchmark="glu"), r"--benchmark glu: not in DATASET_VALS \(did you mean glue\?\); "),
+        ("task", dict(benchmark="glue", dataset_name="mrcp"),
+         r"--dataset_name mrcp: not in DATASET_VALS \(did you mean mrpc\?\); there is cola, sst2, mrpc"),
+        ("far_off", dict(dataset_name="zzz"), "--dataset_name zzz: not in DATASET_VALS; there is package_topic"),
+        ("train_file", dict(train_file="/nowhere/a.csv"), "--train_file /nowhere/a.csv: no such file"),
+        ("validation_file", dict(validation_file="/nowhere"), "--validation_file /nowhere: no such file"),
+        ("folder", dict(data_dir="/nowhere"), "--data_dir /nowhere: no such folder"),
+        ("source_length", dict(max_source_length=1), "--max_source_length 1: must be at least 2 tokens, .* EOS"),
+        ("target_length", dict(max_target_length=0), "--max_target_length 0: must be at least 2 tokens"),
+        ("samples", dict(max_train_samples=0), "--max_train_samples 0: must be at least 1"),
+    )  # fmt: skip
+    def test_task(self, flags, message):
+        with self.assertRaisesRegex(ValueError, message):
+            task(**flags)
+
+    @parameterized.named_parameters(
+        ("learning_rate", dict(learning_rate=-1.0), "--learning_rate -1.0 and --final_learning_rate must not be neg"),
+        ("final", dict(final_learning_rate=-1.0), "must not be negative"),
+        ("warmup", dict(warmup_start_factor=1.5), "--warmup_start_factor 1.5: must lie between 0 and 1"),
+        ("stopping", dict(early_stopping_patience=2), "--early_stopping_patience needs --load_best_model_at_end"),
+        ("patience", dict(early_stopping_patience=0), "--early_stopping_patience 0: must be at least 1 evaluation"),
+        ("epochs", dict(num_train_epochs=2.0, max_steps=9), "--num_train_epochs 2.0: .* 9 .* add --max_steps -1"),
+    )  # fmt: skip
+    def test_training(self, flags, message):
+        with self.assertRaisesRegex(ValueError, message):
+            check_training(self.training(**flags), "pre_training")
+
+    def test_what_is_right_passes(self):
+        check_model(ModelArguments(config_name="tiny", dropout_rate=0.0, config_overrides="d_model=8"))
+        pre_training_data(train_file=[self.write("a.txt")], validation_file=[self.write("b.txt")])
+        pre_training_data(dataset_name="allenai/c4", dataset_config_name="en")
+        self.assertIs(task(benchmark="glue", dataset_name="rte"), DATASET_VALS["glue"]["rte"])
+        check_training(self.training(num_train_epochs=2.0, max_steps=-1), "pre_training")
+        check_training(self.training(num_train_epochs=2.0, max_steps=9), "fine_tuning")
+
+    @parameterized.product(stage=("pre_training", "fine_tuning"), optim=OPTIMIZERS)
+    def test_the_learning_rate_is_the_optimizers_usual_one(self, stage, optim):
+        args = self.training(optim=optim)
+        check_training(args, stage)
+        self.assertEqual(args.learning_rate, DEFAULT_LEARNING_RATES[stage][optim])
+        given = self.training(optim=optim, learning_rate=0.0)
+        check_training(given, stage)
+        self.assertEqual(given.learning_rate, 0.0)
+
+    def test_zero_and_optimizers_that_need_whole_tensors(self):
+        args = mock.Mock(deepspeed="z.json", optim="adafactor")
+        with self.assertRaisesRegex(ValueError, "--optim adafactor: ZeRO .* use --optim adamw_torch with --deepspeed"):
+            check_training(args, "pre_training")
+        args = self.training()
+        args.deepspeed = "z.json"
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            check_training(args, "pre_training")
+        self.assertEqual((args.optim, args.learning_rate), ("adamw_torch", 1e-3))
+        self.assertIn("using --optim adamw_torch", out.getvalue())
+
+    def test_overrides(self):
+        self.assertEqual(
+            parse_overrides("d_model=64, dropout_rate=0.1,x=true"), dict(d_model=64, dropout_rate=0.1, x=True)
+        )
+        self.assertEqual(parse_overrides(None), {})
+        with self.assertRaisesRegex(
+            ValueError, "--config_overrides d_model:64: write key=value pairs separated by commas"
+        ):
+            parse_overrides("d_model:64")
+
+
+class FilesTest(TestCase):
+    def test_what_stands_for_files(self):
+        for name in ("b.txt", "sub/a.jsonl.gz", "sub/ignored.md", "wiki_00"):
+            self.write(name)
+        found = lambda *paths: [p.name for p in expand_files("--train_file", [str(self.folder / p) for p in paths])]  # noqa: E731
+        self.assertEqual(found("."), ["b.txt", "a.jsonl.gz", "wiki_00"])
+        self.assertEqual(found("sub", "b.txt"), ["a.jsonl.gz", "b.txt"])
+        self.assertEqual(found("**/*.gz", "wiki*"), ["a.jsonl.gz", "wiki_00"])
+        self.addCleanup(os.chdir, Path.cwd())
+        os.chdir(self.folder)
+        self.assertEqual(expand_files("--train_file", ["*.txt"]), [Path("b.txt")])
+
+    @parameterized.named_parameters(
+        ("missing", "nope.txt", r"--train_file .*nope.txt: no such file, and no folder or pattern with .txt"),
+        ("pattern", "*.csv", "no such file"),
+        ("folder", "folder", "no such file"),
+        ("suffix", "a.pdf", r"a.pdf: the name must end in one of .txt .* \(and .gz, .xz ...\)"),
+        ("archive", "a.zip", "a.zip: the name must end in one of"),
+        ("empty", "empty.txt", "empty.txt: the file is empty"),
+    )
+    def test_refused(self, name, message):
+        for file in ("a.pdf", "a.zip", "folder/b.pdf"):
+            self.write(file)
+        self.write("empty.txt", "")
+        with self.assertRaisesRegex(ValueError, message):
+            expand_files("--train_file", [str(self.folder / name)])
+
+    @parameterized.parameters(
+        ("a.txt", ".txt"), ("a.jsonl.gz", ".jsonl"), ("A.CSV.ZST", ".csv"), ("wiki_00", ".txt"),
+        ("wiki_00.bz2", ".txt"), ("a.b.parquet", ".parquet"),
+    )  # fmt: skip
+    def test_suffix(self, name, suffix):
+        self.assertEqual(data_suffix(Path("some.folder") / name), suffix)
+
+
+class OutputDirTest(TestCase):
+    def checkpoint(self, step: int) -> Path:
+        path = Path(self.write(f"out/checkpoint-{step}/trainer_state.json", "{}")).parent
+        (path / "model.safetensors").write_text("x")
+        return path
+
+    def test_new_or_empty(self):
+        self.assertIsNone(prepare_output_dir(self.training()))
+        (self.folder / "out").mkdir()
+        self.assertIsNone(prepare_output_dir(self.training()))
+
+    def test_a_file_or_a_full_folder_is_refused(self):
+        self.write("out/notes.txt")
+        message = (
+            "--output_dir .*out is not empty: go on with --resume_from_checkpoint, start anew with "
+            "--overwrite_output_dir, or name another folder"
+        )
+        with self.assertRaisesRegex(ValueError, message):
+            prepare_output_dir(self.training())
+        with self.assertRaisesRegex(ValueError, "--output_dir .*notes.txt: is a file"):
+            prepare_output_dir(self.training(output_dir=str(self.folder / "out/notes.txt")))
+
+    def test_overwriting_removes_the_run_and_nothing_else(self):
+        self.checkpoint(5)
+        for name in ("metrics.jsonl", "run.json", "notes.txt", "sub/metrics.jsonl"):
+            self.write(f"out/{name}")
+        with mock.patch.dict(os.environ, RANK="1"):
+            prepare_output_dir(self.training(overwrite_output_dir=True))
+        self.assertTrue((self.folder / "out/checkpoint-5").exists(), "only the first process removes")
+        self.assertIsNone(prepare_output_dir(self.training(overwrite_output_dir=True)))
+        left = sorted(
+            str(path.relative_to(self.folder / "out")) for path in (self.folder / "out").rglob("*") if path.is_file()
+        )
+        self.assertEqual(left, ["notes.txt", "sub/metrics.jsonl"])
+
+    def test_resuming(self):
+        for step in (5, 10):
+            self.checkpoint(step)
+        newest = str(self.folder / "out" / "checkpoint-10")
+        for value in (arguments_t5.RESUME_NEWEST, "true", newest):
+            self.assertEqual(prepare_output_dir(self.training(resume_from_checkpoint=value)), newest)
+        named = str(self.folder / "out" / "checkpoint-5")
+        self.assertEqual(prepare_output_dir(self.training(resume_from_checkpoint=named)), named)
+        with self.assertRaisesRegex(ValueError, "is not empty"):
+            prepare_output_dir(self.training(resume_from_checkpoint="false"))
+
+    def test_nothing_to_resume(self):
+        newest = arguments_t5.RESUME_NEWEST
+        with self.assertRaisesRegex(
+            ValueError, "--resume_from_checkpoint: there is no checkpoint-\\* folder in --output_dir"
+        ):
+            prepare_output_dir(self.training(resume_from_checkpoint=newest))
+        with self.assertRaisesRegex(ValueError, "--resume_from_checkpoint /nowhere: not a checkpoint"):
+            prepare_output_dir(self.training(resume_from_checkpoint="/nowhere"))
+
+
+class HelpTest(TestCase):
+    def help(self, flag: str, classes) -> str:
+        with mock.patch.dict(os.environ, COLUMNS="120"), contextlib.redirect_stdout(io.StringIO()) as out, \
+                self.assertRaises(SystemExit) as caught:  # fmt: skip
+            parse_arguments(classes, [flag], default_recipe="/nowhere.yaml")
+        self.assertEqual(caught.exception.code, 0)
+        return out.getvalue()
+
+    def own_flags(self, classes) -> set[str]:
+        return {f.name for c in classes[:2] for f in dataclasses.fields(c)} | OWN_TRAINING_FIELDS
+
+    @parameterized.parameters((PRE_TRAINING,), (FINE_TUNING,))
+    def test_help_has_all_of_ours_and_fits_two_screens(self, *classes):
+        (classes,) = classes
+        text = self.help("--help", classes)
+        self.assertStartsWith(text, "usage: ")
+        listed = {
+            word.removeprefix("--") for line in text.splitlines() for word in line.split()[:1] if word.startswith("--")
+        }
+        self.assertEmpty(self.own_flags(classes) - listed)
+        self.assertEmpty(set(arguments_t5.USUAL_TRAINING_FLAGS) - listed, "a usual flag that transformers has no more")
+        self.assertLessEqual(len(text.splitlines()), 100)
+        self.assertNotIn("==SUPPRESS==", text)
+        self.assertIn("[wandb]", text)
+        self.assertIn("out/" + ("pre" if classes is PRE_TRAINING else "fine"), text)
+
+    def test_help_all_has_every_flag(self):
+        text = self.help("--help_all", PRE_TRAINING)
+        for f in [f for c in PRE_TRAINING for f in dataclasses.fields(c) if f.init]:
+            self.assertIn(f"--{f.name}", text)
+        self.assertGreater(len(text.splitlines()), 2 * len(self.help("-h", PRE_TRAINING).splitlines()))
+
+    def test_every_flag_of_ours_is_explained(self):
+        for c in (*PRE_TRAINING, TaskArguments, FineTuningArguments):
+            for f in dataclasses.fields(c):
+                if f.name in c.__annotations__:
+                    self.assertRegex(f.metadata["help"], r"^[A-Z].*\.$", f"{c.__name__}.{f.name}")
+
+
+class ProcessTest(TestCase):
+    def test_answers(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            self.assertTrue(answers(f"http://127.0.0.1:{port}"))
+        self.assertFalse(answers(f"http://127.0.0.1:{port}/other"))
+        for url in ("", "http://", "https://256.1.1.1", "http://127.0.0.1:99999"):
+            self.assertFalse(answers(url), url)
+
+    def test_only_the_first_process_prints(self):
+        for rank, printed in (("0", "text\n"), ("1", "")):
+            with mock.patch.dict(os.environ, RANK=rank), contextlib.redirect_stdout(io.StringIO()) as out:
+                print_once("text")
+                self.assertEqual((out.getvalue(), is_first_process()), (printed, rank == "0"))
+
+    @parameterized.parameters(ValueError, FileNotFoundError, json.JSONDecodeError)
+    def test_errors_of_the_user(self, kind):
+        error = kind("--flag 3: wrong", "", 0) if kind is json.JSONDecodeError else kind("--flag 3: wrong")
+        with contextlib.redirect_stderr(io.StringIO()) as out, mock.patch.object(sys, "argv", ["dir/x.py"]), \
+                self.assertRaises(SystemExit) as caught, exit_on_user_error():  # fmt: skip
+            raise error
+        self.assertEqual(caught.exception.code, 2)
+        self.assertStartsWith(out.getvalue(), "x.py: error: --flag 3: wrong")
+        self.assertEqual(out.getvalue().count("\n"), 1)
+
+    def test_errors_of_ours_and_tracebacks_on_demand(self):
+        for kind in (AssertionError, KeyError, RuntimeError):
+            with self.assertRaises(kind), exit_on_user_error():
+                raise kind
+        with mock.patch.dict(os.environ, T5_FOUNDRY_TRACEBACK="1"), self.assertRaises(ValueError), exit_on_user_error():
+            raise ValueError
+
+    def test_devices(self):
+        self.assertEqual(arguments_t5.has_accelerator(), torch.accelerator.is_available())
+
+    @parameterized.named_parameters(
+        ("unknown_flag", ["--max_step", "3"], "--max_step: no such flag; did you mean --max_steps"),
+        ("full_folder", ["{recipe}"], "--output_dir .* is not empty: go on with --resume_from_checkpoint"),
+    )
+    def test_the_script_ends_with_code_2_and_one_line(self, argv, message):
+        self.write("out/run.json", "{}")
+        recipe = self.write("recipe.yaml", f"output_dir: {self.folder / 'out'}\nreport_to: none\nuse_cpu: true\n")
+        argv = [recipe if word == "{recipe}" else word for word in argv]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        run = subprocess.run(
+            [sys.executable, str(ROOT / "pre_train_t5.py"), *argv],
+            capture_output=True, text=True, cwd=self.folder, env=environment, timeout=120,
+        )  # fmt: skip
+        self.assertEqual(run.returncode, 2, run.stderr)
+        self.assertRegex(run.stderr, f"^pre_train_t5.py: error: .*{message}[^\n]*\n$")
+
+
+class EveryFlagIsUsedTest(absltest.TestCase):
+    def test_every_field_of_ours_is_read(self):
+        """As `<...args>.name` or by a name handed to getattr, in some function that does more than check it."""
+        read = set()
+        for path in ROOT.glob("*.py"):
+            for function in ast.walk(ast.parse(path.read_text())):
+                if isinstance(function, ast.FunctionDef) and not function.name.lstrip("_").startswith("check_"):
+                    read |= self.names_read(function)
+        defined = {
+            c.__name__: {f.name for f in dataclasses.fields(c)}
+            for c in (ModelArguments, PreTrainingDataArguments, TaskArguments)
+        }
+        defined["T5TrainingArguments"] = OWN_TRAINING_FIELDS
+        self.assertNotEmpty(OWN_TRAINING_FIELDS)
+        unread = {f"{name}.{field}" for name, fields in defined.items() for field in fields - read}
+        self.assertEmpty(unread)
+
+    def names_read(self, function: ast.FunctionDef) -> set[str]:
+        names, by_name = set(), False
+        for node in ast.walk(function):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                base = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+                names |= {node.attr} if base.endswith("args") else set()
+            by_name |= isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr"
+        if by_name:
+            names |= {
+                node.value
+                for node in ast.walk(function)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            }
+        return names
+
+    def test_the_scan_can_fail(self):
+        function = ast.parse("def f(args):\n    args.a = args.b\n    config.c\n    x = 'd'").body[0]
+        self.assertEqual(self.names_read(function), {"b"})
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    absltest.main()

@@ -1,0 +1,99 @@
+"""Tests of the repository's shape (STYLE: "Flat", "Imports point down only"), derived from the sources with `ast`.
+
+    scripts -> what a run is made of -> services -> pure functions -> constants
+
+A file with a main guard is a script. Every other module has its layer in LAYERS: a new one must be given a place there.
+"""
+
+import ast
+import sys
+from pathlib import Path
+
+from absl.testing import absltest, parameterized
+
+import constants
+
+ROOT = Path(constants.__file__).parent
+SOURCES = {path.stem: ast.parse(path.read_text()) for path in sorted(ROOT.glob("*.py"))}
+
+LAYERS = (
+    {"constants"},
+    {"data_collator_t5", "metrics_t5", "attention_t5", "arguments_t5", "optimizers_t5"},  # pure functions
+    {"data_t5", "model_t5", "callbacks_t5"},  # services
+    {"tasks_t5", "trainer_t5"},  # what a run is made of
+)
+# Imports between modules of one layer, each with its reason.
+WITHIN_A_LAYER = {
+    ("arguments_t5", "optimizers_t5"): "the names of the optimizers, which the flags and their checks list",
+}
+
+
+def is_script(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in tree.body)
+
+
+def layer(name: str) -> int:
+    """0 for constants, and so on up; scripts are on top of all."""
+    if is_script(SOURCES[name]):
+        return len(LAYERS)
+    return next((number for number, names in enumerate(LAYERS) if name in names), -1)
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Top names of the modules that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+    return names
+
+
+class StructureTest(parameterized.TestCase):
+    @parameterized.parameters(*SOURCES)
+    def test_imports_point_down(self, name):
+        self.assertGreaterEqual(layer(name), 0, f"{name}.py has no place in LAYERS, and no main guard")
+        for other in sorted((imported(SOURCES[name]) & set(SOURCES)) - {name}):
+            if (name, other) not in WITHIN_A_LAYER:
+                self.assertLess(layer(other), layer(name), f"{name}.py imports {other}.py, which is not below it")
+
+    def test_reasons_are_still_needed(self):
+        for name, other in WITHIN_A_LAYER:
+            self.assertEqual(layer(name), layer(other))
+            self.assertIn(other, imported(SOURCES[name]))
+            self.assertNotIn(name, imported(SOURCES[other]), "a circle")
+
+    def test_scripts_do_not_import_scripts(self):
+        scripts = {name for name, tree in SOURCES.items() if is_script(tree)}
+        self.assertTrue({"pre_train_t5", "fine_tune_t5"} <= scripts)
+        for name in scripts:
+            self.assertEmpty(imported(SOURCES[name]) & scripts, name)
+
+    def test_constants_need_the_standard_library_only(self):
+        self.assertEmpty(imported(SOURCES["constants"]) - sys.stdlib_module_names)
+
+    def test_folders_of_scripts_import_no_scripts(self):
+        scripts = {name for name, tree in SOURCES.items() if is_script(tree)}
+        for path in ROOT.glob("corpora/*.py"):
+            self.assertEmpty(imported(ast.parse(path.read_text())) & scripts, path.name)
+
+    def test_the_root_lists_at_most_sixteen_files(self):
+        self.assertLessEqual(len(SOURCES), 16, ", ".join(SOURCES))
+
+    @parameterized.parameters(*SOURCES)
+    def test_every_module_says_what_it_is(self, name):
+        docstring = ast.get_docstring(SOURCES[name]) or ""
+        self.assertRegex(docstring.split("\n")[0], r"^[A-Z`\"].*[.:]$", f"{name}.py")
+        if is_script(SOURCES[name]):
+            self.assertIn(f"{name}.py", docstring, f"the head of {name}.py shows how it is started")
+
+    def test_the_derivation_can_fail(self):
+        tree = ast.parse("import a.b, c\nfrom d.e import f\ndef g():\n    import h\n")
+        self.assertEqual(imported(tree), {"a", "c", "d", "h"})
+        self.assertFalse(is_script(tree))
+        self.assertTrue(is_script(ast.parse("if __name__ == '__main__':\n    g()")))
+
+
+if __name__ == "__main__":
+    absltest.main()
