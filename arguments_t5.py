@@ -7,7 +7,6 @@ transformers' Seq2SeqTrainingArguments, `--help_all` shows every flag.
 
 import argparse
 import contextlib
-import dataclasses
 import difflib
 import functools
 import json
@@ -223,7 +222,7 @@ USUAL_TRAINING_FLAGS = (
     "final_learning_rate weight_decay max_grad_norm bf16 torch_compile activation_checkpointing seed logging_steps "
     "eval_strategy eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model "
     "early_stopping_patience predict_with_generate generation_num_beams resume_from_checkpoint report_to run_name "
-    "dataloader_num_workers deepspeed do_predict"
+    "dataloader_num_workers deepspeed"
 ).split()
 
 
@@ -235,8 +234,8 @@ class T5ArgumentParser(HfArgumentParser):
         super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, **kwargs)
         self.usage = "%(prog)s [recipe.yaml] [--flag value ...]"
         self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")
-        own = [c for c in dataclass_types if not issubclass(c, Seq2SeqTrainingArguments)]
-        shown = {"help", "help_all", *USUAL_TRAINING_FLAGS, *(f.name for c in own for f in dataclasses.fields(c))}
+        own = {name for c in dataclass_types for name in c.__annotations__}  # of transformers' flags: those redefined
+        shown = {"help", "help_all", *USUAL_TRAINING_FLAGS, *own}
         for action in self._actions:
             if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone, although its default is None
                 action.nargs, action.const = "?", True

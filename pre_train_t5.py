@@ -57,16 +57,13 @@ def parse_flags(argv: list[str] | None):
     return model_args, data_args, training_args
 
 
-def prepare_text(model_args: ModelArguments, data_args: PreTrainingDataArguments):
-    """(sources, tokenizer, token files): the text found, the tokenizer loaded or trained on it, the text tokenised."""
+def find_text(model_args: ModelArguments, data_args: PreTrainingDataArguments):
+    """(sources, tokenizer): the text that was named, and the tokenizer loaded or trained on it."""
     sources = find_sources(data_args)
     name = model_args.tokenizer_name or model_args.model_name_or_path
     if name:
-        tokenizer = load_tokenizer(name)
-    else:
-        cache = Path(data_args.data_cache_dir).expanduser()
-        tokenizer = tokenizer_for(sources["train"], model_args.vocab_size, cache)
-    return sources, tokenizer, tokenised(data_args, sources, tokenizer)
+        return sources, load_tokenizer(name)
+    return sources, tokenizer_for(sources["train"], model_args.vocab_size, Path(data_args.data_cache_dir).expanduser())
 
 
 def build_model(model_args: ModelArguments, tokenizer):
@@ -111,8 +108,8 @@ def main(argv: list[str] | None = None) -> dict:
         model_args, data_args, training_args = parse_flags(argv)
         checkpoint = prepare_output_dir(training_args)
         set_seed(training_args.seed)
-        with training_args.main_process_first(desc="preparing the text"):
-            sources, tokenizer, tokens = prepare_text(model_args, data_args)
+        with training_args.main_process_first(desc="finding the text"):
+            sources, tokenizer = find_text(model_args, data_args)
         model = build_model(model_args, tokenizer)
         collator = T5DataCollator(
             tokenizer,
@@ -120,7 +117,9 @@ def main(argv: list[str] | None = None) -> dict:
             data_args.noise_density,
             data_args.mean_noise_span_length,
             model.config.decoder_start_token_id,
-        )
+        )  # built before the long work: it refuses lengths and densities that cannot be
+        with training_args.main_process_first(desc="tokenising the text"):
+            tokens = tokenised(data_args, sources, tokenizer)
         chunks = cut_chunks(data_args, tokens, collator.tokens_length, training_args)
     set_up_tracking(training_args)
 

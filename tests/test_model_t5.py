@@ -37,6 +37,7 @@ from model_t5 import (
     is_local_model,
     load_model,
     set_dropout,
+    set_generation_length,
     shift_right,
     token_mean_loss,
 )
@@ -394,6 +395,21 @@ class ConfigTest(ModelTest):
         self.assertEqual(model.shared.num_embeddings, 128)
         with self.assertRaisesRegex(ValueError, "tokenizer has 129 tokens and the model only 128 embedding rows"):
             fit_vocabulary(model, 129)
+
+
+class GenerationTest(ModelTest):
+    @parameterized.parameters((6, None, 6), (2, 5, 5))
+    def test_set_generation_length(self, max_target_length, longest_label, expected):
+        model = self.tiny().eval()
+        model.generation_config.max_new_tokens = 3  # as an older checkpoint may say
+        labels = None if longest_label is None else torch.zeros(2, longest_label, dtype=torch.long)
+        set_generation_length(model, max_target_length, labels)
+        written = model.generate(self.ids, min_new_tokens=expected)[:, 1:]  # without the start token
+        self.assertEqual(written.shape[1], expected)
+        model.save_pretrained(self.folder)
+        self.assertEqual(
+            load_model(str(self.folder)).generate(self.ids, min_new_tokens=expected).shape[1], expected + 1
+        )
 
 
 class DropoutTest(ModelTest):
