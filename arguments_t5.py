@@ -165,6 +165,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         if not has_accelerator():
             self.use_cpu = True  # otherwise every launched process would run alone (no backend is set up)
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find that out
+            if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+                # `accelerate launch` allows a process one thread unless told otherwise; the cores are there to be used.
+                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+                torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
             self.dataloader_pin_memory = False
         if self.bf16 is None:
             self.bf16 = not self.use_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported()

@@ -300,7 +300,8 @@ def build_compute_metrics(
 
 # ---------------------------------------------------------------- metrics from teacher forcing
 # What T5Trainer's evaluation keeps of an example, one column each; predicted_class is -1 where it is no class.
-STATISTICS = ("nats", "tokens", "correct_tokens", "exact_match", "predicted_class")
+# Text tokens are those of pre-training's hidden text, without its sentinels and EOS.
+STATISTICS = ("nats", "tokens", "correct_tokens", "exact_match", "predicted_class", "correct_text_tokens")
 
 
 def token_metrics(statistics: np.ndarray) -> dict[str, float]:
@@ -310,7 +311,9 @@ def token_metrics(statistics: np.ndarray) -> dict[str, float]:
 
 
 def language_model_metrics(eval_prediction: "EvalPrediction", num_spans: int, bytes_per_token: float) -> dict:
-    """Metrics of pre-training: loss, token accuracy, perplexity and bits per byte.
+    """Metrics of pre-training: loss, token accuracy, the same over hidden text alone, perplexity and bits per byte.
+
+    text_token_accuracy leaves out sentinels and EOS, which are soon always right and make up a third of the targets.
 
     bits_per_byte = nats of all targets / ln 2 / bytes of the text they hide: what it costs to write down a hidden byte,
     its sentinels and EOS included. It compares tokenizers, which the loss per token cannot. `bytes_per_token` is the
@@ -318,8 +321,13 @@ def language_model_metrics(eval_prediction: "EvalPrediction", num_spans: int, by
     """
     _, statistics = eval_prediction.predictions
     metrics = token_metrics(statistics)
-    nats, tokens = (statistics[:, STATISTICS.index(n)].astype(np.float64).sum() for n in STATISTICS[:2])
-    hidden_bytes = (tokens - len(statistics) * (num_spans + 1)) * bytes_per_token
+    nats, tokens, correct_text = (
+        statistics[:, STATISTICS.index(name)].astype(np.float64).sum()
+        for name in ("nats", "tokens", "correct_text_tokens")
+    )
+    text_tokens = tokens - len(statistics) * (num_spans + 1)
+    metrics["text_token_accuracy"] = float(correct_text / text_tokens)
+    hidden_bytes = text_tokens * bytes_per_token
     metrics["perplexity"] = math.exp(min(metrics["loss"], 700.0))
     metrics["bits_per_byte"] = float(nats / math.log(2) / hidden_bytes)
     return metrics

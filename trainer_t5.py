@@ -33,6 +33,7 @@ from callbacks_t5 import (
     write_json,
 )
 from constants import HARDWARE_PEAKS
+from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset, EpochSampler
 from metrics_t5 import STATISTICS
 from model_t5 import IGNORE_INDEX, count_parameters, shift_right, token_mean_loss
@@ -110,7 +111,7 @@ class T5Trainer(Seq2SeqTrainer):
         return {name: value for name, value in chosen.items() if value is not None} | gen_kwargs
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):  # noqa: ARG002
-        """(None, (generated tokens or -1 [B, 1 or T], statistics [B, 5]), labels [B, T] or None); the statistics hold
+        """(None, (generated tokens or -1 [B, 1 or T], statistics [B, 6]), labels [B, T] or None); the statistics hold
         the loss."""
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
@@ -123,7 +124,7 @@ class T5Trainer(Seq2SeqTrainer):
         return None, (generated, statistics), labels
 
     def _score(self, model, inputs, labels: torch.Tensor | None) -> torch.Tensor:
-        """Statistics [B, 5] of a batch by teacher forcing, on its labels and on every class label in one forward pass.
+        """Statistics [B, 6] of a batch by teacher forcing, on its labels and on every class label in one forward pass.
 
         The texts to be scored stand side by side in one decoder sequence. A block-diagonal causal mask keeps them
         apart, and relative positions are the same within each, so encoder and cross-attention keys are computed once.
@@ -146,6 +147,11 @@ class T5Trainer(Seq2SeqTrainer):
         logits = model(**sources, decoder_input_ids=decoder_inputs.flatten(1)).logits.unflatten(1, targets.shape[1:])
         if labels is not None:
             statistics[:, :4] = _teacher_forced(logits[:, 0], targets[:, 0])
+            if isinstance(self.data_collator, T5DataCollator):
+                markers = torch.tensor([*self.data_collator.sentinel_ids, self.data_collator.eos_id])
+                text = ~torch.isin(targets[:, 0], markers.to(targets.device))
+                correct_text = (logits[:, 0].argmax(-1).eq(targets[:, 0]) & text).sum(-1)
+                statistics[:, STATISTICS.index("correct_text_tokens")] = correct_text.float()
         classes = slice(1 if labels is not None else 0, None)
         written = (logits[:, classes].argmax(-1).eq(targets[:, classes]) | targets[:, classes].eq(IGNORE_INDEX)).all(-1)
         if written.shape[1]:

@@ -229,6 +229,14 @@ class SavingTest(ModelTest):
             self.assertIs(again.lm_head.weight, again.shared.weight)
             torch.testing.assert_close(logits_of(again, self.ids), expected, rtol=0, atol=0)
 
+    def test_tying_again_keeps_the_head_apart(self):
+        """Whoever wraps a model may ask for its ties again."""
+        model = self.tiny()
+        for mapping_anew in (True, False):
+            model.tie_weights(recompute_mapping=mapping_anew)
+            self.assertIsNot(model.lm_head.weight, model.shared.weight)
+            self.assertIs(model.decoder.embed_tokens.weight, model.shared.weight)
+
     def test_training_moves_head_and_embedding_apart(self):
         model = self.tiny()
         ids = self.ids

@@ -20,7 +20,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 import fine_tune_t5
 import pre_train_t5
 from constants import DATASET_VALS
-from metrics_t5 import language_model_metrics
+from metrics_t5 import STATISTICS, language_model_metrics
 from tasks_t5 import eval_splits
 
 ROOT = Path(__file__).parent.parent
@@ -172,7 +172,7 @@ class SweepsTest(parameterized.TestCase):
 
     def test_metric_of_pre_training_is_logged(self):
         sweep = load(ROOT / "sweeps" / "pre_train_sweep.yaml")
-        statistics = np.ones((2, 5))
+        statistics = np.full((2, len(STATISTICS)), 4.0)
         output = EvalPrediction(predictions=(None, statistics), label_ids=None)
         logged = language_model_metrics(output, num_spans=1, bytes_per_token=4.0)
         self.assertIn(sweep["metric"]["name"], rewrite_logs({f"eval_{name}": 0.0 for name in logged}))

@@ -352,6 +352,9 @@ class EvaluationTest(TrainerTest):
         self.assertAlmostEqual(found["eval_perplexity"], math.exp(nats.mean()), delta=1e-4)
         self.assertEqual(found["eval_token_accuracy"], correct.mean())
         self.assertBetween(correct.mean(), 0.02, 0.98)
+        text = ~np.isin(batch["labels"].numpy().ravel(), [*collator().sentinel_ids, collator().eos_id])
+        self.assertEqual(text.sum(), 20 * collator().num_noise)
+        self.assertAlmostEqual(found["eval_text_token_accuracy"], correct.ravel()[text].mean(), delta=1e-12)
         hidden_tokens = 20 * collator().num_noise
         bits = nats.sum() / math.log(2) / (hidden_tokens * BYTES_PER_TOKEN)
         self.assertAlmostEqual(found["eval_bits_per_byte"], bits, delta=1e-6)
