@@ -1,6 +1,6 @@
 """Pre-train a T5 with span corruption, from scratch or on from a checkpoint.
 
-    accelerate launch pre_train_t5.py                         # tiny model, built-in English, a laptop's CPU, 8 minutes
+    accelerate launch pre_train_t5.py                         # tiny model, built-in English, a laptop's CPU
     accelerate launch pre_train_t5.py recipes/my.yaml --learning_rate 1e-2
     accelerate launch pre_train_t5.py --config_name t5-v1_1-base --train_file 'corpus/*.jsonl.gz' --output_dir out/base
     accelerate launch pre_train_t5.py --model_name_or_path google/t5-v1_1-base --train_file my.txt
