@@ -25,7 +25,7 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else. The fields o
 # `--config_name` takes these names, or a folder/Hub name with a config.json. All use v1.1's gated GELU and untied head.
 # Shapes of the published models: google/t5-v1_1-*; tiny and mini are ours, sized to be trained on a laptop's CPU.
 MODEL_SHAPES = {
-    "tiny": dict(d_model=192, d_kv=32, d_ff=512, num_heads=6, num_layers=3, num_decoder_layers=2),
+    "tiny": dict(d_model=128, d_kv=32, d_ff=320, num_heads=4, num_layers=2, num_decoder_layers=2),
     "mini": dict(d_model=320, d_kv=64, d_ff=768, num_heads=5, num_layers=4, num_decoder_layers=4),
     "t5-v1_1-small": dict(d_model=512, d_kv=64, d_ff=1024, num_heads=6, num_layers=8, num_decoder_layers=8),
     "t5-v1_1-base": dict(d_model=768, d_kv=64, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12),
