@@ -8,7 +8,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed_requirements.txt
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no
 DEMO := out/demo
-SEEDS := 1 2 3
+SEEDS := 1
+COMMA := ,
+NONE :=
+SPACE := $(NONE) $(NONE)
 
 .PHONY: setup test demo lint clean
 
@@ -27,7 +30,8 @@ lint: setup
 test: lint
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Pre-train once, then fine-tune that checkpoint and the same model from scratch with each seed, and compare them.
+# Pre-train once, then fine-tune that checkpoint and the same model from scratch with each seed (make demo
+# SEEDS="1 2 3" takes three), and compare them.
 demo: setup
 	$(LAUNCH) pre_train_t5.py recipes/pre_train_installed_docs.yaml --output_dir $(DEMO)/pre_train --overwrite_output_dir --report_to none
 	for seed in $(SEEDS); do \
@@ -37,8 +41,8 @@ demo: setup
 	    --output_dir $(DEMO)/from_scratch_$$seed --seed $$seed --overwrite_output_dir --report_to none || exit 1; \
 	done
 	$(BIN)/python plot_runs.py \
-	  pre-trained=$(DEMO)/fine_tuned_1,$(DEMO)/fine_tuned_2,$(DEMO)/fine_tuned_3 \
-	  from_scratch=$(DEMO)/from_scratch_1,$(DEMO)/from_scratch_2,$(DEMO)/from_scratch_3 \
+	  pre-trained=$(subst $(SPACE),$(COMMA),$(SEEDS:%=$(DEMO)/fine_tuned_%)) \
+	  from_scratch=$(subst $(SPACE),$(COMMA),$(SEEDS:%=$(DEMO)/from_scratch_%)) \
 	  --metric eval_accuracy --output $(DEMO)/demo.png
 	@echo "pre-training curve: $(DEMO)/pre_train/loss.png"
 

@@ -23,10 +23,10 @@ import transformers
 import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 from transformers.hf_argparser import string_to_bool
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType, get_last_checkpoint
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
 from constants import BUILTIN_CORPUS, DATASET_VALS, DEFAULT_LEARNING_RATES, DENOISERS, MODEL_SHAPES
-from optimizers_t5 import NEEDS_WHOLE_TENSORS, OPTIMIZERS
+from training.optimizers import NEEDS_WHOLE_TENSORS, OPTIMIZERS
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
@@ -135,6 +135,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
 
     output_dir: str | None = option(None, "Where everything is written. Must be empty, resumed or overwritten.")
     overwrite_output_dir: bool = option(False, "Start anew in an --output_dir that holds an earlier run's files.")
+    dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
     optim: str = option(
         "adamw_rms_scaled", f"Optimizer: {', '.join(OPTIMIZERS)}. Under ZeRO the default is adamw_torch."
     )
@@ -221,12 +222,12 @@ class FineTuningArguments(T5TrainingArguments):
 
 # Flags of Seq2SeqTrainingArguments that `--help` shows; the others stand in `--help_all`.
 USUAL_TRAINING_FLAGS = (
-    "output_dir overwrite_output_dir max_steps num_train_epochs per_device_train_batch_size per_device_eval_batch_size "
-    "gradient_accumulation_steps optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
-    "final_learning_rate weight_decay max_grad_norm bf16 torch_compile activation_checkpointing seed logging_steps "
-    "eval_strategy eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model "
-    "early_stopping_patience predict_with_generate generation_num_beams resume_from_checkpoint report_to run_name "
-    "dataloader_num_workers deepspeed"
+    "output_dir overwrite_output_dir dry_run max_steps num_train_epochs per_device_train_batch_size "
+    "per_device_eval_batch_size gradient_accumulation_steps optim learning_rate lr_scheduler_type warmup_steps "
+    "warmup_start_factor final_learning_rate weight_decay max_grad_norm bf16 torch_compile activation_checkpointing "
+    "seed logging_steps eval_strategy eval_steps save_strategy save_steps save_total_limit load_best_model_at_end "
+    "metric_for_best_model early_stopping_patience predict_with_generate generation_num_beams resume_from_checkpoint "
+    "report_to run_name dataloader_num_workers deepspeed"
 ).split()
 
 
@@ -503,34 +504,6 @@ def check_training(args: T5TrainingArguments, stage: str) -> None:
             raise ValueError(f"--early_stopping_patience {args.early_stopping_patience}: must be at least 1 evaluation")
         if not (args.load_best_model_at_end and args.metric_for_best_model):
             raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
-
-
-def prepare_output_dir(args: T5TrainingArguments) -> str | None:
-    """Checks that `--output_dir` is empty, resumed or overwritten; returns the checkpoint to go on from, or None."""
-    folder = Path(args.output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--output_dir {folder}: is a file")
-    checkpoint = args.resume_from_checkpoint
-    if checkpoint and checkpoint not in ("false", "False"):
-        if checkpoint in (RESUME_NEWEST, "true", "True"):
-            checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-            if checkpoint is None:
-                raise ValueError(f"--resume_from_checkpoint: there is no checkpoint-* folder in --output_dir {folder}")
-        if not (Path(checkpoint) / "trainer_state.json").is_file():
-            raise ValueError(f"--resume_from_checkpoint {checkpoint}: not a checkpoint (it has no trainer_state.json)")
-        return checkpoint
-    if folder.is_dir() and any(folder.iterdir()):
-        if not args.overwrite_output_dir:
-            raise ValueError(
-                f"--output_dir {folder} is not empty: go on with --resume_from_checkpoint, start anew with "
-                "--overwrite_output_dir, or name another folder"
-            )
-        if is_first_process():
-            for path in folder.glob("checkpoint-*"):
-                shutil.rmtree(path)
-            for name in ("metrics.jsonl", "all_results.json", "run.json", "loss.png", "predictions.jsonl"):
-                (folder / name).unlink(missing_ok=True)
-    return None
 
 
 # ---------------------------------------------------------------- the process

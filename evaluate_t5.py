@@ -47,7 +47,8 @@ from tasks_t5 import (
     task_metrics,
     test_splits,
 )
-from trainer_t5 import T5Trainer, finish_process_group, set_up_tracking
+from trainer_t5 import T5Trainer, finish_process_group
+from training.runs import set_up_tracking
 
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
 GLUE_WANTS_WORDS = ("mnli", "ax", "qnli", "rte")  # answered with the label's words; the other classes as 0 and 1

@@ -24,7 +24,6 @@ from arguments_t5 import (
     exit_on_user_error,
     parse_arguments,
     parse_overrides,
-    prepare_output_dir,
     print_once,
 )
 from callbacks_t5 import human_time
@@ -41,7 +40,9 @@ from model_t5 import (
     set_generation_length,
 )
 from tasks_t5 import check_entry, class_label_ids, eval_splits, prepare_split, task_metrics
-from trainer_t5 import T5Trainer, finish_run, set_up_tracking, start_run
+from trainer_t5 import T5Trainer
+from training.checkpoints import prepare_output_dir
+from training.runs import finish_run, set_up_tracking, start_run
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 

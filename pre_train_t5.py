@@ -25,20 +25,15 @@ from arguments_t5 import (
     exit_on_user_error,
     parse_arguments,
     parse_overrides,
-    prepare_output_dir,
 )
 from callbacks_t5 import human_count, human_time
 from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset, find_sources, load_tokenizer, tokenised, tokenizer_fingerprint, tokenizer_for
 from metrics_t5 import language_model_metrics
 from model_t5 import build_config, create_model, fit_vocabulary, flops_per_sequence, load_model, set_dropout
-from trainer_t5 import (
-    T5Trainer,
-    finish_run,
-    global_batch_size,
-    set_up_tracking,
-    start_run,
-)
+from trainer_t5 import T5Trainer, global_batch_size
+from training.checkpoints import prepare_output_dir
+from training.runs import finish_run, set_up_tracking, start_run
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 

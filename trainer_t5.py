@@ -7,44 +7,39 @@ class label therefore tells exactly which label greedy decoding would have writt
 Legend of shapes: B batch, T target length, V vocabulary, C class labels.
 """
 
-import dataclasses
-import os
+import shutil
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from requests.utils import get_netrc_auth
 from torch.utils.data import SequentialSampler
-from transformers import EarlyStoppingCallback, Seq2SeqTrainer, Trainer, TrainerCallback
+from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
 
-from arguments_t5 import answers, is_first_process, print_once
-from callbacks_t5 import (
-    LossCurveCallback,
-    MetricsFileCallback,
-    T5ProgressCallback,
-    ThroughputCallback,
-    end_summary,
-    human_bytes,
-    human_count,
-    install_callbacks,
-    run_record,
-    start_summary,
-    write_json,
-)
-from constants import HARDWARE_PEAKS
+from arguments_t5 import print_once
 from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset, EpochSampler
 from metrics_t5 import STATISTICS
-from model_t5 import IGNORE_INDEX, count_parameters, shift_right, token_mean_loss
-from optimizers_t5 import build_scheduler, optimizer_class_and_kwargs, scheduler_name
+from model_t5 import IGNORE_INDEX, shift_right, token_mean_loss
+from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
+from training.optimizers import build_scheduler, optimizer_class_and_kwargs
+from training.preemption import PreemptionCallback, exit_if_preempted
 
 
-class _EpochCallback(TrainerCallback):
-    """Tells the sampler which epoch begins. Trainer does so too, but where several ranks resume within an epoch, the
-    data loader that skips the batches already seen hides the sampler one wrapper too deep."""
+class _ResumeCallback(TrainerCallback):
+    """Two things that Trainer does not carry over from the run it resumes."""
+
+    def __init__(self, trainer: "T5Trainer"):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **_):  # noqa: ARG002
+        """The losses since the last log line, so that the next one is the same mean as without the interruption."""
+        self.trainer.restore_loss_state()
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **_):  # noqa: ARG002
+        """The sampler's epoch. Trainer sets it too, but where several ranks resume within an epoch, the data loader
+        that skips the batches already seen hides the sampler one wrapper too deep."""
         train_dataloader.set_epoch(int(state.epoch or 0))
 
 
@@ -66,10 +61,13 @@ class T5Trainer(Seq2SeqTrainer):
         )
         self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(training_args)
         self.class_label_ids = class_label_ids
-        self.add_callback(_EpochCallback())
+        self.preemption = PreemptionCallback()
+        self.add_callback(_ResumeCallback(self))
+        self.add_callback(self.preemption)
+        self._resumed_from, self._is_saving = None, False
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """The schedule of `--lr_scheduler_type` as optimizers_t5 defines it."""
+        """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
         if self.lr_scheduler is None:
             self.lr_scheduler = build_scheduler(self.args, optimizer or self.optimizer, num_training_steps)
             self._created_lr_scheduler = True
@@ -79,6 +77,89 @@ class T5Trainer(Seq2SeqTrainer):
         """As Trainer's, but embeddings that share another's tensor are not in the file and not missing."""
         missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    # ------------------------------------------------------------ checkpoints
+    def train(self, resume_from_checkpoint=None, **kwargs):
+        """As Trainer's. Ends the process with exit code 75 when a signal or the time limit stopped the training."""
+        self._resumed_from = resume_from_checkpoint
+        output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        if self.preemption.reason is not None:
+            finish_process_group()
+        exit_if_preempted(self.preemption, self.args.output_dir)
+        return output
+
+    def log(self, logs, start_time=None):
+        """As Trainer's; the closing `train_loss` is the mean over the whole run, also of a resumed one. A run that was
+        asked to stop has no closing line: it is not over."""
+        if "train_loss" in logs and self.preemption.reason is not None:
+            return
+        if "train_loss" in logs and self.state.global_step:
+            logs["train_loss"] = self._total_loss_scalar / self.state.global_step
+        super().log(logs, start_time)
+
+    def restore_loss_state(self) -> None:
+        """Takes up the losses that the resumed run had not yet logged."""
+        state = self._resumed_from and load_loss_state(
+            Path(self._resumed_from), self.args.process_index, self.args.world_size
+        )
+        if state:
+            self._tr_loss.fill_(state["running_loss"])
+            self._total_loss_scalar = state["total_loss"]
+            self._globalstep_last_logged = state["last_logged_step"]
+
+    def _get_output_dir(self, trial):
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / SAVING) if self._is_saving else folder
+
+    def _save_checkpoint(self, model, trial):
+        """As Trainer's, but the checkpoint is written aside and appears when it is whole. Where the disk is full the
+        training goes on: it says so, keeps the last whole checkpoint, and tries again at the next save."""
+        output_dir = Path(super()._get_output_dir(trial))
+        name = f"checkpoint-{self.state.global_step}"
+        aside, final = output_dir / SAVING / name, output_dir / name
+        if self.args.should_save:
+            shutil.rmtree(output_dir / SAVING, ignore_errors=True)
+            aside.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        self._is_saving, full = True, None
+        try:
+            super()._save_checkpoint(model, trial)
+            save_loss_state(
+                aside,
+                self.args.process_index,
+                self._tr_loss.item(),
+                self._total_loss_scalar,
+                self._globalstep_last_logged,
+            )
+        except Exception as error:
+            if not is_disk_full(error):
+                raise
+            full = error
+        finally:
+            self._is_saving = False
+        if self._any_rank(full is not None):
+            shutil.rmtree(output_dir / SAVING, ignore_errors=True)
+            print_once(
+                f"step {self.state.global_step:,}: no room for a checkpoint in {output_dir} "
+                f"({full or 'on another rank'}); the last whole one is kept, and the training goes on until the next "
+                "save. Free some space."
+            )
+            return
+        if self.args.should_save:
+            best = output_dir / f"checkpoint-{self.state.best_global_step}"
+            if self.state.best_global_step and (best == final or best.is_dir()):
+                self.state.best_model_checkpoint = str(best)  # Trainer looked for it where the new one was written
+            self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
+            publish(aside, final)
+            rotate(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
+        self.accelerator.wait_for_everyone()
+
+    def _any_rank(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        if self.args.world_size <= 1:
+            return flag
+        flags = torch.tensor([int(flag)], device=self.args.device)
+        return bool(self.accelerator.reduce(flags, reduction="sum").item())
 
     # ------------------------------------------------------------ data order
     def _get_train_sampler(self, train_dataset=None):
@@ -178,127 +259,10 @@ def _teacher_forced(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.stack([nats.sum(-1), counted.sum(-1).float(), correct.sum(-1).float(), exact.float()], dim=1)
 
 
-# ---------------------------------------------------------------- a run from start to end
+# ---------------------------------------------------------------- the processes
 def global_batch_size(args) -> int:
     """Sequences of one optimizer step: per process x accumulation x processes."""
     return args.train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
-
-
-def set_up_tracking(args) -> None:
-    """W&B online when the user is logged in and it answers, else offline: a line says so, and nothing is waited for."""
-    if "wandb" not in args.report_to:
-        return
-    os.environ.setdefault("WANDB_PROJECT", "t5_foundry")
-    os.environ.setdefault("WANDB_DIR", args.output_dir)
-    Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
-    if "WANDB_MODE" in os.environ:
-        return
-    # Not through wandb itself: its session reads the mode once, and here it is still to be decided.
-    import wandb
-
-    server = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
-    logins = [server] if "WANDB_BASE_URL" in os.environ else [server, "https://api.wandb.ai"]  # the second till 0.30
-    logged_in = {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & set(os.environ) or any(map(get_netrc_auth, logins))
-    reason = None if logged_in else "not logged in"
-    reason = reason or (None if answers(server) else f"{server} does not answer")
-    if reason:
-        os.environ["WANDB_MODE"] = "offline"
-        folder = Path(os.environ["WANDB_DIR"]) / "wandb"
-        print_once(f"W&B: {reason}, tracking offline; later: wandb sync {folder}/offline-run-* (--report_to none: off)")
-
-
-def start_run(
-    trainer: T5Trainer,
-    title: str,
-    flags: list,
-    rows: dict[str, str],
-    tokens_per_step: int | None,
-    flops_per_sequence: int | None,
-    examples: dict[str, int],
-    fingerprints: dict[str, str],
-) -> None:
-    """Installs our callbacks, writes run.json and prints what the run will do and need.
-
-    flags: the parsed dataclasses. Memory is what weights, gradients and optimizer take, without activations (in mixed
-    precision the weights stay float32); disk is the model, and the checkpoints while one more is being written.
-    """
-    args, parameters = trainer.args, count_parameters(trainer.model)
-    sequences = global_batch_size(args)
-    peak = device_peak_flops(args.device, args.bf16)
-    output_dir = Path(args.output_dir)
-    callbacks = [
-        ThroughputCallback(sequences, tokens_per_step, flops_per_sequence, peak and peak * max(1, args.world_size)),
-        MetricsFileCallback(output_dir),
-        LossCurveCallback(output_dir),
-        T5ProgressCallback(),
-    ]
-    if args.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-    install_callbacks(trainer, callbacks)
-
-    states = 0.01 if args.optim == "adafactor" else 2.0  # optimizer tensors per weight
-    kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
-    unlimited = " and all later checkpoints" if kept and not args.save_total_limit else ""
-    summary = {
-        "model": f"{human_count(parameters)} parameters ({trainer.model.config.model_type}, "
-        f"d_model {trainer.model.config.d_model}, {trainer.model.config.num_layers} + "
-        f"{trainer.model.config.num_decoder_layers} layers), dropout {trainer.model.config.dropout_rate}",
-        **rows,
-        "batch": f"{sequences} sequences a step ({args.train_batch_size} x "
-        f"{args.gradient_accumulation_steps} accumulated x {max(1, args.world_size)} processes)",
-        "optimizer": f"{args.optim}, peak {args.learning_rate:g}, {scheduler_name(args)}",
-        "device": f"{args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
-        "memory": f"{human_bytes(parameters * 4 * (2 + states))} (weights, gradients, optimizer), plus activations",
-        "disk": f"{human_bytes(parameters * 4 * (1 + (1 + states) * kept))}{unlimited} in {output_dir}",
-    }
-    start_summary(summary, title)
-    if is_first_process():
-        arguments = {}
-        for group in flags:
-            values = group.to_dict() if hasattr(group, "to_dict") else dataclasses.asdict(group)
-            arguments |= values
-        output_dir.mkdir(parents=True, exist_ok=True)
-        record = run_record(arguments, trainer.model, tokens_per_step, fingerprints, examples)
-        write_json(output_dir / "run.json", record)
-
-
-def finish_run(trainer: T5Trainer, train_metrics: dict, shown: dict[str, str], next_command: str) -> dict:
-    """Evaluates, saves model and tokenizer, writes all_results.json, says where it all is and returns the results."""
-    results = dict(train_metrics)
-    trainer.save_model()
-    trainer.save_state()
-    if trainer.eval_dataset is not None and trainer.args.eval_strategy != "no":
-        results |= _evaluated_just_now(trainer) or trainer.evaluate()
-    if is_first_process():
-        output_dir = Path(trainer.args.output_dir)
-        write_json(output_dir / "all_results.json", results)
-        numbers = {
-            name.removeprefix("eval_").replace("_", " "): f"{value:.4f}"
-            for name, value in results.items()
-            if name.startswith("eval_") and not name.endswith(("runtime", "per_second", "preparation_time"))
-        }
-        files = "all_results.json, metrics.jsonl, loss.png, run.json"
-        end_summary(numbers | shown | {"written to": f"{output_dir}: the model, {files}", "next": next_command})
-    finish_process_group()
-    return results
-
-
-def _evaluated_just_now(trainer: T5Trainer) -> dict:
-    """The metrics of an evaluation at the last step, if these very weights have had one; else nothing."""
-    if trainer.args.load_best_model_at_end or len(trainer.state.log_history) < 2:
-        return {}
-    last = trainer.state.log_history[-2]  # the closing line of the training comes after it
-    just_now = "eval_loss" in last and last["step"] == trainer.state.global_step
-    return {name: value for name, value in last.items() if name != "step"} if just_now else {}
-
-
-def device_peak_flops(device: torch.device, bf16: bool) -> float | None:
-    """Peak matrix FLOP/s of a known GPU in the precision used; None where it is not known (no MFU is shown then)."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    peaks = [peak for known, peak in HARDWARE_PEAKS.items() if known in name]
-    return peaks[0]["bf16" if bf16 else "tf32"] * 1e12 if peaks else None
 
 
 def finish_process_group() -> None:

@@ -40,11 +40,10 @@ from arguments_t5 import (
     is_first_process,
     parse_arguments,
     parse_overrides,
-    prepare_output_dir,
     print_once,
 )
 from constants import DATASET_VALS, DEFAULT_LEARNING_RATES
-from optimizers_t5 import OPTIMIZERS
+from training.optimizers import OPTIMIZERS
 
 ROOT = Path(arguments_t5.__file__).parent
 PRE_TRAINING = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments]
@@ -388,62 +387,6 @@ class FilesTest(TestCase):
     )  # fmt: skip
     def test_suffix(self, name, suffix):
         self.assertEqual(data_suffix(Path("some.folder") / name), suffix)
-
-
-class OutputDirTest(TestCase):
-    def checkpoint(self, step: int) -> Path:
-        path = Path(self.write(f"out/checkpoint-{step}/trainer_state.json", "{}")).parent
-        (path / "model.safetensors").write_text("x")
-        return path
-
-    def test_new_or_empty(self):
-        self.assertIsNone(prepare_output_dir(self.training()))
-        (self.folder / "out").mkdir()
-        self.assertIsNone(prepare_output_dir(self.training()))
-
-    def test_a_file_or_a_full_folder_is_refused(self):
-        self.write("out/notes.txt")
-        message = (
-            "--output_dir .*out is not empty: go on with --resume_from_checkpoint, start anew with "
-            "--overwrite_output_dir, or name another folder"
-        )
-        with self.assertRaisesRegex(ValueError, message):
-            prepare_output_dir(self.training())
-        with self.assertRaisesRegex(ValueError, "--output_dir .*notes.txt: is a file"):
-            prepare_output_dir(self.training(output_dir=str(self.folder / "out/notes.txt")))
-
-    def test_overwriting_removes_the_run_and_nothing_else(self):
-        self.checkpoint(5)
-        for name in ("metrics.jsonl", "run.json", "notes.txt", "sub/metrics.jsonl"):
-            self.write(f"out/{name}")
-        with mock.patch.dict(os.environ, RANK="1"):
-            prepare_output_dir(self.training(overwrite_output_dir=True))
-        self.assertTrue((self.folder / "out/checkpoint-5").exists(), "only the first process removes")
-        self.assertIsNone(prepare_output_dir(self.training(overwrite_output_dir=True)))
-        left = sorted(
-            str(path.relative_to(self.folder / "out")) for path in (self.folder / "out").rglob("*") if path.is_file()
-        )
-        self.assertEqual(left, ["notes.txt", "sub/metrics.jsonl"])
-
-    def test_resuming(self):
-        for step in (5, 10):
-            self.checkpoint(step)
-        newest = str(self.folder / "out" / "checkpoint-10")
-        for value in (arguments_t5.RESUME_NEWEST, "true", newest):
-            self.assertEqual(prepare_output_dir(self.training(resume_from_checkpoint=value)), newest)
-        named = str(self.folder / "out" / "checkpoint-5")
-        self.assertEqual(prepare_output_dir(self.training(resume_from_checkpoint=named)), named)
-        with self.assertRaisesRegex(ValueError, "is not empty"):
-            prepare_output_dir(self.training(resume_from_checkpoint="false"))
-
-    def test_nothing_to_resume(self):
-        newest = arguments_t5.RESUME_NEWEST
-        with self.assertRaisesRegex(
-            ValueError, "--resume_from_checkpoint: there is no checkpoint-\\* folder in --output_dir"
-        ):
-            prepare_output_dir(self.training(resume_from_checkpoint=newest))
-        with self.assertRaisesRegex(ValueError, "--resume_from_checkpoint /nowhere: not a checkpoint"):
-            prepare_output_dir(self.training(resume_from_checkpoint="/nowhere"))
 
 
 class HelpTest(TestCase):

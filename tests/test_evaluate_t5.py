@@ -24,8 +24,8 @@ from arguments_t5 import TaskArguments
 from constants import DATASET_VALS
 from data_t5 import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
-from optimizers_t5 import AdamWRMSScaled
 from tasks_t5 import load_rows, source_text
+from training.optimizers import AdamWRMSScaled
 
 ROOT = Path(__file__).parent.parent
 TIMINGS = ("_runtime", "_per_second")

@@ -30,7 +30,8 @@ from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset
 from metrics_t5 import STATISTICS, language_model_metrics, token_metrics
 from model_t5 import build_config, create_model, shift_right
-from trainer_t5 import T5Trainer, device_peak_flops, finish_process_group, global_batch_size, set_up_tracking, start_run
+from trainer_t5 import T5Trainer, finish_process_group, global_batch_size
+from training.runs import device_peak_flops, set_up_tracking, start_run
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY = 64
@@ -629,7 +630,7 @@ class TrackingTest(TrainerTest):
         script = "; ".join(
             [
                 "import types, wandb, trainer_t5",
-                "trainer_t5.set_up_tracking(types.SimpleNamespace(report_to=['wandb'], output_dir='run'))",
+                "training.runs.set_up_tracking(types.SimpleNamespace(report_to=['wandb'], output_dir='run'))",
                 "run = wandb.init(project='p', settings=wandb.Settings(silent=True))",
                 "run.log({'loss': 1.0})",
                 "print(run.settings.mode, run.dir)",

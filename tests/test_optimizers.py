@@ -1,4 +1,4 @@
-"""Tests of optimizers_t5: the update rules against slow float64 ones written here, the schedules against their figures.
+"""Tests of training/optimizers.py: update rules against slow float64 ones written here, schedules against figures.
 
 Hermetic; a few seconds.
 """
@@ -16,14 +16,14 @@ from transformers.optimization import Adafactor
 from arguments_t5 import FineTuningArguments, PreTrainingArguments, check_training
 from constants import DEFAULT_LEARNING_RATES
 from model_t5 import build_config, create_model
-from optimizers_t5 import (
+from trainer_t5 import T5Trainer
+from training.optimizers import (
     OPTIMIZERS,
     AdamWRMSScaled,
     build_scheduler,
     learning_rate_factor,
     optimizer_class_and_kwargs,
 )
-from trainer_t5 import T5Trainer
 
 SHAPES = [(7,), (5, 4), (3, 2, 6), (1,), (64, 33)]
 

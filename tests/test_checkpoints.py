@@ -1,0 +1,344 @@
+"""Tests of training/checkpoints.py and preemption.py: nothing half, nothing lost, nothing different after a stop.
+
+The last class kills real runs (tests/torture.py): about a minute.
+"""
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torture
+from absl.testing import absltest, parameterized
+from safetensors.torch import load_file
+
+import arguments_t5
+import pre_train_t5
+from arguments_t5 import FineTuningArguments
+from callbacks_t5 import read_metrics
+from training import checkpoints, preemption
+from training.checkpoints import (
+    SAVING,
+    checkpoints_of,
+    damage,
+    is_disk_full,
+    load_loss_state,
+    newest_whole_checkpoint,
+    prepare_output_dir,
+    publish,
+    rotate,
+    save_loss_state,
+)
+
+
+class TestCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def checkpoint(self, step: int, text: str = "weights", folder: str = "out") -> Path:
+        """A published checkpoint with a file in a subfolder, as DeepSpeed's have."""
+        aside = self.folder / folder / SAVING / f"checkpoint-{step}"
+        (aside / "global_step").mkdir(parents=True)
+        (aside / "trainer_state.json").write_text("{}")
+        (aside / "model.safetensors").write_text(text * 100)
+        (aside / "global_step" / "shard_0.pt").write_text(f"shard of {step}")
+        final = self.folder / folder / f"checkpoint-{step}"
+        publish(aside, final)
+        return final
+
+    def printed(self, function, *args):
+        """(what it returns, what it prints)."""
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            result = function(*args)
+        return result, text.getvalue()
+
+
+class WholeCheckpointTest(TestCase):
+    def test_published_with_a_manifest_of_all_files(self):
+        final = self.checkpoint(5)
+        manifest = json.loads((final / "manifest.json").read_text())["files"]
+        self.assertEqual(set(manifest), {"trainer_state.json", "model.safetensors", "global_step/shard_0.pt"})
+        self.assertEqual(manifest["global_step/shard_0.pt"]["sha256"], hashlib.sha256(b"shard of 5").hexdigest())
+        self.assertEqual(manifest["model.safetensors"]["bytes"], 700)
+        self.assertIsNone(damage(final))
+        self.assertEmpty(list((self.folder / "out" / SAVING).iterdir()))
+
+    @parameterized.named_parameters(
+        ("cut", lambda c: (c / "model.safetensors").write_text("weig"), "model.safetensors has 4 bytes instead of 700"),
+        ("missing", lambda c: (c / "global_step/shard_0.pt").unlink(), "global_step/shard_0.pt is missing"),
+        ("changed", lambda c: (c / "model.safetensors").write_text("wEights" * 100), "changed .wrong sha256"),
+        ("manifest", lambda c: (c / "manifest.json").write_text('{"fi'), "manifest.json cannot be read"),
+        ("no_state", lambda c: (c / "trainer_state.json").unlink(), "no trainer_state.json"),
+    )
+    def test_damage_is_named_and_skipped(self, harm, message):
+        older, newer = self.checkpoint(5), self.checkpoint(10)
+        harm(newer)
+        self.assertRegex(damage(newer), message)
+        found, text = self.printed(newest_whole_checkpoint, self.folder / "out")
+        self.assertEqual(found, older)
+        self.assertRegex(text, f"checkpoint-10 is damaged and skipped: .*{message}")
+        harm(older)
+        self.assertIsNone(self.printed(newest_whole_checkpoint, self.folder / "out")[0])
+
+    def test_checkpoints_of_other_code_are_taken(self):
+        final = self.checkpoint(5)
+        (final / "manifest.json").unlink()
+        self.assertEqual(newest_whole_checkpoint(self.folder / "out"), final)
+
+    def test_order_is_by_step(self):
+        for step in (100, 20, 3):
+            self.checkpoint(step)
+        (self.folder / "out" / "checkpoint-best").mkdir()
+        self.assertEqual(
+            [c.name for c in checkpoints_of(self.folder / "out")], [f"checkpoint-{n}" for n in (3, 20, 100)]
+        )
+
+    @parameterized.parameters("fsync", "rename")
+    def test_a_crash_while_publishing_leaves_no_checkpoint(self, where):
+        self.checkpoint(5)
+        target = mock.patch.object(checkpoints, "_fsync", side_effect=OSError("crash"))
+        if where == "rename":
+            target = mock.patch.object(Path, "rename", side_effect=OSError("crash"))
+        with target, self.assertRaisesRegex(OSError, "crash"):
+            self.checkpoint(10)
+        self.assertEqual(newest_whole_checkpoint(self.folder / "out"), self.folder / "out" / "checkpoint-5")
+
+    def test_a_crash_while_deleting_leaves_no_half(self):
+        final = self.checkpoint(5)
+        with mock.patch.object(shutil, "rmtree"):  # killed before anything was deleted
+            checkpoints.discard(final)
+        self.assertEmpty(checkpoints_of(self.folder / "out"))
+
+    def test_the_same_step_again_replaces(self):
+        self.checkpoint(5)
+        final = self.checkpoint(5, "others!")
+        self.assertIsNone(damage(final))
+        self.assertStartsWith((final / "model.safetensors").read_text(), "others!")
+
+    @parameterized.parameters(
+        (None, None, [1, 2, 3, 4]),
+        (2, None, [3, 4]),
+        (1, None, [4]),
+        (1, 2, [2, 4]),
+        (2, 1, [1, 4]),
+        (9, 1, [1, 2, 3, 4]),
+    )
+    def test_rotation(self, keep, best, left):
+        paths = {step: self.checkpoint(step) for step in (1, 2, 3, 4)}
+        rotate(self.folder / "out", keep, best and str(paths[best]))
+        self.assertEqual([int(c.name.split("-")[1]) for c in checkpoints_of(self.folder / "out")], left)
+
+    def test_a_full_disk_is_recognised(self):
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.assertTrue(is_disk_full(full))
+        chained = RuntimeError("writing failed")
+        chained.__cause__ = full
+        self.assertTrue(is_disk_full(chained))
+        self.assertTrue(is_disk_full(RuntimeError("I/O error: No space left on device (os error 28)")))
+        self.assertFalse(is_disk_full(OSError(errno.EACCES, "Permission denied")))
+
+    def test_loss_state(self):
+        save_loss_state(self.folder, 0, 1.5, 10.0, 6)
+        save_loss_state(self.folder, 1, 2.5, 10.0, 6)
+        self.assertEqual(load_loss_state(self.folder, 1, 2)["running_loss"], 2.5)
+        for ranks in (1, 3):  # their number has changed: what is logged is the mean
+            self.assertEqual(load_loss_state(self.folder, 0, ranks)["running_loss"], 2.0)
+        self.assertIsNone(load_loss_state(self.folder / "nothing", 0, 1))
+
+
+class OutputDirTest(TestCase):
+    def training(self, **flags) -> FineTuningArguments:
+        return FineTuningArguments(**{"output_dir": str(self.folder / "out"), "report_to": "none"} | flags)
+
+    def write(self, name: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+        return path
+
+    def test_new_or_empty(self):
+        self.assertIsNone(prepare_output_dir(self.training()))
+        (self.folder / "out").mkdir()
+        self.assertIsNone(prepare_output_dir(self.training()))
+
+    def test_a_file_or_a_full_folder_is_refused(self):
+        self.write("out/notes.txt")
+        message = (
+            "--output_dir .*out is not empty: go on with --resume_from_checkpoint, start anew with "
+            "--overwrite_output_dir, or name another folder"
+        )
+        with self.assertRaisesRegex(ValueError, message):
+            prepare_output_dir(self.training())
+        with self.assertRaisesRegex(ValueError, "--output_dir .*notes.txt: is a file"):
+            prepare_output_dir(self.training(output_dir=str(self.folder / "out/notes.txt")))
+
+    def test_overwriting_removes_the_run_and_nothing_else(self):
+        self.checkpoint(5)
+        for name in ("metrics.jsonl", "run.json", "notes.txt", "sub/metrics.jsonl"):
+            self.write(f"out/{name}")
+        with mock.patch.dict(os.environ, RANK="1"):
+            prepare_output_dir(self.training(overwrite_output_dir=True))
+        self.assertTrue((self.folder / "out/checkpoint-5").exists(), "only the first process removes")
+        self.assertIsNone(prepare_output_dir(self.training(overwrite_output_dir=True)))
+        left = sorted(
+            p.relative_to(self.folder / "out").as_posix() for p in (self.folder / "out").rglob("*") if p.is_file()
+        )
+        self.assertEqual(left, ["notes.txt", "sub/metrics.jsonl"])
+
+    def test_resuming(self):
+        named, newest = str(self.checkpoint(5)), str(self.checkpoint(10))
+        for value in (arguments_t5.RESUME_NEWEST, "true", newest):
+            self.assertEqual(prepare_output_dir(self.training(resume_from_checkpoint=value)), newest)
+        self.assertEqual(prepare_output_dir(self.training(resume_from_checkpoint=named)), named)
+        with self.assertRaisesRegex(ValueError, "is not empty"):
+            prepare_output_dir(self.training(resume_from_checkpoint="false"))
+        (Path(newest) / "model.safetensors").write_text("cut")
+        with self.assertRaisesRegex(ValueError, "checkpoint-10: not a whole checkpoint: model.safetensors has 3 bytes"):
+            prepare_output_dir(self.training(resume_from_checkpoint=newest))
+
+    def test_nothing_to_resume(self):
+        with self.assertRaisesRegex(ValueError, r"--resume_from_checkpoint: there is no whole checkpoint-\* folder in"):
+            prepare_output_dir(self.training(resume_from_checkpoint=arguments_t5.RESUME_NEWEST))
+        with self.assertRaisesRegex(ValueError, "--resume_from_checkpoint /nowhere: not a whole checkpoint: it has no"):
+            prepare_output_dir(self.training(resume_from_checkpoint="/nowhere"))
+
+    @parameterized.parameters("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+    def test_a_restarted_job_goes_on_by_itself(self, variable):
+        self.write("out/metrics.jsonl")
+        with mock.patch.dict(os.environ, {variable: "0"}), self.assertRaisesRegex(ValueError, "is not empty"):
+            prepare_output_dir(self.training())
+        with mock.patch.dict(os.environ, {variable: "1"}):
+            found, text = self.printed(prepare_output_dir, self.training())
+            self.assertIsNone(found)
+            self.assertIn("no checkpoint yet", text)
+            newest = self.checkpoint(7)
+            found, text = self.printed(prepare_output_dir, self.training(overwrite_output_dir=True))
+            self.assertEqual(found, str(newest), "the command line of the first start must not delete the checkpoints")
+            self.assertRegex(text, "on from .*checkpoint-7")
+
+
+class RunTest(TestCase):
+    """Whole runs, each in a process of its own."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.workspace = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.commands = torture.material_of(cls.workspace)
+
+    def start(self, *flags: str, script: str = "pre_train", output: str = "out") -> int:
+        argv = torture.changed(self.commands[script], "--output_dir", str(self.folder / output), *flags)
+        return torture.start(script, argv, self.folder / "log")
+
+    def run_to_end(self, *flags: str, code: int = 0, **where) -> dict | None:
+        found = torture.exit_code(self.start(*flags, **where))
+        self.assertEqual(found, code, (self.folder / "log").read_text()[-2000:])
+        return torture.outcome(self.folder / where.get("output", "out")) if code == 0 else None
+
+    def assert_equal_runs(self, one: dict, other: dict):
+        for name in one:
+            self.assertEqual(one[name], other[name], name)
+
+    @parameterized.parameters(("pre_train", 14), ("fine_tune", 6))
+    def test_twenty_kills(self, script, kills):
+        counts = torture.torture(self.workspace, script, kills, seed=random.randrange(2**31), show=lambda _: None)
+        self.assertGreaterEqual(counts["kills"], kills)
+        self.assertGreaterEqual(counts["runs_compared"], 1)
+
+    def test_the_comparison_can_fail(self):
+        one = self.run_to_end("--max_steps", "5", output="one")
+        other = self.run_to_end("--max_steps", "5", "--seed", "43", output="other")
+        for name in ("weights", "metrics", "results", "log_history"):
+            self.assertNotEqual(one[name], other[name], name)
+
+    @parameterized.parameters(signal.SIGTERM, signal.SIGUSR1)
+    def test_a_signal_saves_and_exits_with_75(self, number):
+        whole = self.run_to_end(output="whole")
+        pid = self.start("--save_steps", "1000")
+        self.wait_for_step(3)
+        os.kill(pid, number)
+        self.assertEqual(torture.exit_code(pid), preemption.PREEMPTED_EXIT_CODE, (self.folder / "log").read_text())
+        self.assertFalse((self.folder / "out" / "all_results.json").exists())
+        saved = newest_whole_checkpoint(self.folder / "out")
+        step = json.loads((saved / "trainer_state.json").read_text())["global_step"]
+        self.assertBetween(step, 3, 30)
+        self.assertRegex((self.folder / "log").read_text(), f"{number.name}: saved and stopped after step {step} of 31")
+        with mock.patch.dict(os.environ, SLURM_RESTART_COUNT="1"):  # the very same command again
+            self.assert_equal_runs(whole, self.run_to_end())
+
+    def wait_for_step(self, step: int) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            path = self.folder / "out" / "metrics.jsonl"
+            if path.exists() and any(line["step"] >= step for line in read_metrics(path)):
+                return
+            time.sleep(0.005)
+        self.fail((self.folder / "log").read_text())
+
+    def test_the_jobs_time_limit_is_honoured(self):
+        with mock.patch.dict(os.environ, SLURM_JOB_END_TIME=str(time.time() + preemption.TIME_LIMIT_MARGIN + 0.001)):
+            self.run_to_end(code=preemption.PREEMPTED_EXIT_CODE)
+        self.assertEqual([c.name for c in checkpoints_of(self.folder / "out")], ["checkpoint-1"])
+        self.assertRegex(
+            (self.folder / "log").read_text(), "the job ends in 1[12][0-9] s: saved and stopped after step 1"
+        )
+        with mock.patch.dict(os.environ, SLURM_JOB_END_TIME=str(time.time() + 10_000)):
+            self.run_to_end("--resume_from_checkpoint")
+
+    def test_other_accumulation_continues_the_same_examples(self):
+        whole = self.run_to_end("--max_steps", "12", "--dropout_rate", "0", output="whole")
+        self.run_to_end("--max_steps", "12", "--dropout_rate", "0")
+        for checkpoint in checkpoints_of(self.folder / "out")[1:]:
+            shutil.rmtree(checkpoint)
+        start = json.loads((checkpoints_of(self.folder / "out")[0] / "trainer_state.json").read_text())["global_step"]
+        self.assertLess(start, 12)
+        other = self.run_to_end(
+            "--max_steps", "12", "--dropout_rate", "0", "--resume_from_checkpoint",
+            "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1",
+        )  # fmt: skip
+        weights = [load_file(self.folder / name / "model.safetensors") for name in ("whole", "out")]
+        for name, tensor in weights[0].items():
+            torch.testing.assert_close(tensor, weights[1][name], rtol=1e-3, atol=2e-5, msg=name)
+        for one, two in zip(whole["metrics"], other["metrics"], strict=True):
+            for key in {"loss", "eval_loss"} & set(one):
+                self.assertAlmostEqual(one[key], two[key], places=4)
+
+    def test_a_full_disk_keeps_the_last_checkpoint_and_the_run(self):
+        save, calls = pre_train_t5.T5Trainer.save_model, []
+
+        def sometimes_full(trainer, output_dir=None, _internal_call=False):
+            save(trainer, output_dir, _internal_call)
+            if SAVING in str(output_dir):
+                calls.append(output_dir)
+                if len(calls) in (2, 3):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with mock.patch.object(pre_train_t5.T5Trainer, "save_model", sometimes_full):
+            self.run_to_end("--max_steps", "9", "--save_total_limit", "10")
+        names = [c.name for c in checkpoints_of(self.folder / "out")]
+        self.assertEqual(names, ["checkpoint-2", "checkpoint-8", "checkpoint-9"])
+        self.assertTrue(all(damage(c) is None for c in checkpoints_of(self.folder / "out")))
+        log = (self.folder / "log").read_text()
+        self.assertRegex(
+            log, "step 4: no room for a checkpoint in .*No space left on device.*the last whole one is kept"
+        )
+        self.assertIn("step 6: no room", log)
+
+    def test_nothing_is_left_aside(self):
+        self.run_to_end("--max_steps", "4")
+        self.assertEmpty(list((self.folder / "out" / SAVING).glob("*")))
+
+
+if __name__ == "__main__":
+    absltest.main()

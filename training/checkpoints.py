@@ -1,0 +1,207 @@
+"""Checkpoints that are whole or not there: how they are written, checked, found again, and what else resuming needs.
+
+    _saving/checkpoint-40/   a checkpoint while it is being written
+    checkpoint-40/           the same after manifest and fsync: it appears by one rename
+    checkpoint-40/manifest.json   {"files": {"model.safetensors": {"bytes": 7740416, "sha256": "..."}, ...}}
+
+A process killed at any moment leaves either no checkpoint-40 or a whole one. What a disk damages afterwards is found by
+the manifest when a run resumes: the damaged checkpoint is named and skipped.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from arguments_t5 import RESUME_NEWEST, T5TrainingArguments, is_first_process, print_once
+
+MANIFEST = "manifest.json"
+SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
+RUN_FILES = ("metrics.jsonl", "all_results.json", "run.json", "loss.png", "predictions.jsonl")
+
+
+# ---------------------------------------------------------------- writing
+def publish(aside: Path, final: Path) -> None:
+    """Makes the finished folder `aside` visible as `final`: manifest, fsync of every file, one rename.
+
+    An earlier `final` is replaced; a crash in between leaves one of the two whole.
+    """
+    files = {}
+    for path in sorted(p for p in aside.rglob("*") if p.is_file() and p.name != MANIFEST):
+        files[path.relative_to(aside).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        _fsync(path)
+    manifest = aside / MANIFEST
+    manifest.write_text(json.dumps({"files": files}, indent=1) + "\n", encoding="utf-8")
+    for path in [manifest, *(p for p in aside.rglob("*") if p.is_dir()), aside]:
+        _fsync(path)
+    if final.exists():
+        discard(final)
+    aside.rename(final)
+    _fsync(final.parent)
+
+
+def discard(checkpoint: Path) -> None:
+    """Deletes a checkpoint without ever leaving half of one in sight."""
+    grave = checkpoint.parent / SAVING / f"deleted-{checkpoint.name}"
+    shutil.rmtree(grave, ignore_errors=True)
+    grave.parent.mkdir(exist_ok=True)
+    checkpoint.rename(grave)
+    shutil.rmtree(grave, ignore_errors=True)
+
+
+def rotate(output_dir: Path, keep: int | None, best: str | None) -> None:
+    """Deletes the oldest checkpoints so that `keep` (None: all) are left. The newest always stays, and the best too."""
+    if not keep or keep < 1:
+        return
+    checkpoints = checkpoints_of(output_dir)
+    protected = {checkpoints[-1], Path(best)} if best else {checkpoints[-1]}
+    surplus = max(0, len(checkpoints) - keep)
+    for checkpoint in [c for c in checkpoints if c not in protected][:surplus]:
+        discard(checkpoint)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an exception of torch, safetensors or Python says that nothing more can be written."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return True
+        # Their own libraries carry the system's message, but not its number.
+        if any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+# ---------------------------------------------------------------- finding
+def checkpoints_of(output_dir: Path) -> list[Path]:
+    """checkpoint-<step> folders below `output_dir`, by step."""
+    found = [path for path in output_dir.glob("checkpoint-*") if path.name.split("-")[1].isdigit() and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint folder in a few words, or None. One without a manifest cannot be checked."""
+    if not (checkpoint / "trainer_state.json").is_file():
+        return "it has no trainer_state.json"
+    if not (checkpoint / MANIFEST).is_file():
+        return None  # written by other code: nothing to compare with
+    try:
+        files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (ValueError, KeyError, OSError):
+        return f"its {MANIFEST} cannot be read"
+    for name, expected in files.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != expected["bytes"]:
+            return f"{name} has {path.stat().st_size:,} bytes instead of {expected['bytes']:,}"
+    for name, expected in files.items():  # the dear check comes last
+        if _sha256(checkpoint / name) != expected["sha256"]:
+            return f"{name} has changed (wrong sha256)"
+    return None
+
+
+def newest_whole_checkpoint(output_dir: Path) -> Path | None:
+    """The newest checkpoint that is whole; each damaged one is named on the way. None if there is none."""
+    for checkpoint in reversed(checkpoints_of(output_dir)):
+        reason = damage(checkpoint)
+        if reason is None:
+            return checkpoint
+        print_once(f"{checkpoint} is damaged and skipped: {reason}")
+    return None
+
+
+def prepare_output_dir(args: T5TrainingArguments) -> str | None:
+    """Checks that `--output_dir` is empty, resumed or overwritten; returns the checkpoint to go on from, or None.
+
+    A job that SLURM or torchrun started again goes on by itself from its newest whole checkpoint, or begins anew if
+    there is none yet. Rank 0 decides for all.
+    """
+    answer = [None, None]
+    if is_first_process():
+        try:
+            answer[0] = _prepared_output_dir(args)
+        except (ValueError, OSError) as error:
+            answer[1] = error
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(answer)
+    if answer[1] is not None:
+        raise ValueError(str(answer[1]))
+    return answer[0]
+
+
+def _prepared_output_dir(args: T5TrainingArguments) -> str | None:
+    folder = Path(args.output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output_dir {folder}: is a file")
+    if not args.dry_run:
+        shutil.rmtree(folder / SAVING, ignore_errors=True)
+    checkpoint = args.resume_from_checkpoint
+    if checkpoint and checkpoint not in ("false", "False"):
+        if checkpoint in (RESUME_NEWEST, "true", "True"):
+            checkpoint = newest_whole_checkpoint(folder)
+            if checkpoint is None:
+                raise ValueError(f"--resume_from_checkpoint: there is no whole checkpoint-* folder in {folder}")
+        elif reason := damage(Path(checkpoint)):
+            raise ValueError(f"--resume_from_checkpoint {checkpoint}: not a whole checkpoint: {reason}")
+        return str(checkpoint)
+    if was_restarted():
+        checkpoint = newest_whole_checkpoint(folder)
+        print_once(
+            f"started again: {f'going on from {checkpoint}' if checkpoint else 'no checkpoint yet, from step 0'}"
+        )
+        if checkpoint:
+            return str(checkpoint)
+    elif folder.is_dir() and any(folder.iterdir()) and not args.overwrite_output_dir:
+        raise ValueError(
+            f"--output_dir {folder} is not empty: go on with --resume_from_checkpoint, start anew with "
+            "--overwrite_output_dir, or name another folder"
+        )
+    if args.dry_run:
+        return None
+    for path in folder.glob("checkpoint-*"):
+        shutil.rmtree(path)
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+    return None
+
+
+def was_restarted() -> bool:
+    """Whether SLURM requeued this job, or torchrun restarted its workers."""
+    counts = (os.environ.get(name, "0") for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+    return any(count.isdigit() and int(count) > 0 for count in counts)
+
+
+# ---------------------------------------------------------------- the loss that is being averaged
+def save_loss_state(folder: Path, rank: int, running: float, total: float, last_logged_step: int) -> None:
+    """Writes what Trainer forgets: the sum of losses since the last log, so that a resumed run logs the same means."""
+    state = {"running_loss": running, "total_loss": total, "last_logged_step": last_logged_step}
+    (folder / f"loss_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
+
+
+def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
+    """The state of this rank, or the mean over all if their number has changed. None if it was not saved."""
+    paths = sorted(folder.glob("loss_state_*.json"))
+    if not paths:
+        return None
+    states = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    if len(states) == num_ranks:
+        return json.loads((folder / f"loss_state_{rank}.json").read_text(encoding="utf-8"))
+    return states[0] | {"running_loss": sum(state["running_loss"] for state in states) / len(states)}

@@ -1,0 +1,82 @@
+"""Leaving in time: SIGTERM, SIGUSR1 and a SLURM job's time limit end a run at the next step with a checkpoint.
+
+The script then exits with code 75 (EX_TEMPFAIL of sysexits.h: try again later). slurm/train.slurm requeues a job that
+ends so; started again with the same command, the run goes on by itself (training/checkpoints.py).
+"""
+
+import os
+import signal
+import threading
+import time
+
+import torch
+from transformers import TrainerCallback
+
+from arguments_t5 import print_once
+
+PREEMPTED_EXIT_CODE = 75
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# Seconds kept free before the job's time limit, beside twice the longest step: for writing the checkpoint.
+TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
+
+
+class PreemptionCallback(TrainerCallback):
+    """Saves and stops at the end of the step in which a signal came, or when the job's time runs out.
+
+    `reason` is then a sentence, else None. A second signal ends the process at once, as it would without us. All ranks
+    stop at the same step, whichever got the signal: they compare notes over gloo at every step, which takes well below
+    a millisecond and leaves a GPU's queue alone.
+    """
+
+    def __init__(self):
+        self.reason = None
+        self._received, self._handlers, self._group = None, {}, None
+        self._longest_step, self._step_began = 0.0, None
+        self._end_time = float(os.environ.get("SLURM_JOB_END_TIME") or "inf")
+
+    def on_train_begin(self, args, state, control, **_):  # noqa: ARG002
+        if args.world_size > 1:
+            self._group = torch.distributed.new_group(backend="gloo")
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
+
+    def _note(self, number, _frame):
+        self._received = number
+        self._restore_handlers()
+
+    def _restore_handlers(self):
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+    def on_step_begin(self, args, state, control, **_):  # noqa: ARG002
+        self._step_began = time.monotonic()
+
+    def on_step_end(self, args, state, control, **_):
+        if self._step_began is not None:
+            self._longest_step = max(self._longest_step, time.monotonic() - self._step_began)
+        left = self._end_time - time.time()
+        out_of_time = left < TIME_LIMIT_MARGIN + 2 * self._longest_step
+        code = int(self._received or 0) or (-1 if out_of_time else 0)
+        if self._group is not None:
+            codes = torch.tensor([max(code, 0), max(-code, 0)])
+            torch.distributed.all_reduce(codes, op=torch.distributed.ReduceOp.MAX, group=self._group)
+            code = int(codes[0]) or -int(codes[1])
+        if code and state.global_step < state.max_steps:
+            name = signal.Signals(code).name if code > 0 else f"the job ends in {max(0, left):.0f} s"
+            control.should_save = args.save_strategy != "no"
+            saved = "saved and stopped" if control.should_save else "stopped without a checkpoint (--save_strategy no)"
+            self.reason = f"{name}: {saved} after step {state.global_step:,} of {state.max_steps:,}"
+            control.should_training_stop = True
+            args.load_best_model_at_end = False  # the process ends: no need to load it once more
+
+    def on_train_end(self, args, state, control, **_):  # noqa: ARG002
+        self._restore_handlers()
+
+
+def exit_if_preempted(callback: PreemptionCallback, output_dir: str) -> None:
+    """Ends the process with PREEMPTED_EXIT_CODE if the run was asked to stop."""
+    if callback.reason is None:
+        return
+    print_once(f"{callback.reason}; go on with the same command and --resume_from_checkpoint (output: {output_dir})")
+    raise SystemExit(PREEMPTED_EXIT_CODE)

@@ -1,0 +1,183 @@
+"""A run from start to end: tracking, what is said and checked before, what is written and said after."""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+import torch
+from requests.utils import get_netrc_auth
+from transformers import EarlyStoppingCallback
+
+from arguments_t5 import answers, exit_on_user_error, is_first_process, print_once
+from callbacks_t5 import (
+    LossCurveCallback,
+    MetricsFileCallback,
+    T5ProgressCallback,
+    ThroughputCallback,
+    end_summary,
+    human_bytes,
+    human_count,
+    install_callbacks,
+    run_record,
+    start_summary,
+    write_json,
+)
+from constants import HARDWARE_PEAKS
+from model_t5 import count_parameters
+from trainer_t5 import T5Trainer, finish_process_group, global_batch_size
+from training.optimizers import scheduler_name
+
+
+def set_up_tracking(args) -> None:
+    """W&B online when the user is logged in and it answers, else offline: a line says so, and nothing is waited for."""
+    if "wandb" not in args.report_to or getattr(args, "dry_run", False):
+        return
+    os.environ.setdefault("WANDB_PROJECT", "t5_foundry")
+    os.environ.setdefault("WANDB_DIR", args.output_dir)
+    Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
+    if "WANDB_MODE" in os.environ:
+        return
+    # Not through wandb itself: its session reads the mode once, and here it is still to be decided.
+    import wandb
+
+    server = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
+    logins = [server] if "WANDB_BASE_URL" in os.environ else [server, "https://api.wandb.ai"]  # the second till 0.30
+    logged_in = {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & set(os.environ) or any(map(get_netrc_auth, logins))
+    reason = None if logged_in else "not logged in"
+    reason = reason or (None if answers(server) else f"{server} does not answer")
+    if reason:
+        os.environ["WANDB_MODE"] = "offline"
+        folder = Path(os.environ["WANDB_DIR"]) / "wandb"
+        print_once(f"W&B: {reason}, tracking offline; later: wandb sync {folder}/offline-run-* (--report_to none: off)")
+
+
+def start_run(
+    trainer: T5Trainer,
+    title: str,
+    flags: list,
+    rows: dict[str, str],
+    tokens_per_step: int | None,
+    flops_per_sequence: int | None,
+    examples: dict[str, int],
+    fingerprints: dict[str, str],
+) -> None:
+    """Installs our callbacks, prints what the run will do and need, checks that it is there, and writes run.json.
+
+    With `--dry_run` it ends the process after the plan. Too little disk or memory is the user's error, exit code 2.
+
+    flags: the parsed dataclasses. Memory is what weights, gradients and optimizer take, without activations (in mixed
+    precision the weights stay float32); disk is the model, and the checkpoints while one more is being written.
+    """
+    args, parameters = trainer.args, count_parameters(trainer.model)
+    sequences = global_batch_size(args)
+    peak = device_peak_flops(args.device, args.bf16)
+    output_dir = Path(args.output_dir)
+    callbacks = [
+        ThroughputCallback(sequences, tokens_per_step, flops_per_sequence, peak and peak * max(1, args.world_size)),
+        MetricsFileCallback(output_dir),
+        LossCurveCallback(output_dir),
+        T5ProgressCallback(),
+    ]
+    if args.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
+    install_callbacks(trainer, callbacks)
+
+    states = 0.01 if args.optim == "adafactor" else 2.0  # optimizer tensors per weight
+    kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
+    parts = 1 if args.save_only_model else 1 + states  # the optimizer is kept too
+    memory = parameters * 4 * (2 + states) * (int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if args.use_cpu else 1)
+    memory_there = memory_available(args.device)
+    disk, disk_there = parameters * 4 * (1 + parts * kept), disk_free(output_dir)
+    unlimited = " and all later checkpoints" if kept and not args.save_total_limit else ""
+    summary = {
+        "model": f"{human_count(parameters)} parameters ({trainer.model.config.model_type}, "
+        f"d_model {trainer.model.config.d_model}, {trainer.model.config.num_layers} + "
+        f"{trainer.model.config.num_decoder_layers} layers), dropout {trainer.model.config.dropout_rate}",
+        **rows,
+        "batch": f"{sequences} sequences a step ({args.train_batch_size} x "
+        f"{args.gradient_accumulation_steps} accumulated x {max(1, args.world_size)} processes)",
+        "optimizer": f"{args.optim}, peak {args.learning_rate:g}, {scheduler_name(args)}",
+        "device": f"{args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
+        "memory": f"{human_bytes(memory)} (weights, gradients, optimizer), plus activations; "
+        f"{human_bytes(memory_there)} available",
+        "disk": f"{human_bytes(disk)}{unlimited} in {output_dir}; {human_bytes(disk_there)} free",
+    }
+    start_summary(summary, title)
+    with exit_on_user_error():
+        if disk > disk_there:
+            raise ValueError(
+                f"--output_dir {output_dir} will need {human_bytes(disk)} and has {human_bytes(disk_there)} free: "
+                "use another disk, a smaller --save_total_limit or --save_only_model"
+            )
+        if memory > memory_there and not args.deepspeed:
+            raise ValueError(
+                f"{human_bytes(memory)} are needed for weights, gradients and optimizer alone, and "
+                f"{human_bytes(memory_there)} are available: use --optim adafactor, "
+                "--deepspeed zero_stage2_config.json, or a smaller --config_name"
+            )
+    if args.dry_run:
+        print_once("--dry_run: nothing was trained or written")
+        finish_process_group()
+        raise SystemExit(0)
+    if is_first_process():
+        arguments = {}
+        for group in flags:
+            values = group.to_dict() if hasattr(group, "to_dict") else dataclasses.asdict(group)
+            arguments |= values
+        output_dir.mkdir(parents=True, exist_ok=True)
+        record = run_record(arguments, trainer.model, tokens_per_step, fingerprints, examples)
+        write_json(output_dir / "run.json", record)
+
+
+def finish_run(trainer: T5Trainer, train_metrics: dict, shown: dict[str, str], next_command: str) -> dict:
+    """Evaluates, saves model and tokenizer, writes all_results.json, says where it all is and returns the results."""
+    results = dict(train_metrics)
+    trainer.save_model()
+    trainer.save_state()
+    if trainer.eval_dataset is not None and trainer.args.eval_strategy != "no":
+        results |= _evaluated_just_now(trainer) or trainer.evaluate()
+    if is_first_process():
+        output_dir = Path(trainer.args.output_dir)
+        write_json(output_dir / "all_results.json", results)
+        numbers = {
+            name.removeprefix("eval_").replace("_", " "): f"{value:.4f}"
+            for name, value in results.items()
+            if name.startswith("eval_") and not name.endswith(("runtime", "per_second", "preparation_time"))
+        }
+        files = "all_results.json, metrics.jsonl, loss.png, run.json"
+        end_summary(numbers | shown | {"written to": f"{output_dir}: the model, {files}", "next": next_command})
+    finish_process_group()
+    return results
+
+
+def _evaluated_just_now(trainer: T5Trainer) -> dict:
+    """The metrics of an evaluation at the last step, if these very weights have had one; else nothing."""
+    if trainer.args.load_best_model_at_end or len(trainer.state.log_history) < 2:
+        return {}
+    last = trainer.state.log_history[-2]  # the closing line of the training comes after it
+    just_now = "eval_loss" in last and last["step"] == trainer.state.global_step
+    return {name: value for name, value in last.items() if name != "step"} if just_now else {}
+
+
+def device_peak_flops(device: torch.device, bf16: bool) -> float | None:
+    """Peak matrix FLOP/s of a known GPU in the precision used; None where it is not known (no MFU is shown then)."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peaks = [peak for known, peak in HARDWARE_PEAKS.items() if known in name]
+    return peaks[0]["bf16" if bf16 else "tf32"] * 1e12 if peaks else None
+
+
+def memory_available(device: torch.device) -> int:
+    """Bytes free on the GPU, or without one in the machine's memory."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
+def disk_free(folder: Path) -> int:
+    """Bytes free where `folder` is or will be."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
