@@ -1,5 +1,7 @@
 # make demo   set up, then: tokenizer, pre-training and fine-tuning on built-in English, ending in a table and a picture
 # make test   set up, then: lint, format check and the whole test suite (no network, no GPU)
+# make torture   set up, then: 200 kills of real runs, each resumed and compared (KILLS=200)
+# make test-slurm   set up, then: the job scripts on a SLURM of two nodes that runs on this machine for the test
 # make setup  the virtual environment with the pinned requirements, made anew only when they changed
 
 PYTHON ?= python3
@@ -9,11 +11,12 @@ INSTALLED := $(VENV)/installed_requirements.txt
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no
 DEMO := out/demo
 SEEDS := 1
+KILLS := 200
 COMMA := ,
 NONE :=
 SPACE := $(NONE) $(NONE)
 
-.PHONY: setup test demo lint clean
+.PHONY: setup test test-slurm demo lint clean torture
 
 setup:
 	@cmp -s requirements.txt $(INSTALLED) || { \
@@ -30,6 +33,10 @@ lint: setup
 test: lint
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile
 
+test-slurm: setup
+	@$(BIN)/python tests/slurm_cluster.py --check
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/slurm
+
 # Pre-train once, then fine-tune that checkpoint and the same model from scratch with each seed (make demo
 # SEEDS="1 2 3" takes three), and compare them.
 demo: setup
@@ -45,6 +52,9 @@ demo: setup
 	  from_scratch=$(subst $(SPACE),$(COMMA),$(SEEDS:%=$(DEMO)/from_scratch_%)) \
 	  --metric eval_accuracy --output $(DEMO)/demo.png
 	@echo "pre-training curve: $(DEMO)/pre_train/loss.png"
+
+torture: setup
+	$(BIN)/python tests/torture.py --kills $(KILLS) --output out/torture.json
 
 clean:
 	rm -rf out .pytest_cache .ruff_cache

@@ -144,8 +144,9 @@ class MetricsFileCallback(TrainerCallback):
 
     `seconds` counts from the start of the run and goes on counting after a resume. JSON has no NaN, so non-finite
     floats are written as the strings "NaN", "Infinity" and "-Infinity". A resumed run (global_step > 0) first removes
-    the lines after its step, which it will write again, and a torn last line; a fresh run starts a new file. Nothing
-    is written before training begins, so that an evaluation alone never touches the curve of the run before it.
+    what it will write again (the lines after its step, and all from the closing "train_loss" on) and a torn last line;
+    a fresh run starts a new file. Nothing is written before training begins, so that an evaluation alone never touches
+    the curve of the run before it.
     """
 
     def __init__(self, output_dir: str | Path):
@@ -157,7 +158,9 @@ class MetricsFileCallback(TrainerCallback):
             return
         kept = []
         if state.global_step > 0 and self.path.exists():
-            kept = [line for line in read_metrics(self.path) if line.get("step", 0) <= state.global_step]
+            lines = read_metrics(self.path)
+            closing = next((i for i, line in enumerate(lines) if "train_loss" in line), len(lines))
+            kept = [line for line in lines[:closing] if line.get("step", 0) <= state.global_step]
         self.zero_time = time.perf_counter() - max((line.get("seconds", 0) for line in kept), default=0)
         text = "".join(self._line(line) for line in kept)
         _write_aside(self.path, lambda aside: aside.write_text(text, encoding="utf-8"))

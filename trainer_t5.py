@@ -107,6 +107,13 @@ class T5Trainer(Seq2SeqTrainer):
             self._total_loss_scalar = state["total_loss"]
             self._globalstep_last_logged = state["last_logged_step"]
 
+    def _run_epoch(self, *args, **kwargs):
+        """As Trainer's, which would train one step too many when it resumes a run that had all its steps."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
     def _get_output_dir(self, trial):
         folder = super()._get_output_dir(trial)
         return str(Path(folder) / SAVING) if self._is_saving else folder

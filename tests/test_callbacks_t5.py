@@ -182,6 +182,13 @@ class MetricsFileTest(TestCase):
         self.assertEqual(read_metrics(path)[-1]["seconds"], 24.0)
         self.assertEqual([file.name for file in self.folder.iterdir()], ["metrics.jsonl"])  # nothing left aside
 
+    def test_a_run_killed_after_its_closing_line_writes_that_again(self):
+        path = self.folder / "metrics.jsonl"
+        lines = [{"step": 2, "loss": 1.0}, {"step": 2, "train_loss": 1.0}, {"step": 2, "eval_loss": 1.0}]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        MetricsFileCallback(self.folder).on_train_begin(None, make_state(2), None)
+        self.assertEqual(read_metrics(path), lines[:1])
+
     def test_fresh_run_starts_a_new_file(self):
         path = self.folder / "metrics.jsonl"
         path.write_text('{"step": 1, "loss": 9.0}\n')

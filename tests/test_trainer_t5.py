@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from absl.testing import absltest, parameterized
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
-import trainer_t5
 from arguments_t5 import PreTrainingArguments, check_training
 from callbacks_t5 import read_metrics
 from data_collator_t5 import T5DataCollator
@@ -31,6 +30,7 @@ from data_t5 import ChunkDataset
 from metrics_t5 import STATISTICS, language_model_metrics, token_metrics
 from model_t5 import build_config, create_model, shift_right
 from trainer_t5 import T5Trainer, finish_process_group, global_batch_size
+from training import runs
 from training.runs import device_peak_flops, set_up_tracking, start_run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -584,8 +584,8 @@ class TrackingTest(TrainerTest):
         args = types.SimpleNamespace(report_to=list(report_to), output_dir=str(self.folder / "run"))
         with (
             mock.patch.dict(os.environ, clean | environment, clear=True),
-            mock.patch.object(trainer_t5, "answers", return_value=answers) as asked,
-            mock.patch.object(trainer_t5, "get_netrc_auth", return_value=("user", "key") if login else None),
+            mock.patch.object(runs, "answers", return_value=answers) as asked,
+            mock.patch.object(runs, "get_netrc_auth", return_value=("user", "key") if login else None),
         ):
             _, printed = quietly(set_up_tracking, args)
             self.asked = [call.args[0] for call in asked.call_args_list]
@@ -629,7 +629,7 @@ class TrackingTest(TrainerTest):
         """The session of wandb reads WANDB_MODE once: nothing may have woken it before."""
         script = "; ".join(
             [
-                "import types, wandb, trainer_t5",
+                "import types, wandb, training.runs",
                 "training.runs.set_up_tracking(types.SimpleNamespace(report_to=['wandb'], output_dir='run'))",
                 "run = wandb.init(project='p', settings=wandb.Settings(silent=True))",
                 "run.log({'loss': 1.0})",

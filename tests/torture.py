@@ -48,7 +48,7 @@ def material(folder: Path) -> dict[str, list[str]]:
     common += f"--config_overrides {shape} --dropout_rate 0.1 --logging_steps 3"
     pre_train = f"--train_file {folder}/text.txt --vocab_size 300 --input_seq_length 32 --max_steps 31 "
     pre_train += "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --warmup_steps 4 --save_steps 2 "
-    pre_train += f"--eval_steps 7 {common}"
+    pre_train += f"--eval_steps 7 --max_eval_samples 32 {common}"
     fine_tune = f"--benchmark glue --dataset_name cola --data_dir {folder} --tokenizer_name {folder}/tokenizer "
     fine_tune += f"--num_train_epochs 4 --per_device_train_batch_size 16 --eval_strategy epoch {common}"
     return {"pre_train": pre_train.split(), "fine_tune": fine_tune.split()}
@@ -139,12 +139,15 @@ def torture(folder: Path, script: str, kills: int, seed: int, show=print) -> dic
     """
     argv, log = material_of(folder)[script], folder / f"{script}.log"
     began = time.monotonic()
-    code = exit_code(start(script, [*argv, "--output_dir", str(folder / "whole"), "--overwrite_output_dir"], log))
+    code = exit_code(
+        start(script, [*argv, "--output_dir", str(folder / f"{script}_whole"), "--overwrite_output_dir"], log)
+    )
     assert code == 0, f"{script} ended with {code}:\n{log.read_text()[-2000:]}"
-    seconds, expected = time.monotonic() - began, outcome(folder / "whole")
+    seconds, expected = time.monotonic() - began, outcome(folder / f"{script}_whole")
     chooser = random.Random(seed)
     counts = {"kills": 0, "kills_while_saving": 0, "runs_compared": 0, "seconds_uninterrupted": round(seconds, 2)}
-    output_dir = folder / "killed"
+    output_dir = folder / f"{script}_killed"
+    shutil.rmtree(output_dir, ignore_errors=True)
     while counts["kills"] < kills or counts["runs_compared"] == 0:
         if counts["kills"] >= kills:  # let the last one finish
             going_on = "--resume_from_checkpoint" if newest_whole_checkpoint(output_dir) else "--overwrite_output_dir"
@@ -192,6 +195,7 @@ def main() -> None:
             record[script] = torture(Path(folder), script, options.kills // len(SCRIPTS), options.seed)
             print(json.dumps({script: record[script]}))
     if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(record, indent=1) + "\n")
 
 
