@@ -1,5 +1,6 @@
 # make demo   set up, then: tokenizer, pre-training and fine-tuning on built-in English, ending in a table and a picture
 # make test   set up, then: lint, format check and the whole test suite (no network, no GPU)
+# make test-launchers   set up, then: every launcher x sharding x script on two processes
 # make torture   set up, then: 200 kills of real runs, each resumed and compared (KILLS=200)
 # make test-slurm   set up, then: the job scripts on a SLURM of two nodes that runs on this machine for the test
 # make setup  the virtual environment with the pinned requirements, made anew only when they changed
@@ -16,7 +17,7 @@ COMMA := ,
 NONE :=
 SPACE := $(NONE) $(NONE)
 
-.PHONY: setup test test-slurm demo lint clean torture
+.PHONY: setup test test-slurm demo lint clean torture test-launchers
 
 setup:
 	@cmp -s requirements.txt $(INSTALLED) || { \
@@ -52,6 +53,9 @@ demo: setup
 	  from_scratch=$(subst $(SPACE),$(COMMA),$(SEEDS:%=$(DEMO)/from_scratch_%)) \
 	  --metric eval_accuracy --output $(DEMO)/demo.png
 	@echo "pre-training curve: $(DEMO)/pre_train/loss.png"
+
+test-launchers: setup
+	T5_ALL_LAUNCHERS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_launchers.py
 
 torture: setup
 	$(BIN)/python tests/torture.py --kills $(KILLS) --output out/torture.json

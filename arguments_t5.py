@@ -23,6 +23,7 @@ import transformers
 import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 from transformers.hf_argparser import string_to_bool
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
 from constants import BUILTIN_CORPUS, DATASET_VALS, DEFAULT_LEARNING_RATES, DENOISERS, MODEL_SHAPES
@@ -177,6 +178,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         optim, self.optim = self.optim, "adamw_torch"
         super().__post_init__()
         self.optim = optim
+        if getattr(self, "hf_deepspeed_config", None) is not None:
+            # Every rank builds the whole model, so that its first weights are those of any other launch. DeepSpeed
+            # cuts them up afterwards: T5Trainer puts this back.
+            unset_hf_deepspeed_config()
 
 
 @dataclass

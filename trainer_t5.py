@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import SequentialSampler
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
+from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
 
 from arguments_t5 import print_once
@@ -54,6 +55,8 @@ class T5Trainer(Seq2SeqTrainer):
         training_args = kwargs["args"]
         if training_args.ddp_find_unused_parameters is None:
             training_args.ddp_find_unused_parameters = False  # T5 has none: a search at every step would be wasted
+        if getattr(training_args, "hf_deepspeed_config", None) is not None:
+            set_hf_deepspeed_config(training_args.hf_deepspeed_config)
         super().__init__(
             *args,
             compute_loss_func=partial(token_mean_loss, label_smoothing=training_args.label_smoothing_factor),
@@ -94,7 +97,9 @@ class T5Trainer(Seq2SeqTrainer):
         if "train_loss" in logs and self.preemption.reason is not None:
             return
         if "train_loss" in logs and self.state.global_step:
-            logs["train_loss"] = self._total_loss_scalar / self.state.global_step
+            # Trainer has added what was not yet logged, but of this rank alone.
+            unlogged = self.accelerator.gather(self._tr_loss.reshape(1)).mean().item() - self._tr_loss.item()
+            logs["train_loss"] = (self._total_loss_scalar + unlogged) / self.state.global_step
         super().log(logs, start_time)
 
     def restore_loss_state(self) -> None:
@@ -152,10 +157,11 @@ class T5Trainer(Seq2SeqTrainer):
                 "save. Free some space."
             )
             return
+        best = output_dir / f"checkpoint-{self.state.best_global_step}"
+        if self.state.best_global_step and (best == final or best.is_dir()):
+            # On all ranks, since all load it in the end. Trainer looked for it where the new one was being written.
+            self.state.best_model_checkpoint = str(best)
         if self.args.should_save:
-            best = output_dir / f"checkpoint-{self.state.best_global_step}"
-            if self.state.best_global_step and (best == final or best.is_dir()):
-                self.state.best_model_checkpoint = str(best)  # Trainer looked for it where the new one was written
             self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
             publish(aside, final)
             rotate(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)

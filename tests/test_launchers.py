@@ -1,0 +1,155 @@
+"""Every launcher and way of sharding trains to the weights of one process, and resumes to them.
+
+Two real processes over gloo. `make test` runs a cover (every launcher, every sharding, both scripts); all cells:
+
+    T5_ALL_LAUNCHERS=1 python -m pytest tests/test_launchers.py        (make test-launchers)
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torture
+from absl.testing import absltest, parameterized
+from safetensors.torch import load_file
+
+from training.checkpoints import checkpoints_of, damage
+from training.preemption import PREEMPTED_EXIT_CODE
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+SHARDING = {"ddp": [], "zero2": ["zero_stage2_config.json"], "zero3": ["zero_stage3_config.json"]}
+LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
+CELLS = [(launcher, way, script) for launcher in LAUNCHERS for way in SHARDING for script in torture.SCRIPTS]
+COVER = [("accelerate", "ddp", "fine_tune"), ("torchrun", "ddp", "pre_train"), ("deepspeed", "zero2", "fine_tune"),
+         ("deepspeed", "zero3", "pre_train")]  # fmt: skip
+
+
+def launcher_command(name: str) -> list[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    return {
+        "accelerate": [
+            BIN / "accelerate",
+            "launch",
+            "--multi_gpu",
+            "--num_processes",
+            "2",
+            "--main_process_port",
+            port,
+        ],
+        "torchrun": [BIN / "torchrun", "--nproc_per_node", "2", "--master_port", port],
+        "deepspeed": [BIN / "deepspeed", "--num_accelerators", "2", "--master_port", port],
+    }[name]
+
+
+class LauncherTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.commands = torture.material_of(cls.folder)
+        cls.expected = {}
+
+    def flags(self, script: str, processes: int) -> list[str]:
+        """The same global batch with one process and with two; no dropout, whose random numbers differ by rank."""
+        size = {"pre_train": 8, "fine_tune": 16}[script] // processes
+        own = ["--gradient_accumulation_steps", "1"] if script == "pre_train" else ["--predict_with_generate", "true"]
+        more = ["--per_device_train_batch_size", str(size), "--dropout_rate", "0", "--optim", "adamw_torch", *own]
+        more += ["--learning_rate", "1e-3"]
+        return torture.changed(self.commands[script], *more)
+
+    def one_process(self, script: str) -> Path:
+        """Output of the run that all others must equal."""
+        if script not in self.expected:
+            out = self.folder / f"{script}_alone"
+            log = self.folder / "log"
+            code = torture.exit_code(torture.start(script, [*self.flags(script, 1), "--output_dir", str(out)], log))
+            self.assertEqual(code, 0, log.read_text()[-2000:])
+            self.expected[script] = out
+        return self.expected[script]
+
+    def launch(self, launcher: str, way: str, script: str, out: Path, *more: str) -> str:
+        sharding = [word for name in SHARDING[way] for word in ("--deepspeed", str(ROOT / name))]
+        argv = [*self.flags(script, 2), "--output_dir", str(out), *sharding, *more]
+        command = [*map(str, launcher_command(launcher)), str(ROOT / f"{script}_t5.py"), *argv]
+        environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+        self.assertEqual(done.returncode, 0, done.stdout[-1000:] + done.stderr[-3000:])
+        return done.stdout
+
+    def assert_same_run(self, out: Path, alone: Path, what: str):
+        """Weights and evaluations of two runs agree to float32 rounding over some thirty steps."""
+        weights, wanted = (load_file(folder / "model.safetensors") for folder in (out, alone))
+        self.assertEqual(set(weights), set(wanted))
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(
+                weights[name], tensor, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{what} {n} {m}"
+            )
+        found, expected = torture.outcome(out), torture.outcome(alone)
+        self.assertEqual(found["steps"], expected["steps"])
+        for one, two in zip(found["metrics"], expected["metrics"], strict=True):
+            for key in {"loss", "eval_loss", "train_loss", "grad_norm"} & set(two):
+                self.assertAlmostEqual(one[key], two[key], delta=2e-3, msg=f"{what} {key} at step {two['step']}")
+            for key in {"eval_accuracy", "eval_matthews_correlation"} & set(two):
+                self.assertEqual(one[key], two[key], f"{what} {key} at step {two['step']}")
+
+    @parameterized.parameters(*(CELLS if os.environ.get("T5_ALL_LAUNCHERS") else COVER))
+    def test_two_processes_end_with_the_weights_of_one(self, launcher, way, script):
+        alone, out = self.one_process(script), self.folder / f"{launcher}_{way}_{script}"
+        printed = self.launch(launcher, way, script, out)
+        self.assertEqual(printed.count("-- done --"), 1, "rank 0 alone reports")
+        self.assert_same_run(out, alone, "trained")
+        for checkpoint in checkpoints_of(out):
+            self.assertIsNone(damage(checkpoint))
+        first = checkpoints_of(out)[0]
+        for later in checkpoints_of(out)[1:]:
+            shutil.rmtree(later)
+        (out / "model.safetensors").unlink()
+        resumed = self.launch(launcher, way, script, out, "--resume_from_checkpoint", str(first))
+        self.assertEqual(resumed.count("-- done --"), 1)
+        self.assert_same_run(out, alone, "resumed")
+
+    def test_a_rank_that_dies_takes_the_run_down_with_its_own_error(self):
+        out, began = self.folder / "dies", time.monotonic()
+        argv = [*self.flags("pre_train", 2), "--output_dir", str(out)]
+        command = [*map(str, launcher_command("torchrun")), str(ROOT / "tests" / "dying_rank.py"), *argv]
+        done = subprocess.run(
+            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+        )
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("RuntimeError: this rank has had enough", done.stderr)
+        self.assertLess(time.monotonic() - began, 90)
+
+    def test_a_signal_to_one_rank_stops_both_at_the_same_step(self):
+        out, log = self.folder / "signalled", self.folder / "signalled.log"
+        argv = torture.changed(self.flags("pre_train", 2), "--output_dir", str(out), "--max_steps", "3000")
+        common = dict(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1")
+        common["MASTER_PORT"] = launcher_command("torchrun")[-1]
+        environments = [os.environ | common | dict(RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
+        with log.open("w") as file:
+            ranks = [
+                subprocess.Popen([sys.executable, ROOT / "pre_train_t5.py", *argv], env=env, stdout=file, stderr=file)
+                for env in environments
+            ]
+        self.addCleanup(lambda: [process.kill() for process in ranks if process.poll() is None])
+        deadline = time.monotonic() + 120
+        while not (out / "checkpoint-4").exists() and not checkpoints_of(out):
+            self.assertLess(time.monotonic(), deadline, log.read_text()[-2000:])
+            time.sleep(0.05)
+        ranks[1].send_signal(signal.SIGUSR1)
+        self.assertEqual([process.wait(60) for process in ranks], [PREEMPTED_EXIT_CODE] * 2, log.read_text()[-2000:])
+        self.assertRegex(log.read_text(), "SIGUSR1: saved and stopped after step")
+        self.assertIsNone(damage(checkpoints_of(out)[-1]))
+
+
+if __name__ == "__main__":
+    absltest.main()
