@@ -23,15 +23,34 @@ import transformers
 import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 from transformers.hf_argparser import string_to_bool
+from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
 from constants import BUILTIN_CORPUS, DATASET_VALS, DEFAULT_LEARNING_RATES, DENOISERS, MODEL_SHAPES
+from corpora.files import COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIXES, check_file, data_suffix, expand_files
 from training.optimizers import NEEDS_WHOLE_TENSORS, OPTIMIZERS
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
-TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
+# Least values of transformers' flags where it checks none itself.
+LEAST = dict(
+    per_device_train_batch_size=1,
+    per_device_eval_batch_size=1,
+    gradient_accumulation_steps=1,
+    seed=0,
+    weight_decay=0,
+    max_grad_norm=0,
+    dataloader_num_workers=0,
+    generation_num_beams=1,
+    generation_max_length=1,
+    save_total_limit=1,
+    logging_steps=0,
+    eval_steps=0,
+    save_steps=0,
+    learning_rate=0,
+    final_learning_rate=0,
+)
 NAMED_CHOICES = {
     "optim": OPTIMIZERS,
     "lr_scheduler_type": tuple(kind.value for kind in SchedulerType),
@@ -86,7 +105,9 @@ class PreTrainingDataArguments:
     )
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
     train_file: list[str] | None = option(
-        None, f"Training text: files, folders or globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)})."
+        None,
+        f"Training text: files, folders or globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)}). "
+        "A named file of another or no ending is read as plain text.",
     )
     validation_file: list[str] | None = option(None, "Validation text, as --train_file.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
@@ -164,6 +185,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             value = getattr(getattr(self, name), "value", getattr(self, name))
             if value not in choices:
                 raise ValueError(f"--{name} {value}: must be one of {', '.join(choices)}")
+        self.report_to = _trackers(self.report_to)
+        if isinstance(self.deepspeed, str) and not self.deepspeed.lstrip().startswith("{"):
+            check_file("--deepspeed", Path(self.deepspeed))
         if not has_accelerator():
             self.use_cpu = True  # otherwise every launched process would run alone (no backend is set up)
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find that out
@@ -182,6 +206,20 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             # Every rank builds the whole model, so that its first weights are those of any other launch. DeepSpeed
             # cuts them up afterwards: T5Trainer puts this back.
             unset_hf_deepspeed_config()
+
+
+def _trackers(names: list[str] | str) -> list[str]:
+    """The names of `--report_to`; ValueError for one that is unknown or not installed."""
+    names = [names] if isinstance(names, str) else list(names or ["none"])
+    known = {"none", "all", *INTEGRATION_TO_CALLBACK}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f": must be one of {', '.join(sorted(known))}"
+            raise ValueError(f"--report_to {name}: no such tracker{hint}")
+        if name not in ("none", "all", *get_available_reporting_integrations()):
+            raise ValueError(f"--report_to {name}: the package {name} is not installed")
+    return names
 
 
 @dataclass
@@ -304,7 +342,18 @@ def parse_arguments(dataclass_types, argv: list[str] | None = None, default_reci
     )
     if parsed[-1]:
         raise ValueError(f"{parsed[-1][0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
+    _refuse_rivals(parsed[:-1], given, "on the command line")
+    _refuse_rivals(parsed[:-1], _flags_given(parser, recipe_argv), f"in the recipe {recipe}")
     return parsed[: len(dataclass_types)]  # what follows is --help_all
+
+
+def _refuse_rivals(groups, given: set[str], where: str) -> None:
+    """ValueError if two flags that exclude each other stand in the same place; the command line overrules a recipe."""
+    values = {name: value for group in groups for name, value in vars(group).items() if name in given}
+    for pair in RIVALS:
+        if all(values.get(name) not in (None, False, -1, "", "false", "False") for name in pair):
+            one, other = (f"--{name}" if values[name] is True else f"--{name} {values[name]}" for name in pair)
+            raise ValueError(f"{one} and {other} exclude each other: give one of them {where}")
 
 
 def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:
@@ -383,6 +432,9 @@ def check_model(args: ModelArguments) -> None:
         raise ValueError("--config_overrides changes a new model's shape; --model_name_or_path has one already")
     if args.dropout_rate is not None and not 0 <= args.dropout_rate < 1:
         raise ValueError(f"--dropout_rate {args.dropout_rate}: must be at least 0 and below 1")
+    if args.vocab_size != ModelArguments.vocab_size and (args.tokenizer_name or args.model_name_or_path):
+        raise ValueError(f"--vocab_size {args.vocab_size} is of a tokenizer that is trained when none is given; "
+                         f"{args.tokenizer_name or args.model_name_or_path} brings its own")  # fmt: skip
     check_vocab_size(args.vocab_size)
 
 
@@ -399,7 +451,10 @@ def parse_overrides(text: str | None) -> dict:
         key, separator, value = pair.partition("=")
         if not separator:
             raise ValueError(f"--config_overrides {text}: write key=value pairs separated by commas")
-        overrides[key.strip()] = yaml.safe_load(value)
+        try:
+            overrides[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ValueError(f"--config_overrides {key}={value}: not a number, word, true or false") from None
     return overrides
 
 
@@ -413,16 +468,25 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
         raise ValueError("--dataset_config_name goes with the Hub name of a data set in --dataset_name")
     if not 0 < args.noise_density < 1:
         raise ValueError(f"--noise_density {args.noise_density}: must lie between 0 and 1")
-    if args.mean_noise_span_length < 1:
+    if not 1 <= args.mean_noise_span_length < float("inf"):
         raise ValueError(f"--mean_noise_span_length {args.mean_noise_span_length}: must be at least 1 token")
     if not 0 < args.validation_split_percentage < 100:
         raise ValueError(
             f"--validation_split_percentage {args.validation_split_percentage}: must lie between 0 and 100"
         )
+    if (
+        args.validation_file
+        and args.validation_split_percentage != PreTrainingDataArguments.validation_split_percentage
+    ):
+        raise ValueError("--validation_split_percentage holds out training text when there is no --validation_file; "
+                         "give one of them")  # fmt: skip
+    if not args.text_column:
+        raise ValueError("--text_column: must be the name of a column")
+    _check_counts(args)
+    check_folder("--data_cache_dir", args.data_cache_dir)
     for flag, paths in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):
         if paths:
             expand_files(flag, paths)
-    _check_counts(args)
 
 
 def _check_counts(args) -> None:
@@ -432,36 +496,17 @@ def _check_counts(args) -> None:
             raise ValueError(f"--{name} {value}: must be at least 1")
 
 
-def expand_files(flag: str, paths: list[str]) -> list[Path]:
-    """Files, folders (their readable files, sorted) and globs as a list of files. ValueError if one is not there."""
-    files = []
-    for text in paths:
-        path = Path(text).expanduser()
-        if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.is_file() and data_suffix(p) in TEXT_SUFFIXES)
-        elif path.is_file():
-            found = [path]
-        else:
-            found = sorted(p for p in Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))) if p.is_file())
-        if not found:
-            raise ValueError(
-                f"{flag} {text}: no such file, and no folder or pattern with {' '.join(TEXT_SUFFIXES)} files"
-            )
-        files += found
-    for file in files:
-        if data_suffix(file) not in TEXT_SUFFIXES:
-            raise ValueError(f"{flag} {file}: the name must end in one of {' '.join(TEXT_SUFFIXES)} (and .gz, .xz ...)")
-        if file.stat().st_size == 0:
-            raise ValueError(f"{flag} {file}: the file is empty")
-    return files
-
-
-def data_suffix(path: Path) -> str:
-    """The suffix that tells the format: "a.jsonl.gz" -> ".jsonl", "wiki_00" (no suffix) -> ".txt"."""
-    suffixes = [s.lower() for s in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        suffixes.pop()
-    return suffixes[-1] if suffixes else ".txt"
+def check_folder(flag: str, path: str) -> None:
+    """ValueError unless `path` is a folder that can be written, or one that can be made. Makes nothing."""
+    if not path:
+        raise ValueError(f"{flag}: must name a folder")
+    wanted = there = Path(path).expanduser().absolute()
+    while not there.exists() and not there.is_symlink():
+        there = there.parent
+    if not there.is_dir():
+        raise ValueError(f"{flag} {path}: {'is a file' if there == wanted else f'{there} is a file'}, not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"{flag} {path}: no permission to write in {there}")
 
 
 def check_task(args: TaskArguments) -> dict:
@@ -475,10 +520,17 @@ def check_task(args: TaskArguments) -> dict:
             hint = f" (did you mean {' or '.join(near)}?)" if near else ""
             raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; there is {', '.join(known)}")
     for flag, path in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):
-        if path and not Path(path).is_file():
-            raise ValueError(f"{flag} {path}: no such file")
+        if path:
+            check_file(flag, Path(path))
+            if data_suffix(Path(path)) not in (*ROW_SUFFIXES, ".txt"):
+                raise ValueError(f"{flag} {path}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and .gz, "
+                                 ".xz ...)")  # fmt: skip
+    check_folder("--data_cache_dir", args.data_cache_dir)
     if args.data_dir and not Path(args.data_dir).is_dir():
         raise ValueError(f"--data_dir {args.data_dir}: no such folder")
+    if args.data_dir and "builtin" in DATASET_VALS[args.benchmark][args.dataset_name]:
+        raise ValueError(f"--data_dir {args.data_dir}: the task {args.dataset_name} brings its own data; for files of "
+                         "yours give --train_file and --validation_file")  # fmt: skip
     for name in ("max_source_length", "max_target_length"):
         if getattr(args, name) is not None and getattr(args, name) < 2:
             raise ValueError(f"--{name} {getattr(args, name)}: must be at least 2 tokens, the last of which is EOS")
@@ -497,8 +549,16 @@ def check_training(args: T5TrainingArguments, stage: str) -> None:
         print_once(f"--deepspeed: the default optimizer {default} needs whole tensors; using --optim adamw_torch")
     if args.learning_rate is None:
         args.learning_rate = DEFAULT_LEARNING_RATES[stage][args.optim]
-    if args.learning_rate < 0 or args.final_learning_rate < 0:
-        raise ValueError(f"--learning_rate {args.learning_rate} and --final_learning_rate must not be negative")
+    for name, least in LEAST.items():
+        value = getattr(args, name)
+        if value is not None and not value >= least:  # nor a nan
+            raise ValueError(f"--{name} {value}: must be at least {least}")
+    if args.max_steps < 1 and args.max_steps != -1:
+        raise ValueError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
+    if args.max_steps == -1 and not args.num_train_epochs > 0:
+        raise ValueError(f"--num_train_epochs {args.num_train_epochs}: must be above 0")
+    if not 0 <= args.label_smoothing_factor < 1:
+        raise ValueError(f"--label_smoothing_factor {args.label_smoothing_factor}: must be at least 0 and below 1")
     if stage == "pre_training" and args.max_steps > 0 and args.num_train_epochs != 3:  # 3: transformers' default
         raise ValueError(f"--num_train_epochs {args.num_train_epochs}: --max_steps {args.max_steps} decides the length "
                          "of pre-training; for epochs add --max_steps -1")  # fmt: skip
@@ -509,6 +569,14 @@ def check_training(args: T5TrainingArguments, stage: str) -> None:
             raise ValueError(f"--early_stopping_patience {args.early_stopping_patience}: must be at least 1 evaluation")
         if not (args.load_best_model_at_end and args.metric_for_best_model):
             raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
+
+
+def check_best_metric(name: str | None, known: list[str]) -> None:
+    """ValueError if `--metric_for_best_model` is none of the names that an evaluation will have, without "eval_"."""
+    if name is not None and name.removeprefix("eval_") not in known:
+        near = difflib.get_close_matches(name.removeprefix("eval_"), known, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"--metric_for_best_model {name}: no metric of this run{hint}; there is {', '.join(known)}")
 
 
 # ---------------------------------------------------------------- the process
@@ -542,12 +610,13 @@ def answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def exit_on_user_error():
-    """Turns a ValueError or missing file of the wrapped set-up into one line on stderr and exit code 2."""
+    """Turns a ValueError or OSError of the wrapped set-up into one line on stderr and exit code 2."""
     try:
         yield
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         if os.environ.get("T5_FOUNDRY_TRACEBACK"):
             raise
         if is_first_process():
-            print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr, flush=True)
+            text = " ".join(str(error).split()) or type(error).__name__
+            print(f"{Path(sys.argv[0]).name}: error: {text}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None

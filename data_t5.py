@@ -5,23 +5,18 @@ T5 does it, without EOS between documents) and cached under a key made of conten
 Chunks are views of that file, so other lengths cost nothing, and moving a folder or renaming a tokenizer neither.
 """
 
-import bz2
 import contextlib
-import csv
-import gzip
 import hashlib
-import html
 import importlib
 import io
 import itertools
 import json
-import lzma
 import os
 import re
 import shutil
 import sys
 import tempfile
-import zlib
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,185 +30,19 @@ from arguments_t5 import (
     PreTrainingDataArguments,
     TaskArguments,
     answers,
-    data_suffix,
-    expand_files,
     is_first_process,
     print_once,
 )
 from constants import BUILTIN_CORPUS, NUM_SENTINELS
+from corpora.files import column_texts, data_suffix, expand_files, is_plain_text, read_documents
 from data_collator_t5 import example_keys
+from training.manifests import difference, file_digest, write_manifest
 
 TOKENIZER_SENTENCES = 200_000  # sample for a tokenizer that is trained on the way; enough for a small vocabulary
+TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece leaves longer lines out, so they are cut
 TOKENISE_BATCH = 2_000_000  # characters handed to the tokenizer's threads at once
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
-TOKENS_FORMAT = 2  # part of the cache's keys: raise it when the same text would give other tokens
-csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
-
-
-# ---------------------------------------------------------------- reading
-@contextlib.contextmanager
-def open_text(path: Path) -> Iterator[io.TextIOBase]:
-    """A text stream of a plain or compressed file; a byte-order mark is dropped, line ends become newlines.
-
-    A file that is damaged or no UTF-8 text is a ValueError with its name, wherever in the `with` block it shows.
-    """
-    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
-    try:
-        binary = openers.get(path.suffix.lower(), io.open)(path, "rb")
-        with io.TextIOWrapper(binary, encoding="utf-8-sig", newline=None) as stream:
-            yield stream
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text (byte {error.object[error.start]:#04x}); convert it first") from None
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, csv.Error) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
-
-
-def _open_zstd(path: Path, _mode: str):
-    import pyarrow
-
-    return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
-
-
-def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
-    """Rows of a JSON-lines, JSON, CSV, TSV or parquet file as dictionaries. ValueError names the file and line.
-
-    columns: refuse a file that lacks one of them.
-    """
-    if data_suffix(path) == ".parquet":
-        rows = _read_parquet(path, columns)
-    else:
-        rows = {".csv": _read_csv, ".tsv": read_tsv}.get(data_suffix(path), _read_json)(path)
-    for number, row in enumerate(rows, start=1):
-        missing = [column for column in columns or [] if column not in row]
-        if missing:
-            raise ValueError(f"{path}, row {number}: no column {missing[0]}; there is {', '.join(row)}")
-        yield row
-
-
-def _read_parquet(path: Path, columns: list[str] | None) -> Iterator[dict]:
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            all_there = columns and set(columns) <= set(file.schema_arrow.names)
-            for batch in file.iter_batches(columns=columns if all_there else None):
-                yield from batch.to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
-
-
-def _read_csv(path: Path) -> Iterator[dict]:
-    with open_text(path) as stream:
-        rows = csv.reader(stream)
-        header = next(rows, [])
-        for values in filter(None, rows):  # [] is an empty line
-            if len(values) != len(header):
-                raise ValueError(f"{path}, line {rows.line_num}: {len(values)} fields, the header has {len(header)}")
-            yield dict(zip(header, values, strict=True))
-
-
-def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
-    """Rows of a tab-separated file as {column: value}, or {index: value} if it has no header line.
-
-    A line is a row and quotes are ordinary characters: with the usual quoting of csv readers a lone quote joins lines,
-    which loses rows of MRPC, QNLI and STS-B in silence. Only a line that is too short because its last field opens a
-    quote and does not close it goes on in the next lines, as three questions of GLUE's QQP do.
-    """
-    with open_text(path) as stream:
-        lines = enumerate(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE), start=1)
-        names = next(lines, (1, []))[1] if header else None
-        for number, values in lines:
-            if not values:  # an empty line
-                continue
-            if names is None:
-                yield dict(enumerate(values))
-                continue
-            if len(values) < len(names) and _is_open(values[-1]):
-                values = _joined(values, (more for _, more in lines))
-            if len(values) != len(names):
-                raise ValueError(f"{path}, line {number}: {len(values)} fields, the header has {len(names)}")
-            yield dict(zip(names, values, strict=True))
-
-
-def _is_open(field: str) -> bool:
-    return field.startswith('"') and field.count('"') % 2 == 1
-
-
-def _joined(values: list[str], lines: Iterator[list[str]]) -> list[str]:
-    """['1', '"What'] and the line ['is this?"', '2'] -> ['1', 'What is this?', '2']; unchanged if no line closes it."""
-    text = values[-1]
-    for more in lines:
-        text = f"{text} {more[0] if more else ''}"
-        if not _is_open(text):
-            return [*values[:-1], text.strip()[1:-1].replace('""', '"').strip(), *more[1:]]
-    return values
-
-
-def _read_json(path: Path) -> Iterator[dict]:
-    with open_text(path) as stream:
-        first = stream.readline()
-        if first.lstrip().startswith("["):  # one array instead of one object a line
-            rows = enumerate(_parse_json(first + stream.read(), path), start=1)
-        else:
-            lines = enumerate(itertools.chain([first], stream), start=1)
-            rows = ((number, _parse_json(line, path, number)) for number, line in lines if line.strip())
-        for number, row in rows:
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, row {number}: must be a JSON object, got {type(row).__name__}")
-            yield row
-
-
-def _parse_json(text: str, path: Path, line: int | None = None):
-    """line: the line of the file that `text` is; None for a whole file."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {line or error.lineno}: broken JSON ({error.msg})") from None
-
-
-_WIKI_OPEN = re.compile(r"^<doc (id|url|title)=.*>$")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-
-
-def read_text_documents(path: Path) -> Iterator[str]:
-    """Documents of a text file: its lines; or, in WikiExtractor's format, the bodies between its <doc ...> tags.
-
-    Tags are dropped, entities of such pages resolved ("&amp;" -> "&") and control characters removed. Empty documents
-    are yielded as "" so that they can be counted.
-    """
-    page = None  # lines of the open <doc>, None outside
-    with open_text(path) as stream:
-        for line in stream:
-            line = _CONTROL.sub("", line).strip()
-            if page is None and _WIKI_OPEN.match(line):
-                page = []
-            elif page is not None and line == "</doc>":
-                # The first line repeats the title: a page of nothing else is an empty one.
-                yield html.unescape("\n".join(page)) if len(page) > 1 else ""
-                page = None
-            elif page is not None:
-                page += [line] if line else []
-            else:
-                yield line
-    if page:
-        yield html.unescape("\n".join(page))
-
-
-def read_documents(path: Path, text_column: str) -> Iterator[str]:
-    """The documents of one file, whatever its format."""
-    if data_suffix(path) in (".txt", ".text"):
-        yield from read_text_documents(path)
-    else:
-        yield from _texts(read_rows(path, [text_column]), text_column, path)
-
-
-def _texts(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[str]:
-    """The texts of a column, "" where there is none."""
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row[column], str | None):
-            kind = type(row[column]).__name__
-            raise ValueError(f"{where}, row {number}: the column {column} holds no text, but a value of type {kind}")
-        yield row[column] or ""
+TOKENS_FORMAT = 3  # part of the cache's keys: raise it when the same text would give other tokens
 
 
 # ---------------------------------------------------------------- sources
@@ -230,7 +59,7 @@ class Source:
 
     def documents(self) -> Iterator[str]:
         if self.dataset is not None:
-            yield from _texts(self.dataset, self.column, self.description)
+            yield from column_texts(self.dataset, self.column, self.description)
         for file in self.files:
             yield from read_documents(file, self.column)
 
@@ -257,16 +86,11 @@ def _file_source(flag: str, paths: list[str], column: str) -> Source:
     files = expand_files(flag, paths)
     digest = hashlib.sha256()
     for file in files:
-        digest.update(data_suffix(file).encode() + file_digest(file).encode())
+        kind = ".txt" if is_plain_text(file) else data_suffix(file)
+        digest.update(kind.encode() + file_digest(file).encode())
     size = sum(file.stat().st_size for file in files)
     shown = files[0].name if len(files) == 1 else f"{len(files)} files"
     return Source(f"{shown}, {size / 1e6:.1f} MB", digest.hexdigest(), files, column, size=size)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _dataset_sources(name: str, config: str | None, column: str) -> dict[str, Source]:
@@ -336,23 +160,55 @@ def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
 
 
 def cached(cache: Path, name: str, key: str, build, overwrite: bool = False) -> Path:
-    """The folder `<cache>/<name>-<key>`, made by `build(folder)` if missing; it appears only when it is whole."""
+    """The folder `<cache>/<name>-<key>`, made by `build(folder)` if it is missing, half there or damaged.
+
+    It is built aside and appears by one rename, with a manifest against which it is checked at every use. Processes
+    that build the same at once each end with a whole folder: the first one's, which the others find and take.
+    """
     final = cache / f"{name}-{key[:24]}"
-    if overwrite and final.exists() and is_first_process():  # the other processes take what the first one made
-        shutil.rmtree(final)
-    if not final.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
-        try:
-            build(aside)
-            try:
-                aside.rename(final)
-            except OSError:  # another process made the same folder meanwhile: its contents are the same
-                if not final.exists():
-                    raise
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    overwrite = overwrite and is_first_process()  # the other processes take what the first one made
+    if final.exists() and not overwrite:
+        damage = difference(final)
+        if damage is None:
+            return final
+        print_once(f"{final} is damaged ({damage}) and is made again")
+    cache.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(cache, name)
+    aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
+    try:
+        build(aside)
+        write_manifest(aside)
+        _put_in_place(aside, final, overwrite)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     return final
+
+
+def _remove_abandoned(cache: Path, name: str) -> None:
+    """Deletes what killed processes left half-built, a day after the last of its files was written."""
+    for aside in cache.glob(f".{name}-*"):
+        with contextlib.suppress(OSError):  # its owner is just finishing it
+            written = max(path.stat().st_mtime for path in (aside, *aside.rglob("*")))
+            if re.fullmatch(r"[a-z0-9_]{8}", aside.name.removeprefix(f".{name}-")) and time.time() - written > 86_400:
+                shutil.rmtree(aside)
+
+
+def _put_in_place(aside: Path, final: Path, overwrite: bool) -> None:
+    """Renames `aside` to `final`, unless another process has put the same there meanwhile; damaged ones give way."""
+    for attempt in range(10):  # of several processes that replace a damaged folder, one is the first
+        try:
+            aside.rename(final)
+            return
+        except OSError:
+            if not final.exists() and attempt == 9:
+                raise
+        if final.exists() and not overwrite and difference(final) is None:
+            return
+        grave = Path(tempfile.mkdtemp(prefix=".replaced-", dir=final.parent))
+        with contextlib.suppress(FileNotFoundError):
+            final.rename(grave / "old")
+        shutil.rmtree(grave, ignore_errors=True)
+    raise OSError(f"{final}: other processes keep replacing it")
 
 
 # ---------------------------------------------------------------- tokenizer
@@ -375,6 +231,7 @@ def train_tokenizer(
 
     output_dir.mkdir(parents=True, exist_ok=True)
     lines = (line for document in documents for line in document.split("\n") if line.strip())
+    lines = (part for line in lines for part in _parts_of(line))
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -391,7 +248,7 @@ def train_tokenizer(
             character_coverage=character_coverage,
             input_sentence_size=max_sentences,
             shuffle_input_sentence=True,
-            max_sentence_length=16_384,
+            max_sentence_length=TOKENIZER_SENTENCE,
             num_threads=16,  # not the machine's number of cores: its sums, and so its words, depend on it
             minloglevel=2,
         )
@@ -399,11 +256,20 @@ def train_tokenizer(
         if "sentences_.empty()" in str(error):
             raise ValueError("there is no text to train a tokenizer on") from None
         most = re.search(r"set it to a value <= (\d+)", str(error))
+        letters = re.search(r"required_chars. \d+ vs (\d+)", str(error))
         reason = f"it is enough for {int(most[1]) + NUM_SENTINELS} words" if most else str(error).split("] ")[-1]
+        if letters:
+            reason = f"its letters alone take {int(letters[1]) + NUM_SENTINELS}"
         raise ValueError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
     (output_dir / "spiece.model").write_bytes(model.getvalue())
     tokenizer = T5Tokenizer.from_pretrained(str(output_dir), extra_ids=NUM_SENTINELS)
     (_with_byte_fallback(tokenizer) if byte_fallback else tokenizer).save_pretrained(str(output_dir))
+
+
+def _parts_of(line: str) -> Iterator[str]:
+    if len(line) * 4 <= TOKENIZER_SENTENCE or len(line.encode()) <= TOKENIZER_SENTENCE:
+        return iter([line])
+    return cut_at_spaces(line, TOKENIZER_SENTENCE // 4)  # a character has at most four bytes
 
 
 def _with_byte_fallback(tokenizer):
@@ -426,9 +292,16 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):
 
     _do_not_wait_for_the_hub(name_or_path)
     try:
-        return AutoTokenizer.from_pretrained(name_or_path)
-    except (OSError, ValueError, TypeError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{flag} {name_or_path}: no tokenizer there ({_first_line(error)})") from None
+    except Exception as error:  # the tokenizers library raises nothing more specific for a damaged file
+        raise ValueError(f"{flag} {name_or_path}: the tokenizer cannot be read ({_first_line(error)})") from None
+    for name in ("eos_token", "pad_token"):
+        if getattr(tokenizer, name) is None:
+            raise ValueError(f"{flag} {name_or_path}: a {type(tokenizer).__name__} without {name}, which T5 needs: "
+                             "use one of the T5 family, or train one with create_tokenizer.py")  # fmt: skip
+    return tokenizer
 
 
 def tokenizer_for(source: Source, vocab_size: int, cache: Path):
@@ -505,26 +378,49 @@ def tokenised(args: PreTrainingDataArguments, sources: dict[str, Source], tokeni
     return {split: _read_token_file(folder, split) for split in ("train", "validation")}
 
 
+class Stretch(str):
+    """A part of a long document which goes on in the next one."""
+
+
 def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tuple[bool, list[str]]]:
     """(held out, documents) blocks: evenly spread stretches of neighbouring documents, `percentage` of the text in all.
 
     Stretches rather than single documents, since a held-out line between two training lines is hardly held out. They
-    grow with the text read so far to stay about a tenth of what is held out, so the total need not be known.
+    grow with the text read so far to stay about a tenth of what is held out, so the total need not be known. A document
+    longer than the longest stretch is cut into such stretches itself: a whole book may stand on one line.
     """
     shortest, longest = HELD_OUT_BLOCK
     block, size, total, credit = [], 0, 0, 0.0
     for document in documents:
-        block.append(document)
-        size += len(document) + 1
-        if size >= min(max(total * percentage / 1000, shortest), longest):
-            total += size
-            credit += size * percentage / 100
-            held_out = credit >= size / 2
-            credit -= size if held_out else 0
-            yield held_out, block
-            block, size = [], 0
+        parts = [document]
+        if len(document) > longest:
+            length = min(max(int((total + len(document)) * percentage / 1000), shortest), longest)
+            parts = list(cut_at_spaces(document, length))
+            parts[:-1] = map(Stretch, parts[:-1])
+        for part in parts:
+            block.append(part)
+            size += len(part) + 1
+            if size >= min(max(total * percentage / 1000, shortest), longest):
+                total += size
+                credit += size * percentage / 100
+                held_out = credit >= size / 2
+                credit -= size if held_out else 0
+                yield held_out, block
+                block, size = [], 0
     if block:
         yield False, block
+
+
+def cut_at_spaces(text: str, longest: int) -> Iterator[str]:
+    """Parts of at most `longest` characters: ("one two three", 8) -> "one two", "three". A part is cut within a word
+    only where there is no space."""
+    start = 0
+    while len(text) - start > longest:
+        end = text.rfind(" ", start + 1, start + longest + 1)
+        end = start + longest if end == -1 else end
+        yield text[start:end]
+        start = end + (text[end] == " ")
+    yield text[start:]
 
 
 def _progress(total_bytes: int | None) -> tqdm:
@@ -545,12 +441,13 @@ class _TokenWriter:
 
     def add(self, document: str) -> int:
         """Takes one document; returns its size in bytes."""
-        self.info["documents_read"] += 1
+        ends = not isinstance(document, Stretch)  # and is to be counted
+        self.info["documents_read"] += ends
         if not document.strip():
-            self.info["empty_documents"] += 1
+            self.info["empty_documents"] += ends
             return 0
         size = len(document.encode())
-        self.info["documents"] += 1
+        self.info["documents"] += ends
         self.info["text_bytes"] += size
         self.batch.append(document)
         self.batch_size += len(document)
@@ -559,8 +456,9 @@ class _TokenWriter:
         return size
 
     def _flush(self) -> None:
-        for ids in self.encode(self.batch):
-            self.file.write(np.array(ids + self.eos, dtype=self.dtype).tobytes())
+        for document, ids in zip(self.batch, self.encode(self.batch), strict=True):
+            eos = [] if isinstance(document, Stretch) else self.eos
+            self.file.write(np.array(ids + eos, dtype=self.dtype).tobytes())
         self.batch, self.batch_size = [], 0
 
     def close(self) -> None:

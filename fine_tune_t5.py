@@ -18,6 +18,7 @@ from arguments_t5 import (
     FineTuningArguments,
     ModelArguments,
     TaskArguments,
+    check_best_metric,
     check_model,
     check_task,
     check_training,
@@ -32,6 +33,7 @@ from data_t5 import load_tokenizer, task_tokenizer, tokenizer_fingerprint
 from metrics_t5 import check_metrics
 from model_t5 import (
     build_config,
+    check_model_source,
     create_model,
     fit_vocabulary,
     is_local_model,
@@ -39,9 +41,9 @@ from model_t5 import (
     set_dropout,
     set_generation_length,
 )
-from tasks_t5 import check_entry, class_label_ids, eval_splits, prepare_split, task_metrics
+from tasks_t5 import check_entry, class_label_ids, eval_splits, load_rows, metric_names, prepare_split, task_metrics
 from trainer_t5 import T5Trainer
-from training.checkpoints import prepare_output_dir
+from training.checkpoints import check_resumed_data, check_resumed_model, clear_output_dir, prepare_output_dir
 from training.runs import finish_run, set_up_tracking, start_run
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
@@ -67,6 +69,7 @@ def parse_flags(argv: list[str] | None):
         training_args.metric_for_best_model = prefix + task["metrics"][0]
         training_args.greater_is_better = True
     check_training(training_args, "fine_tuning")
+    check_best_metric(training_args.metric_for_best_model, metric_names(task))
     if model_args.model_name_or_path is None and model_args.config_name is None:
         model_args.model_name_or_path = next((path for path in DEMO_CHECKPOINTS if is_local_model(path)), None)
         if model_args.model_name_or_path:
@@ -93,25 +96,35 @@ def build_model(model_args: ModelArguments, tokenizer):
 
 def prepare_task(task_args: TaskArguments, task: dict, tokenizer) -> tuple[dict, dict[str, int]]:
     """({split: tokenised rows}, {split: rows before any limit}) of the training split and all evaluation splits."""
-    data, counts = {}, {}
-    for split in ("train", *eval_splits(task)):
+    name, data = task_args.dataset_name, {}
+    rows = {
+        split: load_rows(name, task, task_args, split) for split in ("train", *eval_splits(task))
+    }  # all are checked
+    for split in rows:
         limit = task_args.max_train_samples if split == "train" else task_args.max_eval_samples
-        data[split], counts[split] = prepare_split(task_args.dataset_name, task, task_args, tokenizer, split, limit)
-    return data, counts
+        data[split], _ = prepare_split(name, task, task_args, tokenizer, split, limit, rows[split])
+    return data, {split: len(found) for split, found in rows.items()}
 
 
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
     with exit_on_user_error():
         model_args, task_args, training_args, task = parse_flags(argv)
+        check_model_source(model_args)
         checkpoint = prepare_output_dir(training_args)
         set_seed(training_args.seed)
-        with training_args.main_process_first(desc="preparing the task"):
+        with training_args.main_process_first(desc="loading the tokenizer"):
             name = model_args.tokenizer_name or model_args.model_name_or_path
             tokenizer = load_tokenizer(name) if name else task_tokenizer(model_args, task_args)
-            data, examples = prepare_task(task_args, task, tokenizer)
         model = build_model(model_args, tokenizer)
         labels = class_label_ids(task, tokenizer)
+        check_resumed_model(checkpoint, model.config, training_args.optim)
+        with training_args.main_process_first(desc="preparing the task"):
+            data, examples = prepare_task(task_args, task, tokenizer)
+        fingerprints = {split: dataset._fingerprint for split, dataset in data.items()}
+        fingerprints["tokenizer"] = tokenizer_fingerprint(tokenizer)
+        check_resumed_data(checkpoint, fingerprints)
+        clear_output_dir(training_args, checkpoint)
         set_generation_length(model, task_args.max_target_length or task["max_target_length"], labels)
     set_up_tracking(training_args)
 
@@ -134,8 +147,7 @@ def main(argv: list[str] | None = None) -> dict:
         tokens_per_step=None,
         flops_per_sequence=None,
         examples=examples,
-        fingerprints={"tokenizer": tokenizer_fingerprint(tokenizer)}
-        | {split: dataset._fingerprint for split, dataset in data.items()},
+        fingerprints=fingerprints,
         rows={
             "from": model_args.model_name_or_path or f"scratch ({model_args.config_name})",
             "rows": ", ".join(f"{len(data[split]):,} of {examples[split]:,} {split}" for split in data),

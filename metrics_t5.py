@@ -304,6 +304,9 @@ def build_compute_metrics(
 STATISTICS = ("nats", "tokens", "correct_tokens", "exact_match", "predicted_class", "correct_text_tokens")
 
 
+LANGUAGE_MODEL_METRICS = ("loss", "token_accuracy", "text_token_accuracy", "perplexity", "bits_per_byte")
+
+
 def token_metrics(statistics: np.ndarray) -> dict[str, float]:
     """Mean loss in nats per target token, and the share of target tokens that were the most likely ones."""
     nats, tokens, correct = (statistics[:, STATISTICS.index(n)].astype(np.float64).sum() for n in STATISTICS[:3])

@@ -20,7 +20,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, T5Config
 
-from arguments_t5 import answers
+from arguments_t5 import ModelArguments, answers, parse_overrides
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
 
 IGNORE_INDEX = -100  # labels that no loss and no metric counts
@@ -101,19 +101,33 @@ def create_model(config: T5Config, attn_implementation: str | None = None) -> Pr
     return _prepared(model)
 
 
+def check_model_source(args: ModelArguments) -> None:
+    """Raises ValueError for a name, shape or architecture that cannot be, before any text or weight is read."""
+    if args.model_name_or_path:
+        _load_config(args.model_name_or_path)
+    elif args.config_name:
+        build_config(args.config_name, None, parse_overrides(args.config_overrides))
+
+
+def _load_config(name_or_path: str) -> T5Config:
+    try:
+        config = AutoConfig.from_pretrained(name_or_path, local_files_only=_only_local(name_or_path))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last three: odd JSON
+        reason = "its config.json names no model_type" if isinstance(error, KeyError) else _first_line(error)
+        raise ValueError(
+            f"--model_name_or_path {name_or_path}: not a folder or Hub name with a model ({reason})"
+        ) from None
+    check_architecture(config, f"--model_name_or_path {name_or_path}")
+    return config
+
+
 def load_model(name_or_path: str, attn_implementation: str | None = None) -> PreTrainedModel:
     """A checkpoint of the T5 family: ours, or any Hub or local folder in Google's layout (v1.0, v1.1, Flan, mT5, ByT5).
 
     A separate `lm_head.weight` stays separate, and is saved as such. Raises ValueError naming the folder if it is none.
     """
+    config = _load_config(name_or_path)
     kwargs = {"local_files_only": _only_local(name_or_path)}
-    try:
-        config = AutoConfig.from_pretrained(name_or_path, **kwargs)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"--model_name_or_path {name_or_path}: not a folder or Hub name with a model ({_first_line(error)})"
-        ) from None
-    check_architecture(config, f"--model_name_or_path {name_or_path}")
     if attn_implementation is not None:
         kwargs["attn_implementation"] = attn_implementation
     try:

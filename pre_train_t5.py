@@ -19,6 +19,7 @@ from arguments_t5 import (
     ModelArguments,
     PreTrainingArguments,
     PreTrainingDataArguments,
+    check_best_metric,
     check_model,
     check_pre_training_data,
     check_training,
@@ -29,10 +30,18 @@ from arguments_t5 import (
 from callbacks_t5 import human_count, human_time
 from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset, find_sources, load_tokenizer, tokenised, tokenizer_fingerprint, tokenizer_for
-from metrics_t5 import language_model_metrics
-from model_t5 import build_config, create_model, fit_vocabulary, flops_per_sequence, load_model, set_dropout
+from metrics_t5 import LANGUAGE_MODEL_METRICS, language_model_metrics
+from model_t5 import (
+    build_config,
+    check_model_source,
+    create_model,
+    fit_vocabulary,
+    flops_per_sequence,
+    load_model,
+    set_dropout,
+)
 from trainer_t5 import T5Trainer, global_batch_size
-from training.checkpoints import prepare_output_dir
+from training.checkpoints import check_resumed_data, check_resumed_model, clear_output_dir, prepare_output_dir
 from training.runs import finish_run, set_up_tracking, start_run
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
@@ -49,16 +58,19 @@ def parse_flags(argv: list[str] | None):
     check_model(model_args)
     check_pre_training_data(data_args)
     check_training(training_args, "pre_training")
+    check_best_metric(training_args.metric_for_best_model, [*LANGUAGE_MODEL_METRICS])
     return model_args, data_args, training_args
 
 
 def find_text(model_args: ModelArguments, data_args: PreTrainingDataArguments):
     """(sources, tokenizer): the text that was named, and the tokenizer loaded or trained on it."""
-    sources = find_sources(data_args)
     name = model_args.tokenizer_name or model_args.model_name_or_path
-    if name:
-        return sources, load_tokenizer(name)
-    return sources, tokenizer_for(sources["train"], model_args.vocab_size, Path(data_args.data_cache_dir).expanduser())
+    tokenizer = load_tokenizer(name) if name else None
+    sources = find_sources(data_args)
+    if tokenizer is None:
+        cache = Path(data_args.data_cache_dir).expanduser()
+        tokenizer = tokenizer_for(sources["train"], model_args.vocab_size, cache)
+    return sources, tokenizer
 
 
 def build_model(model_args: ModelArguments, tokenizer):
@@ -101,6 +113,7 @@ def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
     with exit_on_user_error():
         model_args, data_args, training_args = parse_flags(argv)
+        check_model_source(model_args)
         checkpoint = prepare_output_dir(training_args)
         set_seed(training_args.seed)
         with training_args.main_process_first(desc="finding the text"):
@@ -113,9 +126,14 @@ def main(argv: list[str] | None = None) -> dict:
             data_args.mean_noise_span_length,
             model.config.decoder_start_token_id,
         )  # built before the long work: it refuses lengths and densities that cannot be
+        fingerprints = {split: source.fingerprint for split, source in sources.items()}
+        fingerprints["tokenizer"] = tokenizer_fingerprint(tokenizer)
+        check_resumed_model(checkpoint, model.config, training_args.optim)
+        check_resumed_data(checkpoint, fingerprints)
         with training_args.main_process_first(desc="tokenising the text"):
             tokens = tokenised(data_args, sources, tokenizer)
         chunks = cut_chunks(data_args, tokens, collator.tokens_length, training_args)
+        clear_output_dir(training_args, checkpoint)
     set_up_tracking(training_args)
 
     trainer = T5Trainer(
@@ -143,8 +161,7 @@ def main(argv: list[str] | None = None) -> dict:
         tokens_per_step=tokens_per_step,
         flops_per_sequence=flops_per_sequence(model.config, collator.inputs_length, collator.targets_length),
         examples={split: file.documents_read for split, file in tokens.items()},
-        fingerprints={split: source.fingerprint for split, source in sources.items()}
-        | {"tokenizer": tokenizer_fingerprint(tokenizer)},
+        fingerprints=fingerprints,
         rows={
             "text": sources["train"].description,
             "documents": f"{tokens['train'].documents:,} ({tokens['train'].empty_documents:,} empty ones left out)",

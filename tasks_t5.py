@@ -4,6 +4,7 @@ A row goes through three steps, each visible below: `read_split` (the task's own
 (T5's texts) and the lambda of `build_tokenize_function` (token ids).
 """
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -13,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from arguments_t5 import TaskArguments, data_suffix, print_once
+from arguments_t5 import TaskArguments, print_once
 from constants import DATASET_VALS
-from data_t5 import builtin_corpus, load_dataset_splits, open_text, read_rows, read_tsv, tokenizer_fingerprint
+from corpora.files import data_suffix, open_text, read_rows, read_tsv
+from data_t5 import builtin_corpus, cached, load_dataset_splits, tokenizer_fingerprint
 from metrics_t5 import STATISTICS, format_number_target, score_predictions, token_metrics
 from model_t5 import IGNORE_INDEX
 
@@ -53,6 +55,14 @@ def eval_splits(task: dict) -> list[str]:
 def test_splits(task: dict) -> list[str]:
     """Names of the splits without labels that a submission predicts."""
     return task.get("test_splits", ["test"])
+
+
+def metric_names(task: dict) -> list[str]:
+    """Names that an evaluation gives its numbers, without "eval_"; with several splits each begins with its split."""
+    names = [*task["metrics"], "loss", "token_accuracy"]
+    names += ["invalid_outputs"] * (task["target_type"] != "text")
+    splits = eval_splits(task)
+    return names if len(splits) == 1 else [f"{split}_{name}" for split in splits for name in names]
 
 
 # ---------------------------------------------------------------- rows
@@ -133,6 +143,11 @@ def _picked(name: str, task: dict, split: str, names: dict, row: dict, where: st
             raise ValueError(f"{where}: no column {there}{hint}, which task {name} needs; there is {columns}")
         if value is None:
             raise ValueError(f"{where}: the column {column} is empty, which task {name} needs")
+    if split not in test_splits(task):
+        try:
+            target_text(name, task, picked)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
     return picked
 
 
@@ -254,15 +269,17 @@ def class_texts(task: dict, statistics: np.ndarray) -> list[str]:
 
 
 # ---------------------------------------------------------------- data sets
-def prepare_split(name: str, task: dict, args: TaskArguments, tokenizer, split: str, limit: int | None):
-    """(tokenised `datasets.Dataset` of the first `limit` rows, number of rows before the limit).
+def prepare_split(
+    name: str, task: dict, args: TaskArguments, tokenizer, split: str, limit: int | None, rows: list | None = None
+):
+    """(tokenised `datasets.Dataset` of the first `limit` rows, number of rows before the limit). `rows`: if loaded.
 
     Kept in `--data_cache_dir` under a key of everything that decides the tokens. Only training cuts targets, and never
     class labels: metrics compare with the whole target.
     """
     import datasets
 
-    rows = load_rows(name, task, args, split)
+    rows = load_rows(name, task, args, split) if rows is None else rows
     chosen = rows[:limit]
     columns = list(chosen[0])
     if task["target_type"] == "class" and task["target"] in columns:
@@ -278,16 +295,35 @@ def prepare_split(name: str, task: dict, args: TaskArguments, tokenizer, split: 
     texts = [task.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")]
     decisive = [tokenizer_fingerprint(tokenizer), source_length, target_length, texts, values]
     key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
+
+    def build(folder: Path) -> None:
+        tokenised = datasets.Dataset.from_dict(values).map(
+            build_tokenize_function(name, task, tokenizer, source_length, target_length),
+            batched=True,
+            num_proc=args.preprocessing_num_workers if args.preprocessing_num_workers > 1 else None,
+            remove_columns=columns,
+            keep_in_memory=True,
+            load_from_cache_file=False,
+            new_fingerprint=key,
+            desc=f"tokenising {name} {split}",
+        )
+        with _no_progress_bars():
+            tokenised.save_to_disk(folder / "rows")
+
     cache = Path(args.data_cache_dir).expanduser()
-    cache.mkdir(parents=True, exist_ok=True)
-    tokenised = datasets.Dataset.from_dict(values).map(
-        build_tokenize_function(name, task, tokenizer, source_length, target_length),
-        batched=True,
-        num_proc=args.preprocessing_num_workers if args.preprocessing_num_workers > 1 else None,
-        remove_columns=columns,
-        cache_file_name=str(cache / f"task-{name}-{split}-{key}.arrow"),
-        load_from_cache_file=not args.overwrite_cache,
-        new_fingerprint=key,
-        desc=f"tokenising {name} {split}",
-    )
-    return tokenised, len(rows)
+    folder = cached(cache, f"task-{name}-{split}", key, build, args.overwrite_cache)
+    return datasets.load_from_disk(folder / "rows"), len(rows)
+
+
+@contextlib.contextmanager
+def _no_progress_bars():
+    """Saving takes no time worth a bar."""
+    import datasets
+
+    shown = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()

@@ -7,7 +7,9 @@ class label therefore tells exactly which label greedy decoding would have writt
 Legend of shapes: B batch, T target length, V vocabulary, C class labels.
 """
 
+import math
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -18,14 +20,14 @@ from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
 
-from arguments_t5 import print_once
+from arguments_t5 import is_first_process, print_once
 from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset, EpochSampler
 from metrics_t5 import STATISTICS
 from model_t5 import IGNORE_INDEX, shift_right, token_mean_loss
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
-from training.preemption import PreemptionCallback, exit_if_preempted
+from training.preemption import PreemptionCallback, exit_if_preempted, outlive_signals
 
 
 class _ResumeCallback(TrainerCallback):
@@ -85,17 +87,19 @@ class T5Trainer(Seq2SeqTrainer):
     def train(self, resume_from_checkpoint=None, **kwargs):
         """As Trainer's. Ends the process with exit code 75 when a signal or the time limit stopped the training."""
         self._resumed_from = resume_from_checkpoint
-        output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _finalize_training(self, *args, **kwargs):
+        """As Trainer's; but a run that was asked to stop is not over: no closing line, no best model to load, and above
+        all no tidying, which would delete the checkpoint just saved when one that was better is kept."""
         if self.preemption.reason is not None:
+            self.callback_handler.on_train_end(self.args, self.state, self.control)
             finish_process_group()
-        exit_if_preempted(self.preemption, self.args.output_dir)
-        return output
+            exit_if_preempted(self.preemption, self.args.output_dir)
+        return super()._finalize_training(*args, **kwargs)
 
     def log(self, logs, start_time=None):
-        """As Trainer's; the closing `train_loss` is the mean over the whole run, also of a resumed one. A run that was
-        asked to stop has no closing line: it is not over."""
-        if "train_loss" in logs and self.preemption.reason is not None:
-            return
+        """As Trainer's; the closing `train_loss` is the mean over the whole run, also of a resumed one."""
         if "train_loss" in logs and self.state.global_step:
             # Trainer has added what was not yet logged, but of this rank alone.
             unlogged = self.accelerator.gather(self._tr_loss.reshape(1)).mean().item() - self._tr_loss.item()
@@ -167,6 +171,44 @@ class T5Trainer(Seq2SeqTrainer):
             rotate(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
         self.accelerator.wait_for_everyone()
 
+    # ------------------------------------------------------------ numbers that are none
+    def _get_grad_norm(self, model, grad_norm=None):
+        """As Trainer's, which calls this before the update; a norm that is not finite ends the run."""
+        grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        value = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
+        if value is not None and not math.isfinite(value):
+            self._stop_for(value, model)
+        return grad_norm
+
+    def _stop_for(self, grad_norm: float, model) -> None:
+        """Saves the weights as they were before this step, says where it happened, and exits with code 1."""
+        kept = "nothing was saved (--save_strategy no)"
+        if self.args.save_strategy != "no":
+            self._save_checkpoint(model, None)
+            kept = f"{self.args.output_dir}/checkpoint-{self.state.global_step} holds the weights from before this step"
+        examples = self._examples_of_step(self.state.global_step)
+        where = f"examples {', '.join(map(str, examples))}" if examples else "unknown examples"
+        finish_process_group()
+        if is_first_process():
+            print(
+                f"{Path(sys.argv[0]).name}: error: step {self.state.global_step + 1:,}: the gradient's norm is "
+                f"{grad_norm} ({where}); {kept}. Try a lower --learning_rate or a longer --warmup_steps, or look at "
+                "these examples.",
+                file=sys.stderr,
+                flush=True,
+            )
+        raise SystemExit(1)
+
+    def _examples_of_step(self, step: int) -> list[int]:
+        """Numbers of the training examples in the global batch of a step (from 0); [] where the order is not ours."""
+        sampler, size = self._get_train_sampler(), global_batch_size(self.args)
+        if not isinstance(sampler, EpochSampler):
+            return []
+        steps_per_epoch = max(1, math.ceil(len(sampler) / size))
+        sampler.set_epoch(step // steps_per_epoch)
+        first = step % steps_per_epoch * size
+        return [number % sampler.num_examples for number in list(sampler)[first : first + size]]
+
     def _any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
         if self.args.world_size <= 1:
@@ -175,6 +217,13 @@ class T5Trainer(Seq2SeqTrainer):
         return bool(self.accelerator.reduce(flags, reduction="sum").item())
 
     # ------------------------------------------------------------ data order
+    def get_train_dataloader(self):
+        """As Trainer's, with data workers that outlive the signals at which the run is to save and stop."""
+        loader = super().get_train_dataloader()
+        for part in {loader, getattr(loader, "base_dataloader", loader)}:
+            part.worker_init_fn = partial(outlive_signals, part.worker_init_fn)
+        return loader
+
     def _get_train_sampler(self, train_dataset=None):
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if self.args.train_sampling_strategy != "random":

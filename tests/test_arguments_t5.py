@@ -6,6 +6,7 @@ Hermetic; two cases start pre_train_t5.py as a process and end before any work. 
 import ast
 import contextlib
 import dataclasses
+import gzip
 import io
 import json
 import os
@@ -34,15 +35,14 @@ from arguments_t5 import (
     check_pre_training_data,
     check_task,
     check_training,
-    data_suffix,
     exit_on_user_error,
-    expand_files,
     is_first_process,
     parse_arguments,
     parse_overrides,
     print_once,
 )
 from constants import DATASET_VALS, DEFAULT_LEARNING_RATES
+from corpora.files import data_suffix, expand_files
 from training.optimizers import OPTIMIZERS
 
 ROOT = Path(arguments_t5.__file__).parent
@@ -304,8 +304,8 @@ class ChecksTest(TestCase):
             task(**flags)
 
     @parameterized.named_parameters(
-        ("learning_rate", dict(learning_rate=-1.0), "--learning_rate -1.0 and --final_learning_rate must not be neg"),
-        ("final", dict(final_learning_rate=-1.0), "must not be negative"),
+        ("learning_rate", dict(learning_rate=-1.0), "--learning_rate -1.0: must be at least 0"),
+        ("final", dict(final_learning_rate=-1.0), "--final_learning_rate -1.0: must be at least 0"),
         ("warmup", dict(warmup_start_factor=1.5), "--warmup_start_factor 1.5: must lie between 0 and 1"),
         ("stopping", dict(early_stopping_patience=2), "--early_stopping_patience needs --load_best_model_at_end"),
         ("patience", dict(early_stopping_patience=0), "--early_stopping_patience 0: must be at least 1 evaluation"),
@@ -356,8 +356,9 @@ class ChecksTest(TestCase):
 
 class FilesTest(TestCase):
     def test_what_stands_for_files(self):
-        for name in ("b.txt", "sub/a.jsonl.gz", "sub/ignored.md", "wiki_00"):
+        for name in ("b.txt", "sub/ignored.md", "sub/.hidden", ".git/config", "wiki_00"):
             self.write(name)
+        (self.folder / "sub" / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}'))
         found = lambda *paths: [p.name for p in expand_files("--train_file", [str(self.folder / p) for p in paths])]  # noqa: E731
         self.assertEqual(found("."), ["b.txt", "a.jsonl.gz", "wiki_00"])
         self.assertEqual(found("sub", "b.txt"), ["a.jsonl.gz", "b.txt"])
@@ -370,20 +371,20 @@ class FilesTest(TestCase):
         ("missing", "nope.txt", r"--train_file .*nope.txt: no such file, and no folder or pattern with .txt"),
         ("pattern", "*.csv", "no such file"),
         ("folder", "folder", "no such file"),
-        ("suffix", "a.pdf", r"a.pdf: the name must end in one of .txt .* \(and .gz, .xz ...\)"),
-        ("archive", "a.zip", "a.zip: the name must end in one of"),
+        ("suffix", "a.pdf", r"--train_file .*a.pdf: looks like a PDF \(other formats must end in one of .json .*\)$"),
+        ("archive", "a.zip", "a.zip: looks like a zip archive"),
         ("empty", "empty.txt", "empty.txt: the file is empty"),
     )
     def test_refused(self, name, message):
-        for file in ("a.pdf", "a.zip", "folder/b.pdf"):
-            self.write(file)
+        for file, content in (("a.pdf", b"%PDF-1.7\n\xe2\xe3"), ("a.zip", b"PK\x03\x04\x14\0"), ("folder/b.pdf", b"x")):
+            Path(self.write(file)).write_bytes(content)
         self.write("empty.txt", "")
         with self.assertRaisesRegex(ValueError, message):
             expand_files("--train_file", [str(self.folder / name)])
 
     @parameterized.parameters(
-        ("a.txt", ".txt"), ("a.jsonl.gz", ".jsonl"), ("A.CSV.ZST", ".csv"), ("wiki_00", ".txt"),
-        ("wiki_00.bz2", ".txt"), ("a.b.parquet", ".parquet"),
+        ("a.txt", ".txt"), ("a.jsonl.gz", ".jsonl"), ("A.CSV.ZST", ".csv"), ("wiki_00", ""),
+        ("wiki_00.bz2", ""), ("a.b.parquet", ".parquet"), ("a.raw.gz", ".raw"),
     )  # fmt: skip
     def test_suffix(self, name, suffix):
         self.assertEqual(data_suffix(Path("some.folder") / name), suffix)

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import tempfile
@@ -17,19 +18,23 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
+import psutil
 import torch
 import torture
 from absl.testing import absltest, parameterized
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import arguments_t5
 import pre_train_t5
-from arguments_t5 import FineTuningArguments
+from arguments_t5 import FineTuningArguments, PreTrainingArguments
 from callbacks_t5 import read_metrics
-from training import checkpoints, preemption
+from data_t5 import ChunkDataset
+from training import checkpoints, manifests, preemption
 from training.checkpoints import (
     SAVING,
     checkpoints_of,
+    clear_output_dir,
     damage,
     is_disk_full,
     load_loss_state,
@@ -94,7 +99,11 @@ class WholeCheckpointTest(TestCase):
     def test_checkpoints_of_other_code_are_taken(self):
         final = self.checkpoint(5)
         (final / "manifest.json").unlink()
+        save_file({"a": torch.arange(100)}, final / "model.safetensors")
         self.assertEqual(newest_whole_checkpoint(self.folder / "out"), final)
+        weights = (final / "model.safetensors").read_bytes()
+        (final / "model.safetensors").write_bytes(weights[:-1])  # a file of this kind knows its own size
+        self.assertRegex(damage(final), "model.safetensors cannot be read")
 
     def test_order_is_by_step(self):
         for step in (100, 20, 3):
@@ -107,7 +116,7 @@ class WholeCheckpointTest(TestCase):
     @parameterized.parameters("fsync", "rename")
     def test_a_crash_while_publishing_leaves_no_checkpoint(self, where):
         self.checkpoint(5)
-        target = mock.patch.object(checkpoints, "_fsync", side_effect=OSError("crash"))
+        target = mock.patch.object(manifests, "fsync", side_effect=OSError("crash"))
         if where == "rename":
             target = mock.patch.object(Path, "rename", side_effect=OSError("crash"))
         with target, self.assertRaisesRegex(OSError, "crash"):
@@ -187,10 +196,14 @@ class OutputDirTest(TestCase):
         self.checkpoint(5)
         for name in ("metrics.jsonl", "run.json", "notes.txt", "sub/metrics.jsonl"):
             self.write(f"out/{name}")
+        args = self.training(overwrite_output_dir=True)
+        self.assertIsNone(prepare_output_dir(args))
         with mock.patch.dict(os.environ, RANK="1"):
-            prepare_output_dir(self.training(overwrite_output_dir=True))
-        self.assertTrue((self.folder / "out/checkpoint-5").exists(), "only the first process removes")
-        self.assertIsNone(prepare_output_dir(self.training(overwrite_output_dir=True)))
+            clear_output_dir(args, None)
+        clear_output_dir(args, str(self.folder / "out/checkpoint-5"))
+        clear_output_dir(self.training(dry_run=True), None)
+        self.assertTrue((self.folder / "out/checkpoint-5").exists(), "only the first process of a new run removes")
+        clear_output_dir(args, None)
         left = sorted(
             p.relative_to(self.folder / "out").as_posix() for p in (self.folder / "out").rglob("*") if p.is_file()
         )
@@ -210,7 +223,7 @@ class OutputDirTest(TestCase):
     def test_nothing_to_resume(self):
         with self.assertRaisesRegex(ValueError, r"--resume_from_checkpoint: there is no whole checkpoint-\* folder in"):
             prepare_output_dir(self.training(resume_from_checkpoint=arguments_t5.RESUME_NEWEST))
-        with self.assertRaisesRegex(ValueError, "--resume_from_checkpoint /nowhere: not a whole checkpoint: it has no"):
+        with self.assertRaisesRegex(ValueError, "--resume_from_checkpoint /nowhere: no such folder"):
             prepare_output_dir(self.training(resume_from_checkpoint="/nowhere"))
 
     @parameterized.parameters("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
@@ -277,6 +290,38 @@ class RunTest(TestCase):
         with mock.patch.dict(os.environ, SLURM_RESTART_COUNT="1"):  # the very same command again
             self.assert_equal_runs(whole, self.run_to_end())
 
+    def test_signals_to_all_processes_and_twice_do_not_lose_the_checkpoint(self):
+        """As SLURM sends them on pre-emption: to the data workers too, and again within milliseconds."""
+        pid = self.start("--dataloader_num_workers", "2", "--max_steps", "3000", "--save_steps", "1000")
+        self.wait_for_step(3)
+        everyone = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        self.assertLen(everyone, 3)
+        for _ in range(2):
+            for process in everyone:
+                process.send_signal(signal.SIGTERM)
+            time.sleep(0.01)
+        self.assertEqual(torture.exit_code(pid), preemption.PREEMPTED_EXIT_CODE, (self.folder / "log").read_text())
+        self.assertIsNone(damage(checkpoints_of(self.folder / "out")[-1]))
+        gone, alive = psutil.wait_procs(everyone[1:], timeout=20)
+        self.assertEmpty(alive)
+
+    def test_the_checkpoint_of_a_stop_is_kept_beside_a_better_one(self):
+        """save_total_limit 1 keeps the best one; Trainer's tidying at the end would delete the newer."""
+        whole = self.run_to_end(script="fine_tune", output="whole")
+        plain = preemption.PreemptionCallback.on_step_end
+
+        def told_at_twenty(callback, args, state, control, **kwargs):
+            state.best_global_step = state.best_global_step and 6  # whatever the metrics say, the first was the best
+            if state.global_step == 20:
+                callback._received = signal.SIGTERM
+            plain(callback, args, state, control, **kwargs)
+
+        with mock.patch.object(preemption.PreemptionCallback, "on_step_end", told_at_twenty):
+            self.run_to_end(script="fine_tune", code=preemption.PREEMPTED_EXIT_CODE)
+        steps = [int(c.name.split("-")[1]) for c in checkpoints_of(self.folder / "out")]
+        self.assertEqual(steps[-1], 20)
+        self.assertEqual(self.run_to_end("--resume_from_checkpoint", script="fine_tune")["steps"], whole["steps"])
+
     def wait_for_step(self, step: int) -> None:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
@@ -334,6 +379,51 @@ class RunTest(TestCase):
             log, "step 4: no room for a checkpoint in .*No space left on device.*the last whole one is kept"
         )
         self.assertIn("step 6: no room", log)
+
+    @parameterized.parameters(("pre_train", 6), ("fine_tune", 8))
+    def test_a_gradient_that_is_no_number_stops_the_run_before_it_does_harm(self, script, step):
+        seen, plain = [], pre_train_t5.T5Trainer.training_step
+
+        def poisoned(trainer, model, inputs, *args, **kwargs):
+            loss = plain(trainer, model, inputs, *args, **kwargs)
+            if trainer.state.global_step == step:
+                next(model.parameters()).grad[0, 0] = float("nan")
+                seen.append(inputs["labels"])
+                torch.save(seen, self.folder / "seen.pt")
+            return loss
+
+        with mock.patch.object(pre_train_t5.T5Trainer, "training_step", poisoned):
+            self.run_to_end("--save_steps", "1000", code=1, script=script)
+        log = (self.folder / "log").read_text()
+        self.assertRegex(
+            log, f"error: step {step + 1}: the gradient's norm is nan .examples [0-9, ]+.; .*checkpoint-{step}"
+        )
+        self.assertNotIn("Traceback", log)
+        weights = load_file(self.folder / "out" / f"checkpoint-{step}" / "model.safetensors")
+        self.assertTrue(all(tensor.isfinite().all() for tensor in weights.values()))
+        named = [int(number) for number in re.search(r"examples ([0-9, ]+)", log).group(1).split(", ")]
+        self.assertLen(named, sum(len(labels) for labels in torch.load(self.folder / "seen.pt")))
+        self.assertLen(set(named), len(named))
+        # Without the poison it goes on from there, to the end of a run in which nothing happened.
+        whole = self.run_to_end("--save_steps", "1000", script=script, output="whole")
+        going_on = self.run_to_end("--save_steps", "1000", "--resume_from_checkpoint", script=script)
+        self.assertEqual(going_on["steps"], whole["steps"])
+
+    def test_the_examples_named_are_those_of_the_step(self):
+        data = ChunkDataset(np.arange(400, dtype=np.int32), 10, seed=5)  # 40 chunks: chunk n begins with 10 n
+        args = PreTrainingArguments(output_dir=str(self.folder / "out"), per_device_train_batch_size=3,
+                                    gradient_accumulation_steps=2, max_steps=9, report_to="none", seed=5)  # fmt: skip
+        trainer = mock.Mock(spec=pre_train_t5.T5Trainer, args=args, train_dataset=data)
+        trainer._get_train_sampler = lambda: pre_train_t5.T5Trainer._get_train_sampler(trainer)
+        order = []
+        for epoch in (0, 1):
+            sampler = trainer._get_train_sampler()
+            sampler.set_epoch(epoch)
+            order += [number % 40 for number in sampler]
+        self.assertLen(order, 72)  # 6 whole steps of 6 an epoch
+        for step in (0, 1, 5, 6, 8):
+            found = pre_train_t5.T5Trainer._examples_of_step(trainer, step)
+            self.assertEqual(found, order[6 * step : 6 * step + 6])
 
     def test_nothing_is_left_aside(self):
         self.run_to_end("--max_steps", "4")

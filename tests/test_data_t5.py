@@ -30,24 +30,25 @@ import data_t5
 from arguments_t5 import PreTrainingDataArguments
 from constants import BUILTIN_CORPUS
 from corpora import installed_docs
+from corpora.files import read_documents, read_rows, read_tsv
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
 from data_t5 import (
     ChunkDataset,
     EpochSampler,
+    Stretch,
     cached,
+    cut_at_spaces,
     find_sources,
     load_dataset_splits,
     load_tokenizer,
     plain_encoder,
-    read_documents,
-    read_rows,
-    read_tsv,
     split_documents,
     tokenised,
     tokenizer_fingerprint,
     tokenizer_for,
     train_tokenizer,
 )
+from training.manifests import write_manifest
 
 VOCAB_SIZE = 900
 COMPRESS = {
@@ -145,7 +146,7 @@ class ReadTextTest(TestCase):
     @parameterized.parameters("", ".gz")
     def test_not_utf8_is_named(self, compression):
         path = self.write(f"latin.txt{compression}", b"fine\nna" + b"\xefve\n")
-        with self.assertRaisesRegex(ValueError, rf"{path}: not UTF-8 text \(byte 0xef\); convert it first"):
+        with self.assertRaisesRegex(ValueError, rf"{path}, line 2: not UTF-8 text \(byte 0xef\); convert it first"):
             list(read_documents(path, "text"))
 
     @parameterized.product(compression=(".gz", ".bz2", ".xz", ".zst"), damage=("cut", "other"))
@@ -204,7 +205,7 @@ class ReadRowsTest(TestCase):
         ("csv_column", "a.csv", "body,id\nx,1\n", "a.csv, row 1: no column text; there is body, id"),
         ("csv_short", "a.csv", "text,id\nx,1\ny\n", "a.csv, line 3: 1 fields, the header has 2"),
         ("csv_long", "a.csv", "text,id\nx,1,2\n", "a.csv, line 2: 3 fields, the header has 2"),
-        ("csv_encoding", "a.csv", b"text\n\xff\xfe\n", r"a.csv: not UTF-8 text \(byte 0xff\)"),
+        ("csv_encoding", "a.csv", b"text\n\xff\xfe\n", r"a.csv, line 2: not UTF-8 text \(byte 0xff\)"),
         ("tsv_short", "a.tsv", "text\tid\nx\t1\ny\n", "a.tsv, line 3: 1 fields, the header has 2"),
     )
     def test_errors_name_file_and_place(self, name, content, message):
@@ -576,6 +577,7 @@ class TokenisedTest(TestCase):
     def test_overwrite_cache(self):
         right = self.tokens()["train"].tokens.tolist()
         (self.caches()[0] / "train.bin").write_bytes(np.full(len(right), 7, dtype=np.uint16).tobytes())
+        write_manifest(self.caches()[0])
         self.assertEqual(set(self.tokens()["train"].tokens.tolist()), {7})
         self.assertEqual(self.tokens(overwrite_cache=True)["train"].tokens.tolist(), right)
         with (
@@ -618,11 +620,22 @@ class CachedTest(TestCase):
         whole = cached(self.folder, "thing", "k", lambda folder: (folder / "x").write_text("whole"))
         self.assertEqual((whole / "x").read_text(), "whole")
 
+    def test_what_killed_builds_leave_goes_after_a_day(self):
+        for name, days in ((".thing-abcd1234", 2), (".thing-abcd1235", 0), (".thing-of-mine", 2), (".git", 2)):
+            (self.folder / name).mkdir()
+            self.write(f"{name}/x", "half")
+            for path in (self.folder / name / "x", self.folder / name):
+                os.utime(path, times=(time.time() - days * 86_400 - 60,) * 2)
+        cached(self.folder, "thing", "k", lambda folder: (folder / "x").write_text("whole"))
+        left = sorted(path.name for path in self.folder.iterdir())
+        self.assertEqual(left, [".git", ".thing-abcd1235", ".thing-of-mine", "thing-k"])
+
     def test_two_processes_at_once(self):
         def build(folder):
             (folder / "x").write_text("mine")
             (self.folder / "thing-k").mkdir()  # the other process is done while this one still writes
             (self.folder / "thing-k" / "x").write_text("theirs")
+            write_manifest(self.folder / "thing-k")
 
         self.assertEqual((cached(self.folder, "thing", "k", build) / "x").read_text(), "theirs")
         self.assertEqual([path.name for path in self.folder.iterdir()], ["thing-k"])
@@ -648,6 +661,24 @@ class SplitDocumentsTest(parameterized.TestCase):
     def test_one_document_is_never_held_out_alone(self):
         self.assertEqual(list(split_documents(["a" * 100], 50.0)), [(False, ["a" * 100])])
         self.assertEqual(list(split_documents([], 50.0)), [])
+
+    def test_a_book_on_one_line_is_held_out_in_part(self):
+        book = " ".join(f"word{n}" for n in range(100_000))
+        parts = [(held_out, part) for held_out, block in split_documents([book, "short"], 5.0) for part in block]
+        self.assertEqual(" ".join(part for _, part in parts[:-1]), book)
+        self.assertEqual(sum(not isinstance(part, Stretch) for _, part in parts), 2)
+        share = sum(len(part) for held_out, part in parts if held_out) / len(book)
+        self.assertAlmostEqual(share, 0.05, delta=0.01)
+
+    @parameterized.parameters(
+        ("one two three", 8, ["one two", "three"]),
+        ("one two", 7, ["one two"]),
+        ("", 3, [""]),
+        ("abcdefg", 3, ["abc", "def", "g"]),
+        ("a  b", 2, ["a ", "b"]),
+    )
+    def test_cutting_at_spaces(self, text, longest, parts):
+        self.assertEqual(list(cut_at_spaces(text, longest)), parts)
 
 
 # ---------------------------------------------------------------- chunks and their order

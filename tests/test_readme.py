@@ -13,8 +13,10 @@ import evaluate_t5
 import fine_tune_t5
 import plot_runs
 import pre_train_t5
+import sweep_t5
 from arguments_t5 import parse_arguments
 from tasks_t5 import check_entry
+from training.sweep_files import read_sweep
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,17 +43,28 @@ class ReadmeTest(parameterized.TestCase):
         if words[0] in ("conda", "wandb"):
             self.assertTrue((ROOT / words[-1]).is_file(), words[-1])
             return
+        if "sbatch" in words:
+            job = next(word for word in words if word.endswith(".slurm"))
+            self.assertTrue((ROOT / job).is_file(), job)
+            words = words[words.index(job) + 1 :]
+            words = [word for word in words if word != "my.yaml"]  # the reader's own recipe
+            if job.endswith("sweep.slurm"):
+                words.insert(0, "sweep_t5.py")
         script = next(word for word in words if word.endswith(".py"))
         argv = words[words.index(script) + 1 :]
         self.assertIn(script, {p.name for p in ROOT.glob("*.py")})
         if argv == ["--help"]:
-            modules = (create_tokenizer, evaluate_t5, fine_tune_t5, plot_runs, pre_train_t5)
+            modules = (create_tokenizer, evaluate_t5, fine_tune_t5, plot_runs, pre_train_t5, sweep_t5)
             module = {Path(m.__file__).name: m for m in modules}[script]
             try:
                 code = module.main(argv)
             except SystemExit as stop:
                 code = stop.code
             self.assertEqual(code, 0)
+        elif script == "sweep_t5.py":
+            sweep = read_sweep(str(ROOT / argv[0]))
+            self.assertTrue(sweep["parameters"])
+            self.assertLen(parse_arguments([sweep_t5.SweepArguments], argv[1:]), 1)
         elif script in DATACLASSES:
             classes = [getattr(arguments_t5, name) for name in DATACLASSES[script]]
             self.assertLen(parse_arguments(classes, argv), 3)
@@ -75,7 +88,7 @@ class ReadmeTest(parameterized.TestCase):
             self.assertTrue((ROOT / picture).is_file(), picture)
 
     def test_no_placeholder_is_left(self):
-        self.assertNotRegex(README, r"[A-Z]+_TIME|DEMO_TABLE|TODO")
+        self.assertNotRegex(README, r"@[A-Z_]+@|TODO")
 
 
 if __name__ == "__main__":

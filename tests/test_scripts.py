@@ -236,7 +236,12 @@ class PreTrainTest(ScriptTest):
     def test_going_on_from_a_model(self):
         folder, before, _ = pre_trained()
         changes = dict(
-            model_name_or_path=folder, config_name=None, config_overrides=None, dropout_rate=0.1, max_steps=20
+            model_name_or_path=folder,
+            config_name=None,
+            config_overrides=None,
+            vocab_size=None,
+            dropout_rate=0.1,
+            max_steps=20,
         )
         limits = dict(max_eval_samples=5, max_train_samples=500)
         flags = pre_training_flags(self.folder / "more", eval_on_start=True, **changes, **limits)

@@ -2,24 +2,23 @@
 
     _saving/checkpoint-40/   a checkpoint while it is being written
     checkpoint-40/           the same after manifest and fsync: it appears by one rename
-    checkpoint-40/manifest.json   {"files": {"model.safetensors": {"bytes": 7740416, "sha256": "..."}, ...}}
 
 A process killed at any moment leaves either no checkpoint-40 or a whole one. What a disk damages afterwards is found by
-the manifest when a run resumes: the damaged checkpoint is named and skipped.
+the manifest (training/manifests.py) when a run resumes: the damaged checkpoint is named and skipped.
 """
 
 import errno
-import hashlib
 import json
 import os
 import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-from arguments_t5 import RESUME_NEWEST, T5TrainingArguments, is_first_process, print_once
+from arguments_t5 import RESUME_NEWEST, T5TrainingArguments, check_folder, is_first_process, print_once
+from training.manifests import MANIFEST, difference, fsync, write_manifest
 
-MANIFEST = "manifest.json"
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
 RUN_FILES = ("metrics.jsonl", "all_results.json", "run.json", "loss.png", "predictions.jsonl")
 
@@ -30,18 +29,11 @@ def publish(aside: Path, final: Path) -> None:
 
     An earlier `final` is replaced; a crash in between leaves one of the two whole.
     """
-    files = {}
-    for path in sorted(p for p in aside.rglob("*") if p.is_file() and p.name != MANIFEST):
-        files[path.relative_to(aside).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        _fsync(path)
-    manifest = aside / MANIFEST
-    manifest.write_text(json.dumps({"files": files}, indent=1) + "\n", encoding="utf-8")
-    for path in [manifest, *(p for p in aside.rglob("*") if p.is_dir()), aside]:
-        _fsync(path)
+    write_manifest(aside)
     if final.exists():
         discard(final)
     aside.rename(final)
-    _fsync(final.parent)
+    fsync(final.parent)
 
 
 def discard(checkpoint: Path) -> None:
@@ -64,19 +56,6 @@ def rotate(output_dir: Path, keep: int | None, best: str | None) -> None:
         discard(checkpoint)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def is_disk_full(error: BaseException) -> bool:
     """Whether an exception of torch, safetensors or Python says that nothing more can be written."""
     while error is not None:
@@ -97,24 +76,16 @@ def checkpoints_of(output_dir: Path) -> list[Path]:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint folder in a few words, or None. One without a manifest cannot be checked."""
+    """What is wrong with a checkpoint folder in a few words, or None. Without a manifest little can be checked."""
     if not (checkpoint / "trainer_state.json").is_file():
         return "it has no trainer_state.json"
-    if not (checkpoint / MANIFEST).is_file():
-        return None  # written by other code: nothing to compare with
-    try:
-        files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
-    except (ValueError, KeyError, OSError):
-        return f"its {MANIFEST} cannot be read"
-    for name, expected in files.items():
-        path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"{name} has {path.stat().st_size:,} bytes instead of {expected['bytes']:,}"
-    for name, expected in files.items():  # the dear check comes last
-        if _sha256(checkpoint / name) != expected["sha256"]:
-            return f"{name} has changed (wrong sha256)"
+    if (checkpoint / MANIFEST).exists():
+        return difference(checkpoint)
+    for path in sorted(checkpoint.glob("*.safetensors")):  # written by other code: at least these tell their own size
+        try:
+            safe_open(path, "pt")
+        except (SafetensorError, OSError) as error:
+            return f"{path.name} cannot be read ({error})"
     return None
 
 
@@ -132,12 +103,12 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     """Checks that `--output_dir` is empty, resumed or overwritten; returns the checkpoint to go on from, or None.
 
     A job that SLURM or torchrun started again goes on by itself from its newest whole checkpoint, or begins anew if
-    there is none yet. Rank 0 decides for all.
+    there is none yet. Rank 0 decides for all. Nothing is deleted yet: `clear_output_dir` does it when all is checked.
     """
     answer = [None, None]
     if is_first_process():
         try:
-            answer[0] = _prepared_output_dir(args)
+            answer[0] = _checkpoint_to_resume(args)
         except (ValueError, OSError) as error:
             answer[1] = error
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -147,18 +118,17 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     return answer[0]
 
 
-def _prepared_output_dir(args: T5TrainingArguments) -> str | None:
+def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
     folder = Path(args.output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--output_dir {folder}: is a file")
-    if not args.dry_run:
-        shutil.rmtree(folder / SAVING, ignore_errors=True)
+    check_folder("--output_dir", args.output_dir)
     checkpoint = args.resume_from_checkpoint
     if checkpoint and checkpoint not in ("false", "False"):
         if checkpoint in (RESUME_NEWEST, "true", "True"):
             checkpoint = newest_whole_checkpoint(folder)
             if checkpoint is None:
                 raise ValueError(f"--resume_from_checkpoint: there is no whole checkpoint-* folder in {folder}")
+        elif not Path(checkpoint).is_dir():
+            raise ValueError(f"--resume_from_checkpoint {checkpoint}: no such folder")
         elif reason := damage(Path(checkpoint)):
             raise ValueError(f"--resume_from_checkpoint {checkpoint}: not a whole checkpoint: {reason}")
         return str(checkpoint)
@@ -174,13 +144,68 @@ def _prepared_output_dir(args: T5TrainingArguments) -> str | None:
             f"--output_dir {folder} is not empty: go on with --resume_from_checkpoint, start anew with "
             "--overwrite_output_dir, or name another folder"
         )
-    if args.dry_run:
-        return None
-    for path in folder.glob("checkpoint-*"):
-        shutil.rmtree(path)
-    for name in RUN_FILES:
-        (folder / name).unlink(missing_ok=True)
     return None
+
+
+def clear_output_dir(args: T5TrainingArguments, checkpoint: str | None) -> None:
+    """Deletes what a killed run left half-written, and unless the run resumes, the files of an earlier run."""
+    if args.dry_run or not is_first_process():
+        return
+    folder = Path(args.output_dir)
+    shutil.rmtree(folder / SAVING, ignore_errors=True)
+    if checkpoint is None:
+        for path in folder.glob("checkpoint-*"):
+            shutil.rmtree(path)
+        for name in RUN_FILES:
+            (folder / name).unlink(missing_ok=True)
+
+
+# What decides the shapes of the weights, and what they mean.
+_SHAPE = (
+    "model_type d_model d_kv d_ff num_heads num_layers num_decoder_layers vocab_size feed_forward_proj "
+    "relative_attention_num_buckets relative_attention_max_distance tie_word_embeddings"
+).split()
+
+
+def check_resumed_model(checkpoint: str | None, config, optim: str) -> None:
+    """ValueError unless the checkpoint holds a model of this configuration, and the state of this optimizer."""
+    if checkpoint is None:
+        return
+    saved = _read_json(Path(checkpoint) / "config.json")
+    asked = config.to_dict()
+    for key in _SHAPE:
+        if key in saved and saved[key] != asked.get(key):
+            raise ValueError(
+                f"--resume_from_checkpoint {checkpoint}: its model has {key} {saved[key]}, the flags ask for "
+                f"{asked.get(key)}: resume with the flags of its run, or name another --output_dir"
+            )
+    started_with = _read_json(Path(checkpoint).parent / "run.json").get("arguments", {}).get("optim", optim)
+    if started_with != optim:
+        raise ValueError(
+            f"--resume_from_checkpoint {checkpoint}: it holds the state of --optim {started_with}, which "
+            f"--optim {optim} cannot take up"
+        )
+
+
+def check_resumed_data(checkpoint: str | None, fingerprints: dict[str, str]) -> None:
+    """ValueError if run.json beside the checkpoint tells of other training data or another tokenizer."""
+    if checkpoint is None:
+        return
+    saved = _read_json(Path(checkpoint).parent / "run.json").get("fingerprints", {})
+    for name, described in (("train", "training data"), ("tokenizer", "a tokenizer")):
+        if name in saved and name in fingerprints and saved[name] != fingerprints[name]:
+            raise ValueError(
+                f"--resume_from_checkpoint {checkpoint}: its run had {described} of other contents: resume with the "
+                f"flags of that run, or take only the weights with --model_name_or_path {checkpoint}"
+            )
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # a checkpoint moved elsewhere, or of other code: nothing to compare with
+    return value if isinstance(value, dict) else {}
 
 
 def was_restarted() -> bool:

@@ -23,7 +23,7 @@ TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 class PreemptionCallback(TrainerCallback):
     """Saves and stops at the end of the step in which a signal came, or when the job's time runs out.
 
-    `reason` is then a sentence, else None. A second signal ends the process at once, as it would without us. All ranks
+    `reason` is then a sentence, else None. More signals change nothing; what must end at once takes SIGKILL. All ranks
     stop at the same step, whichever got the signal: they compare notes over gloo at every step, which takes well below
     a millisecond and leaves a GPU's queue alone.
     """
@@ -41,8 +41,7 @@ class PreemptionCallback(TrainerCallback):
             self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
 
     def _note(self, number, _frame):
-        self._received = number
-        self._restore_handlers()
+        self._received = number  # and again: SLURM sends SIGTERM twice within milliseconds
 
     def _restore_handlers(self):
         for number, handler in self._handlers.items():
@@ -68,10 +67,18 @@ class PreemptionCallback(TrainerCallback):
             saved = "saved and stopped" if control.should_save else "stopped without a checkpoint (--save_strategy no)"
             self.reason = f"{name}: {saved} after step {state.global_step:,} of {state.max_steps:,}"
             control.should_training_stop = True
-            args.load_best_model_at_end = False  # the process ends: no need to load it once more
 
     def on_train_end(self, args, state, control, **_):  # noqa: ARG002
         self._restore_handlers()
+
+
+def outlive_signals(initialise, worker: int) -> None:
+    """What a data-loading process runs first: SLURM's signals reach every process of a job, and one without its data
+    workers could not finish the step after which it saves. They end with the process that they work for."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if initialise is not None:
+        initialise(worker)
 
 
 def exit_if_preempted(callback: PreemptionCallback, output_dir: str) -> None:

@@ -1,0 +1,339 @@
+"""Readers of files: what a name stands for, what a file is, and its text or rows, with the place of every error.
+
+Text (.txt, .text, and what has another or no ending and holds UTF-8 text), JSON, CSV, TSV and parquet, also compressed.
+"""
+
+import bz2
+import codecs
+import contextlib
+import csv
+import gzip
+import html
+import io
+import itertools
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
+ROW_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+SNIFFED = 65_536  # bytes at the beginning of a file that tell whether it is text
+csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
+
+
+# ---------------------------------------------------------------- which files
+def expand_files(flag: str, paths: list[str]) -> list[Path]:
+    """Files, folders (their readable files, sorted) and globs as a list of files.
+
+    ValueError if one is not there, is empty or is no text; a file that was named may have any ending.
+    """
+    files = []
+    for text in paths:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            found = sorted(p for p in path.rglob("*") if _is_wanted(p, path))
+        elif path.is_file():
+            found = [path]
+        else:
+            found = sorted(p for p in Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))) if p.is_file())
+        if not found:
+            raise ValueError(
+                f"{flag} {text}: no such file, and no folder or pattern with {' '.join(TEXT_SUFFIXES)} files"
+            )
+        files += found
+    for file in files:
+        check_file(flag, file)
+    return files
+
+
+def _is_wanted(file: Path, folder: Path) -> bool:
+    """Whether a file found in a named folder is to be read: hidden ones and those of other endings are not."""
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return file.is_file() and not hidden and data_suffix(file) in ("", *TEXT_SUFFIXES)
+
+
+def data_suffix(path: Path) -> str:
+    """The suffix that tells the format: "a.jsonl.gz" -> ".jsonl", "a.raw" -> ".raw", "wiki_00" -> ""."""
+    suffixes = [s.lower() for s in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def is_plain_text(path: Path) -> bool:
+    """Whether a line of the file is a document: .txt, .text, and what has no ending that we know."""
+    return data_suffix(path) not in ROW_SUFFIXES
+
+
+def check_file(flag: str, path: Path) -> None:
+    """ValueError unless the file is there, not empty, and begins with UTF-8 text if it is not parquet."""
+    if not path.is_file():
+        raise ValueError(f"{flag} {path}: {'is a folder' if path.is_dir() else 'no such file'}")
+    try:
+        if path.stat().st_size == 0:
+            raise ValueError(f"{flag} {path}: the file is empty")
+        with _open_binary(path) as stream:
+            head = stream.read(SNIFFED)
+    except _UNREADABLE as error:
+        raise ValueError(f"{flag} {path}: cannot be read ({_reason(error)})") from None
+    if data_suffix(path) == ".parquet":
+        return
+    if data_suffix(path) in TEXT_SUFFIXES and head.count(0) * 100 < len(head):
+        head = head.replace(b"\0", b"")  # a stray one in what its owner calls text
+    problem = _not_text(head)
+    if problem:
+        known = data_suffix(path) in TEXT_SUFFIXES or not problem.startswith("looks like")
+        hint = "" if known else f" (other formats must end in one of {' '.join(ROW_SUFFIXES)}, and .gz, .xz ...)"
+        raise ValueError(f"{flag} {path}: {problem}{hint}")
+
+
+# First bytes -> what such a file is; looked at only where a file is no text.
+_SIGNATURES = {
+    b"%PDF": "a PDF",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "gzip data: name it .gz",
+    b"BZh": "bzip2 data: name it .bz2",
+    b"\xfd7zXZ": "xz data: name it .xz",
+    b"\x28\xb5\x2f\xfd": "zstd data: name it .zst",
+    b"PAR1": "parquet: name it .parquet",
+    b"\xff\xfe": "UTF-16 text: convert it to UTF-8 first",
+    b"\xfe\xff": "UTF-16 text: convert it to UTF-8 first",
+}
+
+
+def _not_text(head: bytes) -> str | None:
+    """What the beginning of a file looks like if it is not UTF-8 text without NUL bytes, else None."""
+    looks = next((name for signature, name in _SIGNATURES.items() if head.startswith(signature)), None)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # a letter that the end cuts in two is no error
+    except UnicodeDecodeError as error:
+        line = head.count(b"\n", 0, error.start) + 1
+        shown = f"line {line} is not UTF-8 text (byte {head[error.start]:#04x}); convert it first"
+        control = sum(head.count(byte) for byte in range(32)) - sum(map(head.count, b"\t\n\r\f"))
+        looks = looks or ("binary data" if control * 50 > len(head) else None)
+        return f"looks like {looks}" if looks else shown
+    if b"\0" in head:
+        return f"looks like {looks or 'binary data (NUL bytes), or UTF-16 text: convert it to UTF-8 first'}"
+    return None
+
+
+# ---------------------------------------------------------------- text
+_UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
+
+
+def _open_binary(path: Path):
+    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
+    return openers.get(path.suffix.lower(), io.open)(path, "rb")
+
+
+@contextlib.contextmanager
+def open_text(path: Path) -> Iterator[io.TextIOBase]:
+    """A text stream of a plain or compressed file; a byte-order mark is dropped, line ends become newlines.
+
+    A file that is damaged or no UTF-8 text is a ValueError with its name, wherever in the `with` block it shows.
+    """
+    try:
+        with io.TextIOWrapper(_open_binary(path), encoding="utf-8-sig", newline=None) as stream:
+            yield stream
+    except UnicodeDecodeError as error:
+        line = _first_bad_line(path)
+        byte = error.object[error.start]
+        raise ValueError(f"{path}, line {line}: not UTF-8 text (byte {byte:#04x}); convert it first") from None
+    except _UNREADABLE as error:
+        raise ValueError(f"{path}: cannot be read ({_reason(error)})") from None
+
+
+def _first_bad_line(path: Path) -> int:
+    """Number of the first line that is not UTF-8; a stream that is read in blocks does not know it."""
+    with _open_binary(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return number
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _open_zstd(path: Path, _mode: str):
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+
+
+# ---------------------------------------------------------------- rows
+def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
+    """Rows of a JSON-lines, JSON, CSV, TSV or parquet file as dictionaries. ValueError names the file and line.
+
+    columns: refuse a file that lacks one of them.
+    """
+    if is_plain_text(path):
+        raise ValueError(f"{path}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and .gz, .xz ...)")
+    if data_suffix(path) == ".parquet":
+        rows = _read_parquet(path, columns)
+    else:
+        rows = {".csv": _read_csv, ".tsv": read_tsv}.get(data_suffix(path), _read_json)(path)
+    for number, row in enumerate(rows, start=1):
+        missing = [column for column in columns or [] if column not in row]
+        if missing:
+            raise ValueError(f"{path}, row {number}: no column {missing[0]}; there is {', '.join(row)}")
+        yield row
+
+
+def _read_parquet(path: Path, columns: list[str] | None) -> Iterator[dict]:
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            all_there = columns and set(columns) <= set(file.schema_arrow.names)
+            for batch in file.iter_batches(columns=columns if all_there else None):
+                yield from batch.to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
+
+
+def _read_csv(path: Path) -> Iterator[dict]:
+    with open_text(path) as stream:
+        rows, line = csv.reader(stream, strict=True), 1  # strict: an open quote would swallow the rest of the file
+        try:
+            header = _checked_header(next(rows, []), path)
+            for values in rows:
+                line += 1
+                if values and len(values) != len(header):
+                    raise ValueError(f"{path}, line {line}: {len(values)} fields, the header has {len(header)}")
+                if values:  # [] is an empty line
+                    yield dict(zip(header, values, strict=True))
+                line = rows.line_num
+        except csv.Error as error:
+            problem = "a quote opens that nothing closes" if "unexpected end" in str(error) else str(error)
+            raise ValueError(f"{path}, line {line + (line > 1)}: broken CSV ({problem})") from None
+
+
+def _checked_header(names: list[str], path: Path) -> list[str]:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{path}, line 1: two columns are called {twice!r}")
+    return names
+
+
+def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
+    """Rows of a tab-separated file as {column: value}, or {index: value} if it has no header line.
+
+    A line is a row and quotes are ordinary characters: with the usual quoting of csv readers a lone quote joins lines,
+    which loses rows of MRPC, QNLI and STS-B in silence. Only a line that is too short because its last field opens a
+    quote and does not close it goes on in the next lines, as three questions of GLUE's QQP do.
+    """
+    with open_text(path) as stream:
+        lines = enumerate(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE), start=1)
+        names = _checked_header(next(lines, (1, []))[1], path) if header else None
+        for number, values in lines:
+            if not values:  # an empty line
+                continue
+            if names is None:
+                yield dict(enumerate(values))
+                continue
+            if len(values) < len(names) and _is_open(values[-1]):
+                values = _joined(values, (more for _, more in lines))
+            if len(values) != len(names):
+                raise ValueError(f"{path}, line {number}: {len(values)} fields, the header has {len(names)}")
+            yield dict(zip(names, values, strict=True))
+
+
+def _is_open(field: str) -> bool:
+    return field.startswith('"') and field.count('"') % 2 == 1
+
+
+def _joined(values: list[str], lines: Iterator[list[str]]) -> list[str]:
+    """['1', '"What'] and the line ['is this?"', '2'] -> ['1', 'What is this?', '2']; unchanged if no line closes it."""
+    text = values[-1]
+    for more in lines:
+        text = f"{text} {more[0] if more else ''}"
+        if not _is_open(text):
+            return [*values[:-1], text.strip()[1:-1].replace('""', '"').strip(), *more[1:]]
+    return values
+
+
+def _read_json(path: Path) -> Iterator[dict]:
+    with open_text(path) as stream:
+        first = stream.readline()
+        if first.lstrip().startswith("["):  # one array instead of one object a line
+            rows = enumerate(_parse_json(first + stream.read(), path), start=1)
+        else:
+            lines = enumerate(itertools.chain([first], stream), start=1)
+            rows = ((number, _parse_json(line, path, number)) for number, line in lines if line.strip())
+        for number, row in rows:
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, row {number}: must be a JSON object, got {type(row).__name__}")
+            yield row
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _parse_json(text: str, path: Path, line: int | None = None):
+    """line: the line of the file that `text` is; None for a whole file."""
+    try:
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except json.JSONDecodeError as error:
+        number, problem = line or error.lineno, error.msg
+    except UnicodeEncodeError as error:
+        number, problem = line or 1, f"half a surrogate pair, \\u{ord(error.object[error.start]):x}"
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
+        number, problem = line or 1, str(error)
+    raise ValueError(f"{path}, line {number}: broken JSON ({problem})")
+
+
+# ---------------------------------------------------------------- documents
+_WIKI_OPEN = re.compile(r"^<doc (id|url|title)=.*>$")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def read_text_documents(path: Path) -> Iterator[str]:
+    """Documents of a text file: its lines; or, in WikiExtractor's format, the bodies between its <doc ...> tags.
+
+    Tags are dropped, entities of such pages resolved ("&amp;" -> "&") and control characters removed. Empty documents
+    are yielded as "" so that they can be counted.
+    """
+    page = None  # lines of the open <doc>, None outside
+    with open_text(path) as stream:
+        for line in stream:
+            line = _CONTROL.sub("", line).strip()
+            if page is None and _WIKI_OPEN.match(line):
+                page = []
+            elif page is not None and line == "</doc>":
+                # The first line repeats the title: a page of nothing else is an empty one.
+                yield html.unescape("\n".join(page)) if len(page) > 1 else ""
+                page = None
+            elif page is not None:
+                page += [line] if line else []
+            else:
+                yield line
+    if page:
+        yield html.unescape("\n".join(page))
+
+
+def read_documents(path: Path, text_column: str) -> Iterator[str]:
+    """The documents of one file, whatever its format."""
+    if is_plain_text(path):
+        yield from read_text_documents(path)
+    else:
+        yield from column_texts(read_rows(path, [text_column]), text_column, path)
+
+
+def column_texts(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[str]:
+    """The texts of a column, "" where there is none."""
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row[column], str | None):
+            kind = type(row[column]).__name__
+            raise ValueError(f"{where}, row {number}: the column {column} holds no text, but a value of type {kind}")
+        yield row[column] or ""

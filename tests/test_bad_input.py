@@ -1,0 +1,848 @@
+"""Bad input, as a user would give it: one clear line on stderr, exit code 2, before any training, and nothing lost.
+
+A row of the tables is (name, changed flags, what the line must say). Text, tokenizer and models of a few thousand
+weights are made here; nothing needs a network or a GPU. About 60 s on one core, half of it for processes to start.
+"""
+
+import atexit
+import contextlib
+import functools
+import gzip
+import io
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import transformers
+from absl.testing import absltest, parameterized
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, PreTrainedTokenizerFast
+
+import constants
+import fine_tune_t5
+import model_t5
+import pre_train_t5
+from data_t5 import cached, load_tokenizer, train_tokenizer
+from model_t5 import build_config, create_model
+
+ROOT = Path(pre_train_t5.__file__).resolve().parent
+SHAPE = "d_model=16,d_kv=4,d_ff=24,num_heads=4,num_layers=1,num_decoder_layers=1"
+LABELS = ["red", "green", "blue"]
+TASK = dict(
+    prefix="colour",
+    inputs={"text": "text"},
+    target="label",
+    target_type="class",
+    labels=LABELS,
+    metrics=["accuracy"],
+    files={"train": "train.jsonl", "validation": "dev.jsonl"},
+    max_source_length=32,
+    max_target_length=8,
+)
+UNKNOWN_METRIC = TASK | dict(metrics=["accuracyy"])
+
+
+# ---------------------------------------------------------------- the material
+@functools.cache
+def workspace() -> Path:
+    """Good text, rows, tokenizers and models that the tests share and none changes."""
+    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_bad_input_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "good.txt").write_text("\n".join(sentences(400)) + "\n")
+    for name, count in (("train", 24), ("dev", 12)):
+        rows = [{"text": text, "label": LABELS[i % 3]} for i, text in enumerate(sentences(count))]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train_tokenizer(sentences(400), folder / "tokenizer", 300)
+    model = create_model(build_config("tiny", 300, parsed(SHAPE)))
+    for name in ("model", "cut", "changed_shape", "bad_json", "no_weights"):
+        model.save_pretrained(folder / name)
+        load_tokenizer(str(folder / "tokenizer")).save_pretrained(folder / name)
+    weights = folder / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:4_000])
+    (folder / "no_weights" / "model.safetensors").unlink()
+    (folder / "bad_json" / "config.json").write_text('{"model_type": "t5", ')
+    config = json.loads((folder / "changed_shape" / "config.json").read_text())
+    (folder / "changed_shape" / "config.json").write_text(json.dumps(config | {"d_model": 32}))
+    BertConfig(num_hidden_layers=1).save_pretrained(folder / "bert")
+    load_tokenizer(str(folder / "tokenizer")).save_pretrained(folder / "bert")
+    words = ["<pad>", "</s>", "<unk>", *(f"word{n}" for n in range(997))]
+    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = dict(eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder / "no_sentinels")
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(folder / "no_eos")
+    shutil.copytree(folder / "tokenizer", folder / "damaged_tokenizer")
+    (folder / "damaged_tokenizer" / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Unig')
+    return folder
+
+
+def parsed(shape: str) -> dict:
+    return {key: int(value) for key, value in (pair.split("=") for pair in shape.split(","))}
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    """Sentences of made-up words, enough different ones for a vocabulary of 300."""
+    chooser = random.Random(seed)
+    syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
+    words = ["".join(chooser.choices(syllables, k=chooser.randint(1, 3))) for _ in range(500)]
+    return [" ".join(chooser.choices(words, k=12)).capitalize() + "." for _ in range(count)]
+
+
+def jsonl(*rows) -> bytes:
+    return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
+
+
+def zipped() -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        archive.writestr("a.txt", "text")
+    return target.getvalue()
+
+
+ROW = {"text": "Bake da.", "label": "red"}
+BINARY = random.Random(0).randbytes(5_000)
+LONG = "\n".join(sentences(1_500)).encode()  # more than what is looked at first
+BAD_FILES = {
+    "empty.txt": b"",
+    "letters.txt": "".join(f"{chr(n)} " for n in range(0x4E00, 0x5000)).encode(),
+    "blank.txt": b"\n \n\n\t\n",
+    "latin.txt": b"fine\nalso fine\nna\xefve\n",
+    "late_latin.txt": LONG + b"\nna\xefve\nfine\n",
+    "utf16.txt": "some text\n".encode("utf-16"),
+    "utf16_without_mark.txt": "some text\n".encode("utf-16-le"),
+    "binary.txt": BINARY,
+    "zeros.txt": bytes(3_000),
+    "model.bin": BINARY,
+    "nul.raw": b"text\0text\n",
+    "paper.pdf": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n",
+    "archive.zip": zipped(),
+    "unnamed_archive": gzip.compress(LONG),
+    "cut.txt.gz": gzip.compress(LONG)[:5_000],
+    "plain.txt.gz": b"no archive\n",
+    "broken.parquet": b"PAR1 and nothing more",
+    "broken.jsonl": jsonl(ROW, "", ROW, '{"text": "x"'),
+    "broken_array.json": b'[{"text": "x"},\n {"text": }]',
+    "list.jsonl": jsonl(ROW, ["x"]),
+    "surrogate.jsonl": jsonl(ROW, '{"text": "half of an emoji: \\ud83d"}'),
+    "deep.jsonl": jsonl(ROW, "[" * 100_000),
+    "body.jsonl": jsonl({"body": "x", "id": 1}),
+    "numbers.jsonl": jsonl(ROW, {"text": 3}),
+    "ragged.tsv": b"text\tlabel\nx\tred\ny\n",
+    "ragged.csv": b"text,label\nx,red\ny,red,more\n",
+    "open_quote.csv": b'text,label\nx,red\n"y,red\nz,red\n',
+    "twice.csv": b"text,label,text\nx,red,y\n",
+    "header_only.csv": b"text,label\n",
+    "empty_label.jsonl": jsonl(ROW, {"text": "x", "label": None}),
+    "no_label.jsonl": jsonl(ROW, {"text": "x", "lable": "red"}),
+    "other_label.jsonl": jsonl(ROW, ROW, {"text": "x", "label": "yellow"}),
+    "index_label.jsonl": jsonl(ROW, {"text": "x", "label": 3}),
+    "unknown_key.yaml": b"max_step: 3\n",
+    "key_twice.yaml": b"seed: 1\nseed: 2\n",
+    "rivals.yaml": b"max_steps: 3\nnum_train_epochs: 2\n",
+    "list.yaml": b"- max_steps\n",
+    "latin.yaml": b"run_name: caf\xe9\n",
+    "file": b"text\n",
+    "zero.json": b'{"zero_optimization": ',
+}
+# {bad}: folder of the files above; {good}: workspace(). A value of None leaves the flag out, True gives it alone.
+BAD_TEXT = (
+    ("missing", dict(train_file="{bad}/nowhere.txt"), "--train_file .*nowhere.txt: no such file, and no folder or"),
+    ("below_a_file", dict(train_file="{bad}/file/a.txt"), "--train_file .*file/a.txt: no such file"),
+    ("no_match", dict(train_file="{bad}/*.text"), r"--train_file .*\*.text: no such file, and no folder or pattern"),
+    ("missing_validation", dict(validation_file="{bad}/nowhere.txt"), "--validation_file .*nowhere.txt: no such file"),
+    ("empty", dict(train_file="{bad}/empty.txt"), "--train_file .*empty.txt: the file is empty"),
+    ("blank", dict(train_file="{bad}/blank.txt"), "the training text gives 0 chunks of .* tokens, one step needs 4"),
+    ("blank_for_a_tokenizer", dict(train_file="{bad}/blank.txt", tokenizer_name=None), "no text to train a tokenizer"),
+    ("latin", dict(train_file="{bad}/latin.txt"), r"latin.txt: line 3 is not UTF-8 text \(byte 0xef\); convert it"),
+    ("late_latin", dict(train_file="{bad}/late_latin.txt"), r"late_latin.txt, line 1501: not UTF-8 text \(byte 0xef\)"),
+    ("utf16", dict(train_file="{bad}/utf16.txt"), "utf16.txt: looks like UTF-16 text: convert it to UTF-8 first"),
+    (
+        "utf16_without_mark",
+        dict(train_file="{bad}/utf16_without_mark.txt"),
+        r"binary data \(NUL bytes\), or UTF-16 text",
+    ),
+    ("binary", dict(train_file="{bad}/binary.txt"), "binary.txt: looks like binary data"),
+    ("zeros", dict(train_file="{bad}/zeros.txt"), r"zeros.txt: looks like binary data \(NUL bytes\)"),
+    ("other_ending", dict(train_file="{bad}/model.bin"), r"model.bin: looks like binary data \(other formats must end"),
+    ("raw_with_nul", dict(train_file="{bad}/nul.raw"), r"nul.raw: looks like binary data \(NUL bytes\)"),
+    ("pdf", dict(train_file="{bad}/paper.pdf"), "paper.pdf: looks like a PDF"),
+    ("zip", dict(train_file="{bad}/archive.zip"), "archive.zip: looks like a zip archive"),
+    ("unnamed_archive", dict(train_file="{bad}/unnamed_archive"), "looks like gzip data: name it .gz"),
+    ("cut_archive", dict(train_file="{bad}/cut.txt.gz"), "cut.txt.gz: cannot be read .*end-of-stream"),
+    ("no_archive", dict(train_file="{bad}/plain.txt.gz"), "plain.txt.gz: cannot be read .*Not a gzipped file"),
+    ("parquet", dict(train_file="{bad}/broken.parquet"), "broken.parquet: cannot be read"),
+    ("json", dict(train_file="{bad}/broken.jsonl"), r"broken.jsonl, line 4: broken JSON \(Expecting"),
+    ("json_array", dict(train_file="{bad}/broken_array.json"), "broken_array.json, line 2: broken JSON"),
+    ("json_list", dict(train_file="{bad}/list.jsonl"), "list.jsonl, row 2: must be a JSON object, got list"),
+    (
+        "json_surrogate",
+        dict(train_file="{bad}/surrogate.jsonl"),
+        r"line 2: broken JSON \(half a surrogate pair, .ud83d",
+    ),
+    ("json_depth", dict(train_file="{bad}/deep.jsonl"), "deep.jsonl, line 2: broken JSON .*recursion"),
+    ("column", dict(train_file="{bad}/body.jsonl"), "body.jsonl, row 1: no column text; there is body, id"),
+    ("text_column", dict(train_file="{good}/train.jsonl", text_column="txt"), "no column txt; there is text, label"),
+    ("number", dict(train_file="{bad}/numbers.jsonl"), "numbers.jsonl, row 2: the column text holds no text, .* int"),
+    ("tsv", dict(train_file="{bad}/ragged.tsv"), "ragged.tsv, line 3: 1 fields, the header has 2"),
+    ("csv", dict(train_file="{bad}/ragged.csv"), "ragged.csv, line 3: 3 fields, the header has 2"),
+    ("csv_quote", dict(train_file="{bad}/open_quote.csv"), r"open_quote.csv, line 3: .*a quote opens that nothing"),
+    ("csv_names", dict(train_file="{bad}/twice.csv"), "twice.csv, line 1: two columns are called 'text'"),
+    ("csv_header_only", dict(train_file="{bad}/header_only.csv"), "the training text gives 0 chunks"),
+    ("no_hub", dict(train_file=None, dataset_name="nobody/nothing"), "--dataset_name nobody/nothing: neither a saved"),
+)
+BAD_FLAGS = (
+    ("flag", dict(max_stpes=3), "--max_stpes: no such flag; did you mean --max_steps"),
+    ("flag_far", dict(qqqq=3), "--qqqq: no such flag; see --help_all"),
+    ("value", dict(max_steps="many"), "argument --max_steps/--max-steps: invalid int value: 'many'"),
+    ("recipe", dict(recipe="{bad}/nowhere.yaml"), "recipe .*nowhere.yaml: No such file or directory"),
+    ("recipe_key", dict(recipe="{bad}/unknown_key.yaml"), "key max_step: no such flag; did you mean --max_steps"),
+    ("recipe_twice", dict(recipe="{bad}/key_twice.yaml"), "key_twice.yaml: not valid YAML: key seed is set twice"),
+    (
+        "recipe_rivals",
+        dict(recipe="{bad}/rivals.yaml", max_steps=None),
+        "--max_steps 3 and --num_train_epochs 2.0 exclude each other: give one of them in the recipe",
+    ),
+    ("recipe_list", dict(recipe="{bad}/list.yaml"), "list.yaml: must be a mapping"),
+    ("recipe_latin", dict(recipe="{bad}/latin.yaml"), "latin.yaml: not valid YAML"),
+    ("recipe_binary", dict(recipe="{bad}/binary.txt"), "binary.txt: not valid YAML"),
+    ("density_0", dict(noise_density=0), "--noise_density 0.0: must lie between 0 and 1"),
+    ("density_1", dict(noise_density=1), "--noise_density 1.0: must lie between 0 and 1"),
+    ("density_percent", dict(noise_density=15), "--noise_density 15.0: must lie between 0 and 1"),
+    ("density_nan", dict(noise_density="nan"), "--noise_density nan: must lie between 0 and 1"),
+    ("span", dict(mean_noise_span_length=0.5), "--mean_noise_span_length 0.5: must be at least 1 token"),
+    ("span_nan", dict(mean_noise_span_length="nan"), "--mean_noise_span_length nan: must be at least 1 token"),
+    ("length", dict(input_seq_length=2), "--input_seq_length 2: must be at least 3"),
+    ("spans", dict(input_seq_length=2000), "--input_seq_length 2000 .* the tokenizer has 100 sentinels: use longer"),
+    (
+        "too_little_text",
+        dict(input_seq_length=500, per_device_train_batch_size=99),
+        "gives .* chunks of 5.. tokens, one",
+    ),
+    (
+        "no_validation",
+        dict(max_train_samples=20, eval_strategy="steps"),
+        "the validation text .* set --eval_strategy no",
+    ),
+    ("percentage", dict(validation_split_percentage=100), "--validation_split_percentage 100.0: must lie between"),
+    (
+        "vocabulary_of_letters",
+        dict(train_file="{bad}/letters.txt", tokenizer_name=None, vocab_size=300),
+        "--vocab_size 300: .* on this text: its letters alone take",
+    ),
+    ("samples", dict(max_train_samples=0), "--max_train_samples 0: must be at least 1"),
+    ("vocabulary", dict(tokenizer_name=None, vocab_size=100), "--vocab_size 100: must be at least 300"),
+    (
+        "vocabulary_large",
+        dict(tokenizer_name=None, vocab_size=90_000),
+        "--vocab_size 90000: .* it is enough for .* words",
+    ),
+    ("batch", dict(per_device_train_batch_size=0), "--per_device_train_batch_size 0: must be at least 1"),
+    ("accumulation", dict(gradient_accumulation_steps=0), "--gradient_accumulation_steps 0: must be at least 1"),
+    ("steps", dict(max_steps=0), "--max_steps 0: must be at least 1, or -1 to count epochs"),
+    ("epochs", dict(max_steps=-1, num_train_epochs=0), "--num_train_epochs 0.0: must be above 0"),
+    ("seed", dict(seed=-1), "--seed -1: must be at least 0"),
+    ("rate", dict(learning_rate=-1), "--learning_rate -1.0: must be at least 0"),
+    ("rate_nan", dict(learning_rate="nan"), "--learning_rate nan: must be at least 0"),
+    ("dropout", dict(dropout_rate=1), "--dropout_rate 1.0: must be at least 0 and below 1"),
+    ("optimizer", dict(optim="adam"), "--optim adam: must be one of adamw_rms_scaled"),
+    ("schedule", dict(lr_scheduler_type="cosin"), "--lr_scheduler_type cosin: must be one of .*cosine"),
+    ("tracker", dict(report_to="wandbb"), "--report_to wandbb: no such tracker; did you mean wandb"),
+    ("attention", dict(attn_implementation="flash"), "flash"),
+    ("deepspeed_missing", dict(deepspeed="{bad}/nowhere.json"), "--deepspeed .*nowhere.json: no such file"),
+    ("half_precision", dict(fp16=True), "--fp16: T5's activations overflow in float16"),
+    ("best_metric", dict(metric_for_best_model="perplexty"), r"--metric_for_best_model perplexty: .*mean perplexity\?"),
+)
+CONTRADICTIONS = (
+    ("model_and_shape", dict(model_name_or_path="{good}/model"), "--model_name_or_path and --config_name exclude"),
+    (
+        "model_and_overrides",
+        dict(model_name_or_path="{good}/model", config_name=None),
+        "--config_overrides changes a new",
+    ),
+    ("steps_and_epochs", dict(num_train_epochs=2), "--max_steps 2 and --num_train_epochs 2.0 exclude each other"),
+    (
+        "default_steps_and_epochs",
+        dict(num_train_epochs=2, max_steps=None),
+        "--max_steps 65536 decides .* --max_steps -1",
+    ),
+    (
+        "overwrite_and_resume",
+        dict(overwrite_output_dir=True, resume_from_checkpoint=True),
+        "--overwrite_output_dir and --resume_from_checkpoint newest exclude each other",
+    ),
+    ("stopping", dict(early_stopping_patience=2), "--early_stopping_patience needs --load_best_model_at_end"),
+    ("best_without_evaluation", dict(load_best_model_at_end=True), "load_best_model_at_end requires"),
+    ("two_sources", dict(dataset_name="installed_docs"), "--dataset_name and --train_file exclude each other"),
+    (
+        "validation_alone",
+        dict(train_file=None, validation_file="{good}/good.txt"),
+        "--validation_file goes with --train",
+    ),
+    (
+        "two_validations",
+        dict(validation_file="{good}/good.txt", validation_split_percentage=9),
+        "--validation_split_percentage holds out .* --validation_file",
+    ),
+    ("configuration_alone", dict(dataset_config_name="en"), "--dataset_config_name goes with the Hub name"),
+    ("two_vocabularies", dict(vocab_size=500), "--vocab_size 500 is of a tokenizer that is trained when none is given"),
+)
+MODEL = dict(config_name=None, config_overrides=None)  # and --model_name_or_path
+BAD_MODELS = (
+    ("shape_name", dict(config_name="t5-v1_1-bse"), r"--config_name t5-v1_1-bse: neither a built-in shape \(tiny, "),
+    (
+        "override",
+        dict(config_overrides="d_modl=8"),
+        "--config_overrides d_modl=8: the T5 configuration has no such key",
+    ),
+    ("override_type", dict(config_overrides="d_model=wide"), "--config_overrides d_model=wide: .*int"),
+    ("override_words", dict(config_overrides="d_model:8"), "--config_overrides d_model:8: write key=value"),
+    (
+        "missing",
+        MODEL | dict(model_name_or_path="{bad}/nowhere"),
+        "--model_name_or_path .*nowhere: not a folder or Hub",
+    ),
+    ("file", MODEL | dict(model_name_or_path="{bad}/file"), "--model_name_or_path .*file: not a folder or Hub name"),
+    (
+        "bert",
+        MODEL | dict(model_name_or_path="{good}/bert"),
+        "--model_name_or_path .*bert is a bert model: .* train t5",
+    ),
+    ("bert_shape", dict(config_name="{good}/bert", config_overrides=None), "--config_name .*bert is a bert model"),
+    (
+        "config",
+        MODEL | dict(model_name_or_path="{good}/bad_json"),
+        "--model_name_or_path .*bad_json: not a folder .*JSON",
+    ),
+    (
+        "cut_weights",
+        MODEL | dict(model_name_or_path="{good}/cut"),
+        "--model_name_or_path .*cut: its weights cannot be read",
+    ),
+    (
+        "other_shape",
+        MODEL | dict(model_name_or_path="{good}/changed_shape"),
+        "changed_shape: its weights cannot be read",
+    ),
+    ("no_weights", MODEL | dict(model_name_or_path="{good}/no_weights"), "no_weights: its weights cannot be read"),
+    ("tokenizer_missing", dict(tokenizer_name="{bad}/nowhere"), "--tokenizer_name .*nowhere: no tokenizer there"),
+    ("tokenizer_damaged", dict(tokenizer_name="{good}/damaged_tokenizer"), "--tokenizer_name .*damaged_tokenizer: "),
+    ("no_sentinels", dict(tokenizer_name="{good}/no_sentinels"), r"no_sentinels has no sentinels \(<extra_id_0>"),
+    ("no_eos", dict(tokenizer_name="{good}/no_eos"), "--tokenizer_name .*no_eos: .* without eos_token, which T5 needs"),
+    (
+        "too_many_words",
+        MODEL | dict(model_name_or_path="{good}/model", tokenizer_name="{good}/no_sentinels"),
+        "the tokenizer has 1000 tokens and the model only 320 embedding rows: use the tokenizer",
+    ),
+)
+BAD_FOLDERS = (
+    ("output_is_a_file", dict(output_dir="{bad}/file"), "--output_dir .*file: is a file, not a folder"),
+    (
+        "output_below_a_file",
+        dict(output_dir="{bad}/file/out"),
+        "--output_dir .*file/out: .*file is a file, not a folder",
+    ),
+    (
+        "output_not_empty",
+        dict(output_dir="{good}/model"),
+        "--output_dir .*model is not empty: go on with --resume_from",
+    ),
+    ("cache_is_a_file", dict(data_cache_dir="{bad}/file"), "--data_cache_dir .*file: is a file, not a folder"),
+    ("cache_below_a_file", dict(data_cache_dir="{bad}/file/a"), "--data_cache_dir .*file/a: .*file is a file"),
+    ("resume_nothing", dict(resume_from_checkpoint=True), "--resume_from_checkpoint: there is no whole checkpoint-"),
+    (
+        "resume_missing",
+        dict(resume_from_checkpoint="{bad}/nowhere"),
+        "--resume_from_checkpoint .*nowhere: no such folder",
+    ),
+    (
+        "resume_a_model",
+        dict(resume_from_checkpoint="{good}/model"),
+        "--resume_from_checkpoint .*: it has no trainer_state",
+    ),
+)
+BAD_TASKS = (
+    (
+        "benchmark",
+        dict(benchmark="glu"),
+        r"--benchmark glu: not in DATASET_VALS \(did you mean glue\?\); there is glue",
+    ),
+    ("task", dict(dataset_name="color"), r"--dataset_name color: not in DATASET_VALS \(did you mean colour\?\)"),
+    ("metric", dict(dataset_name="metric"), "accuracyy.*accuracy"),
+    ("flag", dict(max_source_lenght=3), "--max_source_lenght: no such flag; did you mean --max_source_length"),
+    ("folder", dict(data_dir="{bad}/nowhere"), "--data_dir .*nowhere: no such folder"),
+    (
+        "file_of_the_folder",
+        dict(data_dir="{bad}"),
+        "--data_dir .*: no file train.jsonl, which task colour reads as train",
+    ),
+    ("own_data", dict(benchmark="builtin", dataset_name="package_topic"), "the task package_topic brings its own data"),
+    ("missing", dict(train_file="{bad}/nowhere.csv"), "--train_file .*nowhere.csv: no such file"),
+    ("is_a_folder", dict(train_file="{bad}"), "--train_file .*: is a folder"),
+    ("empty", dict(train_file="{bad}/empty.txt"), "--train_file .*empty.txt: the file is empty"),
+    ("no_rows", dict(train_file="{bad}/header_only.csv"), "task colour, split train: no rows"),
+    ("ending", dict(train_file="{bad}/file"), "--train_file .*file: a file of rows must end in one of .json"),
+    ("binary", dict(train_file="{bad}/model.bin"), "--train_file .*model.bin: looks like binary data"),
+    ("latin", dict(validation_file="{bad}/latin.txt"), "--validation_file .*latin.txt: line 3 is not UTF-8 text"),
+    ("json", dict(train_file="{bad}/broken.jsonl"), "broken.jsonl, line 4: broken JSON"),
+    ("tsv", dict(train_file="{bad}/ragged.tsv"), "ragged.tsv, line 3: 1 fields, the header has 2"),
+    ("csv", dict(train_file="{bad}/ragged.csv"), "ragged.csv, line 3: 3 fields, the header has 2"),
+    ("parquet", dict(train_file="{bad}/broken.parquet"), "broken.parquet: cannot be read"),
+    (
+        "column",
+        dict(train_file="{bad}/body.jsonl"),
+        "row 1: no column text.*, which task colour needs; there is body, id",
+    ),
+    ("near_column", dict(train_file="{bad}/no_label.jsonl"), r"row 2: no column label \(did you mean lable\?\), which"),
+    ("empty_label", dict(train_file="{bad}/empty_label.jsonl"), "empty_label.jsonl, row 2: the column label is empty"),
+    (
+        "label",
+        dict(train_file="{bad}/other_label.jsonl"),
+        "other_label.jsonl, row 3: .*label is 'yellow', which is none of the labels red, green, blue",
+    ),
+    (
+        "label_index",
+        dict(validation_file="{bad}/index_label.jsonl"),
+        "row 2: .*label is 3, which is none .* index below 3",
+    ),
+    ("length", dict(max_source_length=1), "--max_source_length 1: must be at least 2 tokens"),
+    ("best_metric", dict(metric_for_best_model="eval_f2"), "--metric_for_best_model eval_f2: no metric of this run"),
+    ("steps_and_epochs", dict(max_steps=2, num_train_epochs=2), "--max_steps 2 and --num_train_epochs 2.0 exclude"),
+    (
+        "stopping",
+        dict(early_stopping_patience=2, no_load_best_model_at_end=True),
+        "--early_stopping_patience needs --load",
+    ),
+    ("bert", dict(model_name_or_path="{good}/bert"), "--model_name_or_path .*bert is a bert model"),
+    ("cut_weights", dict(model_name_or_path="{good}/cut"), "--model_name_or_path .*cut: its weights cannot be read"),
+    (
+        "too_many_words",
+        dict(tokenizer_name="{good}/no_sentinels"),
+        "the tokenizer has 1000 tokens and the model only 320",
+    ),
+    ("output", dict(output_dir="{bad}/file/out"), "--output_dir .*file/out: .*file is a file"),
+    ("cache", dict(data_cache_dir="{bad}/file"), "--data_cache_dir .*file: is a file"),
+)
+
+
+class Began(Exception):
+    """Training would begin now."""
+
+
+class TestCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.enterContext(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}))
+        self.enterContext(mock.patch.object(model_t5, "answers", return_value=False))  # as without a network
+        self.enterContext(mock.patch("data_t5.answers", return_value=False))
+        self.enterContext(mock.patch.dict(constants.DATASET_VALS, own={"colour": TASK, "metric": UNKNOWN_METRIC}))
+
+    def write(self, name: str, content: bytes) -> Path:
+        path = self.folder / name
+        path.write_bytes(content)
+        return path
+
+    def write_bad_files(self) -> None:
+        for name, content in BAD_FILES.items():
+            self.write(name, content)
+
+    def argv(self, flags: dict) -> list[str]:
+        """{"max_steps": 3, "bf16": True, "seed": None} -> ["--max_steps", "3", "--bf16"]; a recipe comes first."""
+        words = []
+        for name, value in flags.items():
+            value = value.format(bad=self.folder, good=workspace()) if isinstance(value, str) else value
+            if name == "recipe":
+                words.insert(0, value)
+            elif value is True:
+                words.append(f"--{name}")
+            elif value is not None:
+                words += [f"--{name}", str(value)]
+        return words
+
+    def common(self) -> dict:
+        return dict(
+            output_dir=str(self.folder / "out"),
+            data_cache_dir=str(self.folder / "cache"),
+            report_to="none",
+            disable_tqdm="true",
+            per_device_train_batch_size=4,
+        )
+
+    def pre_training(self, **changes) -> dict:
+        flags = dict(
+            train_file="{good}/good.txt",
+            tokenizer_name="{good}/tokenizer",
+            config_name="tiny",
+            config_overrides=SHAPE,
+            input_seq_length=32,
+            preprocessing_num_workers=1,
+            max_steps=2,
+            warmup_steps=1,
+            gradient_accumulation_steps=1,
+            eval_strategy="no",
+        )
+        return self.common() | flags | changes
+
+    def fine_tuning(self, **changes) -> dict:
+        flags = dict(benchmark="own", dataset_name="colour", data_dir="{good}", model_name_or_path="{good}/model")
+        return self.common() | flags | changes
+
+    def run_script(self, script, flags: dict):
+        """(exit code or None, stdout, stderr) of main([...])."""
+        code = None
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+            try:
+                script.main(self.argv(flags))
+            except SystemExit as exit:
+                code = exit.code
+        return code, out.getvalue(), errors.getvalue()
+
+    def assert_refused(self, script, flags: dict, message: str) -> None:
+        """Exit code 2, one line on stderr, no training, and every file as it was."""
+        before = self.everything()
+        with mock.patch.object(script, "T5Trainer", side_effect=AssertionError("training began")):
+            code, _, errors = self.run_script(script, flags)
+        self.assertEqual(code, 2, errors)
+        self.assertRegex(errors, r"\A[^\n]*: error: [^\n]+\n\Z")
+        self.assertRegex(errors, message)
+        self.assertEqual(self.everything(), before)
+
+    def everything(self) -> dict[str, bytes]:
+        """Contents of all files of this test and of the workspace, without the cache."""
+        return {
+            str(path): path.read_bytes()
+            for folder in (self.folder, workspace())
+            for path in folder.rglob("*")
+            if path.is_file() and "cache" not in path.relative_to(folder).parts[0]
+        }
+
+    def chunks(self, **changes) -> tuple[np.ndarray, np.ndarray]:
+        """(training, validation) chunks with which the script would begin to train."""
+        began = {}
+
+        def begin(**kwargs):
+            began.update(kwargs)
+            raise Began
+
+        flags = self.pre_training(eval_strategy="steps", **changes)
+        with mock.patch.object(pre_train_t5, "T5Trainer", side_effect=begin), contextlib.suppress(Began):
+            code, _, errors = self.run_script(pre_train_t5, flags)
+            self.fail(f"{code}: {errors}")
+        return tuple(np.array(began[split].chunks) for split in ("train_dataset", "eval_dataset"))
+
+    def assert_same_chunks(self, one, other) -> None:
+        for mine, theirs in zip(one, other, strict=True):
+            self.assertNotEmpty(mine)
+            np.testing.assert_array_equal(mine, theirs)
+
+
+# ---------------------------------------------------------------- refused
+class RefusedTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        self.write_bad_files()
+
+    @parameterized.named_parameters(*BAD_TEXT)
+    def test_text(self, changes, message):
+        self.assert_refused(pre_train_t5, self.pre_training(**changes), message)
+
+    @parameterized.named_parameters(*BAD_FLAGS)
+    def test_flags(self, changes, message):
+        self.assert_refused(pre_train_t5, self.pre_training(**changes), message)
+
+    @parameterized.named_parameters(*CONTRADICTIONS)
+    def test_contradictions(self, changes, message):
+        self.assert_refused(pre_train_t5, self.pre_training(**changes), message)
+
+    @parameterized.named_parameters(*BAD_MODELS)
+    def test_models(self, changes, message):
+        self.assert_refused(pre_train_t5, self.pre_training(**changes), message)
+
+    @parameterized.named_parameters(*BAD_FOLDERS)
+    def test_folders(self, changes, message):
+        self.assert_refused(pre_train_t5, self.pre_training(**changes), message)
+
+    @parameterized.named_parameters(*BAD_TASKS)
+    def test_tasks(self, changes, message):
+        self.assert_refused(fine_tune_t5, self.fine_tuning(**changes), message)
+
+    def test_unreadable(self):
+        path = self.write("secret.txt", b"text\n")
+        path.chmod(0)
+        if os.access(path, os.R_OK):  # root reads everything
+            refuse = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
+            self.enterContext(mock.patch("corpora.files.io.open", refuse))
+        flags = self.pre_training(train_file=str(path))
+        with mock.patch.object(TestCase, "everything", return_value={}):  # nor could this test read it
+            self.assert_refused(pre_train_t5, flags, r"--train_file .*secret.txt: cannot be read \(Permission denied\)")
+
+    def test_an_earlier_run_survives_what_goes_wrong_after_overwrite_output_dir(self):
+        for name in ("out/checkpoint-5/trainer_state.json", "out/metrics.jsonl", "out/all_results.json"):
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            self.write(name, b"{}")
+        for script, flags in (
+            (pre_train_t5, self.pre_training(train_file="{bad}/broken.jsonl")),
+            (pre_train_t5, self.pre_training(input_seq_length=500, per_device_train_batch_size=99)),
+            (fine_tune_t5, self.fine_tuning(train_file="{bad}/broken.jsonl")),
+        ):
+            self.assert_refused(script, flags | dict(overwrite_output_dir=True), "line 4: broken JSON|one step needs")
+
+    @parameterized.named_parameters(
+        ("text", "pre_train_t5", dict(train_file="{bad}/latin.txt"), "latin.txt: line 3 is not UTF-8 text"),
+        ("late_text", "pre_train_t5", dict(train_file="{bad}/broken.jsonl"), "broken.jsonl, line 4: broken JSON"),
+        ("model", "fine_tune_t5", dict(model_name_or_path="{good}/cut", benchmark="builtin", data_dir=None,
+                                       dataset_name="package_topic"), "cut: its weights cannot be read"),
+    )  # fmt: skip
+    def test_in_a_process(self, script, changes, message):
+        flags = self.pre_training(**changes) if script == "pre_train_t5" else self.fine_tuning(**changes)
+        done = finished(started(script, self.argv(flags)))
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, rf"\A{script}.py: error: [^\n]*{message}[^\n]*\n\Z")
+        self.assertFalse((self.folder / "out").exists())
+
+
+def started(script: str, argv: list[str]) -> subprocess.Popen:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, str(ROOT / f"{script}.py"), *argv], env=environment, **pipes)
+
+
+def finished(process: subprocess.Popen, timeout: int = 240) -> subprocess.CompletedProcess:
+    with process:
+        stdout, stderr = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+# ---------------------------------------------------------------- taken, although it looks odd
+class OddTextTest(TestCase):
+    @parameterized.named_parameters(
+        ("byte_order_mark", "a.txt", lambda text: b"\xef\xbb\xbf" + text),
+        ("windows_line_ends", "a.txt", lambda text: text.replace(b"\n", b"\r\n")),
+        ("both", "a.txt", lambda text: b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n")),
+        ("no_ending", "wiki_00", lambda text: text),
+        ("other_ending", "wiki.train.raw", lambda text: text),
+        ("no_ending_compressed", "wiki_00.gz", gzip.compress),
+        ("stray_nul", "a.txt", lambda text: text.replace(b".\n", b".\0\n", 3)),
+        ("no_last_line_end", "a.txt", lambda text: text.rstrip(b"\n")),
+        ("tsv", "a.tsv", lambda text: b"text\tn\r\n" + b"".join(line + b"\t1\r\n" for line in text.splitlines())),
+    )
+    def test_the_same_as_the_plain_text(self, name, change):
+        text = (workspace() / "good.txt").read_bytes()
+        self.assert_same_chunks(self.chunks(train_file=str(self.write(name, change(text)))), self.chunks())
+
+    def test_a_letter_on_the_edge_of_what_is_looked_at(self):
+        text = ("äö bä ka ü " * 6_000 + "\n").encode()
+        for name in ("even", "odd"):
+            self.chunks(train_file=str(self.write(name, b"a" * (name == "odd") + text)), max_eval_samples=1,
+                        validation_file="{good}/good.txt")  # fmt: skip
+
+    def test_two_megabytes_on_one_line(self):
+        line = " ".join(sentences(34_000))
+        self.assertGreater(len(line), 2_000_000)
+        path = self.write("line.txt", line.encode())
+        flags = self.pre_training(train_file=str(path), tokenizer_name=None, vocab_size=300, eval_strategy="steps")
+        code, printed, errors = self.run_script(pre_train_t5, flags | dict(max_eval_samples=8))
+        self.assertIsNone(code, errors)
+        results = json.loads((self.folder / "out" / "all_results.json").read_text())
+        self.assertIn("eval_loss", results)
+        self.assertRegex(printed, r"documents +1 \(0 empty ones left out\)")
+        # The same words in lines of their own give as many tokens, and as much is held out.
+        lines = self.write("lines.txt", line.replace(". ", ".\n").encode())
+        one, many = (self.chunks(train_file=str(file), output_dir=str(self.folder / "none")) for file in (path, lines))
+        self.assertAlmostEqual(sum(map(len, one)), sum(map(len, many)), delta=2)
+        self.assertAlmostEqual(len(one[1]), len(many[1]), delta=0.2 * len(many[1]))
+
+    def test_rows_with_a_byte_order_mark_and_windows_line_ends(self):
+        rows = [(text, LABELS[i % 3]) for i, text in enumerate(sentences(24))]
+        plain = "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)
+        odd = b"\xef\xbb\xbf" + plain.replace("\n", "\r\n").encode()
+        found = []
+        for name, content in (("plain.tsv", plain.encode()), ("odd.tsv", odd)):
+            with mock.patch.object(fine_tune_t5, "T5Trainer", side_effect=Began) as trainer, \
+                    contextlib.suppress(Began):  # fmt: skip
+                flags = self.fine_tuning(train_file=str(self.write(name, content)))
+                self.fail(str(self.run_script(fine_tune_t5, flags)))
+            found.append(trainer.call_args.kwargs["train_dataset"].to_list())
+        self.assertLen(found[0], 24)
+        self.assertEqual(*found)
+
+
+# ---------------------------------------------------------------- the cache
+class CacheTest(TestCase):
+    def token_folders(self) -> list[Path]:
+        return [path for path in (self.folder / "cache").iterdir() if path.name.startswith("tokens-")]
+
+    @parameterized.named_parameters(
+        ("cut", lambda folder: (folder / "train.bin").write_bytes(b"abc")),
+        ("one_bit", lambda folder: flip_one_bit(folder / "train.bin")),
+        ("missing_file", lambda folder: (folder / "validation.json").unlink()),
+        ("no_manifest", lambda folder: (folder / "manifest.json").unlink()),
+        ("broken_manifest", lambda folder: (folder / "manifest.json").write_text('{"fi')),
+        ("empty_folder", lambda folder: [path.unlink() for path in folder.iterdir()]),
+        ("a_file_in_its_place", lambda folder: (shutil.rmtree(folder), folder.write_text("what is this?"))),
+    )
+    def test_what_is_damaged_is_made_again(self, harm):
+        right = self.chunks()
+        (folder,) = self.token_folders()
+        harm(folder)
+        self.assert_same_chunks(self.chunks(), right)
+        self.assertEqual(self.token_folders(), [folder])
+        with mock.patch("data_t5.plain_encoder", side_effect=AssertionError("tokenised again")):
+            self.assert_same_chunks(self.chunks(), right)
+
+    def test_damaged_rows_and_tokenizers_are_made_again(self):
+        flags = self.fine_tuning(dry_run=True)
+        for _ in range(2):
+            code, printed, errors = self.run_script(fine_tune_t5, flags)
+            self.assertEqual(code, 0, errors)
+            (rows,) = (self.folder / "cache").glob("task-colour-train-*")
+            (table,) = rows.rglob("*.arrow")
+            if table.stat().st_size > 100:
+                table.write_bytes(table.read_bytes()[:100])
+        self.assertRegex(printed, "task-colour-train-.* is damaged .*arrow has 100 bytes instead of .* made again")
+        flags = self.pre_training(tokenizer_name=None, vocab_size=300, dry_run=True)
+        self.assertEqual(self.run_script(pre_train_t5, flags)[0], 0)
+        (tokenizer,) = (self.folder / "cache").glob("tokenizer-*")
+        (tokenizer / "tokenizer.json").write_text("{")
+        code, printed, errors = self.run_script(pre_train_t5, flags)
+        self.assertEqual(code, 0, errors)
+        self.assertRegex(printed, "tokenizer-.* is damaged .* made again")
+
+    def test_a_process_killed_while_it_prepares(self):
+        text = self.write("text.txt", "\n".join(sentences(40_000)).encode())
+        flags = self.pre_training(train_file=str(text), eval_strategy="steps", dry_run=True)
+        process = started("pre_train_t5", self.argv(flags))
+        deadline = time.monotonic() + 120
+        while not list((self.folder / "cache").glob(".tokens-*/train.bin")) and time.monotonic() < deadline:
+            self.assertIsNone(process.poll(), "it ended before it could be killed")
+            time.sleep(0.001)
+        process.kill()
+        finished(process)
+        self.assertNotEmpty(list((self.folder / "cache").glob(".tokens-*")), "what it had written is still there")
+        self.assertEmpty(self.token_folders())
+        after = self.chunks(train_file=str(text))
+        self.assert_same_chunks(after, self.chunks(train_file=str(text), data_cache_dir=str(self.folder / "cache_2")))
+
+    def test_two_processes_at_once(self):
+        text = self.write("text.txt", "\n".join(sentences(10_000)).encode())
+        flags = self.pre_training(train_file=str(text), tokenizer_name=None, vocab_size=300, dry_run=True)
+        processes = [started("pre_train_t5", self.argv(flags)) for _ in range(2)]
+        done = [finished(process) for process in processes]
+        self.assertEqual([each.returncode for each in done], [0, 0], [each.stderr for each in done])
+        chunks = [next(line for line in each.stdout.splitlines() if "chunks" in line) for each in done]
+        self.assertEqual(*chunks)
+        names = sorted(re.sub("-.*", "", path.name) for path in (self.folder / "cache").iterdir())
+        self.assertEqual(names, ["tokenizer", "tokens"])
+        flags = dict(train_file=str(text), tokenizer_name=None, vocab_size=300)
+        with mock.patch("data_t5.plain_encoder", side_effect=AssertionError("tokenised again")):
+            theirs = self.chunks(**flags)
+        self.assert_same_chunks(theirs, self.chunks(**flags, data_cache_dir=str(self.folder / "cache_2")))
+
+    def test_processes_that_replace_the_same_damaged_folder(self):
+        folder = cached(self.folder, "thing", "k", lambda folder: (folder / "x").write_text("whole"))
+        (folder / "x").write_text("half")
+        children = []
+        for _ in range(6):
+            child = os.fork()
+            if child == 0:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    whole = cached(self.folder, "thing", "k", lambda folder: (folder / "x").write_text("whole"))
+                os._exit(0 if (whole / "x").read_text() == "whole" else 1)
+            children.append(child)
+        self.assertEqual([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], [0] * 6)
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["thing-k"])
+
+
+def flip_one_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+# ---------------------------------------------------------------- checkpoints
+class ResumeTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        self.flags = self.pre_training(save_steps=1, max_steps=2)
+        shutil.copytree(finished_run(), self.folder / "out")
+
+    def resumed(self, **changes) -> dict:
+        return self.flags | dict(resume_from_checkpoint=True, max_steps=3) | changes
+
+    @parameterized.named_parameters(
+        (
+            "shape",
+            dict(config_name="mini", config_overrides=None),
+            "checkpoint .*checkpoint-2: its model has d_model 16, the flags ask for 320: resume with",
+        ),
+        (
+            "override",
+            dict(config_overrides=SHAPE.replace("num_layers=1", "num_layers=2")),
+            "its model has num_.*layers 1",
+        ),
+        ("vocabulary", dict(tokenizer_name="{bad}/larger"), "its model has vocab_size 320, the flags ask for 384"),
+        ("tokenizer", dict(tokenizer_name="{bad}/other"), "its run had a tokenizer of other contents: resume with the"),
+        (
+            "text",
+            dict(train_file="{bad}/other.txt"),
+            "its run had training data of other contents: .*--model_name_or_path",
+        ),
+        (
+            "optimizer",
+            dict(optim="adafactor"),
+            "it holds the state of --optim adamw_rms_scaled, which --optim adafactor",
+        ),
+    )
+    def test_of_another_run(self, changes, message):
+        train_tokenizer(sentences(900, seed=1), self.folder / "other", 300)
+        train_tokenizer(sentences(900, seed=1), self.folder / "larger", 350)
+        self.write("other.txt", "\n".join(sentences(500, seed=1)).encode())
+        self.assert_refused(pre_train_t5, self.resumed(**changes), message)
+
+    def test_damaged(self):
+        for step in (1, 2):
+            weights = self.folder / "out" / f"checkpoint-{step}" / "model.safetensors"
+            weights.write_bytes(weights.read_bytes()[:4_000])
+        named = self.resumed(resume_from_checkpoint="{bad}/out/checkpoint-2")
+        for flags, message in (
+            (named, "checkpoint-2: not a whole checkpoint: model.safetensors has 4,000 bytes instead of"),
+            (self.resumed(), "--resume_from_checkpoint: there is no whole checkpoint-"),
+        ):
+            self.assert_refused(pre_train_t5, flags, message)
+        (self.folder / "out" / "checkpoint-2" / "manifest.json").unlink()  # as if other code had written it
+        self.assert_refused(pre_train_t5, named, "not a whole checkpoint: model.safetensors cannot be read")
+
+    def test_of_another_architecture(self):
+        shutil.copy(workspace() / "bert" / "config.json", self.folder / "out" / "checkpoint-2" / "config.json")
+        (self.folder / "out" / "checkpoint-2" / "manifest.json").unlink()
+        self.assert_refused(pre_train_t5, self.resumed(), "its model has model_type bert, the flags ask for t5")
+
+    def test_the_same_run_goes_on(self):
+        code, _, errors = self.run_script(pre_train_t5, self.resumed())
+        self.assertIsNone(code, errors)
+        self.assertTrue((self.folder / "out" / "checkpoint-3").is_dir())
+
+
+@functools.cache
+def finished_run() -> Path:
+    """Output folder of a run of two steps with a checkpoint after each."""
+    test = ResumeTest()
+    test.folder = Path(tempfile.mkdtemp(dir=workspace(), prefix="cache"))
+    code, _, errors = test.run_script(pre_train_t5, test.pre_training(save_steps=1, max_steps=2))
+    assert code is None, errors
+    return test.folder / "out"
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    absltest.main()

@@ -1,0 +1,990 @@
+"""sweep_t5.py: what it reads, draws, runs, stops, takes up again and shows; W&B's own code is the reference.
+
+Hermetic: most trials are a stand-in of 30 ms that writes a metrics.jsonl; one sweep fine-tunes a tiny model as a user
+would start it. Agents that run at once, are killed or interrupted are processes of their own. About 55 s on one core.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import io
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import optuna
+import yaml
+from absl.testing import absltest, parameterized
+from matplotlib.image import imread
+from scipy import stats
+from wandb.wandb_agent import Agent
+
+import sweep_t5
+from callbacks_t5 import read_metrics
+from data_t5 import load_tokenizer, train_tokenizer
+from model_t5 import build_config, create_model
+from training.sweep_files import DISTRIBUTIONS, brackets, command_line, draw, is_hopeless, propose, read_sweep
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = sorted((ROOT / "sweeps").glob("*.yaml"))
+# Accuracy 1 - (x - 0.3)^2, less 0.1 for kind b, towards which it climbs; a checkpoint every step.
+TRAIN = """
+import argparse, json, os, signal, sys, time
+from pathlib import Path
+parser = argparse.ArgumentParser()
+for name, kind in dict(x=float, kind=str, steps=int, sleep=float, breaks=str, output_dir=Path).items():
+    parser.add_argument("--" + name, type=kind)
+parser.add_argument("--resume_from_checkpoint")
+parser.add_argument("--overwrite_output_dir")
+parser.set_defaults(x=0.3, kind="a", steps=2, sleep=0.0, breaks="no")
+args = parser.parse_args()
+with open("calls.jsonl", "a") as calls:
+    calls.write(json.dumps({"run": os.environ["WANDB_RUN_ID"], "pid": os.getpid(), "argv": sys.argv[1:]}) + "\\n")
+if args.breaks == "early":
+    print("Traceback ...\\nValueError: it broke\\nsubprocess.CalledProcessError: that failed", file=sys.stderr)
+    sys.exit(3)
+if args.breaks == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if args.breaks == "saves":  # half a second long, unless there is a second signal
+    def save(number, frame):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(0.5)
+        Path("saved").touch()
+        sys.exit(75)
+    signal.signal(signal.SIGTERM, save)
+    signal.signal(signal.SIGUSR1, save)
+folder = args.output_dir
+if folder.is_dir() and any(folder.iterdir()) and not (args.resume_from_checkpoint or args.overwrite_output_dir):
+    sys.exit("train.py: error: --output_dir is not empty")
+folder.mkdir(parents=True, exist_ok=True)
+metrics = folder / "metrics.jsonl"
+start = int(args.resume_from_checkpoint.split("-")[-1]) if args.resume_from_checkpoint else 0
+metrics.write_text("".join(metrics.read_text().splitlines(True)[:start]) if start else "")
+for step in range(start + 1, args.steps + 1):
+    time.sleep(args.sleep)
+    value = (1 - (args.x - 0.3) ** 2 - 0.1 * (args.kind == "b")) * (1 - 0.5**step)
+    value = "NaN" if args.breaks == "nan" else value
+    if step == 4 and start == 0 and args.breaks == "time":
+        sys.exit(75)
+    if step == 4 and start == 0 and args.breaks == "launched":
+        sys.exit("subprocess.CalledProcessError: Command 'train.py' returned non-zero exit status 75.")
+    checkpoint = folder / f"checkpoint-{step}"
+    checkpoint.mkdir(exist_ok=True)
+    (checkpoint / "optimizer.pt").touch()
+    (checkpoint / "trainer_state.json").touch()
+    with metrics.open("a") as file:
+        file.write(json.dumps({"step": step, "loss": 1.0, "eval_accuracy": value, "seconds": step * 0.5}) + "\\n")
+(folder / "all_results.json").write_text("{}")
+"""
+SWEEP = {
+    "program": "train.py",
+    "method": "grid",
+    "metric": {"name": "eval/accuracy", "goal": "maximize"},
+    "parameters": {"x": {"values": [0.1, 0.4]}, "kind": {"values": ["a", "b"]}},
+}
+
+
+def agent_process(folder: Path, argv: list[str]) -> None:
+    """What an agent's process does: as the script, with its output in agent.log."""
+    os.chdir(folder)
+    with (folder / "agent.log").open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        code = sweep_t5.main(argv)
+    sys.exit(code)
+
+
+class SweepTest(parameterized.TestCase):
+    """A folder with a stand-in of a training script, in which everything runs."""
+
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.out = self.folder / "out"
+        self.enterContext(contextlib.chdir(self.folder))
+        self.enterContext(mock.patch.dict(os.environ))
+        self.enterContext(mock.patch.multiple(sweep_t5, POLL=0.02))
+        self.draw_pictures = sweep_t5.draw_pictures  # takes a second: only where a test asks for it
+        self.enterContext(mock.patch.object(sweep_t5, "draw_pictures", return_value={}))
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            self.addCleanup(signal.signal, number, signal.getsignal(number))
+        (self.folder / "train.py").write_text(TRAIN)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def write(self, name: str = "sweep.yaml", **changes) -> str:
+        """A sweep file with these top keys changed, or left out if None."""
+        sweep = {key: value for key, value in (SWEEP | changes).items() if value is not None}
+        (self.folder / name).write_text(yaml.safe_dump(sweep, sort_keys=False))
+        return name
+
+    def read(self, **changes) -> dict:
+        sweep = read_sweep(self.write(**changes))
+        return sweep | {"names_folder": False}
+
+    def run_sweep(self, *argv, pictures: bool = False, **changes) -> tuple[int, str]:
+        """(exit code, what was printed) of an agent in this process; without pictures, which take their time."""
+        argv = [self.write(**changes), "--output_dir", str(self.out), *map(str, argv)]
+        patch = mock.patch.object(sweep_t5, "draw_pictures", self.draw_pictures)
+        with patch if pictures else contextlib.nullcontext(), contextlib.redirect_stdout(io.StringIO()) as printed:
+            code = sweep_t5.main(argv)
+        return code, printed.getvalue()
+
+    def start_agent(self, *argv, sweep: str) -> multiprocessing.Process:
+        argv = [sweep, "--output_dir", str(self.out), *map(str, argv)]
+        process = multiprocessing.get_context("fork").Process(target=agent_process, args=(self.folder, argv))
+        process.start()
+        self.addCleanup(process.join)
+        self.addCleanup(process.kill)
+        return process
+
+    def wait_for(self, condition, seconds: float = 20) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end:
+                self.fail(f"waited in vain; the agent said: {(self.folder / 'agent.log').read_text()}")
+            time.sleep(0.02)
+
+    def calls(self) -> list[dict]:
+        path = self.folder / "calls.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+    def trials(self) -> list:
+        with contextlib.redirect_stdout(io.StringIO()):
+            path = str(self.out / "study.jsonl")
+            lock = optuna.storages.journal.JournalFileOpenLock(path)
+            storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path, lock))
+            return optuna.load_study(study_name="sweep", storage=storage).trials
+
+    def states(self) -> list[str]:
+        return [trial.user_attrs.get("end", {}).get("state", "open") for trial in self.trials()]
+
+    def steps(self, run: str) -> list[int]:
+        path = self.out / run / "metrics.jsonl"
+        return [line["step"] for line in read_metrics(path)] if path.is_file() else []
+
+
+# ---------------------------------------------------------------- what is drawn
+def rounded(distribution, q: float):
+    """The cdf of round(X / q) * q."""
+    return lambda x: distribution.cdf(x + q / 2)
+
+
+class DistributionTest(SweepTest):
+    """W&B's definitions (docs.wandb.ai, sweep configuration options) in scipy's words."""
+
+    @parameterized.named_parameters(
+        ("uniform", dict(min=-1.0, max=3.0), stats.uniform(-1, 4), float),
+        ("int_uniform", dict(min=2, max=5), stats.randint(2, 6), int),
+        ("log_uniform", dict(min=-3, max=1), stats.loguniform(math.exp(-3), math.exp(1)), float),
+        ("log_uniform_values", dict(min=1e-4, max=0.1), stats.loguniform(1e-4, 0.1), float),
+        ("inv_log_uniform", dict(min=-1, max=2), stats.loguniform(math.exp(-2), math.exp(1)), float),
+        ("inv_log_uniform_values", dict(min=0.01, max=10), stats.loguniform(0.01, 10), float),
+        ("normal", dict(mu=2, sigma=0.5), stats.norm(2, 0.5), float),
+        ("normal_by_default", dict(distribution="normal"), stats.norm(0, 1), float),
+        ("log_normal", dict(mu=1, sigma=0.5), stats.lognorm(s=0.5, scale=math.e), float),
+        ("beta", dict(a=2, b=5), stats.beta(2, 5), float),
+        ("q_uniform", dict(min=0, max=10, q=2), stats.uniform(0, 10), int),
+        ("q_uniform_tenths", dict(distribution="q_uniform", min=0, max=1, q=0.1), stats.uniform(0, 1), float),
+        ("q_by_default", dict(distribution="q_uniform", min=0, max=9), stats.uniform(0, 9), int),
+        ("q_log_uniform", dict(min=0, max=4, q=3), stats.loguniform(1, math.exp(4)), int),
+        ("q_log_uniform_values", dict(min=8, max=512, q=8), stats.loguniform(8, 512), int),
+        ("q_normal", dict(mu=0, sigma=5, q=1), stats.norm(0, 5), int),
+        ("q_log_normal", dict(mu=2, sigma=1, q=0.5), stats.lognorm(s=1, scale=math.exp(2)), float),
+        ("q_beta", dict(a=2, b=2, q=0.25), stats.beta(2, 2), float),
+    )
+    def test_definition(self, numbers, reference, kind):
+        name = self.id().rsplit("test_definition_", 1)[1]
+        spec = {"distribution": name} | numbers
+        parameters = self.read(method="random", parameters={"x": spec})["parameters"]
+        count = 4001
+        drawn = [draw(parameters["x"], (index + 0.5) / count) for index in range(count)]
+        self.assertEqual({type(value) for value in drawn}, {kind})
+        self.assertEqual(drawn, sorted(drawn))
+        cdf = reference.cdf
+        if spec["distribution"].startswith("q_"):
+            q = spec.get("q", 1)
+            cdf = rounded(reference, q)
+            self.assertEqual(len(set(drawn)), len({round(value / q) for value in drawn}))  # no 0.30000000000000004
+            np.testing.assert_allclose([value / q for value in drawn], [round(v / q) for v in drawn], rtol=1e-12)
+        else:
+            self.assertTrue(reference.support()[0] <= drawn[0] and drawn[-1] <= reference.support()[1])
+        for value in sorted(set(drawn))[:: max(1, len(set(drawn)) // 50)]:
+            share = sum(other <= value for other in drawn) / count
+            self.assertAlmostEqual(share, cdf(value), delta=2 / count)
+
+    @parameterized.parameters("random", "bayes")
+    def test_statistics_of_proposals(self, method):
+        """The path from a generator to a value; for bayes the first ten of many studies, before there are results."""
+        kinds = {
+            "lr": dict(distribution="log_uniform_values", min=1e-4, max=1e-2),
+            "size": dict(min=1, max=4),
+            "kind": dict(values=["a", "b", "c"]),
+            "rare": dict(values=[True, False], probabilities=[0.2, 0.8]),
+            "fixed": dict(value=None),
+        }
+        sweep = self.read(method=method, parameters=kinds)
+        drawn = [propose([], sweep, seed)[0] for seed in range(400)]
+        self.assertEqual(list(drawn[0]), list(kinds))
+        logs = [math.log10(values["lr"]) for values in drawn]
+        self.assertGreater(stats.kstest(logs, stats.uniform(-4, 2).cdf).pvalue, 1e-3)
+        for name, chances in (("size", [0.25] * 4), ("kind", [1 / 3] * 3), ("rare", [0.2, 0.8])):
+            found = [values[name] for values in drawn]
+            options = [1, 2, 3, 4] if name == "size" else kinds[name]["values"]
+            counts = [found.count(option) for option in options]
+            self.assertEqual(sum(counts), 400)
+            self.assertGreater(stats.chisquare(counts, 400 * np.array(chances)).pvalue, 1e-3, (name, counts))
+        self.assertEqual({values["fixed"] for values in drawn}, {None})
+
+    def grow(self, sweep: dict, count: int, seed: int, score) -> list[float]:
+        """The values of `count` trials, each proposed from all before it, judged by `score`."""
+        trials = []
+        for _ in range(count):
+            values, chosen, kinds = propose(trials, sweep, seed)
+            value = score(values)
+            trials.append(optuna.trial.create_trial(value=value, params=chosen, distributions=kinds))
+        return [trial.value for trial in trials]
+
+    def test_bayes_learns_and_random_does_not(self):
+        parameters = {
+            "lr": dict(distribution="log_uniform_values", min=1e-5, max=1.0),
+            "kind": dict(values=["a", "b"]),
+            "depth": dict(min=1, max=12),
+        }
+
+        def score(values):  # 0 at best
+            return -(math.log10(values["lr"] / 1e-2) ** 2) - (values["kind"] == "b") - (values["depth"] - 9) ** 2 / 30
+
+        late = {}
+        for method in ("bayes", "random"):
+            sweep = self.read(method=method, parameters=parameters)
+            runs = [self.grow(sweep, 30, seed, score) for seed in range(5)]
+            late[method] = np.mean([run[15:] for run in runs])
+        self.assertGreater(late["bayes"], late["random"] + 1)
+
+    def test_seeds(self):
+        sweep = self.read(method="random", parameters={"x": dict(min=0.0, max=1.0)})
+        first = self.grow(sweep, 5, 0, lambda values: values["x"])
+        self.assertEqual(first, self.grow(sweep, 5, 0, lambda values: values["x"]))
+        self.assertLen(set(first + self.grow(sweep, 5, 1, lambda values: values["x"])), 10)
+
+    def test_every_distribution_is_tested(self):
+        tested = re.findall(r'^        \("(\w+)",', Path(__file__).read_text(), flags=re.MULTILINE)
+        self.assertContainsSubset(
+            set(DISTRIBUTIONS) - {"constant", "categorical", "categorical_w_probabilities"}, tested
+        )
+
+
+# ---------------------------------------------------------------- commands
+class CommandTest(SweepTest):
+    VALUES = {"lr": 1e-05, "name": "two words", "yes": True, "no": False, "none": None, "list": [1, "a"], "n": 3}
+
+    def wandbs_words(self, words: list[str], values: dict, run: str) -> list[str]:
+        """What W&B's agent would start."""
+        agent = Agent(mock.Mock(), None)
+        agent._sweep_command = list(words)
+        os.environ |= {"WANDB_DIR": str(self.folder), "WANDB_SWEEP_ID": "s", "WANDB_RUN_ID": run}
+        arguments = {name: {"value": value} for name, value in values.items()}
+        with mock.patch("wandb.wandb_agent.AgentProcess") as started:
+            agent._command_run({"args": arguments, "run_id": run, "program": "train.py"})
+        return started.call_args.kwargs["command"]
+
+    @parameterized.named_parameters(
+        ("default", None),
+        ("args", ["${interpreter}", "${program}", "${args}"]),
+        ("no_hyphens", ["python", "train.py", "${args_no_hyphens}"]),
+        ("no_boolean_flags", ["python", "train.py", "${args_no_boolean_flags}"]),
+        ("json", ["python", "train.py", "--json", "${args_json}"]),
+        ("variables", ["${envvar:PLACE}/bin", "a${envvar:PLACE}${envvar:PLACE}b", "${args}", "${envvar:PLACE}"]),
+        ("shell", ["${env}", "sh", "-c", 'exec python train.py "$@" $HOME ${HOME}', "sh", "${args}", 7, 1.5]),
+        ("twice", ["${args}", "--", "${args}"]),
+    )
+    def test_the_words_are_those_of_wandbs_agent(self, command):
+        os.environ["PLACE"] = "/some where"
+        sweep = self.read(command=command)
+        flags = self.VALUES | {"output_dir": "out/0007"}
+        expected = self.wandbs_words(command or [], flags, "0007")
+        self.assertEqual(command_line(sweep, self.VALUES, Path("out"), "0007"), expected)
+
+    def test_json_file(self):
+        command = ["python", "${args_json_file}"]
+        sweep = self.read(command=command)
+        self.out.mkdir()
+        _, path = command_line(sweep, self.VALUES, self.out, "0007")
+        _, wandbs = self.wandbs_words(command, self.VALUES | {"output_dir": str(self.out / "0007")}, "0007")
+        self.assertEqual(json.loads(Path(path).read_text()), json.loads(Path(wandbs).read_text()))
+        self.assertEqual(Path(path).parent, self.out)
+
+    def run_of(self, path: Path, *argv) -> tuple[Path, list[str]]:
+        """(the sweep's folder, the words that `accelerate` gets) of a first trial named 0000."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            _, sweep, folder = sweep_t5.parse_flags([str(path), *argv])
+        words = command_line(sweep, propose([], sweep, 0)[0], folder, "0000")
+        accelerate = self.folder / "accelerate"
+        accelerate.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+        accelerate.chmod(0o755)
+        environment = {"PATH": f"{self.folder}{os.pathsep}{os.environ['PATH']}", "WANDB_RUN_ID": "0000"}
+        return folder, subprocess.run(words, env=environment, capture_output=True, text=True).stdout.splitlines()
+
+    @parameterized.named_parameters((path.stem, path) for path in OURS)
+    def test_our_own_files_and_their_folders(self, path):
+        with contextlib.chdir(ROOT):
+            folder, words = self.run_of(path)
+        self.assertEqual(str(folder), f"out/sweeps/{read_name(path)}")
+        self.assertEqual(words[words.index("--output_dir") + 1], f"{folder}/0000")
+        with contextlib.chdir(ROOT):
+            folder, words = self.run_of(path, "--output_dir", f"{self.folder}/mine")
+        self.assertEqual(words[words.index("--output_dir") + 1], f"{self.folder}/mine/0000")
+        self.assertEqual(sum(word.startswith("--output_dir") for word in words), 1)
+
+    def test_dry_run_prints_commands_and_writes_nothing(self):
+        before = set(self.folder.iterdir())
+        _, printed = self.run_sweep("--dry_run")
+        self.assertEqual(set(self.folder.iterdir()) - before, {self.folder / "sweep.yaml"})
+        commands = [shlex.split(line) for line in printed.splitlines()]
+        self.assertEqual([words[:3] for words in commands], [["/usr/bin/env", "python", "train.py"]] * 3)
+        expected = [["--x=0.1", "--kind=a"], ["--x=0.1", "--kind=b"], ["--x=0.4", "--kind=a"]]
+        self.assertEqual([words[3:5] for words in commands], expected)
+        _, printed = self.run_sweep("--dry_run", method="bayes")
+        self.assertLen(printed.splitlines(), 3)
+
+
+def read_name(path: Path) -> str:
+    return yaml.safe_load(path.read_text())["name"]
+
+
+# ---------------------------------------------------------------- agents
+class AgentTest(SweepTest):
+    def test_grid_is_covered_once_and_goes_on_where_it_stopped(self):
+        changes = dict(parameters=SWEEP["parameters"] | {"steps": {"min": 1, "max": 3}})
+        code, printed = self.run_sweep("--count", 5, **changes)
+        self.assertEqual(code, 0)
+        self.assertIn("--count 5 is reached", printed)
+        self.assertLen(self.calls(), 5)
+        code, printed = self.run_sweep(**changes)
+        self.assertIn("all 12 combinations of the grid are taken", printed)
+        expected = itertools.product((0.1, 0.4), "ab", (1, 2, 3))
+        expected = [[f"--x={x}", f"--kind={kind}", f"--steps={steps}"] for x, kind, steps in expected]
+        self.assertEqual([call["argv"][:3] for call in self.calls()], expected)
+        self.assertEqual(self.states(), ["finished"] * 12)
+        for trial, call in zip(self.trials(), self.calls(), strict=True):
+            x, kind, steps = (trial.user_attrs["values"][name] for name in ("x", "kind", "steps"))
+            expected = (1 - (x - 0.3) ** 2 - 0.1 * (kind == "b")) * (1 - 0.5**steps)
+            self.assertAlmostEqual(trial.value, expected)
+            self.assertIn(f"--output_dir={self.out / trial.user_attrs['run']}", call["argv"])
+            self.assertEqual(call["run"], trial.user_attrs["run"])
+        _, printed = self.run_sweep(**changes)
+        self.assertIn("all 12 combinations", printed)
+        self.assertLen(self.calls(), 12)  # nothing was repeated
+
+    @parameterized.parameters(
+        ({"n": dict(min=2, max=4)}, [2, 3, 4]),
+        ({"n": dict(distribution="q_uniform", min=0.1, max=0.5, q=0.1)}, [0.1, 0.2, 0.3, 0.4]),  # W&B leaves max out
+        ({"n": dict(distribution="q_uniform", min=0, max=5, q=2)}, [0, 2, 4]),
+        ({"n": dict(values=[[1, 2], None, "a"])}, [[1, 2], None, "a"]),
+    )
+    def test_values_of_a_grid(self, parameters, expected):
+        sweep = self.read(parameters=parameters)
+        self.assertEqual(sweep["size"], len(expected))
+        found = [propose([None] * number, sweep, 0)[0]["n"] for number in range(len(expected))]
+        self.assertEqual(found, expected)
+
+    @parameterized.parameters("grid", "bayes")
+    def test_agents_at_once_share_the_trials(self, method):
+        parameters = {
+            "x": {"values": [0.0, 0.1, 0.2, 0.3, 0.4]},
+            "kind": {"values": ["a", "b"]},
+            "sleep": {"value": 0.02},
+        }
+        changes = dict(method=method, parameters=parameters, run_cap=10)
+        sweep = self.write(**changes)
+        agents = [self.start_agent(sweep=sweep) for _ in range(3)]
+        for agent in agents:
+            agent.join(40)
+            self.assertEqual(agent.exitcode, 0, (self.folder / "agent.log").read_text())
+        calls = [(call["run"], *call["argv"][:2]) for call in self.calls()]
+        self.assertLen(calls, 10)
+        self.assertLen({run for run, *_ in calls}, 10)
+        self.assertGreater(len({call["pid"] for call in self.calls()}), 1)
+        if method == "grid":
+            self.assertLen({tuple(flags) for _, *flags in calls}, 10)
+        self.assertEqual(self.states(), ["finished"] * 10)
+        self.assertEqual(
+            sorted(trial.user_attrs["run"][:4] for trial in self.trials()), [f"{n:04d}" for n in range(10)]
+        )
+
+    def test_trial_of_a_killed_agent_is_taken_up_again(self):
+        changes = dict(parameters=SWEEP["parameters"] | {"steps": {"value": 40}, "sleep": {"value": 0.05}})
+        agent = self.start_agent(sweep=self.write(**changes))
+        self.wait_for(lambda: self.calls() and len(self.steps(self.calls()[0]["run"])) > 3)
+        os.kill(agent.pid, signal.SIGKILL)
+        agent.join()
+        self.assertEqual(self.states(), ["open"])
+        first = self.calls()[0]
+        os.kill(first["pid"], 0)  # what it had started is still there
+        _, printed = self.run_sweep("--count", 1, **changes)
+        first_again = self.calls()[1]
+        self.assertEqual(first_again["run"], first["run"])
+        resumed_from = re.search(r"checkpoint-(\d+)", " ".join(first_again["argv"]))
+        self.assertBetween(int(resumed_from[1]), 3, 39)
+        self.assertEqual(self.steps(first["run"]), list(range(1, 41)))  # no step twice: the first one had to end
+        self.assertIn("trial 0  x=0.1 kind=a  goes on in", printed)
+        self.assertEqual(self.states(), ["finished"])
+        changes["parameters"]["sleep"] = {"value": 0.05}
+        self.run_sweep("--count", 1, **changes)
+        self.assertLen(self.calls(), 3)
+        self.assertEqual(self.states(), ["finished"] * 2)
+
+    @parameterized.named_parameters(
+        ("ctrl_c", signal.SIGINT, "no", 130),
+        ("ctrl_c_twice", signal.SIGINT, "deaf", 130),
+        ("term", signal.SIGTERM, "saves", 75),
+        ("usr1", signal.SIGUSR1, "saves", 75),
+        ("hup", signal.SIGHUP, "no", 75),
+    )
+    def test_interrupted_agent_leaves_its_trial_resumable(self, number, breaks, code):
+        parameters = {"x": {"values": [0.1]}, "steps": {"value": 40}, "sleep": {"value": 0.05}}
+        changes = dict(parameters=parameters | {"breaks": {"value": breaks}})
+        agent = self.start_agent(sweep=self.write(**changes))
+        self.wait_for(lambda: self.calls() and len(self.steps(self.calls()[0]["run"])) > 3)
+        os.kill(agent.pid, number)
+        if breaks == "deaf":
+            time.sleep(0.3)
+            self.assertTrue(agent.is_alive())
+            os.kill(agent.pid, number)
+        agent.join(20)
+        self.assertEqual(agent.exitcode, code)
+        self.assertEqual(Path("saved").exists(), breaks == "saves")
+        run, pid = self.calls()[0]["run"], self.calls()[0]["pid"]
+        with self.assertRaises(ProcessLookupError):
+            os.kill(pid, 0)
+        log = (self.folder / "agent.log").read_text()
+        self.assertRegex(log, r"interrupted \((Ctrl-C|SIG\w+)\): the same command goes on")
+        self.assertRegex(log, rf"0 +interrupted +0\.\d+ .*{run}")
+        self.assertNotIn("Traceback", log)
+        self.assertEqual([*self.out.glob("*.beat")], [])
+        _, printed = self.run_sweep(**changes)
+        self.assertIn("all 1 combinations", printed)
+        self.assertEqual([call["run"] for call in self.calls()], [run, run])
+        self.assertEqual(self.steps(run), list(range(1, 41)))
+        self.assertEqual(self.trials()[0].user_attrs["end"]["seconds"], 20)  # half a second a step says the stand-in
+
+    def test_slurm_tells_agent_and_trial_and_the_trial_can_save(self):
+        parameters = {"x": {"values": [0.1]}, "steps": {"value": 400}, "sleep": {"value": 0.05}}
+        os.environ["SLURM_JOB_ID"] = "7"
+        changes = dict(parameters=parameters | {"breaks": {"value": "saves"}})
+        agent = self.start_agent(sweep=self.write(**changes))
+        self.wait_for(lambda: self.calls() and len(self.steps(self.calls()[0]["run"])) > 3)
+        for pid in (self.calls()[0]["pid"], agent.pid):
+            os.kill(pid, signal.SIGUSR1)
+        agent.join(20)
+        self.assertEqual(agent.exitcode, 75)
+        self.assertTrue(Path("saved").exists())  # a second signal would have ended it
+
+    @parameterized.parameters("time", "launched")
+    def test_a_trial_that_leaves_in_time_is_resumed_by_the_next_agent(self, breaks):
+        changes = dict(parameters={"x": {"values": [0.1, 0.2]}, "steps": {"value": 6}, "breaks": {"value": breaks}})
+        code, printed = self.run_sweep(**changes)
+        self.assertEqual(code, 75)
+        self.assertIn("interrupted (its trial had to leave): the same command goes on", printed)
+        self.assertEqual(self.states(), ["open"])
+        code, printed = self.run_sweep("--count", 1, **changes)
+        self.assertEqual((code, self.states()), (0, ["finished"]))
+        first, second = self.calls()
+        self.assertEqual(first["run"], second["run"])
+        self.assertIn("checkpoint-3", " ".join(second["argv"]))
+
+    def test_what_was_done_when_its_agent_died_is_not_run_again(self):
+        self.run_sweep("--count", 1)
+        sweep, (trial,) = self.read(), self.trials()
+        (self.out / "study.jsonl").unlink()
+        study, _ = sweep_t5.open_study(self.out, sweep)
+        again, _ = sweep_t5.take_trial(study, sweep, self.out, 0)
+        (self.out / trial.user_attrs["run"]).rename(self.out / again.user_attrs["run"])
+        (self.out / f"{again.user_attrs['run']}.beat").unlink()
+        self.run_sweep("--count", 1)
+        self.assertLen(self.calls(), 1)
+        self.assertEqual(self.trials()[0].value, trial.value)
+
+    def test_trial_that_another_agent_took_up_is_not_recorded(self):
+        def taken_meanwhile(trial, _, folder):
+            record = sweep_t5.holder(folder, trial.user_attrs["run"])
+            (folder / f"{trial.user_attrs['run']}.beat").write_text(json.dumps(record | {"agent": 1}))
+            return "finished", 1.0, None
+
+        with mock.patch.object(sweep_t5, "run_trial", taken_meanwhile):
+            _, printed = self.run_sweep("--count", 1)
+        self.assertIn("was taken up by another agent", printed)
+        self.assertEqual(self.states(), ["open"])
+        self.assertTrue([*self.out.glob("*.beat")])
+
+    @parameterized.named_parameters(
+        ("nobody", None, 0, False),
+        ("here", {}, 0, True),
+        ("here_but_dead", {"agent": 2**22 + 1}, 0, False),
+        ("here_but_silent", {}, 1000, False),
+        ("another_users", {"agent": 1}, 0, True),
+        ("elsewhere", {"machine": "node7", "agent": 2**22 + 1}, 0, True),
+        ("elsewhere_and_silent", {"machine": "node7"}, 1000, False),
+    )
+    def test_signs_of_life(self, changes, silent, expected):
+        if changes is not None:
+            sweep_t5.beat(self.folder, "0000-a")
+            path = self.folder / "0000-a.beat"
+            path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+            os.utime(path, (time.time() - silent,) * 2)
+        self.assertEqual(sweep_t5.silence(self.folder, "0000-a") < sweep_t5.SILENCE, expected)
+        if silent:  # the trial itself may have outlived its agent on another machine
+            (self.folder / "0000-a.log").touch()
+            self.assertLess(sweep_t5.silence(self.folder, "0000-a"), 10)
+
+    def test_what_goes_on_and_what_starts_anew(self):
+        flags = sweep_t5.resume_flags
+        self.assertEqual(flags(self.out), {})
+        self.out.mkdir()
+        self.assertEqual(flags(self.out), {})
+        (self.out / "run.json").touch()
+        self.assertEqual(flags(self.out), {"overwrite_output_dir": True})
+        for step, files in {
+            5: ["trainer_state.json", "optimizer.pt"],
+            10: ["optimizer.pt"],
+            9: ["trainer_state.json"],
+        }.items():
+            (self.out / f"checkpoint-{step}").mkdir()
+            for name in files:
+                (self.out / f"checkpoint-{step}" / name).touch()
+        # 10 was being written when the end came, and 9 holds the model only
+        self.assertEqual(flags(self.out), {"resume_from_checkpoint": str(self.out / "checkpoint-5")})
+
+    def test_the_last_agent_waits_until_it_knows_that_another_is_dead(self):
+        """It ran on another node, so that only its silence tells."""
+        changes = dict(parameters={"x": {"values": [0.1]}})
+        study, _ = sweep_t5.open_study(self.out_made(), self.read(**changes))
+        trial, _ = sweep_t5.take_trial(study, self.read(**changes), self.out, 0)
+        path = self.out / f"{trial.user_attrs['run']}.beat"
+        path.write_text(json.dumps({"machine": "node7", "agent": 5, "group": None}))
+        os.utime(path, (time.time() - 1.0,) * 2)
+        with mock.patch.multiple(sweep_t5, BEAT=0.1, SILENCE=2.0):
+            self.run_sweep(**changes)
+        self.assertEqual(self.states(), ["finished"])
+        self.assertLen(self.calls(), 1)
+
+    def test_a_trial_that_ends_while_it_is_looked_at_is_not_taken_up(self):
+        sweep = self.read()
+        study, _ = sweep_t5.open_study(self.out_made(), sweep)
+        first, _ = sweep_t5.take_trial(study, sweep, self.out, 0)
+
+        def meanwhile(*_):
+            study.tell(first.number, 0.5)
+            (self.out / f"{first.user_attrs['run']}.beat").unlink()
+            return math.inf
+
+        with mock.patch.object(sweep_t5, "silence", meanwhile):
+            second, _ = sweep_t5.take_trial(study, sweep, self.out, 0)
+        self.assertEqual(second.number, 1)
+
+    def out_made(self) -> Path:
+        self.out.mkdir()
+        return self.out
+
+    def test_a_script_may_save_after_its_launcher_is_gone(self):
+        script = "import signal, sys, time\ndef save(*_):\n    time.sleep(0.5)\n    open('saved', 'w').close()\n"
+        script += "    sys.exit(75)\nsignal.signal(signal.SIGTERM, save)\nprint('ready', flush=True)\nsignal.pause()\n"
+        words = ["sh", "-c", f"{shlex.join([sys.executable, '-c', script])} & wait"]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, process_group=0)
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        sweep_t5.end_group(process)
+        self.assertTrue(Path("saved").exists())
+        process.stdout.close()
+
+    def test_the_whole_group_of_a_trial_ends(self):
+        command = "trap '' TERM; sleep 60 & echo $!; wait"
+        process = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True, process_group=0)
+        child = int(process.stdout.readline())
+        with mock.patch.object(sweep_t5, "PATIENCE", 0.2):
+            sweep_t5.end_group(process)
+        self.assertEqual(process.returncode, -signal.SIGKILL)
+        process.stdout.close()
+        self.wait_for(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())
+
+    def test_failures_are_recorded_and_shown(self):
+        parameters = {"breaks": {"values": ["early", "no", "nan"]}, "x": {"value": 0.3}}
+        code, printed = self.run_sweep(parameters=parameters)
+        self.assertEqual(code, 0)
+        self.assertEqual(self.states(), ["failed", "finished", "failed"])
+        ends = [trial.user_attrs["end"]["error"] for trial in self.trials()]
+        self.assertEqual(ends, ["ValueError: it broke", None, "eval_accuracy is nan at the end"])
+        self.assertIn("trial 0 failed: ValueError: it broke", printed)
+        self.assertIn("ValueError: it broke", (self.out / "report.html").read_text())
+        self.assertRegex(printed, r"best: trial 1, eval/accuracy 0.75")
+
+    def test_failed_trials_count_as_the_worst_for_bayes(self):
+        parameters = {"x": {"min": 0.0, "max": 1.0}, "breaks": {"value": "early"}}
+        self.run_sweep("--count", 2, method="bayes", parameters=parameters)
+        self.assertEqual({trial.state for trial in self.trials()}, {optuna.trial.TrialState.PRUNED})
+
+    def test_a_metric_that_is_not_logged(self):
+        changes = dict(metric={"name": "eval/acuracy", "goal": "maximize"}, parameters={"x": {"values": [0.1]}})
+        _, printed = self.run_sweep(**changes)
+        self.assertIn("trial 0 failed: logged no eval_acuracy, but step, loss, eval_accuracy, seconds", printed)
+
+    def test_an_agent_gives_up_when_everything_fails(self):
+        parameters = {"x": {"min": 1, "max": 20}, "breaks": {"value": "early"}}
+        code, printed = self.run_sweep(parameters=parameters)
+        self.assertEqual(code, 1)
+        self.assertIn("5 trials in a row failed, the last one with: ValueError: it broke", printed)
+        self.assertLen(self.calls(), 5)
+
+    def test_a_program_that_is_not_there(self):
+        _, printed = self.run_sweep("--count", 1, command=["no-such-program", "${args}"])
+        self.assertIn("No such file or directory: 'no-such-program'", printed)
+
+    def test_run_cap_and_target(self):
+        changes = dict(method="random", parameters={"x": {"min": 0.0, "max": 1.0}})
+        _, printed = self.run_sweep(run_cap=3, **changes)
+        self.assertIn("run_cap 3 is reached", printed)
+        self.assertLen(self.calls(), 3)
+        target = {"name": "eval/accuracy", "goal": "maximize", "target": 0.2}
+        self.out = self.folder / "other"
+        _, printed = self.run_sweep(metric=target, **changes)
+        self.assertRegex(printed, r"the target 0\.2 is reached with 0\.\d+")
+        self.assertLen(self.calls(), 4)
+
+    def test_another_search_in_the_folder_is_refused(self):
+        self.run_sweep("--count", 1)
+        parameters = SWEEP["parameters"] | {"x": {"values": [0.1, 0.5]}}
+        with self.assertRaises(SystemExit) as stopped, contextlib.redirect_stderr(io.StringIO()) as errors:
+            self.run_sweep(parameters=parameters)
+        self.assertEqual(stopped.exception.code, 2)
+        self.assertRegex(errors.getvalue(), r"out was begun with parameters .*0\.4.*, not .*0\.5.*--output_dir")
+        self.run_sweep("--count", 1, command=["python", "train.py", "--steps=3", "${args}"])  # the rest may change
+        self.assertEqual(self.states(), ["finished"] * 2)
+
+    def test_what_the_trial_is_told(self):
+        (self.folder / "train.py").write_text(
+            "import json, os, pathlib, sys\nout = pathlib.Path(sys.argv[-1].split('=')[1])\nout.mkdir()\n"
+            "names = ('WANDB_RUN_ID', 'WANDB_PROJECT', 'WANDB_ENTITY', 'PATH')\n"
+            "(out / 'seen.json').write_text(json.dumps({name: os.environ.get(name) for name in names}))\n"
+            "(out / 'metrics.jsonl').write_text('{\"eval_accuracy\": 1}')\nassert not sys.stdin.read()\n"
+        )
+        self.run_sweep("--count", 1, project="ours", entity="us")
+        run = self.trials()[0].user_attrs["run"]
+        seen = json.loads((self.out / run / "seen.json").read_text())
+        self.assertEqual((seen["WANDB_RUN_ID"], seen["WANDB_PROJECT"], seen["WANDB_ENTITY"]), (run, "ours", "us"))
+        self.assertTrue(seen["PATH"].startswith(str(Path(sys.executable).parent)))
+
+
+# ---------------------------------------------------------------- hyperband
+class HyperbandTest(SweepTest):
+    def test_brackets(self):
+        """The examples of W&B's documentation."""
+        self.assertEqual(brackets({"min_iter": 3, "eta": 3})[:4], [3, 9, 27, 81])
+        self.assertEqual(brackets({"max_iter": 27, "s": 2, "eta": 3}), [3, 9])
+        self.assertEqual(brackets({"max_iter": 5, "s": 4, "eta": 2}), [1, 2])
+        self.assertLess(len(brackets({"min_iter": 3, "eta": 1e300})), 3)
+
+    @parameterized.parameters((1, False), (-1, False), (1, True))
+    def test_worked_example_of_wandbs_sweeps_package(self, sign, strict):
+        """hyperband_stop_runs' docstring: max_iter 5, eta 2, s 2; b and c are to be stopped."""
+        runs = dict(a=[10, 9], b=[10, 10], c=[10, 8, 8], d=[10, 7, 7], e=[10, 6, 6])
+        runs = {name: [sign * value for value in values] for name, values in runs.items()}
+        stop = {"max_iter": 5, "s": 2, "eta": 2, "strict": strict}
+        stopped = [name for name, own in runs.items() if is_hopeless(own, list(runs.values()), stop, sign)]
+        self.assertEqual(stopped, ["a", "b", "c"])  # a is not asked in the example, for it has ended
+
+    def test_strict_judges_the_value_at_the_bracket(self):
+        others, own = [[5, 2, 2], [5, 3, 3]], [1, 4, 4]
+        for strict in (False, True):
+            stop = {"min_iter": 1, "eta": 2, "strict": strict}
+            self.assertEqual(is_hopeless(own, [*others, own], stop, 1), strict)
+        self.assertFalse(is_hopeless([9], [[1], [9]], stop, 1))  # before the first bracket
+
+    def test_a_bad_trial_is_stopped_and_a_good_one_is_not(self):
+        parameters = {"x": {"values": [0.3, 3.0, 0.3]}, "steps": {"value": 30}, "sleep": {"value": 0.04}}
+        stop = {"type": "hyperband", "min_iter": 4, "eta": 3}
+        code, printed = self.run_sweep(parameters=parameters, early_terminate=stop, pictures=True)
+        self.assertEqual(code, 0)
+        self.assertEqual(self.states(), ["finished", "stopped", "finished"])
+        lengths = [len(self.steps(trial.user_attrs["run"])) for trial in self.trials()]
+        self.assertEqual(lengths[::2], [30, 30])
+        self.assertBetween(lengths[1], 5, 20)  # W&B's bracket 4 is the fifth value
+        with self.assertRaises(ProcessLookupError):
+            os.kill(self.calls()[1]["pid"], 0)
+        self.assertLess(self.trials()[1].value, -1)
+        self.assertRegex(printed, r"trial 1  stopped  eval/accuracy -\d")
+        self.assertIn("best: trial 0", printed)
+
+
+# ---------------------------------------------------------------- what is refused
+def drawn(**spec) -> dict:
+    return dict(method="random", parameters={"x": spec})
+
+
+def listed(**spec) -> dict:
+    return dict(parameters={"x": spec})
+
+
+def stopping(**changes) -> dict:
+    return dict(early_terminate={"type": "hyperband"} | changes)
+
+
+class RefusedTest(SweepTest):
+    def refused(self, message: str, *argv: str) -> None:
+        """Exit code 2 and one line, and nothing was written or run."""
+        before = set(self.folder.rglob("*"))
+        with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as stopped:
+            sweep_t5.main(list(argv))
+        self.assertEqual(stopped.exception.code, 2)
+        self.assertLen(errors.getvalue().splitlines(), 1)
+        self.assertRegex(errors.getvalue(), ": error: .*" + message)
+        self.assertEqual(set(self.folder.rglob("*")), before)
+
+    @parameterized.named_parameters(
+        ("unknown_key", dict(run_kap=3), r"sweep\.yaml, key: run_kap is not supported \(did you mean run_cap\?\)"),
+        ("launch", dict(job="a"), "key: job is not supported; there is program, project"),
+        ("method", dict(method="baies"), r"method: baies is not supported \(did you mean bayes\?\); there is grid"),
+        ("no_method", dict(method=None), "key method is missing"),
+        ("no_parameters", dict(parameters=None), "key parameters is missing"),
+        ("empty_parameters", dict(parameters={}), r"parameters: \{\} must be a mapping"),
+        ("list_of_parameters", dict(parameters=["x"]), r"parameters: \['x'\] must be a mapping"),
+        ("bayes_without_metric", dict(method="bayes", metric=None), "method bayes needs a metric, such as"),
+        ("metric_key", dict(metric={"name": "a", "gaol": "minimize"}), r"gaol is not supported \(did you mean goal"),
+        ("metric_name", dict(metric={"goal": "minimize"}), "metric: key name is missing"),
+        ("metric_text", dict(metric="eval/loss"), "metric: 'eval/loss' must be a mapping, with name, goal, target"),
+        ("goal", dict(metric={"name": "a", "goal": "max"}), "goal: max is not supported.*minimize, maximize"),
+        ("impute", dict(metric={"name": "a", "impute": "best"}), "impute is not supported"),
+        ("target", dict(metric={"name": "a", "target": "1e-5"}), r"target: YAML reads 1e-5 as text: write 1\.0e-5"),
+        ("run_cap", dict(run_cap=0), "run_cap: 0 must be a positive whole number"),
+        ("program", dict(program="trian.py"), "program: trian.py: no such file in"),
+        ("no_program", dict(program=None), "program: None: no such file"),
+        ("envelope", stopping(type="envelope"), "type: envelope is not supported; there is hyperband"),
+        ("stop_without_metric", dict(metric=None, early_terminate={"type": "hyperband", "min_iter": 1}),
+         "early_terminate needs a metric"),
+        ("stop_key", stopping(miniter=1), r"did you mean min_iter"),
+        ("no_iter", stopping(), "give either min_iter, or max_iter and s"),
+        ("both", stopping(min_iter=1, max_iter=9, s=1), "give either"),
+        ("no_s", stopping(max_iter=9), "give either min_iter, or max_iter and s"),
+        ("eta", stopping(min_iter=1, eta=1), "eta: 1 must be a number above 1"),
+        ("eta_text", stopping(min_iter=1, eta="3"), "eta: '3' must be"),
+        ("no_bracket", stopping(max_iter=2, s=1), "max_iter 2 is below eta 3"),
+        ("macro", dict(command=["python", "${arg}"]), r"command: \$\{arg\} is not supported \(did you mean \$\{args"),
+        ("no_args", dict(command=["python", "train.py ${args}"]), "command: has no \\${args} as a word"),
+        ("no_variable", dict(command=["${envvar:NOPE_X}", "${args}"]), "the environment has no NOPE_X"),
+        ("one_folder", dict(command=["python", "train.py", "--output_dir", "out/x", "${args}"]),
+         r"all trials would write into one --output_dir: .* end in /\$WANDB_RUN_ID"),
+        ("folder", dict(parameters={"output_dir": {"value": "out"}}), "output_dir: leave it out, sweep_t5.py gives"),
+        ("home", dict(command=["sh", "-c", 'train.py --output_dir "$NOPE_X/$WANDB_RUN_ID"', "${args}"]),
+         r"--output_dir \$NOPE_X: the command's shell would read"),
+        ("distribution", drawn(distribution="log_unifrom", min=1, max=2),
+         r"x, distribution: log_unifrom is not supported \(did you mean log_uniform"),
+        ("parameter_key", listed(vaules=[1]), r"x, key: vaules is not supported \(did you mean values"),
+        ("wrong_key", drawn(distribution="normal", min=1),
+         r"x \(normal\), key: min is not supported; there is mu, sigma, distribution"),
+        ("q_alone", drawn(min=1, max=4, q=2), r"\(int_uniform\), key: q is"),
+        ("no_max", listed(min=1), r"x \(uniform\): key max is missing"),
+        ("no_kind", listed(mu=1), "x: needs value, values, min and max, or a distribution"),
+        ("plain", dict(parameters={"x": 3}), "x: 3 must be a mapping, with distribution, value, values"),
+        ("nested", listed(parameters={"y": {"value": 1}}), "x: nested parameters are not supported"),
+        ("text", drawn(min="1e-5", max=0.1),
+         r"x, min: YAML reads 1e-5 as text: write 1\.0e-5"),
+        ("text_without_sign", drawn(min=1, max="2.5E3"), r"write 2\.5e\+3"),
+        ("text_value", listed(value="-1e-3"), r"x: YAML reads -1e-3 as text: write -1\.0e-3"),
+        ("text_values", listed(values=[1, "3e4"]), r"write 3\.0e\+4"),
+        ("no_number", drawn(min="low", max=1), "x, min: 'low' must be a number"),
+        ("infinite", drawn(min=0.0, max=math.inf), "max: inf must be a number"),
+        ("order", drawn(min=2, max=1), "min 2 must be below max 1"),
+        ("not_whole", drawn(distribution="int_uniform", min=1, max=2.5),
+         "max: 2.5 must be a whole number"),
+        ("log_of_zero", drawn(distribution="log_uniform_values", min=0, max=1),
+         "min: 0 must be a positive number"),
+        ("exponents", drawn(distribution="log_uniform", min=1, max=1000),
+         "log_uniform takes exponents of e, max 1000 is too large"),
+        ("sigma", drawn(distribution="normal", sigma=-1), "at least 0"),
+        ("q", drawn(distribution="q_normal", q=0), "q: 0 must be a positive"),
+        ("no_values", listed(values=[]), r"values \[\] must be a list of at least one value"),
+        ("values_text", listed(values="ab"), "values 'ab' must be a list"),
+        ("chances", drawn(values=[1, 2], probabilities=[0.5, 0.6]),
+         r"probabilities \[0\.5, 0\.6\] must be 2 numbers that sum to 1"),
+        ("few_chances", drawn(values=[1, 2], probabilities=1), "must be 2 numbers"),
+        ("chances_in_grid", listed(values=[1, 2], probabilities=[0.5, 0.5]), "method grid takes value, values"),
+        ("grid_of_reals", listed(min=0.0, max=1.0), "grid takes value, values, .*q_uniform, not uniform"),
+        ("endless_grid", listed(min=0, max=10**12), "more than 10,000 values"),
+    )  # fmt: skip
+    def test_file(self, changes, message):
+        self.refused(message, self.write(**changes))
+
+    @parameterized.named_parameters(
+        ("no_file", [], "the first argument must be a sweep file"),
+        ("missing_file", ["gone.yaml"], "gone.yaml: No such file or directory"),
+        ("flag", ["sweep.yaml", "--cuont", "3"], "--cuont: no such flag; did you mean --count"),
+        ("count", ["sweep.yaml", "--count", "0"], "--count: 0 must be a positive whole number"),
+        ("count_text", ["sweep.yaml", "--count", "many"], "invalid int value: 'many'"),
+        ("seed", ["sweep.yaml", "--seed", "-1"], "--seed: -1 must be a number of at least 0"),
+        ("nothing_to_report", ["sweep.yaml", "--report_only", "--output_dir", "out"], "there is no study.jsonl in out"),
+        ("broken", ["broken.yaml"], "broken.yaml: not the YAML of a sweep: "),
+        ("twice", ["twice.yaml"], "key method is set twice"),
+        ("date", ["date.yaml"], "not the YAML of a sweep: .*date"),
+        ("list", ["list.yaml"], r"list\.yaml: \[1\] must be a mapping"),
+        ("shell", ["folder.yaml", "--output_dir", "a b"], "--output_dir a b: the command's shell would read"),
+    )
+    def test_command_line(self, argv, message):
+        self.write()
+        command = ["sh", "-c", 'python train.py "$@" --output_dir "x/$WANDB_RUN_ID"', "sh", "${args}"]
+        self.write("folder.yaml", command=command)
+        texts = {"broken": "method: [", "twice": "method: grid\nmethod: grid", "list": "[1]"}
+        texts["date"] = "method: grid\nparameters: {x: {value: 2020-01-01}}"
+        for name, text in texts.items():
+            (self.folder / f"{name}.yaml").write_text(text)
+        self.refused(message, *argv)
+
+    def test_help(self):
+        with contextlib.redirect_stdout(io.StringIO()) as printed, self.assertRaises(SystemExit) as stopped:
+            sweep_t5.main(["--help"])
+        self.assertEqual(stopped.exception.code, 0)
+        for flag in ("--count", "--output_dir", "--seed", "--dry_run", "--report_only"):
+            self.assertIn(flag, printed.getvalue())
+
+    def test_every_flag_is_read(self):
+        tree = ast.parse((ROOT / "sweep_t5.py").read_text())
+        read = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "args"
+        }
+        self.assertEqual(read, {field.name for field in dataclasses.fields(sweep_t5.SweepArguments)})
+
+
+# ---------------------------------------------------------------- the report
+class ReportTest(SweepTest):
+    PARAMETERS = {"x": {"min": 0.0, "max": 1.0}, "kind": {"values": ["a", "b"]}, "steps": {"value": 3}}
+    PICTURES = ("history.png", "parallel_coordinates.png", "importance.png")
+
+    def test_table_pictures_page_and_best_command(self):
+        changes = dict(method="random", parameters=self.PARAMETERS, name="<b> & co")
+        _, printed = self.run_sweep("--count", 6, pictures=True, **changes)
+        best = max(self.trials(), key=lambda trial: trial.value)
+        rows = [line.split() for line in printed.splitlines() if re.match(r"\d +finished +0\.", line)]
+        self.assertLen(rows, 6)
+        for trial, (number, _, x, kind, value, *_, run) in zip(self.trials(), rows, strict=True):
+            values = trial.user_attrs["values"]
+            self.assertEqual([number, x, kind], [str(trial.number), f"{values['x']:.4g}", values["kind"]])
+            self.assertEqual([value, run], [f"{trial.value:.4g}", trial.user_attrs["run"]])
+        self.assertEqual(printed.count("(best)"), sum(
+            trial.value == max(t.value for t in self.trials()[: trial.number + 1]) for trial in self.trials()
+        ))  # fmt: skip
+        for name in self.PICTURES:
+            self.assertGreater(imread(self.out / name).std(), 0.01)
+        page = (self.out / "report.html").read_text()
+        self.assertEqual(page.count('src="data:image/png;base64,'), 3)
+        self.assertEqual(re.findall(r'(?:src|href)="(?!data:)|https?://|<script|<link|url\(', page), [])
+        self.assertIn("<h1>sweep &lt;b&gt; &amp; co</h1>", page)
+        self.assertEqual(page.count("<tr>"), 7)
+        # the best command, as it stands there, trains the best trial again
+        command = printed.split("to train it again:\n")[1].splitlines()[0]
+        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        subprocess.run(command, shell=True, check=True, env=environment | {"WANDB_RUN_ID": "x"})
+        self.assertAlmostEqual(read_metrics(self.out / "best" / "metrics.jsonl")[-1]["eval_accuracy"], best.value)
+        # and --report_only draws anew without running anything
+        for name in self.PICTURES:
+            (self.out / name).unlink()
+        _, again = self.run_sweep("--report_only", pictures=True, **changes)
+        self.assertEqual(again.strip(), printed[printed.index("\ntrial  state") :].strip())
+        self.assertTrue(all((self.out / name).is_file() for name in self.PICTURES))
+        self.assertLen(self.calls(), 7)
+
+    def test_best_command_where_the_file_names_the_folder(self):
+        command = ["${env}", "sh", "-c", 'exec python train.py "$@" --output_dir "out/$WANDB_RUN_ID"', "sh", "${args}"]
+        (self.folder / "sweep.yaml").write_text(yaml.safe_dump(SWEEP | {"command": command}))
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            sweep_t5.main(["sweep.yaml", "--count", "1"])
+        self.assertEqual(self.states(), ["finished"])
+        self.assertTrue((self.out / self.trials()[0].user_attrs["run"] / "metrics.jsonl").is_file())
+        command = printed.getvalue().split("to train it again:\n")[1].splitlines()[0]
+        self.assertStartsWith(command, "WANDB_RUN_ID=best /usr/bin/env sh -c 'exec python")
+        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        subprocess.run(command, shell=True, check=True, env=environment)
+        self.assertTrue((self.out / "best" / "metrics.jsonl").is_file())
+
+    def test_one_trial_no_metric_and_equal_values(self):
+        _, printed = self.run_sweep("--count", 1, pictures=True)
+        self.assertIn("report.html, history.png, parallel_coordinates.png\n", printed)
+        self.out = self.folder / "no_metric"
+        _, printed = self.run_sweep(pictures=True, metric=None)
+        self.assertEqual(self.states(), ["finished"] * 4)
+        self.assertNotIn("best", printed)
+        self.assertTrue(printed.endswith(f"written to {self.out}: report.html\n"))
+        self.out = self.folder / "equal"
+        parameters = {"x": {"values": [0.25, 0.35]}, "kind": {"values": ["a"]}}
+        _, printed = self.run_sweep(pictures=True, parameters=parameters)
+        self.assertNotIn("importance.png", printed)
+
+    def test_live_line(self):
+        class Terminal(io.StringIO):
+            def isatty(self):
+                return True
+
+        terminal = Terminal()
+        parameters = {"x": {"values": [0.3]}, "steps": {"value": 3}, "sleep": {"value": 0.1}}
+        with contextlib.redirect_stdout(terminal):
+            sweep_t5.main([self.write(parameters=parameters), "--output_dir", str(self.out)])
+        lines = terminal.getvalue().split("\r")
+        self.assertTrue(
+            any(re.match(r"trial 0  +step 2  eval/accuracy 0\.75  0\.\d s +$", line) for line in lines), lines
+        )
+
+
+# ---------------------------------------------------------------- as a user starts it
+class RealSweepTest(SweepTest):
+    def test_fine_tuning(self):
+        """Two trials of fine_tune_t5.py on two classes that one word tells apart."""
+        words = "cat dog sees finds old red river garden".split()
+        rows = [
+            (" ".join(words[(i + k) % 8] for k in range(3)), " ".join(words[(i * 3 + k) % 8] for k in range(2)))
+            for i in range(24)
+        ]
+        (self.folder / "RTE").mkdir()
+        for name in ("train", "dev"):
+            lines = ["index\tsentence1\tsentence2\tlabel"]
+            lines += [f"{i}\t{a}\t{b}\t{('entailment', 'not_entailment')[i % 2]}" for i, (a, b) in enumerate(rows)]
+            (self.folder / "RTE" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+        model = self.folder / "model"
+        text = [f"rte sentence1: {a} sentence2: {b} entailment not_entailment" for a, b in rows]
+        train_tokenizer(text, model, vocab_size=125)
+        shape = dict(d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=1, num_decoder_layers=1)
+        create_model(build_config("tiny", len(load_tokenizer(str(model))), shape)).save_pretrained(model)
+        fixed = dict(benchmark="glue", dataset_name="rte", data_dir=str(self.folder), model_name_or_path=str(model),
+                     max_steps=4, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
+                     logging_steps=2, per_device_train_batch_size=8, report_to="none", disable_tqdm=True,
+                     data_cache_dir=str(self.folder / "cache"), use_cpu=True)  # fmt: skip
+        parameters = {"learning_rate": dict(distribution="log_uniform_values", min=1e-3, max=1e-1)}
+        parameters |= {name: {"value": value} for name, value in fixed.items()}
+        sweep = self.write(program=str(ROOT / "fine_tune_t5.py"), method="bayes", parameters=parameters, run_cap=2)
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        command = [sys.executable, str(ROOT / "sweep_t5.py"), sweep, "--count", "20"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        self.out = self.folder / "out" / "sweeps" / "sweep"
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("run_cap 2 is reached", done.stdout)
+        self.assertEqual(done.stderr, "")
+        for trial in self.trials():
+            folder = self.out / trial.user_attrs["run"]
+            results = json.loads((folder / "all_results.json").read_text())
+            self.assertEqual(results["eval_accuracy"], trial.value)
+            arguments = json.loads((folder / "run.json").read_text())["arguments"]
+            self.assertEqual(arguments["learning_rate"], trial.user_attrs["values"]["learning_rate"])
+            self.assertTrue((folder / "model.safetensors").is_file())
+        self.assertEqual(self.states(), ["finished"] * 2)
+        self.assertTrue((self.out / "report.html").is_file())
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,61 @@
+"""Folders that are whole or seen to be damaged: a manifest with the size and SHA-256 of every file.
+
+    manifest.json   {"files": {"model.safetensors": {"bytes": 7740416, "sha256": "..."}, ...}}
+
+Checkpoints and the cache of prepared data are written aside, described, synced to the disk, and appear by one rename.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+
+
+def write_manifest(folder: Path) -> None:
+    """Describes all files of a finished folder in its manifest, and brings everything to the disk."""
+    files = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST):
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+        fsync(path)
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"files": files}, indent=1) + "\n", encoding="utf-8")
+    for path in [manifest, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
+        fsync(path)
+
+
+def difference(folder: Path) -> str | None:
+    """How a folder differs from its manifest in a few words, or None: "train.bin is missing"."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in files.items()}
+    except FileNotFoundError:
+        return f"it has no {MANIFEST}"
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        return f"its {MANIFEST} cannot be read"
+    for name, (size, _) in expected.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
+    for name, (_, digest) in expected.items():  # the dear check comes last
+        if file_digest(folder / name) != digest:
+            return f"{name} has changed (wrong sha256)"
+    return None
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync(path: Path) -> None:
+    """Brings a file or a folder's list of names to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
