@@ -380,7 +380,7 @@ def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
 def _recipe_as_flags(parser: T5ArgumentParser, path: str, skip: set[str]) -> list[str]:
     """["--key", "value", ...] of a recipe, without the keys that the command line sets itself."""
     try:
-        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
     except OSError as error:
         raise ValueError(
             f"recipe {path}: {error.strerror} (the first argument must be a YAML file or a flag)"
@@ -412,7 +412,7 @@ def _as_flag(name: str, value) -> list[str]:
     return [f"--{name}={value}"]
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+class UniqueKeyLoader(yaml.SafeLoader):
     """PyYAML keeps the last of two equal keys in silence; this one refuses them."""
 
     def construct_mapping(self, node, deep=False):

@@ -97,7 +97,7 @@ def _plain(value: object) -> object:
         return str(value)
 
 
-def _write_aside(path: Path, write: Callable[[Path], object]) -> None:
+def write_aside(path: Path, write: Callable[[Path], object]) -> None:
     """Lets `write` fill a file beside `path` and moves it into place, so that a reader never meets half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -111,7 +111,7 @@ def _write_aside(path: Path, write: Callable[[Path], object]) -> None:
 def write_json(path: str | Path, obj: object) -> None:
     """Writes `obj` as standard JSON (non-finite floats as strings, like metrics.jsonl), whole or not at all."""
     text = json.dumps(_plain(obj), indent=2, allow_nan=False) + "\n"
-    _write_aside(Path(path), lambda aside: aside.write_text(text, encoding="utf-8"))
+    write_aside(Path(path), lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
 def with_floats(record: dict) -> dict:
@@ -163,7 +163,7 @@ class MetricsFileCallback(TrainerCallback):
             kept = [line for line in lines[:closing] if line.get("step", 0) <= state.global_step]
         self.zero_time = time.perf_counter() - max((line.get("seconds", 0) for line in kept), default=0)
         text = "".join(self._line(line) for line in kept)
-        _write_aside(self.path, lambda aside: aside.write_text(text, encoding="utf-8"))
+        write_aside(self.path, lambda aside: aside.write_text(text, encoding="utf-8"))
 
     def on_log(self, args, state, control, logs=None, **_):
         if not state.is_world_process_zero or self.zero_time is None or not logs:
@@ -413,7 +413,7 @@ def draw_curves(
         panel.spines[["top", "right"]].set_visible(False)
     if title:
         figure.suptitle(title, fontsize=12)
-    _write_aside(Path(path), lambda aside: figure.savefig(aside, format="png"))
+    write_aside(Path(path), lambda aside: figure.savefig(aside, format="png"))
     return figure
 
 

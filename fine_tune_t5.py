@@ -43,7 +43,7 @@ from model_t5 import (
 )
 from tasks_t5 import check_entry, class_label_ids, eval_splits, load_rows, metric_names, prepare_split, task_metrics
 from trainer_t5 import T5Trainer
-from training.checkpoints import check_resumed_data, check_resumed_model, clear_output_dir, prepare_output_dir
+from training.checkpoints import check_resumed_data, check_resumed_model, prepare_output_dir
 from training.runs import finish_run, set_up_tracking, start_run
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
@@ -124,7 +124,6 @@ def main(argv: list[str] | None = None) -> dict:
         fingerprints = {split: dataset._fingerprint for split, dataset in data.items()}
         fingerprints["tokenizer"] = tokenizer_fingerprint(tokenizer)
         check_resumed_data(checkpoint, fingerprints)
-        clear_output_dir(training_args, checkpoint)
         set_generation_length(model, task_args.max_target_length or task["max_target_length"], labels)
     set_up_tracking(training_args)
 
@@ -154,6 +153,7 @@ def main(argv: list[str] | None = None) -> dict:
             "steps": f"{trainer.args.num_train_epochs:g} epochs" if training_args.max_steps <= 0 else None,
             "metrics": f"{', '.join(task['metrics'])} from {mode}",
         },
+        checkpoint=checkpoint,
     )
     train_metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
     return finish_run(

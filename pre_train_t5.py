@@ -41,7 +41,7 @@ from model_t5 import (
     set_dropout,
 )
 from trainer_t5 import T5Trainer, global_batch_size
-from training.checkpoints import check_resumed_data, check_resumed_model, clear_output_dir, prepare_output_dir
+from training.checkpoints import check_resumed_data, check_resumed_model, prepare_output_dir
 from training.runs import finish_run, set_up_tracking, start_run
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
@@ -59,6 +59,7 @@ def parse_flags(argv: list[str] | None):
     check_pre_training_data(data_args)
     check_training(training_args, "pre_training")
     check_best_metric(training_args.metric_for_best_model, [*LANGUAGE_MODEL_METRICS])
+    training_args.greater_is_better = (training_args.metric_for_best_model or "loss").endswith("accuracy")
     return model_args, data_args, training_args
 
 
@@ -133,7 +134,6 @@ def main(argv: list[str] | None = None) -> dict:
         with training_args.main_process_first(desc="tokenising the text"):
             tokens = tokenised(data_args, sources, tokenizer)
         chunks = cut_chunks(data_args, tokens, collator.tokens_length, training_args)
-        clear_output_dir(training_args, checkpoint)
     set_up_tracking(training_args)
 
     trainer = T5Trainer(
@@ -171,6 +171,7 @@ def main(argv: list[str] | None = None) -> dict:
             "tokens": f"{human_count(tokens_per_step)} a step, "
             f"{human_count(tokens_per_step * steps)} in all ({steps / steps_per_epoch:.1f} epochs)",
         },
+        checkpoint=checkpoint,
     )
     train_metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
     return finish_run(

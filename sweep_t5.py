@@ -36,7 +36,7 @@ from pathlib import Path
 import psutil
 
 from arguments_t5 import exit_on_user_error, option, parse_arguments
-from callbacks_t5 import COLOURS, _write_aside, human_time, start_summary
+from callbacks_t5 import COLOURS, human_time, start_summary, write_aside
 from training.checkpoints import checkpoints_of, damage
 from training.preemption import PREEMPTED_EXIT_CODE
 from training.sweep_files import (
@@ -85,7 +85,7 @@ class Told(BaseException):
 def beat(folder: Path, run: str, group: int | None = None) -> None:
     """Says in <run>.beat that this process runs the trial, in process group `group`."""
     record = json.dumps({"machine": HERE, "agent": os.getpid(), "group": group})
-    _write_aside(folder / f"{run}.beat", lambda aside: aside.write_text(record))
+    write_aside(folder / f"{run}.beat", lambda aside: aside.write_text(record))
 
 
 def holder(folder: Path, run: str) -> dict:
@@ -445,7 +445,7 @@ def report(study, sweep: dict, folder: Path) -> None:
     for name, figure in files.items():
         picture = io.BytesIO()
         figure.savefig(picture, format="png")
-        _write_aside(folder / name, lambda aside, picture=picture: aside.write_bytes(picture.getvalue()))
+        write_aside(folder / name, lambda aside, picture=picture: aside.write_bytes(picture.getvalue()))
         data = base64.b64encode(picture.getvalue()).decode()
         body.append(f'<p><img alt="{name}" src="data:image/png;base64,{data}"></p>')
     cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
@@ -454,7 +454,7 @@ def report(study, sweep: dict, folder: Path) -> None:
     style = "body{font-family:sans-serif}td{padding:2px 1em}img{max-width:100%}"
     head = f'<!DOCTYPE html><meta charset="utf-8"><title>{title}</title><style>{style}</style><h1>{title}</h1>'
     text = "\n".join([head, f"<pre>{html.escape(chr(10).join(notes))}</pre>", f"<table>{table}</table>", *body])
-    _write_aside(folder / "report.html", lambda aside: aside.write_text(text, encoding="utf-8"))
+    write_aside(folder / "report.html", lambda aside: aside.write_text(text, encoding="utf-8"))
     print(f"written to {folder}: {', '.join(['report.html', *files])}", flush=True)
 
 

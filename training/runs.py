@@ -27,6 +27,7 @@ from callbacks_t5 import (
 from constants import HARDWARE_PEAKS
 from model_t5 import count_parameters
 from trainer_t5 import T5Trainer, finish_process_group, global_batch_size
+from training.checkpoints import clear_output_dir
 from training.optimizers import scheduler_name
 
 
@@ -62,9 +63,11 @@ def start_run(
     flops_per_sequence: int | None,
     examples: dict[str, int],
     fingerprints: dict[str, str],
+    checkpoint: str | None,
 ) -> None:
     """Installs our callbacks, prints what the run will do and need, checks that it is there, and writes run.json.
 
+    Unless the run goes on from a `checkpoint`, what an earlier one left there is deleted, once all checks are passed.
     With `--dry_run` it ends the process after the plan. Too little disk or memory is the user's error, exit code 2.
 
     flags: the parsed dataclasses. Memory is what weights, gradients and optimizer take, without activations (in mixed
@@ -89,7 +92,8 @@ def start_run(
     parts = 1 if args.save_only_model else 1 + states  # the optimizer is kept too
     memory = parameters * 4 * (2 + states) * (int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if args.use_cpu else 1)
     memory_there = memory_available(args.device)
-    disk, disk_there = parameters * 4 * (1 + parts * kept), disk_free(output_dir)
+    disk = parameters * 4 * (1 + parts * kept)
+    disk_there = disk_free(output_dir) + bytes_below(output_dir)  # an earlier run's files are replaced or counted above
     unlimited = " and all later checkpoints" if kept and not args.save_total_limit else ""
     summary = {
         "model": f"{human_count(parameters)} parameters ({trainer.model.config.model_type}, "
@@ -121,6 +125,7 @@ def start_run(
         print_once("--dry_run: nothing was trained or written")
         finish_process_group()
         raise SystemExit(0)
+    clear_output_dir(args, checkpoint)
     if is_first_process():
         arguments = {}
         for group in flags:
@@ -181,3 +186,8 @@ def disk_free(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
+
+
+def bytes_below(folder: Path) -> int:
+    """Bytes in the files of a folder; 0 if there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

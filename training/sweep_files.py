@@ -18,8 +18,8 @@ import numpy as np
 import yaml
 from scipy.special import betaincinv, ndtri
 
-from arguments_t5 import _UniqueKeyLoader
-from callbacks_t5 import _write_aside, read_metrics
+from arguments_t5 import UniqueKeyLoader
+from callbacks_t5 import read_metrics, write_aside
 
 ALMOST = 1 - 1e-9  # quantiles lie between 1 - ALMOST and ALMOST: a normal distribution has no ends
 OWN_FLAGS = {"output_dir", "resume_from_checkpoint", "overwrite_output_dir"}
@@ -152,7 +152,7 @@ def check_parameter(where: str, spec, grid: bool) -> dict:
 def read_sweep(path: str) -> dict:
     """The checked sweep file, with W&B's defaults filled in. ValueError with one line for all that is wrong."""
     try:
-        sweep = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+        sweep = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
         json.dumps(sweep)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror} (the first argument must be a sweep file)") from None
@@ -278,7 +278,7 @@ def command_line(sweep: dict, values: dict, folder: Path, run: str, write: bool 
     values = values if sweep["names_folder"] else values | {"output_dir": str(folder / run)}
     found, environment = macros(values, folder, run, str(sweep.get("program"))), os.environ | {"WANDB_RUN_ID": run}
     if write and "${args_json_file}" in sweep["command"]:
-        _write_aside(folder / f"{run}.json", lambda aside: aside.write_text(found["args_json"][0]))
+        write_aside(folder / f"{run}.json", lambda aside: aside.write_text(found["args_json"][0]))
     words = [ENVVAR.sub(lambda match: environment[match[1]], word) for word in sweep["command"]]
     return [part for word in words for part in (found.get(word[2:-1], [word]) if word[:2] == "${" else [word])]
 
