@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed_requirements.txt
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no
 DEMO := out/demo
-SEEDS := 1
+SEEDS := 1 2 3
 KILLS := 200
 COMMA := ,
 NONE :=
@@ -38,8 +38,8 @@ test-slurm: setup
 	@$(BIN)/python tests/slurm_cluster.py --check
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/slurm
 
-# Pre-train once, then fine-tune that checkpoint and the same model from scratch with each seed (make demo
-# SEEDS="1 2 3" takes three), and compare them.
+# Pre-train once, then fine-tune that checkpoint and the same model from scratch with each seed (make demo SEEDS=1 takes
+# one), and compare them.
 demo: setup
 	$(LAUNCH) pre_train_t5.py recipes/pre_train_installed_docs.yaml --output_dir $(DEMO)/pre_train --overwrite_output_dir --report_to none
 	for seed in $(SEEDS); do \
