@@ -116,12 +116,12 @@ def learn_by_heart(tokenizer, pairs: list[tuple[str, str]]):
     optimizer = AdamWRMSScaled(model.parameters(), lr=3e-2)
     for _ in range(300):
         nats = F.cross_entropy(model(**sources, labels=labels).logits.transpose(1, 2), labels, reduction="none")
+        if nats.max() < 0.1:  # every single token: most rows have the same ones
+            return model.eval()  # before another step could undo it
         optimizer.zero_grad()
         (nats.sum() / labels.ne(-100).sum()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if nats.max() < 0.1:  # every single token: most rows have the same ones
-            return model.eval()
     raise AssertionError(f"the model did not learn its answers: {nats.max()} nats")
 
 

@@ -492,7 +492,12 @@ class RunTest(TrainerTest):
     """Early stopping, the best checkpoint and what start_run prints and writes."""
 
     def start(self, trainer: T5Trainer, **values) -> str:
-        values = dict(tokens_per_step=544, flops_per_sequence=1000, examples={"train": 200}, fingerprints={}) | values
+        values = (
+            dict(
+                tokens_per_step=544, flops_per_sequence=1000, examples={"train": 200}, fingerprints={}, checkpoint=None
+            )
+            | values
+        )
         return quietly(start_run, trainer, "test", [trainer.args], {"text": "made up"}, **values)[1]
 
     def test_early_stopping_and_best_checkpoint_follow_the_main_metric(self):

@@ -15,6 +15,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -172,9 +173,9 @@ def material_of(folder: Path) -> dict[str, list[str]]:
     """`material`, made once per folder."""
     if not (folder / "commands.json").is_file():
         commands = material(folder)
-        log = folder / "prepare.log"
         first = changed(commands["pre_train"], "--output_dir", str(folder / "prepared"), "--max_steps", "1")
-        assert exit_code(start("pre_train", first, log)) == 0, log.read_text()
+        # Not a fork: sentencepiece, once used in this process, would crash in it.
+        subprocess.run([sys.executable, pre_train_t5.__file__, *first], check=True, capture_output=True)
         (folder / "tokenizer").mkdir()
         for path in (folder / "prepared").glob("*token*"):
             shutil.copy(path, folder / "tokenizer")
