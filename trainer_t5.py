@@ -209,6 +209,12 @@ class T5Trainer(Seq2SeqTrainer):
         first = step % steps_per_epoch * size
         return [number % sampler.num_examples for number in list(sampler)[first : first + size]]
 
+    def _save(self, output_dir=None, state_dict=None):
+        """As Trainer's; ZeRO's state names the shared embedding three times, an ordinary checkpoint once."""
+        if state_dict is not None:
+            state_dict = {n: tensor for n, tensor in state_dict.items() if n not in self.model.all_tied_weights_keys}
+        super()._save(output_dir, state_dict)
+
     def _any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
         if self.args.world_size <= 1:

@@ -105,6 +105,14 @@ def outcome(output_dir: Path) -> dict:
     }
 
 
+def is_being_written(saving: Path) -> bool:
+    """Whether a checkpoint lies aside; the folder may vanish while we look."""
+    try:
+        return any(saving.iterdir())
+    except FileNotFoundError:
+        return False
+
+
 def kill_once(script: str, argv: list[str], output_dir: Path, log: Path, seconds: float, aimed: bool,
               chooser: random.Random, number: int = signal.SIGKILL) -> tuple[int, bool]:  # fmt: skip
     """Starts or resumes the run and sends it `number` at a random moment. (exit code, was a checkpoint being written).
@@ -118,7 +126,7 @@ def kill_once(script: str, argv: list[str], output_dir: Path, log: Path, seconds
     saving = output_dir / SAVING
     seen = False
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        writing = saving.is_dir() and any(saving.iterdir())
+        writing = is_being_written(saving)
         if aimed and writing and not seen:
             if saves_to_pass == 0:
                 time.sleep(chooser.uniform(0, 0.01))
