@@ -516,8 +516,7 @@ def check_task(args: TaskArguments) -> dict:
         ("--dataset_name", args.dataset_name, DATASET_VALS.get(args.benchmark, {})),
     ):
         if value not in known:
-            near = difflib.get_close_matches(value, known, n=2)
-            hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+            hint = did_you_mean(value, known, most=2)
             raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; there is {', '.join(known)}")
     for flag, path in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):
         if path:
@@ -574,8 +573,7 @@ def check_training(args: T5TrainingArguments, stage: str) -> None:
 def check_best_metric(name: str | None, known: list[str]) -> None:
     """ValueError if `--metric_for_best_model` is none of the names that an evaluation will have, without "eval_"."""
     if name is not None and name.removeprefix("eval_") not in known:
-        near = difflib.get_close_matches(name.removeprefix("eval_"), known, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        hint = did_you_mean(name.removeprefix("eval_"), known)
         raise ValueError(f"--metric_for_best_model {name}: no metric of this run{hint}; there is {', '.join(known)}")
 
 
@@ -583,6 +581,12 @@ def check_best_metric(name: str | None, known: list[str]) -> None:
 def has_accelerator() -> bool:
     """Whether torch sees a GPU or another accelerator."""
     return torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
+
+
+def did_you_mean(value: str, known, most: int = 1) -> str:
+    """("mrcp", ["cola", "mrpc"]) -> " (did you mean mrpc?)"; "" if nothing is near."""
+    near = difflib.get_close_matches(value, known, n=most)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
 def is_first_process() -> bool:

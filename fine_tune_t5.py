@@ -97,9 +97,8 @@ def build_model(model_args: ModelArguments, tokenizer):
 def prepare_task(task_args: TaskArguments, task: dict, tokenizer) -> tuple[dict, dict[str, int]]:
     """({split: tokenised rows}, {split: rows before any limit}) of the training split and all evaluation splits."""
     name, data = task_args.dataset_name, {}
-    rows = {
-        split: load_rows(name, task, task_args, split) for split in ("train", *eval_splits(task))
-    }  # all are checked
+    splits = ("train", *eval_splits(task))
+    rows = {split: load_rows(name, task, task_args, split) for split in splits}  # all are read before the long work
     for split in rows:
         limit = task_args.max_train_samples if split == "train" else task_args.max_eval_samples
         data[split], _ = prepare_split(name, task, task_args, tokenizer, split, limit, rows[split])

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from arguments_t5 import TaskArguments, print_once
+from arguments_t5 import TaskArguments, did_you_mean, print_once
 from constants import DATASET_VALS
 from corpora.files import data_suffix, open_text, read_rows, read_tsv
 from data_t5 import builtin_corpus, cached, load_dataset_splits, tokenizer_fingerprint
@@ -137,8 +137,7 @@ def _picked(name: str, task: dict, split: str, names: dict, row: dict, where: st
     for column, value in picked.items():
         there = names[column]
         if value is None and there not in row and column not in row:
-            near = difflib.get_close_matches(str(there), [str(c) for c in row], n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            hint = did_you_mean(str(there), [str(c) for c in row])
             columns = ", ".join(str(c) for c in row)
             raise ValueError(f"{where}: no column {there}{hint}, which task {name} needs; there is {columns}")
         if value is None:

@@ -27,7 +27,7 @@ from metrics_t5 import STATISTICS
 from model_t5 import IGNORE_INDEX, shift_right, token_mean_loss
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
-from training.preemption import PreemptionCallback, exit_if_preempted, outlive_signals
+from training.preemption import PreemptionCallback, exit_preempted, outlive_signals
 
 
 class _ResumeCallback(TrainerCallback):
@@ -95,7 +95,7 @@ class T5Trainer(Seq2SeqTrainer):
         if self.preemption.reason is not None:
             self.callback_handler.on_train_end(self.args, self.state, self.control)
             finish_process_group()
-            exit_if_preempted(self.preemption, self.args.output_dir)
+            exit_preempted(self.preemption.reason, self.args.output_dir)
         return super()._finalize_training(*args, **kwargs)
 
     def log(self, logs, start_time=None):

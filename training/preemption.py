@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from typing import NoReturn
 
 import torch
 from transformers import TrainerCallback
@@ -81,9 +82,7 @@ def outlive_signals(initialise, worker: int) -> None:
         initialise(worker)
 
 
-def exit_if_preempted(callback: PreemptionCallback, output_dir: str) -> None:
-    """Ends the process with PREEMPTED_EXIT_CODE if the run was asked to stop."""
-    if callback.reason is None:
-        return
-    print_once(f"{callback.reason}; go on with the same command and --resume_from_checkpoint (output: {output_dir})")
+def exit_preempted(reason: str, output_dir: str) -> NoReturn:
+    """Says why the run stopped and how it goes on, and ends the process with PREEMPTED_EXIT_CODE."""
+    print_once(f"{reason}; go on with the same command and --resume_from_checkpoint (output: {output_dir})")
     raise SystemExit(PREEMPTED_EXIT_CODE)

@@ -4,7 +4,6 @@ Every function is pure, but that `command_line` writes the file that `${args_jso
 """
 
 import bisect
-import difflib
 import inspect
 import itertools
 import json
@@ -18,7 +17,7 @@ import numpy as np
 import yaml
 from scipy.special import betaincinv, ndtri
 
-from arguments_t5 import UniqueKeyLoader
+from arguments_t5 import UniqueKeyLoader, did_you_mean
 from callbacks_t5 import read_metrics, write_aside
 
 ALMOST = 1 - 1e-9  # quantiles lie between 1 - ALMOST and ALMOST: a normal distribution has no ends
@@ -70,8 +69,7 @@ PARAMETER_KEYS |= dict.fromkeys("abq", "a positive number")
 def check_choice(where: str, value, known) -> None:
     """ValueError with the near matches if a value is none of the known ones."""
     if value not in list(known):
-        near = difflib.get_close_matches(str(value), known, n=2)
-        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        hint = did_you_mean(str(value), known, most=2)
         raise ValueError(f"{where}: {value} is not supported{hint}; there is {', '.join(map(str, known))}")
 
 
