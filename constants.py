@@ -7,7 +7,7 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else. The fields o
     target              the column that holds the answer
     target_type         "class" (one of `labels`), "number" (STS-B's rounding) or "text" (used as it is)
     labels              class names in class order (only for "class"); an integer in the data is an index into it
-    metrics             names from metrics_t5.METRICS; the first one decides which checkpoint is best
+    metrics             names from tasks.metrics.METRICS; the first one decides which checkpoint is best
     hub                 (data set, configuration or None) on the Hugging Face Hub
     builtin             folder of the built-in English corpus (corpora/installed_docs.py) instead of `hub`
     files               {split: file below --data_dir, or a path}: .tsv .csv .json .jsonl .parquet, also compressed

@@ -10,17 +10,12 @@ take about 10 seconds on two cores; SentencePiece samples at most --max_sentence
 from dataclasses import dataclass
 from pathlib import Path
 
-from arguments_t5 import (
-    PreTrainingDataArguments,
-    check_pre_training_data,
-    check_vocab_size,
-    exit_on_user_error,
-    option,
-    parse_arguments,
-)
-from callbacks_t5 import end_summary
+from arguments_t5 import PreTrainingDataArguments, check_pre_training_data, check_vocab_size
+from common.command_line import exit_on_user_error, option, parse_arguments
+from common.reports import end_summary
 from constants import NUM_SENTINELS
-from data_t5 import find_sources, load_tokenizer, train_tokenizer
+from corpora.tokenizers import load_tokenizer, train_tokenizer
+from data_t5 import find_sources
 from model_t5 import build_config
 
 

@@ -19,22 +19,14 @@ from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq
 
-from arguments_t5 import (
-    FineTuningArguments,
-    T5TrainingArguments,
-    TaskArguments,
-    check_task,
-    exit_on_user_error,
-    is_first_process,
-    option,
-    parse_arguments,
-)
-from callbacks_t5 import T5ProgressCallback, end_summary, install_callbacks, start_summary, write_json
+from arguments_t5 import FineTuningArguments, T5TrainingArguments, TaskArguments, check_task
+from common.command_line import exit_on_user_error, option, parse_arguments
+from common.processes import is_first_process
+from common.reports import end_summary, start_summary, write_json
 from constants import DATASET_VALS
-from data_t5 import load_tokenizer
-from metrics_t5 import check_metrics, parse_class, parse_number
+from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_model, set_generation_length
-from tasks_t5 import (
+from tasks.examples import (
     check_entry,
     class_label_ids,
     class_texts,
@@ -47,7 +39,9 @@ from tasks_t5 import (
     task_metrics,
     test_splits,
 )
+from tasks.metrics import check_metrics, parse_class, parse_number
 from trainer_t5 import T5Trainer, finish_process_group
+from training.callbacks import T5ProgressCallback, install_callbacks
 from training.runs import set_up_tracking
 
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")

@@ -22,15 +22,14 @@ from arguments_t5 import (
     check_model,
     check_task,
     check_training,
-    exit_on_user_error,
-    parse_arguments,
     parse_overrides,
-    print_once,
 )
-from callbacks_t5 import human_time
+from common.command_line import exit_on_user_error, parse_arguments
+from common.processes import print_once
+from common.reports import human_time
 from constants import DEMO_CHECKPOINTS
-from data_t5 import load_tokenizer, task_tokenizer, tokenizer_fingerprint
-from metrics_t5 import check_metrics
+from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
+from data_t5 import task_tokenizer
 from model_t5 import (
     build_config,
     check_model_source,
@@ -41,7 +40,16 @@ from model_t5 import (
     set_dropout,
     set_generation_length,
 )
-from tasks_t5 import check_entry, class_label_ids, eval_splits, load_rows, metric_names, prepare_split, task_metrics
+from tasks.examples import (
+    check_entry,
+    class_label_ids,
+    eval_splits,
+    load_rows,
+    metric_names,
+    prepare_split,
+    task_metrics,
+)
+from tasks.metrics import check_metrics
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed_data, check_resumed_model, prepare_output_dir
 from training.runs import finish_run, set_up_tracking, start_run

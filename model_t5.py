@@ -20,7 +20,8 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, T5Config
 
-from arguments_t5 import ModelArguments, answers, parse_overrides
+from arguments_t5 import ModelArguments, parse_overrides
+from common.processes import answers
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
 
 IGNORE_INDEX = -100  # labels that no loss and no metric counts

@@ -22,7 +22,8 @@ import sys
 from numbers import Real
 from pathlib import Path
 
-from callbacks_t5 import draw_curves, eval_loss_key, eval_metrics, human_time, read_metrics, with_floats
+from common.curves import draw_curves, eval_loss_key, eval_metrics
+from common.reports import human_time, read_metrics, with_floats
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -23,14 +23,13 @@ from arguments_t5 import (
     check_model,
     check_pre_training_data,
     check_training,
-    exit_on_user_error,
-    parse_arguments,
     parse_overrides,
 )
-from callbacks_t5 import human_count, human_time
+from common.command_line import exit_on_user_error, parse_arguments
+from common.reports import human_count, human_time
+from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
 from data_collator_t5 import T5DataCollator
-from data_t5 import ChunkDataset, find_sources, load_tokenizer, tokenised, tokenizer_fingerprint, tokenizer_for
-from metrics_t5 import LANGUAGE_MODEL_METRICS, language_model_metrics
+from data_t5 import ChunkDataset, find_sources, tokenised, tokenizer_for
 from model_t5 import (
     build_config,
     check_model_source,
@@ -40,6 +39,7 @@ from model_t5 import (
     load_model,
     set_dropout,
 )
+from tasks.metrics import LANGUAGE_MODEL_METRICS, language_model_metrics
 from trainer_t5 import T5Trainer, global_batch_size
 from training.checkpoints import check_resumed_data, check_resumed_model, prepare_output_dir
 from training.runs import finish_run, set_up_tracking, start_run

@@ -35,8 +35,9 @@ from pathlib import Path
 
 import psutil
 
-from arguments_t5 import exit_on_user_error, option, parse_arguments
-from callbacks_t5 import COLOURS, human_time, start_summary, write_aside
+from common.command_line import exit_on_user_error, option, parse_arguments
+from common.curves import COLOURS
+from common.reports import human_time, start_summary, write_aside
 from training.checkpoints import checkpoints_of, damage
 from training.preemption import PREEMPTED_EXIT_CODE
 from training.sweep_files import (

@@ -20,11 +20,11 @@ from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
 
-from arguments_t5 import is_first_process, print_once
+from common.processes import is_first_process, print_once
 from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset, EpochSampler
-from metrics_t5 import STATISTICS
 from model_t5 import IGNORE_INDEX, shift_right, token_mean_loss
+from tasks.metrics import STATISTICS
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from training.preemption import PreemptionCallback, exit_preempted, outlive_signals

@@ -30,17 +30,15 @@ from arguments_t5 import (
     PreTrainingDataArguments,
     T5TrainingArguments,
     TaskArguments,
-    answers,
     check_model,
     check_pre_training_data,
     check_task,
     check_training,
-    exit_on_user_error,
-    is_first_process,
-    parse_arguments,
     parse_overrides,
-    print_once,
 )
+from common import command_line, processes
+from common.command_line import exit_on_user_error, parse_arguments
+from common.processes import answers, is_first_process, print_once
 from constants import DATASET_VALS, DEFAULT_LEARNING_RATES
 from corpora.files import data_suffix, expand_files
 from training.optimizers import OPTIMIZERS
@@ -210,7 +208,7 @@ class FlagsTest(TestCase):
         self.assertFalse(self.parse("--overwrite_cache", "no").overwrite_cache)
 
     def test_resume_with_and_without_a_value(self):
-        self.assertEqual(self.parse("--resume_from_checkpoint").resume_from_checkpoint, arguments_t5.RESUME_NEWEST)
+        self.assertEqual(self.parse("--resume_from_checkpoint").resume_from_checkpoint, command_line.RESUME_NEWEST)
         self.assertEqual(self.parse("--resume_from_checkpoint", "--seed", 1).seed, 1)
         self.assertEqual(
             self.parse("--resume_from_checkpoint", "out/checkpoint-5").resume_from_checkpoint, "out/checkpoint-5"
@@ -410,7 +408,7 @@ class HelpTest(TestCase):
             word.removeprefix("--") for line in text.splitlines() for word in line.split()[:1] if word.startswith("--")
         }
         self.assertEmpty(self.own_flags(classes) - listed)
-        self.assertEmpty(set(arguments_t5.USUAL_TRAINING_FLAGS) - listed, "a usual flag that transformers has no more")
+        self.assertEmpty(set(command_line.USUAL_TRAINING_FLAGS) - listed, "a usual flag that transformers has no more")
         self.assertLessEqual(len(text.splitlines()), 100)
         self.assertNotIn("==SUPPRESS==", text)
         self.assertIn("[wandb]", text)
@@ -462,7 +460,7 @@ class ProcessTest(TestCase):
             raise ValueError
 
     def test_devices(self):
-        self.assertEqual(arguments_t5.has_accelerator(), torch.accelerator.is_available())
+        self.assertEqual(processes.has_accelerator(), torch.accelerator.is_available())
 
     @parameterized.named_parameters(
         ("unknown_flag", ["--max_step", "3"], "--max_step: no such flag; did you mean --max_steps"),
@@ -485,7 +483,7 @@ class EveryFlagIsUsedTest(absltest.TestCase):
     def test_every_field_of_ours_is_read(self):
         """As `<...args>.name` or by a name handed to getattr, in some function that does more than check it."""
         read = set()
-        for path in [*ROOT.glob("*.py"), *ROOT.glob("training/*.py")]:
+        for path in [*ROOT.glob("*.py"), *ROOT.glob("training/*.py"), *ROOT.glob("tasks/*.py")]:
             for function in ast.walk(ast.parse(path.read_text())):
                 if isinstance(function, ast.FunctionDef) and not function.name.lstrip("_").startswith("check_"):
                     read |= self.names_read(function)

@@ -32,7 +32,8 @@ import constants
 import fine_tune_t5
 import model_t5
 import pre_train_t5
-from data_t5 import cached, load_tokenizer, train_tokenizer
+from corpora.cache import cached
+from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
 
 ROOT = Path(pre_train_t5.__file__).resolve().parent
@@ -444,7 +445,7 @@ class TestCase(parameterized.TestCase):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.enterContext(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}))
         self.enterContext(mock.patch.object(model_t5, "answers", return_value=False))  # as without a network
-        self.enterContext(mock.patch("data_t5.answers", return_value=False))
+        self.enterContext(mock.patch("corpora.hub.answers", return_value=False))
         self.enterContext(mock.patch.dict(constants.DATASET_VALS, own={"colour": TASK, "metric": UNKNOWN_METRIC}))
 
     def write(self, name: str, content: bytes) -> Path:

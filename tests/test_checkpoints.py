@@ -25,10 +25,10 @@ import torture
 from absl.testing import absltest, parameterized
 from safetensors.torch import load_file, save_file
 
-import arguments_t5
 import pre_train_t5
 from arguments_t5 import FineTuningArguments, PreTrainingArguments
-from callbacks_t5 import read_metrics
+from common.command_line import RESUME_NEWEST
+from common.reports import read_metrics
 from data_t5 import ChunkDataset
 from training import checkpoints, manifests, preemption
 from training.checkpoints import (
@@ -211,7 +211,7 @@ class OutputDirTest(TestCase):
 
     def test_resuming(self):
         named, newest = str(self.checkpoint(5)), str(self.checkpoint(10))
-        for value in (arguments_t5.RESUME_NEWEST, "true", newest):
+        for value in (RESUME_NEWEST, "true", newest):
             self.assertEqual(prepare_output_dir(self.training(resume_from_checkpoint=value)), newest)
         self.assertEqual(prepare_output_dir(self.training(resume_from_checkpoint=named)), named)
         with self.assertRaisesRegex(ValueError, "is not empty"):
@@ -222,7 +222,7 @@ class OutputDirTest(TestCase):
 
     def test_nothing_to_resume(self):
         with self.assertRaisesRegex(ValueError, r"--resume_from_checkpoint: there is no whole checkpoint-\* folder in"):
-            prepare_output_dir(self.training(resume_from_checkpoint=arguments_t5.RESUME_NEWEST))
+            prepare_output_dir(self.training(resume_from_checkpoint=RESUME_NEWEST))
         with self.assertRaisesRegex(ValueError, "--resume_from_checkpoint /nowhere: no such folder"):
             prepare_output_dir(self.training(resume_from_checkpoint="/nowhere"))
 

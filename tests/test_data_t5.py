@@ -29,25 +29,13 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast, T5Config
 import data_t5
 from arguments_t5 import PreTrainingDataArguments
 from constants import BUILTIN_CORPUS
-from corpora import installed_docs
+from corpora import hub, installed_docs
+from corpora.cache import cached
 from corpora.files import read_documents, read_rows, read_tsv
+from corpora.hub import load_dataset_splits
+from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from data_t5 import (
-    ChunkDataset,
-    EpochSampler,
-    Stretch,
-    cached,
-    cut_at_spaces,
-    find_sources,
-    load_dataset_splits,
-    load_tokenizer,
-    plain_encoder,
-    split_documents,
-    tokenised,
-    tokenizer_fingerprint,
-    tokenizer_for,
-    train_tokenizer,
-)
+from data_t5 import ChunkDataset, EpochSampler, Stretch, find_sources, split_documents, tokenised, tokenizer_for
 from training.manifests import write_manifest
 
 VOCAB_SIZE = 900
@@ -303,7 +291,7 @@ class OfflineTest(TestCase):
     def setUp(self):
         super().setUp()
         for patch in (
-            mock.patch.object(data_t5, "answers", lambda url: False),  # noqa: ARG005
+            mock.patch.object(hub, "answers", lambda url: False),  # noqa: ARG005
             mock.patch.dict(os.environ),
             mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", huggingface_hub.constants.HF_HUB_OFFLINE),
             mock.patch("socket.create_connection", side_effect=AssertionError("a connection was tried")),
@@ -324,7 +312,7 @@ class OfflineTest(TestCase):
         self.assertLess(time.perf_counter() - start, 15)  # the libraries' own retries take 23 to 47 s
 
     def test_local_names_do_not_ask_the_hub(self):
-        with mock.patch.object(data_t5, "answers", side_effect=AssertionError("the Hub was asked")):
+        with mock.patch.object(hub, "answers", side_effect=AssertionError("the Hub was asked")):
             load_tokenizer(str(TRAINED / "plain"))
             datasets.Dataset.from_dict({"text": ["x"]}).save_to_disk(self.folder / "saved")
             load_dataset_splits(str(self.folder / "saved"), None, "--dataset_name")

@@ -22,9 +22,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import evaluate_t5
 from arguments_t5 import TaskArguments
 from constants import DATASET_VALS
-from data_t5 import load_tokenizer, train_tokenizer
+from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
-from tasks_t5 import load_rows, source_text
+from tasks.examples import load_rows, source_text
 from training.optimizers import AdamWRMSScaled
 
 ROOT = Path(__file__).parent.parent
@@ -335,7 +335,7 @@ class EvaluateTest(parameterized.TestCase):
         ("no_rows", "no file for the split validation", [], dict(task="ax")),
     )
     def test_error(self, message, argv, options):
-        with absltest.mock.patch("data_t5.hub_is_reachable", return_value=False):
+        with absltest.mock.patch("corpora.hub.hub_is_reachable", return_value=False):
             self.fails_with(message, *argv, **dict(task="cola", model=None, folder=self.folder / "error") | options)
 
     def test_folder_in_use_is_refused_or_overwritten(self):

@@ -14,8 +14,8 @@ import fine_tune_t5
 import plot_runs
 import pre_train_t5
 import sweep_t5
-from arguments_t5 import parse_arguments
-from tasks_t5 import check_entry
+from common.command_line import parse_arguments
+from tasks.examples import check_entry
 from training.sweep_files import read_sweep
 
 ROOT = Path(__file__).parent.parent

@@ -30,7 +30,7 @@ import constants
 import fine_tune_t5
 import model_t5
 import pre_train_t5
-from callbacks_t5 import human_count, read_metrics
+from common.reports import human_count, read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPE = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"

@@ -14,10 +14,11 @@ from absl.testing import absltest, parameterized
 import constants
 
 ROOT = Path(constants.__file__).parent
+FOLDERS = ("common", "corpora", "tasks", "training")
 FILES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 FILES |= {
     f"{path.parent.name}.{path.stem}": path
-    for folder in ("training", "corpora")
+    for folder in FOLDERS
     for path in sorted(ROOT.glob(f"{folder}/*.py"))
     if path.stem != "__init__"
 }
@@ -25,23 +26,17 @@ SOURCES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 LAYERS = (
     {"constants"},
-    {"corpora.files", "training.manifests"},  # files and folders, whatever they are for
-    {"data_collator_t5", "metrics_t5", "attention_t5", "arguments_t5", "training.optimizers"}  # pure functions
-    | {"corpora.installed_docs"},
-    {
-        "data_t5",
-        "model_t5",
-        "callbacks_t5",
-        "training.checkpoints",
-        "training.preemption",
-    },  # services
-    {"tasks_t5", "trainer_t5"},  # what a run is made of
+    {"common.processes", "corpora.files", "training.manifests"},  # the process, files and folders, whatever for
+    {"common.command_line", "common.reports", "corpora.cache", "corpora.hub"},
+    {"attention_t5", "common.curves", "corpora.installed_docs", "corpora.tokenizers", "data_collator_t5"}
+    | {"tasks.metrics", "training.optimizers"},  # pure functions
+    {"arguments_t5"},
+    {"data_t5", "model_t5", "training.callbacks", "training.checkpoints", "training.preemption"},  # services
+    {"tasks.examples", "trainer_t5"},  # what a run is made of
     {"training.runs", "training.sweep_files"},
 )
 # Imports between modules of one layer, each with its reason.
-WITHIN_A_LAYER = {
-    ("arguments_t5", "training.optimizers"): "the names of the optimizers, which the flags and their checks list",
-}
+WITHIN_A_LAYER: dict[tuple[str, str], str] = {}
 
 
 def is_script(tree: ast.Module) -> bool:
@@ -59,7 +54,7 @@ def imported(tree: ast.AST) -> set[str]:
     """Names of the modules that a file imports, anywhere in it: dotted ones of our folders, else the top name."""
 
     def short(module: str) -> str:
-        return module if module.startswith(("training.", "corpora.")) else module.split(".")[0]
+        return module if module.startswith(tuple(f"{folder}." for folder in FOLDERS)) else module.split(".")[0]
 
     names = set()
     for node in ast.walk(tree):

@@ -32,8 +32,8 @@ from scipy import stats
 from wandb.wandb_agent import Agent
 
 import sweep_t5
-from callbacks_t5 import read_metrics
-from data_t5 import load_tokenizer, train_tokenizer
+from common.reports import read_metrics
+from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
 from training.sweep_files import DISTRIBUTIONS, brackets, command_line, draw, is_hopeless, propose, read_sweep
 

@@ -20,8 +20,8 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 import fine_tune_t5
 import pre_train_t5
 from constants import DATASET_VALS
-from metrics_t5 import STATISTICS, language_model_metrics
-from tasks_t5 import eval_splits
+from tasks.examples import eval_splits
+from tasks.metrics import STATISTICS, language_model_metrics
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "sweeps").glob("*.yaml"))

@@ -24,11 +24,11 @@ from absl.testing import absltest, parameterized
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
 from arguments_t5 import PreTrainingArguments, check_training
-from callbacks_t5 import read_metrics
+from common.reports import read_metrics
 from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset
-from metrics_t5 import STATISTICS, language_model_metrics, token_metrics
 from model_t5 import build_config, create_model, shift_right
+from tasks.metrics import STATISTICS, language_model_metrics, token_metrics
 from trainer_t5 import T5Trainer, finish_process_group, global_batch_size
 from training import runs
 from training.runs import device_peak_flops, set_up_tracking, start_run

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import fine_tune_t5
 import pre_train_t5
-from callbacks_t5 import read_metrics
+from common.reports import read_metrics
 from training.checkpoints import SAVING, newest_whole_checkpoint
 
 SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main}

@@ -16,7 +16,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from arguments_t5 import RESUME_NEWEST, T5TrainingArguments, check_folder, is_first_process, print_once
+from arguments_t5 import T5TrainingArguments
+from common.command_line import RESUME_NEWEST, check_folder
+from common.processes import is_first_process, print_once
 from training.manifests import MANIFEST, difference, fsync, write_manifest
 
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub

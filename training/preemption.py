@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 from transformers import TrainerCallback
 
-from arguments_t5 import print_once
+from common.processes import print_once
 
 PREEMPTED_EXIT_CODE = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

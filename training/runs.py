@@ -10,23 +10,19 @@ import torch
 from requests.utils import get_netrc_auth
 from transformers import EarlyStoppingCallback
 
-from arguments_t5 import answers, exit_on_user_error, is_first_process, print_once
-from callbacks_t5 import (
+from common.command_line import exit_on_user_error
+from common.processes import answers, is_first_process, print_once
+from common.reports import end_summary, human_bytes, human_count, run_record, start_summary, write_json
+from constants import HARDWARE_PEAKS
+from model_t5 import count_parameters
+from trainer_t5 import T5Trainer, finish_process_group, global_batch_size
+from training.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,
     T5ProgressCallback,
     ThroughputCallback,
-    end_summary,
-    human_bytes,
-    human_count,
     install_callbacks,
-    run_record,
-    start_summary,
-    write_json,
 )
-from constants import HARDWARE_PEAKS
-from model_t5 import count_parameters
-from trainer_t5 import T5Trainer, finish_process_group, global_batch_size
 from training.checkpoints import clear_output_dir
 from training.optimizers import scheduler_name
 

@@ -17,8 +17,8 @@ import numpy as np
 import yaml
 from scipy.special import betaincinv, ndtri
 
-from arguments_t5 import UniqueKeyLoader, did_you_mean
-from callbacks_t5 import read_metrics, write_aside
+from common.command_line import UniqueKeyLoader, did_you_mean
+from common.reports import read_metrics, write_aside
 
 ALMOST = 1 - 1e-9  # quantiles lie between 1 - ALMOST and ALMOST: a normal distribution has no ends
 OWN_FLAGS = {"output_dir", "resume_from_checkpoint", "overwrite_output_dir"}

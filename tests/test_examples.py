@@ -1,4 +1,4 @@
-"""Tests of tasks_t5: from GLUE's official files, the Hub's columns or one's own to the texts that T5 reads and writes.
+"""Tests of tasks/examples: official files, the Hub's columns or one's own become the texts that T5 reads and writes.
 
 Hermetic: the files are written here, row by row, in the layout of the official ones, with what makes them hard to read
 (lone quotes, a byte-order mark, no header, lines that go on). The expected texts are T5's: REFERENCE, section 5.
@@ -16,13 +16,12 @@ import torch
 from absl.testing import absltest, parameterized
 from transformers import ByT5Tokenizer
 
-import tasks_t5
 from arguments_t5 import TaskArguments, check_task
 from constants import DATASET_VALS
 from corpora import installed_docs
-from data_t5 import load_tokenizer, train_tokenizer
-from metrics_t5 import METRICS, STATISTICS, check_metrics
-from tasks_t5 import (
+from corpora.tokenizers import load_tokenizer, train_tokenizer
+from tasks import examples
+from tasks.examples import (
     build_tokenize_function,
     check_entry,
     class_label_ids,
@@ -34,6 +33,7 @@ from tasks_t5 import (
     target_text,
     task_metrics,
 )
+from tasks.metrics import METRICS, STATISTICS, check_metrics
 
 GLUE = DATASET_VALS["glue"]
 
@@ -227,7 +227,7 @@ class GlueFilesTest(TestCase):
         expected = {
             (name, split)
             for name, task in GLUE.items()
-            for split in ["train", *eval_splits(task), *tasks_t5.test_splits(task)]
+            for split in ["train", *eval_splits(task), *examples.test_splits(task)]
         }
         self.assertEqual(set(TEXTS), expected - {("ax", "validation")})  # which has neither rows nor labels of its own
         self.assertEqual(
@@ -293,7 +293,7 @@ class HubTest(TestCase):
 
     def load(self, name: str, split: str, **splits):
         data = datasets.DatasetDict({split: datasets.Dataset.from_dict(columns) for split, columns in splits.items()})
-        with mock.patch.object(tasks_t5, "load_dataset_splits", return_value=data) as loader:
+        with mock.patch.object(examples, "load_dataset_splits", return_value=data) as loader:
             rows = load_rows(name, GLUE[name], self.arguments(name), split)
         loader.assert_called_once_with(*GLUE[name]["hub"], f"task {name}, data set")
         return self.texts(name, GLUE[name], rows)
@@ -578,7 +578,7 @@ class PrepareSplitTest(TestCase):
         def refuse(*_, **__):
             raise AssertionError("tokenised again")
 
-        with mock.patch.object(tasks_t5, "build_tokenize_function", lambda *_: refuse):
+        with mock.patch.object(examples, "build_tokenize_function", lambda *_: refuse):
             again, _ = self.prepare()
             self.assertEqual(again.to_list(), first.to_list())
             self.assertEqual(again._fingerprint, first._fingerprint)
@@ -595,7 +595,7 @@ class PrepareSplitTest(TestCase):
                 self.prepare()
 
     def test_a_label_that_no_row_has_is_mentioned(self):
-        with mock.patch.object(tasks_t5, "print_once") as printed:
+        with mock.patch.object(examples, "print_once") as printed:
             self.prepare()
             printed.assert_called_once_with("task rte, train: no row has the label not_entailment")
             printed.reset_mock()

@@ -14,12 +14,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from arguments_t5 import TaskArguments, did_you_mean, print_once
+from arguments_t5 import TaskArguments
+from common.command_line import did_you_mean
+from common.processes import print_once
 from constants import DATASET_VALS
+from corpora.cache import cached
 from corpora.files import data_suffix, open_text, read_rows, read_tsv
-from data_t5 import builtin_corpus, cached, load_dataset_splits, tokenizer_fingerprint
-from metrics_t5 import STATISTICS, format_number_target, score_predictions, token_metrics
+from corpora.hub import load_dataset_splits
+from corpora.tokenizers import tokenizer_fingerprint
+from data_t5 import builtin_corpus
 from model_t5 import IGNORE_INDEX
+from tasks.metrics import STATISTICS, format_number_target, score_predictions, token_metrics
 
 _REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
 _OPTIONAL = (

@@ -1,4 +1,4 @@
-"""Tests of callbacks_t5 and plot_runs: what reaches metrics.jsonl, run.json, the pictures and the screen.
+"""Tests of callbacks, reports, curves and plot_runs: what reaches metrics.jsonl, run.json, the pictures and the screen.
 
 Hermetic: a T5 of 5,000 weights trains for a few steps, everything else runs on made-up states, clocks and folders.
 About 15 s.
@@ -28,25 +28,25 @@ from transformers import (
     TrainerState,
 )
 
-import callbacks_t5
 import plot_runs
-from callbacks_t5 import (
-    LossCurveCallback,
-    MetricsFileCallback,
-    T5ProgressCallback,
-    ThroughputCallback,
-    curve,
-    draw_curves,
+from common import reports
+from common.curves import curve, draw_curves, eval_metrics
+from common.reports import (
     end_summary,
-    eval_metrics,
     human_bytes,
     human_count,
     human_time,
-    install_callbacks,
     read_metrics,
     run_record,
     start_summary,
     write_json,
+)
+from training.callbacks import (
+    LossCurveCallback,
+    MetricsFileCallback,
+    T5ProgressCallback,
+    ThroughputCallback,
+    install_callbacks,
 )
 
 
@@ -448,7 +448,7 @@ class CurvesTest(TestCase):
 
     def test_a_failed_picture_is_only_a_warning(self):
         (self.folder / "metrics.jsonl").write_text('{"step": 1\n{"step": 2, "loss": 1.0}\n')
-        with self.assertLogs("callbacks_t5", "WARNING") as logs:
+        with self.assertLogs("training.callbacks", "WARNING") as logs:
             LossCurveCallback(self.folder).on_train_end(None, make_state(), None)
         self.assertIn("loss.png was not drawn: ValueError", logs.output[0])
 
@@ -484,7 +484,7 @@ class RunRecordTest(TestCase):
         self.assertEqual(record["git"], {"commit": None, "dirty": None})
 
     def test_absent_packages_are_left_out(self):
-        with mock.patch.object(callbacks_t5, "VERSIONS_OF", ("torch", "no-such-package-here")):
+        with mock.patch.object(reports, "VERSIONS_OF", ("torch", "no-such-package-here")):
             self.assertEqual(list(self.record({})["versions"]), ["python", "torch"])
 
     def test_secrets_are_not_written(self):

@@ -1,4 +1,4 @@
-"""Tests of metrics_t5: every metric against its library called here, hand-computed values, and what is refused.
+"""Tests of tasks/metrics: every metric against its library called here, hand-computed values, and what is refused.
 
 Hermetic: the tokenizers, the data and the `evaluate` module are made here; no test needs a network. About 10 s.
 """
@@ -19,9 +19,9 @@ from rouge_score import rouge_scorer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, EvalPrediction, PreTrainedTokenizerFast
 
-import metrics_t5
 from constants import DATASET_VALS
-from metrics_t5 import (
+from tasks import metrics
+from tasks.metrics import (
     METRICS,
     build_compute_metrics,
     check_metrics,
@@ -344,7 +344,7 @@ class CheckMetricsTest(parameterized.TestCase):
         module = mock.Mock()
         module.compute.return_value = {"wer": np.float64(0.25)}
         load = self.enter_context(mock.patch("evaluate.load", return_value=module))
-        self.addCleanup(metrics_t5._load_evaluate.cache_clear)
+        self.addCleanup(metrics._load_evaluate.cache_clear)
         with self.assertRaisesRegex(ValueError, "HF_HUB_OFFLINE is set"):
             check_metrics("my_task", text_task("wer"))
         load.assert_not_called()
@@ -381,7 +381,7 @@ class CheckMetricsTest(parameterized.TestCase):
     def forget_modules(self):
         for name in [name for name in sys.modules if name.split(".")[0] == "evaluate_modules"]:
             del sys.modules[name]
-        metrics_t5._load_evaluate.cache_clear()
+        metrics._load_evaluate.cache_clear()
 
     def test_local_module(self):
         name = self.write_module("string", '{"also": 2, "share_equal": equal, "texts": ["x"]}')
@@ -394,7 +394,7 @@ class CheckMetricsTest(parameterized.TestCase):
 
     def test_local_module_gets_class_indices_and_its_nan_is_reported(self):
         name = self.write_module("int32", '{"value": equal, "broken": float("nan"), "seen": predictions[0]}')
-        with self.assertLogs("metrics_t5", "WARNING") as logs:
+        with self.assertLogs("tasks.metrics", "WARNING") as logs:
             scores = score_predictions(class_task(["no", "yes"], name), ["?", "yes"], ["no", "yes"])
         self.assertEqual(
             scores, {name: 0.5, f"{name}_broken": 0.0, f"{name}_seen": -1.0, "invalid_outputs": 1}

@@ -1,0 +1,226 @@
+"""The one command line of all scripts: `script.py [recipe.yaml] [--flag value ...]`.
+
+A recipe is a YAML file of flags; the command line overrides it. Whatever is unknown, set twice or contradictory is
+refused by name before any long work begins, with exit code 2. `--help` shows our flags and the usual ones of
+transformers' Seq2SeqTrainingArguments, `--help_all` shows every flag.
+"""
+
+import argparse
+import contextlib
+import difflib
+import json
+import os
+import shutil
+import sys
+from dataclasses import field
+from pathlib import Path
+
+import transformers
+import yaml
+from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
+
+from common.processes import is_first_process, print_once
+
+RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
+RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
+
+
+def option(default, help: str):
+    """A dataclass field with its help text; a list is copied for every parse."""
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+# Flags of Seq2SeqTrainingArguments that `--help` shows; the others stand in `--help_all`.
+USUAL_TRAINING_FLAGS = (
+    "output_dir overwrite_output_dir dry_run max_steps num_train_epochs per_device_train_batch_size "
+    "per_device_eval_batch_size gradient_accumulation_steps optim learning_rate lr_scheduler_type warmup_steps "
+    "warmup_start_factor final_learning_rate weight_decay max_grad_norm bf16 torch_compile activation_checkpointing "
+    "seed logging_steps eval_strategy eval_steps save_strategy save_steps save_total_limit load_best_model_at_end "
+    "metric_for_best_model early_stopping_patience predict_with_generate generation_num_beams resume_from_checkpoint "
+    "report_to run_name dataloader_num_workers deepspeed"
+).split()
+
+
+# ---------------------------------------------------------------- parsing
+class T5ArgumentParser(HfArgumentParser):
+    """HfArgumentParser with recipes, near matches for unknown flags, and errors of one line."""
+
+    def __init__(self, dataclass_types, show_all: bool = False, **kwargs):
+        super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, **kwargs)
+        self.usage = "%(prog)s [recipe.yaml] [--flag value ...]"
+        self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")
+        own = {name for c in dataclass_types for name in c.__annotations__}  # of transformers' flags: those redefined
+        shown = {"help", "help_all", *USUAL_TRAINING_FLAGS, *own}
+        for action in self._actions:
+            if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone, although its default is None
+                action.nargs, action.const = "?", True
+            if action.dest == "resume_from_checkpoint":
+                action.nargs, action.const = "?", RESUME_NEWEST
+                action.help = "Go on from this checkpoint folder; without a value from the newest in --output_dir."
+            if not show_all and action.dest not in shown:
+                action.help = argparse.SUPPRESS
+            elif action.help:
+                action.help = " ".join(action.help.replace("%(default)s", "\0").replace("%", "%%").split())
+                action.help = action.help.replace("\0", "%(default)s")
+        self.flags = {o.lstrip("-").replace("-", "_"): a for a in self._actions for o in a.option_strings}
+
+    def error(self, message: str):
+        raise ValueError(message)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """One entry a flag, with its default, and without the spelling with hyphens."""
+
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=34, width=min(120, shutil.get_terminal_size().columns))
+
+    def _format_action_invocation(self, action):
+        return f"--{action.dest}" if action.option_strings else super()._format_action_invocation(action)
+
+    def _get_help_string(self, action):
+        default = " ".join(action.default) if isinstance(action.default, list) else action.default
+        shown = default not in (None, argparse.SUPPRESS, False, "") and "%(default)" not in action.help
+        return action.help + (f" [{default}]" if shown else "")
+
+
+def parse_arguments(dataclass_types, argv: list[str] | None = None, default_recipe: str | None = None, starts_anew=()):
+    """Instances of `dataclass_types` from `[recipe.yaml] [--flag value ...]`; argv defaults to the command line's.
+
+    default_recipe: used, and named in the output, when the user gave no recipe and none of the flags `starts_anew`.
+    Raises ValueError with one line that names the flag or key, the value, and what would be right.
+    """
+    transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
+    argv = list(sys.argv[1:] if argv is None else argv)
+    show_all = bool({"--help_all", "--help-all"} & set(argv))
+    parser = T5ArgumentParser(dataclass_types, show_all=show_all)
+    if show_all:
+        parser.print_help()
+        raise SystemExit(0)
+    if {"-h", "--help"} & set(argv):
+        parser.parse_args(["--help"])
+    recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
+    given = _flags_given(parser, argv)
+    if recipe is None and default_recipe is not None and not given & set(starts_anew):
+        recipe = default_recipe
+        print_once(f"no data and no model were named: using the recipe {os.path.relpath(recipe)}")
+    recipe_argv = _recipe_as_flags(parser, recipe, skip=given) if recipe else []
+    parsed = parser.parse_args_into_dataclasses(
+        recipe_argv + argv, look_for_args_file=False, return_remaining_strings=True
+    )
+    if parsed[-1]:
+        raise ValueError(f"{parsed[-1][0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
+    _refuse_rivals(parsed[:-1], given, "on the command line")
+    _refuse_rivals(parsed[:-1], _flags_given(parser, recipe_argv), f"in the recipe {recipe}")
+    return parsed[: len(dataclass_types)]  # what follows is --help_all
+
+
+def _refuse_rivals(groups, given: set[str], where: str) -> None:
+    """ValueError if two flags that exclude each other stand in the same place; the command line overrules a recipe."""
+    values = {name: value for group in groups for name, value in vars(group).items() if name in given}
+    for pair in RIVALS:
+        if all(values.get(name) not in (None, False, -1, "", "false", "False") for name in pair):
+            one, other = (f"--{name}" if values[name] is True else f"--{name} {values[name]}" for name in pair)
+            raise ValueError(f"{one} and {other} exclude each other: give one of them {where}")
+
+
+def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:
+    """Names of the flags in argv; raises ValueError for an unknown flag (with near matches) or one set twice."""
+    given = []
+    for word in argv:
+        if word.startswith("--"):
+            name = word[2:].split("=")[0].replace("-", "_")
+            given.append(_known(parser, name, f"--{name}"))
+    for name in given:
+        if given.count(name) > 1:
+            raise ValueError(f"--{name} is set twice on the command line")
+    return set(given)
+
+
+def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
+    if name not in parser.flags:
+        near = difflib.get_close_matches(name, parser.flags, n=3, cutoff=0.6)
+        hint = f"did you mean {' or '.join('--' + n for n in near)}?" if near else "see --help_all"
+        raise ValueError(f"{shown}: no such flag; {hint}")
+    return parser.flags[name].dest
+
+
+def _recipe_as_flags(parser: T5ArgumentParser, path: str, skip: set[str]) -> list[str]:
+    """["--key", "value", ...] of a recipe, without the keys that the command line sets itself."""
+    try:
+        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
+    except OSError as error:
+        raise ValueError(
+            f"recipe {path}: {error.strerror} (the first argument must be a YAML file or a flag)"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe {path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(recipe, dict):
+        raise ValueError(f"recipe {path}: must be a mapping of flags to values, such as `max_steps: 1000`")
+    flags = {}
+    for key, value in recipe.items():
+        name = str(key).replace("-", "_")
+        destination = _known(parser, name, f"recipe {path}, key {key}")
+        if destination != name and name == f"no_{destination}":
+            raise ValueError(f"recipe {path}, key {key}: write {destination}: false")
+        if destination in flags:
+            raise ValueError(f"recipe {path}, key {key}: {destination} is set twice")
+        flags[destination] = [] if destination in skip or value is None else _as_flag(destination, value)
+    return [word for words in flags.values() for word in words]
+
+
+def _as_flag(name: str, value) -> list[str]:
+    """("seed", 1) -> ["--seed=1"]; ("train_file", ["a", "b"]) -> ["--train_file", "a", "b"]."""
+    if isinstance(value, list):
+        return [f"--{name}", *map(str, value)]
+    if value is False and name.endswith("strategy"):
+        value = "no"  # which YAML reads as false when it stands without quotes
+    if isinstance(value, dict | bool):
+        value = json.dumps(value)
+    return [f"--{name}={value}"]
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML keeps the last of two equal keys in silence; this one refuses them."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"key {key} is set twice")
+        return super().construct_mapping(node, deep=deep)
+
+
+def check_folder(flag: str, path: str) -> None:
+    """ValueError unless `path` is a folder that can be written, or one that can be made. Makes nothing."""
+    if not path:
+        raise ValueError(f"{flag}: must name a folder")
+    wanted = there = Path(path).expanduser().absolute()
+    while not there.exists() and not there.is_symlink():
+        there = there.parent
+    if not there.is_dir():
+        raise ValueError(f"{flag} {path}: {'is a file' if there == wanted else f'{there} is a file'}, not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"{flag} {path}: no permission to write in {there}")
+
+
+def did_you_mean(value: str, known, most: int = 1) -> str:
+    """("mrcp", ["cola", "mrpc"]) -> " (did you mean mrpc?)"; "" if nothing is near."""
+    near = difflib.get_close_matches(value, known, n=most)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+@contextlib.contextmanager
+def exit_on_user_error():
+    """Turns a ValueError or OSError of the wrapped set-up into one line on stderr and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if os.environ.get("T5_FOUNDRY_TRACEBACK"):
+            raise
+        if is_first_process():
+            text = " ".join(str(error).split()) or type(error).__name__
+            print(f"{Path(sys.argv[0]).name}: error: {text}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None

@@ -1,0 +1,102 @@
+"""Curves of a run's metrics.jsonl, as arrays and as a picture."""
+
+
+# ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
+
+from pathlib import Path
+
+from common.reports import human_count, write_aside
+
+# What an evaluation logs besides its quality metrics ends in one of these.
+NO_METRIC = ("loss", "_runtime", "_per_second", "_time", "gen_len", "invalid_outputs")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito: safe for all eyes
+
+
+def eval_metrics(lines: list[dict]) -> list[str]:
+    """Evaluation metrics in order of appearance, without losses and speeds: ["eval_accuracy", "eval_f1"]."""
+    keys = dict.fromkeys(key for line in lines for key in line)
+    return [key for key in keys if key.startswith("eval_") and not key.endswith(NO_METRIC)]
+
+
+def eval_loss_key(lines: list[dict]) -> str:
+    """Key of the evaluation loss; with several evaluation sets the first one's, such as "eval_matched_loss"."""
+    keys = (key for line in lines for key in line if key.startswith("eval_") and key.endswith("_loss"))
+    return next(keys, "eval_loss")
+
+
+def curve(lines: list[dict], x: str, y: str) -> tuple[list[float], list[float]]:
+    """The points (x, y) of a run by step. Of two values at one step the first counts: the second is often the best
+    checkpoint's, evaluated when training was over."""
+    points = {}
+    for line in lines:
+        if y in line and line.get(x) is not None:
+            points.setdefault(line.get("step", line[x]), (line[x], line[y]))
+    ordered = [points[step] for step in sorted(points)]
+    return [point[0] for point in ordered], [point[1] for point in ordered]
+
+
+def draw_curves(
+    runs: dict[str, list[dict] | list[list[dict]]],
+    path: str | Path,
+    x: str = "step",
+    title: str = "",
+    metric: str | None = None,
+):
+    """Draws training loss (light) and evaluation loss (dots) of each run to the PNG `path`; returns the Figure.
+
+    runs: label -> lines of a metrics.jsonl, or several such lists, which then share a colour (seeds). x: a key of the
+    lines, "step", "seconds" or "epoch". A second panel shows `metric`, or else the first evaluation metric there is.
+    ValueError if a run has no loss with an `x`.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no pyplot: it would keep global state
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter
+
+    groups = {label: seeds if seeds and isinstance(seeds[0], list) else [seeds] for label, seeds in runs.items()}
+    everything = [line for seeds in groups.values() for lines in seeds for line in lines]
+    metric = metric or next(iter(eval_metrics(everything)), None)
+    has_metric = metric is not None and any(metric in line for line in everything)
+    longest = max((line[x] for line in everything if line.get(x) is not None), default=0)
+    unit, unit_name = 1, x
+    if x == "seconds":
+        unit, unit_name = (3600, "hours") if longest > 7200 else (60, "minutes") if longest > 300 else (1, "seconds")
+
+    figure = Figure(figsize=(11.5 if has_metric else 7, 4.3), layout="constrained", dpi=150)
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 2 if has_metric else 1, sharex=True, squeeze=False)[0]
+    training, evaluation = dict(linewidth=1, alpha=0.4), dict(linewidth=1.6, marker="o", markersize=4)
+
+    def plot(panel, lines: list[dict], key: str, **style) -> int:
+        xs, ys = curve(lines, x, key)
+        panel.plot([value / unit for value in xs], ys, markevery=max(1, len(xs) // 25), **style)
+        return len(xs)
+
+    names, evaluated = [], has_metric  # for the legend
+    for number, (label, seeds) in enumerate(groups.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        names.append(Line2D([], [], color=colour, linewidth=2.5, label=label))
+        for lines in seeds:
+            trained = plot(panels[0], lines, "loss", color=colour, **training)
+            evaluations = plot(panels[0], lines, eval_loss_key(lines), color=colour, **evaluation)
+            evaluated = evaluated or evaluations > 0
+            if trained + evaluations == 0:
+                raise ValueError(f"run {label!r} has no losses with a value of {x!r} to draw them against")
+            if has_metric:
+                plot(panels[1], lines, metric, color=colour, **evaluation)
+
+    kinds = [Line2D([], [], color="0.3", label="training", **training)]
+    if evaluated:
+        kinds.append(Line2D([], [], color="0.3", label="evaluation", **evaluation))
+    panels[0].legend(handles=(names if len(names) > 1 else []) + kinds, frameon=False, fontsize=9)
+    for panel, name in zip(panels, ("loss", (metric or "").removeprefix("eval_")), strict=False):
+        panel.set_title(name, loc="left", fontsize=11, fontweight="bold")
+        panel.set_xlabel(unit_name)
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_count(value)))
+        panel.grid(axis="y", color="0.9", linewidth=0.8)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=12)
+    write_aside(Path(path), lambda aside: figure.savefig(aside, format="png"))
+    return figure

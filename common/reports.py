@@ -1,0 +1,198 @@
+"""Numbers for people, JSON files that are never half-written, run.json, and the blocks printed at start and end.
+
+write_json(output_dir / "run.json", run_record(flags, model, 80_128, fingerprints, {"train": 10_000}))
+"""
+
+
+# ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import torch
+
+from common.processes import is_first_process
+
+PROJECT = Path(__file__).resolve().parent.parent
+VERSIONS_OF = ("torch", "transformers", "accelerate", "datasets", "deepspeed")  # recorded in run.json where installed
+SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings never reach run.json
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+SHORT_NAMES = {"learning_rate": "lr", "sequences_per_second": "seq/s", "tokens_per_second": "tok/s"}
+
+
+# ---------------------------------------------------------------- numbers for people
+def human_count(number: float) -> str:
+    """Three significant digits: 999 -> "999", 4_100_000 -> "4.1M", 247_577_856 -> "248M", 999_999 -> "1M"."""
+    value, units = float(f"{number:.3g}"), ["", "K", "M", "B", "T"]
+    while abs(value) >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.10g}{units[0]}"
+
+
+def human_bytes(number: float) -> str:
+    """In powers of 1024: 512 -> "512 B", 1_610_612_736 -> "1.5 GiB"."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(number) >= 1024 and len(units) > 1:
+        number, units = number / 1024, units[1:]
+    return f"{number:.4g} {units[0]}"
+
+
+def human_time(seconds: float) -> str:
+    """The two largest units: 4.25 -> "4.2 s", 425 -> "7 min 05 s", 3725 -> "1 h 02 min", 183_600 -> "2 d 03 h"."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(minutes / 60)
+    return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def short_number(value: object) -> str:
+    """Four significant digits without a needless exponent: 2.34567 -> "2.346", 51234.5 -> "51,234", 2e-5 -> "2e-05"."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+# ---------------------------------------------------------------- files
+def plain_json(value: object) -> object:
+    """`value` as standard JSON can hold it: torch and numpy scalars unpacked, NaN -> "NaN", anything unknown -> str."""
+    if isinstance(value, dict):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain_json(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else json.dumps(value)
+    if value is None or isinstance(value, (str, int)):
+        return value
+    try:
+        return plain_json(value.item())
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # no scalar
+        return str(value)
+
+
+def write_aside(path: Path, write: Callable[[Path], object]) -> None:
+    """Lets `write` fill a file beside `path` and moves it into place, so that a reader never meets half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(aside)
+        aside.replace(path)  # atomic, as os.replace
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, obj: object) -> None:
+    """Writes `obj` as standard JSON (non-finite floats as strings, like metrics.jsonl), whole or not at all."""
+    text = json.dumps(plain_json(obj), indent=2, allow_nan=False) + "\n"
+    write_aside(Path(path), lambda aside: aside.write_text(text, encoding="utf-8"))
+
+
+def with_floats(record: dict) -> dict:
+    """Undoes for a flat record what JSON could not hold: {"loss": "NaN"} -> {"loss": nan}."""
+    return {key: NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
+
+
+def read_metrics(path: str | Path) -> list[dict]:
+    """The lines of a metrics.jsonl, with "NaN", "Infinity" and "-Infinity" turned back into floats.
+
+    A torn last line (the run was killed while writing) is dropped. ValueError for any other line that is not JSON.
+    """
+    lines, records = Path(path).read_text(encoding="utf-8", errors="replace").splitlines(), []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number} is not JSON: {line[:60]!r}") from error
+        records.append(with_floats(record))
+    return records
+
+
+# ---------------------------------------------------------------- run.json and the printed blocks
+def _git(*arguments: str) -> str | None:
+    """What git answers in the project folder; None without git or outside a checkout."""
+    # The ceiling keeps git from finding a repository that merely surrounds an unpacked copy of this project.
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(PROJECT.parent)}
+    command = ["git", "--no-optional-locks", *arguments]
+    try:
+        done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _without_secrets(value: object) -> object:
+    if isinstance(value, dict):
+        names = {key: str(key).lower() for key in value}
+        public = [key for key, name in names.items() if name != "token" and not name.endswith(SECRET_ENDINGS)]
+        return {key: _without_secrets(value[key]) for key in public}
+    return [_without_secrets(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def run_record(arguments: dict, model, tokens_per_step: int, fingerprints: dict, examples: dict) -> dict:
+    """The content of run.json: what is needed to say later which code, data and machine made a model.
+
+    arguments: all flags; those that hold secrets (hub_token, ..., see SECRET_ENDINGS) are left out. examples: rows per
+    split, {"train": 10_000, "validation": 500}. `git` is {"commit": None, "dirty": None} outside a checkout.
+    """
+    versions = {"python": platform.python_version()}
+    for package in VERSIONS_OF:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    commit = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain") if commit else None
+    gpus = torch.cuda.device_count()
+    record = {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "arguments": _without_secrets(arguments),
+        "versions": versions,
+        "git": {"commit": commit, "dirty": None if changes is None else bool(changes)},
+        "hardware": {
+            "cpus": os.cpu_count(),
+            "gpus": gpus,
+            "gpu_name": torch.cuda.get_device_name(0) if gpus else None,
+        },
+        # Tied tensors come once out of parameters(); ZeRO-3 leaves empty shells whose true size is ds_numel.
+        "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
+        "tokens_per_step": tokens_per_step,
+        "fingerprints": fingerprints,
+        "examples": examples,
+    }
+    return plain_json(record)
+
+
+def start_summary(rows: dict[str, object], title: str = "run") -> None:
+    """Prints on rank 0, leaving out rows whose value is None:
+
+    ---- run ----------------------
+    model       mini, 14.2M weights
+    train data  76,000 rows
+    """
+    if not is_first_process():
+        return
+    rows = {str(name): str(value) for name, value in rows.items() if value is not None}
+    width = max(map(len, rows), default=0)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
+    print("\n".join([f"---- {title} ".ljust(max(map(len, [*lines, title])), "-"), *lines, ""]), flush=True)
+
+
+def end_summary(rows: dict[str, object], title: str = "done", seconds: float | None = None) -> None:
+    """As start_summary, with the time the run took as the last row."""
+    start_summary(rows | {"time": None if seconds is None else human_time(seconds)}, title)

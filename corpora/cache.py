@@ -1,0 +1,63 @@
+"""Folders that are made once, appear whole and are checked at every use."""
+
+import contextlib
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from common.processes import is_first_process, print_once
+from training.manifests import difference, write_manifest
+
+
+def cached(cache: Path, name: str, key: str, build, overwrite: bool = False) -> Path:
+    """The folder `<cache>/<name>-<key>`, made by `build(folder)` if it is missing, half there or damaged.
+
+    It is built aside and appears by one rename, with a manifest against which it is checked at every use. Processes
+    that build the same at once each end with a whole folder: the first one's, which the others find and take.
+    """
+    final = cache / f"{name}-{key[:24]}"
+    overwrite = overwrite and is_first_process()  # the other processes take what the first one made
+    if final.exists() and not overwrite:
+        damage = difference(final)
+        if damage is None:
+            return final
+        print_once(f"{final} is damaged ({damage}) and is made again")
+    cache.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(cache, name)
+    aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
+    try:
+        build(aside)
+        write_manifest(aside)
+        _put_in_place(aside, final, overwrite)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return final
+
+
+def _remove_abandoned(cache: Path, name: str) -> None:
+    """Deletes what killed processes left half-built, a day after the last of its files was written."""
+    for aside in cache.glob(f".{name}-*"):
+        with contextlib.suppress(OSError):  # its owner is just finishing it
+            written = max(path.stat().st_mtime for path in (aside, *aside.rglob("*")))
+            if re.fullmatch(r"[a-z0-9_]{8}", aside.name.removeprefix(f".{name}-")) and time.time() - written > 86_400:
+                shutil.rmtree(aside)
+
+
+def _put_in_place(aside: Path, final: Path, overwrite: bool) -> None:
+    """Renames `aside` to `final`, unless another process has put the same there meanwhile; damaged ones give way."""
+    for attempt in range(10):  # of several processes that replace a damaged folder, one is the first
+        try:
+            aside.rename(final)
+            return
+        except OSError:
+            if not final.exists() and attempt == 9:
+                raise
+        if final.exists() and not overwrite and difference(final) is None:
+            return
+        grave = Path(tempfile.mkdtemp(prefix=".replaced-", dir=final.parent))
+        with contextlib.suppress(FileNotFoundError):
+            final.rename(grave / "old")
+        shutil.rmtree(grave, ignore_errors=True)
+    raise OSError(f"{final}: other processes keep replacing it")

@@ -1,0 +1,45 @@
+"""The Hugging Face Hub and saved `datasets` folders, without waiting for a network that is not there."""
+
+import os
+from pathlib import Path
+
+from common.processes import answers
+
+
+def load_dataset_splits(name: str, config: str | None, flag: str):
+    """A `datasets.DatasetDict` of a saved folder or a Hub name. ValueError with the reason if there is none."""
+    import datasets
+
+    do_not_wait_for_the_hub(name)
+    try:
+        if (Path(name) / "dataset_dict.json").is_file() or (Path(name) / "state.json").is_file():
+            loaded = datasets.load_from_disk(name)
+            return loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
+        return datasets.load_dataset(name, config)
+    except (OSError, ValueError, RuntimeError) as error:
+        hint = "" if hub_is_reachable() else "; the Hub cannot be reached from here: give local files instead"
+        reason = first_line(error)
+        raise ValueError(f"{flag} {name}: neither a saved data set nor one on the Hub ({reason}){hint}") from None
+
+
+def do_not_wait_for_the_hub(name: str) -> None:
+    """Lets Hugging Face's libraries answer from their caches alone if `name` is no path and the Hub is out of reach.
+
+    They would ask again and again for 20 to 50 seconds. They read the variables once, so both places are set.
+    """
+    if not Path(name).exists() and not hub_is_reachable():
+        import huggingface_hub.constants
+
+        os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
+
+
+def hub_is_reachable() -> bool:
+    """Whether the Hugging Face Hub answers."""
+    from huggingface_hub import constants
+
+    return answers(constants.ENDPOINT)
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,150 @@
+"""Tokenizers: trained with SentencePiece, loaded, fingerprinted, and the plain encoding of a corpus."""
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from constants import NUM_SENTINELS
+from corpora.hub import do_not_wait_for_the_hub, first_line
+
+TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece leaves longer lines out, so they are cut
+
+
+def train_tokenizer(
+    documents: Iterable[str],
+    output_dir: Path,
+    vocab_size: int,
+    byte_fallback: bool = False,
+    normalization: str = "nmt_nfkc",
+    character_coverage: float = 0.9995,
+    max_sentences: int = 1_000_000,
+) -> None:
+    """Trains a SentencePiece unigram model on `documents` and writes it as a T5 tokenizer folder.
+
+    vocab_size counts everything: <pad> 0, </s> 1, <unk> 2, the words, and 100 sentinels at the end (<extra_id_0> last,
+    as in T5's own vocabulary). Letters are not lower-cased. Raises ValueError when the text is too small for the size.
+    """
+    import sentencepiece
+    from transformers import T5Tokenizer
+
+    output_dir.mkdir(parents=True, exist_ok=True)
+    lines = (line for document in documents for line in document.split("\n") if line.strip())
+    lines = (part for line in lines for part in _parts_of(line))
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=lines,
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size - NUM_SENTINELS,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            byte_fallback=byte_fallback,
+            normalization_rule_name=normalization,
+            character_coverage=character_coverage,
+            input_sentence_size=max_sentences,
+            shuffle_input_sentence=True,
+            max_sentence_length=TOKENIZER_SENTENCE,
+            num_threads=16,  # not the machine's number of cores: its sums, and so its words, depend on it
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        if "sentences_.empty()" in str(error):
+            raise ValueError("there is no text to train a tokenizer on") from None
+        most = re.search(r"set it to a value <= (\d+)", str(error))
+        letters = re.search(r"required_chars. \d+ vs (\d+)", str(error))
+        reason = f"it is enough for {int(most[1]) + NUM_SENTINELS} words" if most else str(error).split("] ")[-1]
+        if letters:
+            reason = f"its letters alone take {int(letters[1]) + NUM_SENTINELS}"
+        raise ValueError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
+    (output_dir / "spiece.model").write_bytes(model.getvalue())
+    tokenizer = T5Tokenizer.from_pretrained(str(output_dir), extra_ids=NUM_SENTINELS)
+    (_with_byte_fallback(tokenizer) if byte_fallback else tokenizer).save_pretrained(str(output_dir))
+
+
+def _parts_of(line: str) -> Iterator[str]:
+    if len(line) * 4 <= TOKENIZER_SENTENCE or len(line.encode()) <= TOKENIZER_SENTENCE:
+        return iter([line])
+    return cut_at_spaces(line, TOKENIZER_SENTENCE // 4)  # a character has at most four bytes
+
+
+def _with_byte_fallback(tokenizer):
+    """The same tokenizer with bytes for unknown letters, which transformers' class T5Tokenizer always switches off."""
+    from transformers import PreTrainedTokenizerFast
+
+    backend = tokenizer.backend_tokenizer
+    content = json.loads(backend.to_str())
+    content["model"]["byte_fallback"] = True
+    space = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    content["decoder"] = {"type": "Sequence", "decoders": [space, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]}
+    special = {name: getattr(tokenizer, name) for name in ("pad_token", "eos_token", "unk_token")}
+    return PreTrainedTokenizerFast(tokenizer_object=type(backend).from_str(json.dumps(content)), **special)
+
+
+def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):
+    """A tokenizer folder or Hub name. ValueError naming the flag if there is none."""
+    from transformers import AutoTokenizer
+
+    do_not_wait_for_the_hub(name_or_path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{flag} {name_or_path}: no tokenizer there ({first_line(error)})") from None
+    except Exception as error:  # the tokenizers library raises nothing more specific for a damaged file
+        raise ValueError(f"{flag} {name_or_path}: the tokenizer cannot be read ({first_line(error)})") from None
+    for name in ("eos_token", "pad_token"):
+        if getattr(tokenizer, name) is None:
+            raise ValueError(f"{flag} {name_or_path}: a {type(tokenizer).__name__} without {name}, which T5 needs: "
+                             "use one of the T5 family, or train one with create_tokenizer.py")  # fmt: skip
+    return tokenizer
+
+
+def tokenizer_fingerprint(tokenizer) -> str:
+    """SHA-256 of what a tokenizer does (vocabulary, normalisation, special tokens), whatever its folder's name."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
+    content = content | {"truncation": None, "padding": None}  # left there by whoever called it last
+    described = f"{json.dumps(content, sort_keys=True)} {tokenizer.eos_token_id} {type(tokenizer).__name__}"
+    return hashlib.sha256(described.encode()).hexdigest()
+
+
+def cut_at_spaces(text: str, longest: int) -> Iterator[str]:
+    """Parts of at most `longest` characters: ("one two three", 8) -> "one two", "three". A part is cut within a word
+    only where there is no space."""
+    start = 0
+    while len(text) - start > longest:
+        end = text.rfind(" ", start + 1, start + longest + 1)
+        end = start + longest if end == -1 else end
+        yield text[start:end]
+        start = end + (text[end] == " ")
+    yield text[start:]
+
+
+def plain_encoder(tokenizer) -> Callable[[list[str]], list[list[int]]]:
+    """texts -> token ids, uncut and without EOS; "<extra_id_0>" or "</s>" in a text is read as plain characters.
+
+    T5's sentinels are words of the unigram model too, at a score that always wins. So a copy of the tokenizer does the
+    work in which the special tokens keep their ids and have names that occur in no text, as sentencepiece has it.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # tokenizers in Python, such as ByT5's
+        return lambda texts: tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    content = json.loads(backend.to_str()) | {"post_processor": None}
+    content |= {"truncation": None, "padding": None}  # left there by whoever called it last
+    model, special = content["model"], [token for token in content["added_tokens"] if token["special"]]
+    unseen = {token["content"]: f"\uffff{token['content']}\uffff" for token in special}  # U+FFFF is no character
+    for token in special:
+        token["content"] = unseen[token["content"]]
+    if isinstance(model["vocab"], list):  # [[word, score], ...], the id being the place
+        model["vocab"] = [[unseen.get(word, word), score] for word, score in model["vocab"]]
+    else:
+        model["vocab"] = {unseen.get(word, word): number for word, number in model["vocab"].items()}
+        model["unk_token"] = unseen.get(model.get("unk_token"), model.get("unk_token"))
+    plain = type(backend).from_str(json.dumps(content))
+    return lambda texts: [encoding.ids for encoding in plain.encode_batch_fast(texts, add_special_tokens=False)]

@@ -1,0 +1,1 @@
+"""The tasks of DATASET_VALS: their data, texts and metrics."""

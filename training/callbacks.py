@@ -1,0 +1,241 @@
+"""What a run tells the world while it goes: metrics.jsonl, loss.png, throughput, the progress bar.
+
+    throughput = ThroughputCallback(sequences_per_step=128, tokens_per_step=80_128)
+    files = [MetricsFileCallback(output_dir), LossCurveCallback(output_dir)]
+    install_callbacks(trainer, [throughput, *files, T5ProgressCallback()])
+
+Files and bars are rank 0's; the fields of ThroughputCallback are added to the logs of every rank.
+"""
+
+# ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
+
+
+# ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+from transformers import DefaultFlowCallback, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.trainer_utils import has_length
+
+from common.curves import draw_curves
+from common.reports import SHORT_NAMES, human_time, plain_json, read_metrics, short_number, write_aside
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsFileCallback(TrainerCallback):
+    """Appends every log of a training run to `<output_dir>/metrics.jsonl`, one JSON object a line.
+
+        {"step": 50, "epoch": 0.5, "loss": 2.31, "grad_norm": 0.8, "learning_rate": 0.01, "seconds": 12.4}
+        {"step": 50, "epoch": 0.5, "eval_loss": 2.25, "eval_accuracy": 0.61, ..., "seconds": 13.9}
+
+    `seconds` counts from the start of the run and goes on counting after a resume. JSON has no NaN, so non-finite
+    floats are written as the strings "NaN", "Infinity" and "-Infinity". A resumed run (global_step > 0) first removes
+    what it will write again (the lines after its step, and all from the closing "train_loss" on) and a torn last line;
+    a fresh run starts a new file. Nothing is written before training begins, so that an evaluation alone never touches
+    the curve of the run before it.
+    """
+
+    def __init__(self, output_dir: str | Path):
+        self.path = Path(output_dir) / "metrics.jsonl"
+        self.zero_time = None  # perf_counter at second 0 of the run
+
+    def on_train_begin(self, args, state, control, **_):
+        if not state.is_world_process_zero:
+            return
+        kept = []
+        if state.global_step > 0 and self.path.exists():
+            lines = read_metrics(self.path)
+            closing = next((i for i, line in enumerate(lines) if "train_loss" in line), len(lines))
+            kept = [line for line in lines[:closing] if line.get("step", 0) <= state.global_step]
+        self.zero_time = time.perf_counter() - max((line.get("seconds", 0) for line in kept), default=0)
+        text = "".join(self._line(line) for line in kept)
+        write_aside(self.path, lambda aside: aside.write_text(text, encoding="utf-8"))
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if not state.is_world_process_zero or self.zero_time is None or not logs:
+            return
+        seconds = round(time.perf_counter() - self.zero_time, 3)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(self._line({"step": state.global_step, "epoch": state.epoch} | logs | {"seconds": seconds}))
+
+    @staticmethod
+    def _line(record: dict) -> str:
+        return json.dumps(plain_json(record), allow_nan=False) + "\n"
+
+
+# ---------------------------------------------------------------- speed
+class ThroughputCallback(TrainerCallback):
+    """Adds sequences_per_second, tokens_per_second, mfu and peak_memory_gib to the training logs (those with "loss").
+
+    A stopwatch runs from the first step to each log and stands still from the last step before an evaluation or a save
+    to the first step after it. Waiting for data counts; the first log includes warm-up and compilation.
+
+    sequences_per_step, tokens_per_step: per optimizer step, over all ranks and accumulation steps (a short last batch
+    is counted as full). flops_per_sequence: of the model, forward and backward. peak_flops: FLOP/s of all devices
+    together. peak_memory_gib: see peak_memory_bytes.
+    """
+
+    def __init__(
+        self,
+        sequences_per_step: int,
+        tokens_per_step: int | None,
+        flops_per_sequence: float | None = None,
+        peak_flops: float | None = None,
+    ):
+        self.sequences_per_step, self.tokens_per_step = sequences_per_step, tokens_per_step
+        self.flops_per_sequence, self.peak_flops = flops_per_sequence, peak_flops
+
+    def on_train_begin(self, args, state, control, **_):
+        self.seconds, self.logged_step = 0.0, state.global_step  # seconds of training since the log at logged_step
+        self.running_since = self.last_end = None
+
+    def on_step_begin(self, args, state, control, **_):
+        if self.running_since is None:
+            self.running_since = self.last_end = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **_):
+        # The GPU may still be working on this step: do not let the evaluation be charged for it.
+        if torch.cuda.is_available() and (control.should_evaluate or control.should_save):
+            torch.cuda.synchronize()
+        self.last_end = time.perf_counter()
+
+    def on_evaluate(self, args, state, control, **_):
+        if getattr(self, "running_since", None) is not None:
+            self.seconds += self.last_end - self.running_since
+            self.running_since = None
+
+    on_save = on_predict = on_evaluate
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if not logs or "loss" not in logs:
+            return
+        if self.running_since is not None:  # Trainer has just read the loss, so the GPU is done with the step
+            self.last_end = time.perf_counter()
+            self.seconds += self.last_end - self.running_since
+            self.running_since = self.last_end
+        steps = state.global_step - self.logged_step
+        if steps > 0 and self.seconds > 0:
+            logs["sequences_per_second"] = steps * self.sequences_per_step / self.seconds
+            if self.tokens_per_step:  # None where lengths differ from batch to batch
+                logs["tokens_per_second"] = steps * self.tokens_per_step / self.seconds
+            if self.flops_per_sequence and self.peak_flops:
+                logs["mfu"] = logs["sequences_per_second"] * self.flops_per_sequence / self.peak_flops
+        logs["peak_memory_gib"] = peak_memory_bytes() / 2**30
+        self.seconds, self.logged_step = 0.0, state.global_step
+
+
+def peak_memory_bytes() -> int:
+    """The most memory PyTorch had allocated on this rank's GPU; without a GPU, the largest RSS of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+# ---------------------------------------------------------------- progress
+class T5ProgressCallback(TrainerCallback):
+    """Progress of training and of each evaluation on rank 0, and one readable line a log:
+
+        step 200/1,000  epoch 0.4  loss 2.314  grad_norm 0.81  lr 0.008  seq/s 51.2  left 3 min 10 s
+
+    With `--disable_tqdm true` there are no bars, only the lines, so that the log of a cluster job stays readable.
+    """
+
+    def __init__(self):
+        self.bar = self.eval_bar = self.began = None
+        self.latest = {}  # of the postfix
+
+    def on_train_begin(self, args, state, control, **_):
+        self.began, self.began_step, self.latest = time.perf_counter(), state.global_step, {}
+        if state.is_world_process_zero and not args.disable_tqdm:
+            # `initial`: the steps of the run that is resumed must not count in the rate
+            options = dict(total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True)
+            self.bar = tqdm(desc="training", **options)
+
+    def on_step_end(self, args, state, control, **_):
+        if self.bar is not None:
+            self.bar.update(state.global_step - self.bar.n)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **_):
+        if not state.is_world_process_zero or args.disable_tqdm:
+            return
+        if self.eval_bar is None:
+            total = len(eval_dataloader) if has_length(eval_dataloader) else None
+            self.eval_bar = tqdm(desc="evaluation", total=total, unit="batch", leave=False, dynamic_ncols=True)
+        self.eval_bar.update(1)
+
+    def on_evaluate(self, args, state, control, **_):
+        if self.eval_bar is not None:
+            self.eval_bar.close()
+        self.eval_bar = None
+
+    on_predict = on_evaluate
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if not state.is_world_process_zero or not logs:
+            return
+        parts = [f"step {state.global_step:,}/{state.max_steps:,}"] if state.max_steps > 0 else []
+        parts += [
+            f"{SHORT_NAMES.get(key, key)} {short_number(value)}" for key, value in logs.items() if key != "total_flos"
+        ]
+        if "loss" in logs and self.began is not None and state.global_step > self.began_step:
+            rate = (time.perf_counter() - self.began) / (state.global_step - self.began_step)
+            parts.append(f"left {human_time(rate * (state.max_steps - state.global_step))}")
+        if args.disable_tqdm:
+            print("  ".join(parts), flush=True)
+            return
+        tqdm.write("  ".join(parts))
+        if self.bar is not None:
+            shown = ("loss", "learning_rate", "sequences_per_second", "eval_loss")
+            self.latest |= {SHORT_NAMES.get(key, key): short_number(logs[key]) for key in shown if key in logs}
+            self.bar.set_postfix_str(" ".join(f"{key}={value}" for key, value in self.latest.items()))
+
+    def on_train_end(self, args, state, control, **_):
+        if self.bar is not None:
+            self.bar.close()
+        self.bar = None
+
+
+def install_callbacks(trainer, callbacks: list[TrainerCallback]) -> None:
+    """Adds `callbacks` to `trainer` in the order they need.
+
+    Trainer puts W&B's callback before those of the user, so that fields added to the logs later never reach it. A
+    ThroughputCallback therefore goes right behind DefaultFlowCallback, whose decision to evaluate or save it reads. If
+    a T5ProgressCallback is given, Trainer's own progress bar and printer go.
+    """
+    for callback in callbacks:
+        if isinstance(callback, T5ProgressCallback):
+            trainer.remove_callback(ProgressCallback)
+            trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(callback)
+    first = (DefaultFlowCallback, ThroughputCallback)
+    order = trainer.callback_handler.callbacks  # add_callback only appends
+    order.sort(key=lambda callback: [not isinstance(callback, kind) for kind in first])
+
+
+class LossCurveCallback(TrainerCallback):
+    """Redraws `<output_dir>/loss.png` from metrics.jsonl at every save and at the end. A picture that fails is only a
+    warning: it must not end a long run."""
+
+    def __init__(self, output_dir: str | Path):
+        self.output_dir = Path(output_dir)
+
+    def on_save(self, args, state, control, **_):
+        if not state.is_world_process_zero:
+            return
+        try:
+            lines = read_metrics(self.output_dir / "metrics.jsonl")
+            if any("loss" in line for line in lines):  # a save may come before the first log
+                draw_curves({self.output_dir.name: lines}, self.output_dir / "loss.png", title=self.output_dir.name)
+        except Exception as error:
+            logger.warning("loss.png was not drawn: %s: %s", type(error).__name__, error)
+
+    on_train_end = on_save
