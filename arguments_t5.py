@@ -19,7 +19,7 @@ from common.command_line import check_folder, did_you_mean, option
 from common.processes import has_accelerator, print_once
 from constants import BUILTIN_CORPUS, DATASET_VALS, DEFAULT_LEARNING_RATES, DENOISERS, MODEL_SHAPES
 from corpora.files import COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIXES, check_file, data_suffix, expand_files
-from training.optimizers import NEEDS_WHOLE_TENSORS, OPTIMIZERS
+from training.optimizers import NEEDS_WHOLE_TENSORS, NOT_UNDER_FSDP, OPTIMIZERS
 
 # Least values of transformers' flags where it checks none itself.
 LEAST = dict(
@@ -354,6 +354,8 @@ def check_training(args: T5TrainingArguments, stage: str) -> None:
                              "use --optim adamw_torch with --deepspeed")  # fmt: skip
         args.optim = "adamw_torch"
         print_once(f"--deepspeed: the default optimizer {default} needs whole tensors; using --optim adamw_torch")
+    if wants_fsdp(args):
+        _check_fsdp(args)
     if args.learning_rate is None:
         args.learning_rate = DEFAULT_LEARNING_RATES[stage][args.optim]
     for name, least in LEAST.items():
@@ -376,6 +378,29 @@ def check_training(args: T5TrainingArguments, stage: str) -> None:
             raise ValueError(f"--early_stopping_patience {args.early_stopping_patience}: must be at least 1 evaluation")
         if not (args.load_best_model_at_end and args.metric_for_best_model):
             raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
+
+
+def wants_fsdp(args: T5TrainingArguments) -> bool:
+    """Whether `--fsdp`, or the configuration of `accelerate launch`, asks for fully sharded data parallelism."""
+    return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def _check_fsdp(args: T5TrainingArguments) -> None:
+    if args.deepspeed:
+        raise ValueError("--fsdp and --deepspeed exclude each other: both shard the model")
+    if args.world_size <= 1:
+        raise ValueError("--fsdp shards a model over several processes, and this is the only one: start them with "
+                         "accelerate launch or torchrun")  # fmt: skip
+    if args.optim in NOT_UNDER_FSDP:
+        raise ValueError(f"--optim {args.optim}: cannot work on FSDP's slices; use --optim adamw_rms_scaled")
+    config = args.fsdp_config or {}
+    version = str(config.get("version", os.environ.get("FSDP_VERSION", "2")))
+    if version != "2":
+        raise ValueError(f"FSDP version {version}: must be 2 (launch/fsdp2.yaml is a configuration that works)")
+    kind = str(config.get("state_dict_type", os.environ.get("FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")))
+    if kind != "FULL_STATE_DICT":
+        raise ValueError(f"FSDP's state_dict_type {kind}: must be FULL_STATE_DICT, which is saved as an ordinary "
+                         "Hugging Face folder")  # fmt: skip
 
 
 def check_best_metric(name: str | None, known: list[str]) -> None:

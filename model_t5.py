@@ -202,6 +202,16 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int) -> None:
         )
 
 
+def use_one_embedding_module(model: PreTrainedModel) -> None:
+    """Makes encoder and decoder look words up in `shared` itself instead of in modules of their own with its tensor.
+
+    FSDP2 takes a tensor from one module only. The names in state dicts, and what is saved, stay as they are.
+    """
+    for stack in (model.encoder, model.decoder):
+        if stack.embed_tokens.weight is model.shared.weight:
+            stack.embed_tokens = model.shared
+
+
 # ---------------------------------------------------------------- loss
 def token_mean_loss(
     outputs, labels: torch.Tensor, num_items_in_batch=None, label_smoothing: float = 0.0

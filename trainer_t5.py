@@ -23,11 +23,12 @@ from transformers.trainer import TRAINER_STATE_NAME
 from common.processes import is_first_process, print_once
 from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset, EpochSampler
-from model_t5 import IGNORE_INDEX, shift_right, token_mean_loss
+from model_t5 import IGNORE_INDEX, shift_right, token_mean_loss, use_one_embedding_module
 from tasks.metrics import STATISTICS
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from training.preemption import PreemptionCallback, exit_preempted, outlive_signals
+from training.sharding import load_sharded_weights, save_sharded_optimizer
 
 
 class _ResumeCallback(TrainerCallback):
@@ -59,6 +60,8 @@ class T5Trainer(Seq2SeqTrainer):
             training_args.ddp_find_unused_parameters = False  # T5 has none: a search at every step would be wasted
         if getattr(training_args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(training_args.hf_deepspeed_config)
+        if kwargs.get("model") is not None:
+            use_one_embedding_module(kwargs["model"])
         super().__init__(
             *args,
             compute_loss_func=partial(token_mean_loss, label_smoothing=training_args.label_smoothing_factor),
@@ -88,6 +91,24 @@ class T5Trainer(Seq2SeqTrainer):
         """As Trainer's. Ends the process with exit code 75 when a signal or the time limit stopped the training."""
         self._resumed_from = resume_from_checkpoint
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _save_optimizer_and_scheduler(self, output_dir):
+        if self.is_fsdp_enabled:
+            save_sharded_optimizer(self, Path(output_dir))
+        else:
+            super()._save_optimizer_and_scheduler(output_dir)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        if self.is_fsdp_enabled:
+            load_sharded_weights(self.model, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self):
+        if self.is_fsdp_enabled:
+            load_sharded_weights(self.model, Path(self.state.best_model_checkpoint))
+        else:
+            super()._load_best_model()
 
     def _finalize_training(self, *args, **kwargs):
         """As Trainer's; but a run that was asked to stop is not over: no closing line, no best model to load, and above
@@ -153,7 +174,7 @@ class T5Trainer(Seq2SeqTrainer):
             full = error
         finally:
             self._is_saving = False
-        if self._any_rank(full is not None):
+        if self.any_rank(full is not None):
             shutil.rmtree(output_dir / SAVING, ignore_errors=True)
             print_once(
                 f"step {self.state.global_step:,}: no room for a checkpoint in {output_dir} "
@@ -215,7 +236,7 @@ class T5Trainer(Seq2SeqTrainer):
             state_dict = {n: tensor for n, tensor in state_dict.items() if n not in self.model.all_tied_weights_keys}
         super()._save(output_dir, state_dict)
 
-    def _any_rank(self, flag: bool) -> bool:
+    def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
         if self.args.world_size <= 1:
             return flag

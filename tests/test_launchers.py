@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torture
 from absl.testing import absltest, parameterized
+from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
 from training.checkpoints import checkpoints_of, damage
@@ -25,11 +26,18 @@ from training.preemption import PREEMPTED_EXIT_CODE
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-SHARDING = {"ddp": [], "zero2": ["zero_stage2_config.json"], "zero3": ["zero_stage3_config.json"]}
+SHARDING = {"ddp": [], "zero2": ["zero_stage2_config.json"], "zero3": ["zero_stage3_config.json"], "fsdp2": []}
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
-CELLS = [(launcher, way, script) for launcher in LAUNCHERS for way in SHARDING for script in torture.SCRIPTS]
+# accelerate's own FSDP2 over gloo, through tests/fsdp2_on_cpu.py; `deepspeed` starts processes as torchrun does.
+CELLS = [
+    (launcher, way, script)
+    for launcher in LAUNCHERS
+    for way in SHARDING
+    for script in torture.SCRIPTS
+    if (launcher, way) != ("deepspeed", "fsdp2")
+]
 COVER = [("accelerate", "ddp", "fine_tune"), ("torchrun", "ddp", "pre_train"), ("deepspeed", "zero2", "fine_tune"),
-         ("deepspeed", "zero3", "pre_train")]  # fmt: skip
+         ("deepspeed", "zero3", "pre_train"), ("torchrun", "fsdp2", "fine_tune")]  # fmt: skip
 
 
 def launcher_command(name: str) -> list[str]:
@@ -80,7 +88,11 @@ class LauncherTest(parameterized.TestCase):
     def launch(self, launcher: str, way: str, script: str, out: Path, *more: str) -> str:
         sharding = [word for name in SHARDING[way] for word in ("--deepspeed", str(ROOT / name))]
         argv = [*self.flags(script, 2), "--output_dir", str(out), *sharding, *more]
-        command = [*map(str, launcher_command(launcher)), str(ROOT / f"{script}_t5.py"), *argv]
+        if way == "fsdp2":
+            started = [str(ROOT / "tests" / "fsdp2_on_cpu.py"), script, *argv, "--fsdp"]
+        else:
+            started = [str(ROOT / f"{script}_t5.py"), *argv]
+        command = [*map(str, launcher_command(launcher)), *started]
         environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
         self.assertEqual(done.returncode, 0, done.stdout[-1000:] + done.stderr[-3000:])
@@ -107,6 +119,8 @@ class LauncherTest(parameterized.TestCase):
         alone, out = self.one_process(script), self.folder / f"{launcher}_{way}_{script}"
         printed = self.launch(launcher, way, script, out)
         self.assertEqual(printed.count("-- done --"), 1, "rank 0 alone reports")
+        shown = {"ddp": "none, 2 whole copies", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
+        self.assertRegex(printed, rf"sharding +{shown[way]}")
         self.assert_same_run(out, alone, "trained")
         for checkpoint in checkpoints_of(out):
             self.assertIsNone(damage(checkpoint))
@@ -117,6 +131,46 @@ class LauncherTest(parameterized.TestCase):
         resumed = self.launch(launcher, way, script, out, "--resume_from_checkpoint", str(first))
         self.assertEqual(resumed.count("-- done --"), 1)
         self.assert_same_run(out, alone, "resumed")
+
+    def test_fsdp_that_is_not_in_force_is_said(self):
+        config = ["--config_file", str(ROOT / "launch" / "fsdp2.yaml"), "--num_processes", "2", "--main_process_port"]
+        argv = [*self.flags("pre_train", 2), "--output_dir", str(self.folder / "said"), "--dry_run"]
+        command = [BIN / "accelerate", "launch", *config, launcher_command("torchrun")[-1], ROOT / "pre_train_t5.py"]
+        done = subprocess.run(
+            [*map(str, command), *argv],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+        self.assertEqual(done.stdout.count("FSDP was asked for and is not in force"), 1)
+        self.assertRegex(done.stdout, "sharding +none, 2 whole copies")
+
+    def test_two_nodes_by_the_multi_node_configuration(self):
+        out, port = self.folder / "two_nodes", launcher_command("torchrun")[-1]
+        alone = self.one_process("pre_train")
+        config = ["--config_file", str(ROOT / "launch" / "multi_node.yaml"), "--num_machines", "2", "--num_processes"]
+        argv = [str(ROOT / "pre_train_t5.py"), *self.flags("pre_train", 2), "--output_dir", str(out)]
+        logs = [self.folder / f"node_{rank}.log" for rank in range(2)]
+        nodes = []
+        for rank, log in enumerate(logs):
+            place = ["2", "--machine_rank", str(rank), "--main_process_port", port]
+            command = [str(BIN / "accelerate"), "launch", *config, *place, *argv]
+            with log.open("w") as file:
+                node = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=file, stderr=file)
+            self.addCleanup(node.kill)
+            nodes.append(node)
+        for node, log in zip(nodes, logs, strict=True):
+            self.assertEqual(node.wait(200), 0, log.read_text()[-2000:])
+        self.assert_same_run(out, alone, "two nodes")
+
+    @parameterized.parameters(*sorted(path.name for path in (ROOT / "launch").glob("*.yaml")))
+    def test_configurations_are_accelerates(self, name):
+        config = load_config_from_file(str(ROOT / "launch" / name))
+        self.assertEqual(config.num_machines, 2 if "multi_node" in name else 1)
+        self.assertEqual(config.distributed_type, "FSDP" if "fsdp2" in name else "MULTI_GPU")
+        self.assertEqual((config.fsdp_config or {}).get("fsdp_version"), 2 if "fsdp2" in name else None)
 
     def test_a_rank_that_dies_takes_the_run_down_with_its_own_error(self):
         out, began = self.folder / "dies", time.monotonic()

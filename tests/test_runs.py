@@ -6,8 +6,11 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import torch
 import torture
 from absl.testing import absltest, parameterized
+from safetensors.torch import load_file
+from transformers import T5ForConditionalGeneration
 
 import pre_train_t5
 from training import runs
@@ -48,6 +51,47 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertRegex(out, r"disk +[0-9.]+ .* free")
         self.assertIn("--dry_run: nothing was trained or written", out)
         self.assertEmpty(self.files())
+
+    def run_with_room_for(self, sequences: int, *flags: str) -> tuple[int, str, str]:
+        """A run in whose memory a forward pass of more than so many sequences does not fit."""
+        forward = T5ForConditionalGeneration.forward
+
+        def cramped(model, input_ids, **inputs):
+            if model.training and len(input_ids) > sequences:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+            return forward(model, input_ids, **inputs)
+
+        self.argv = torture.changed(self.argv, *self.batch(6, 2))
+        with mock.patch.object(T5ForConditionalGeneration, "forward", cramped):
+            return self.run_script(*flags)
+
+    def batch(self, size: int, accumulated: int) -> list[str]:
+        return ["--per_device_train_batch_size", str(size), "--gradient_accumulation_steps", str(accumulated)]
+
+    def test_auto_find_batch_size_keeps_the_global_batch(self):
+        self.argv, plain = torture.changed(self.argv, "--dropout_rate", "0.1"), self.out.parent / "plain"
+        code, out, err = self.run_with_room_for(3, "--auto_find_batch_size")
+        self.assertEqual(code, 0, err)
+        self.assertIn("--auto_find_batch_size: 3 x 4 accumulated instead of 6 x 2", out)
+        self.assertRegex(out, r"batch +12 sequences a step \(3 x 4 accumulated x 1 processes\)")
+        found = load_file(self.out / "model.safetensors")
+        self.out = plain  # the search has left no trace in weights and random numbers
+        self.argv = torture.changed(self.argv, *self.batch(3, 4))
+        self.assertEqual(self.run_script()[0], 0)
+        for name, tensor in load_file(plain / "model.safetensors").items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+
+    def test_auto_find_batch_size_that_finds_none(self):
+        code, _, err = self.run_with_room_for(0, "--auto_find_batch_size")
+        self.assertEqual(code, 2)
+        self.assertIn("--auto_find_batch_size: not even one sequence fits into memory", err)
+        self.assertEmpty(self.files())
+
+    def test_auto_find_batch_size_leaves_a_size_that_fits(self):
+        code, out, _ = self.run_with_room_for(6, "--auto_find_batch_size")
+        self.assertEqual(code, 0)
+        self.assertNotIn("instead of", out)
+        self.assertRegex(out, r"batch +12 sequences a step \(6 x 2 accumulated")
 
     def test_dry_run_keeps_an_earlier_run(self):
         self.assertEqual(self.run_script()[0], 0)

@@ -31,7 +31,15 @@ LAYERS = (
     {"attention_t5", "common.curves", "corpora.installed_docs", "corpora.tokenizers", "data_collator_t5"}
     | {"tasks.metrics", "training.optimizers"},  # pure functions
     {"arguments_t5"},
-    {"data_t5", "model_t5", "training.callbacks", "training.checkpoints", "training.preemption"},  # services
+    {
+        "data_t5",
+        "model_t5",
+        "training.batch_size",
+        "training.callbacks",
+        "training.checkpoints",
+        "training.preemption",
+        "training.sharding",
+    },  # services
     {"tasks.examples", "trainer_t5"},  # what a run is made of
     {"training.runs", "training.sweep_files"},
 )

@@ -7,6 +7,7 @@ A process killed at any moment leaves either no checkpoint-40 or a whole one. Wh
 the manifest (training/manifests.py) when a run resumes: the damaged checkpoint is named and skipped.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -35,6 +36,8 @@ def publish(aside: Path, final: Path) -> None:
     if final.exists():
         discard(final)
     aside.rename(final)
+    with contextlib.suppress(OSError):  # something else is being written there
+        aside.parent.rmdir()
     fsync(final.parent)
 
 
@@ -45,6 +48,8 @@ def discard(checkpoint: Path) -> None:
     grave.parent.mkdir(exist_ok=True)
     checkpoint.rename(grave)
     shutil.rmtree(grave, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        grave.parent.rmdir()
 
 
 def rotate(output_dir: Path, keep: int | None, best: str | None) -> None:

@@ -11,6 +11,8 @@ OPTIMIZERS = ("adamw_rms_scaled", "adamw_torch", "adamw_torch_fused", "adafactor
 OWN_SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant", "constant_with_warmup")
 # These two look at whole weight matrices; ZeRO hands an optimizer flat slices, on which they compute something else.
 NEEDS_WHOLE_TENSORS = ("adamw_rms_scaled", "adafactor")
+# FSDP2's slices know their whole: norms are right on them, but not the row and column means that Adafactor keeps.
+NOT_UNDER_FSDP = ("adafactor",)
 
 
 class AdamWRMSScaled(torch.optim.Optimizer):

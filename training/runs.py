@@ -10,12 +10,14 @@ import torch
 from requests.utils import get_netrc_auth
 from transformers import EarlyStoppingCallback
 
+from arguments_t5 import wants_fsdp
 from common.command_line import exit_on_user_error
 from common.processes import answers, is_first_process, print_once
 from common.reports import end_summary, human_bytes, human_count, run_record, start_summary, write_json
 from constants import HARDWARE_PEAKS
 from model_t5 import count_parameters
 from trainer_t5 import T5Trainer, finish_process_group, global_batch_size
+from training.batch_size import find_micro_batch
 from training.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,
@@ -70,6 +72,9 @@ def start_run(
     precision the weights stay float32); disk is the model, and the checkpoints while one more is being written.
     """
     args, parameters = trainer.args, count_parameters(trainer.model)
+    if args.auto_find_batch_size:
+        with exit_on_user_error():
+            find_micro_batch(trainer)
     sequences = global_batch_size(args)
     peak = device_peak_flops(args.device, args.bf16)
     output_dir = Path(args.output_dir)
@@ -84,9 +89,14 @@ def start_run(
     install_callbacks(trainer, callbacks)
 
     states = 0.01 if args.optim == "adafactor" else 2.0  # optimizer tensors per weight
+    if wants_fsdp(args) and not trainer.is_fsdp_enabled:
+        print_once("FSDP was asked for and is not in force: accelerate shards on GPUs only. Here every process holds "
+                   "the whole model (plain data parallelism)")  # fmt: skip
     kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
     parts = 1 if args.save_only_model else 1 + states  # the optimizer is kept too
     memory = parameters * 4 * (2 + states) * (int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if args.use_cpu else 1)
+    if trainer.is_fsdp_enabled:
+        memory /= max(1, args.world_size)
     memory_there = memory_available(args.device)
     disk = parameters * 4 * (1 + parts * kept)
     disk_there = disk_free(output_dir) + bytes_below(output_dir)  # an earlier run's files are replaced or counted above
@@ -98,6 +108,7 @@ def start_run(
         **rows,
         "batch": f"{sequences} sequences a step ({args.train_batch_size} x "
         f"{args.gradient_accumulation_steps} accumulated x {max(1, args.world_size)} processes)",
+        "sharding": sharding(trainer),
         "optimizer": f"{args.optim}, peak {args.learning_rate:g}, {scheduler_name(args)}",
         "device": f"{args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
         "memory": f"{human_bytes(memory)} (weights, gradients, optimizer), plus activations; "
@@ -111,7 +122,7 @@ def start_run(
                 f"--output_dir {output_dir} will need {human_bytes(disk)} and has {human_bytes(disk_there)} free: "
                 "use another disk, a smaller --save_total_limit or --save_only_model"
             )
-        if memory > memory_there and not args.deepspeed:
+        if memory > memory_there and not args.deepspeed and not trainer.is_fsdp_enabled:
             raise ValueError(
                 f"{human_bytes(memory)} are needed for weights, gradients and optimizer alone, and "
                 f"{human_bytes(memory_there)} are available: use --optim adafactor, "
@@ -130,6 +141,16 @@ def start_run(
         output_dir.mkdir(parents=True, exist_ok=True)
         record = run_record(arguments, trainer.model, tokens_per_step, fingerprints, examples)
         write_json(output_dir / "run.json", record)
+
+
+def sharding(trainer: T5Trainer) -> str:
+    """What is split over the processes: "none, 2 whole copies", "ZeRO-2 over 8 processes", "FSDP2 over 8 processes"."""
+    processes = max(1, trainer.args.world_size)
+    if trainer.is_deepspeed_enabled:
+        return f"ZeRO-{trainer.accelerator.state.deepspeed_plugin.zero_stage} over {processes} processes"
+    if trainer.is_fsdp_enabled:
+        return f"FSDP2 over {processes} processes"
+    return "none" if processes == 1 else f"none, {processes} whole copies of the model"
 
 
 def finish_run(trainer: T5Trainer, train_metrics: dict, shown: dict[str, str], next_command: str) -> dict:

@@ -1,0 +1,79 @@
+"""`--auto_find_batch_size`: the largest micro-batch that fits into memory, the global batch being as asked for."""
+
+import torch
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+
+from common.processes import print_once
+
+
+def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int, int]]:
+    """(micro-batch, accumulation) of one product, the largest micro-batch first: 4, 2 -> (4, 2) (2, 4) (1, 8)."""
+    product = micro_batch * accumulation_steps
+    return [(size, product // size) for size in range(micro_batch, 0, -1) if product % size == 0]
+
+
+def find_micro_batch(trainer) -> None:
+    """Sets the trainer's micro-batch to the largest that fits, and accumulates more often to make up for it.
+
+    Each size is tried before the training: forward and backward on the longest examples, beside memory for optimizer
+    and communication. Trainer's own search starts the whole training anew, from weights that earlier steps have
+    changed and with another global batch; so it is switched off. All ranks take the smallest size that one of them
+    needs. Weights, gradients and random numbers end as they were. ValueError if one sequence is too much.
+    """
+    args = trainer.args
+    args.auto_find_batch_size = False
+    if args.deepspeed or trainer.is_fsdp_enabled:
+        raise ValueError("--auto_find_batch_size tries sizes on a whole model: not with --deepspeed or --fsdp")
+    if not hasattr(trainer.train_dataset, "__getitems__"):
+        raise ValueError("--auto_find_batch_size needs examples that can be chosen: not with --streaming")
+    longest = _longest_examples(trainer.train_dataset, args.per_device_train_batch_size)
+    asked = (args.per_device_train_batch_size, args.gradient_accumulation_steps)
+    for size, steps in divisors_below(*asked):
+        if trainer.any_rank(not _fits(trainer, longest[:size])):
+            continue
+        args.per_device_train_batch_size, args.gradient_accumulation_steps = size, steps
+        trainer.accelerator.gradient_accumulation_steps = steps
+        trainer._train_batch_size = args.train_batch_size
+        if (size, steps) != asked:
+            print_once(f"--auto_find_batch_size: {size} x {steps} accumulated instead of {asked[0]} x {asked[1]}, "
+                       "which does not fit into memory; the global batch stays")  # fmt: skip
+        return
+    raise ValueError("--auto_find_batch_size: not even one sequence fits into memory: shorten the sequences, add "
+                     "--activation_checkpointing, or choose a smaller model")  # fmt: skip
+
+
+def _longest_examples(dataset, count: int) -> list[int]:
+    """Numbers of the `count` longest examples; of chunks, which all have one length, the first ones."""
+    count = min(count, len(dataset))
+    if "input_ids" not in getattr(dataset, "column_names", ()):
+        return list(range(count))
+    columns = [dataset[name] for name in ("input_ids", "labels") if name in dataset.column_names]
+    lengths = [sum(map(len, example)) for example in zip(*columns, strict=True)]
+    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[:count]
+
+
+def _fits(trainer, numbers: list[int]) -> bool:
+    """Whether a forward and backward pass on these examples fits beside the optimizer's states and sent gradients."""
+    devices = [trainer.args.device] if trainer.args.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices):
+            _try_step(trainer, numbers)
+    except Exception as error:
+        if not should_reduce_batch_size(error):
+            raise
+        return False
+    finally:
+        trainer.model.zero_grad(set_to_none=True)
+        clear_device_cache(garbage_collection=True)
+    return True
+
+
+def _try_step(trainer, numbers: list[int]) -> None:
+    model = trainer.model.train()
+    copies = 2 + (trainer.args.world_size > 1)  # tensors like the weights: two moments, and what is sent to others
+    reserved = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(copies)]
+    inputs = trainer._prepare_inputs(trainer.data_collator(trainer.train_dataset.__getitems__(numbers)))
+    with trainer.accelerator.autocast():
+        loss = trainer.compute_loss(model, inputs, num_items_in_batch=inputs["labels"].ne(-100).sum())
+    loss.backward()
+    reserved.clear()
