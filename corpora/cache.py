@@ -14,13 +14,14 @@ from training.manifests import difference, write_manifest
 def cached(cache: Path, name: str, key: str, build, overwrite: bool = False) -> Path:
     """The folder `<cache>/<name>-<key>`, made by `build(folder)` if it is missing, half there or damaged.
 
-    It is built aside and appears by one rename, with a manifest against which it is checked at every use. Processes
-    that build the same at once each end with a whole folder: the first one's, which the others find and take.
+    It is built aside and appears by one rename, with a manifest against which it is checked at every use: sizes by all,
+    contents by rank 0 alone. Processes that build the same at once each end with a whole folder: the first one's, which
+    the others find and take.
     """
     final = cache / f"{name}-{key[:24]}"
     overwrite = overwrite and is_first_process()  # the other processes take what the first one made
     if final.exists() and not overwrite:
-        damage = difference(final)
+        damage = difference(final, hashes=is_first_process())
         if damage is None:
             return final
         print_once(f"{final} is damaged ({damage}) and is made again")

@@ -36,6 +36,7 @@ from corpora.hub import load_dataset_splits
 from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
 from data_t5 import ChunkDataset, EpochSampler, Stretch, find_sources, split_documents, tokenised, tokenizer_for
+from training import manifests
 from training.manifests import write_manifest
 
 VOCAB_SIZE = 900
@@ -585,6 +586,20 @@ class CachedTest(TestCase):
         self.assertLen(calls, 2)
         self.assertEqual({path.name for path in paths}, {"thing-" + "a" * 24, "thing-" + "b" * 24})
         self.assertEqual({path.name for path in (self.folder / "cache").iterdir()}, {path.name for path in paths})
+
+    def test_contents_are_read_by_the_first_process_alone(self):
+        build = lambda folder: (folder / "x").write_text("done")  # noqa: E731
+        folder = cached(self.folder, "thing", "k", build)
+        for rank, times in (("0", 1), ("1", 0)):
+            with (
+                mock.patch.dict(os.environ, RANK=rank),
+                mock.patch.object(manifests, "file_digest", wraps=manifests.file_digest) as read,
+            ):
+                self.assertEqual(cached(self.folder, "thing", "k", build), folder)
+            self.assertEqual(read.call_count, times)
+        (folder / "x").write_text("don")
+        with mock.patch.dict(os.environ, RANK="1"):  # a file that was cut is noticed by every process
+            self.assertEqual((cached(self.folder, "thing", "k", build) / "x").read_text(), "done")
 
     def test_a_failed_build_leaves_nothing(self):
         def build(folder):
