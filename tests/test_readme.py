@@ -1,4 +1,4 @@
-"""Every command of the README is understood by the real parsers, and every file it names is there."""
+"""Every command of the README and of docs/ is understood by the real parsers, and every file named there exists."""
 
 import ast
 import re
@@ -19,7 +19,8 @@ from tasks.examples import check_entry
 from training.sweep_files import read_sweep
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+README = PAGES["README.md"]
 DATACLASSES = {
     "pre_train_t5.py": ["ModelArguments", "PreTrainingDataArguments", "PreTrainingArguments"],
     "fine_tune_t5.py": ["ModelArguments", "TaskArguments", "FineTuningArguments"],
@@ -27,10 +28,12 @@ DATACLASSES = {
 
 
 def commands() -> list[str]:
-    """The lines of all bash blocks, and the commands in tables."""
-    blocks = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+    """The lines of all bash blocks, and the commands in tables; a command that several pages show once."""
+    text = "\n".join(PAGES.values())
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
     lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line] + re.findall(r"\| `((?:accelerate|python) [^`]*)` \|", README)
+    lines += re.findall(r"\| `((?:accelerate|python) [^`]*)` \|", text)
+    return list(dict.fromkeys(filter(None, lines)))
 
 
 class ReadmeTest(parameterized.TestCase):
@@ -81,14 +84,23 @@ class ReadmeTest(parameterized.TestCase):
         exec(compile(ast.parse(code), "README.md", "exec"), {"DATASET_VALS": registry})
         check_entry("tickets", registry["mine"]["tickets"])
 
-    def test_pictures_are_there(self):
-        pictures = re.findall(r"!\[[^]]*\]\(([^)]*)\)", README)
-        self.assertNotEmpty(pictures)
-        for picture in pictures:
-            self.assertTrue((ROOT / picture).is_file(), picture)
+    @parameterized.parameters(*PAGES)
+    def test_linked_files_are_there(self, page):
+        folder = ROOT if page == "README.md" else ROOT / "docs"
+        links = [link for link in re.findall(r"\]\(([^)#]+)", PAGES[page]) if "://" not in link]
+        self.assertTrue(links or page != "README.md")
+        for link in links:
+            self.assertTrue((folder / link).exists(), link)
 
-    def test_no_placeholder_is_left(self):
-        self.assertNotRegex(README, r"@[A-Z_]+@|TODO")
+    @parameterized.parameters(*PAGES)
+    def test_files_named_are_there(self, page):
+        named = re.findall(r"`((?:recipes|sweeps|slurm|launch|results|docs|tests)/[\w./-]+)`", PAGES[page])
+        for name in named:
+            self.assertTrue((ROOT / name).exists(), name)
+
+    @parameterized.parameters(*PAGES)
+    def test_no_placeholder_is_left(self, page):
+        self.assertNotRegex(PAGES[page], r"@[A-Z_]+@|TODO")
 
 
 if __name__ == "__main__":
