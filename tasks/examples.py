@@ -249,9 +249,9 @@ def target_text(name: str, task: dict, row: dict) -> str:
 def reference_texts(name: str, task: dict, row: dict) -> list[str]:
     """All texts that count as right: {"answers.text": ["a", "b "]} -> ["a", "b"]."""
     value = row[task["target"]]
-    if task["target_type"] == "text" and isinstance(value, (list, tuple)):
-        return [str(text).strip() for text in value]
-    return [str(value).strip() if task["target_type"] == "text" else target_text(name, task, row)]
+    if task["target_type"] != "text":
+        return [target_text(name, task, row)]
+    return [str(text).strip() for text in (value if isinstance(value, (list, tuple)) else [value])]
 
 
 def build_tokenize_function(
@@ -319,9 +319,10 @@ def task_metrics(task: dict, tokenizer, generated: bool, rows: list[dict] | None
         return decode_texts(task, tokenizer, tokens) if generated else class_texts(task, statistics)
 
     def references(label_ids) -> list:
-        if rows is None or task["target_type"] != "text":
+        if rows is None:
             return decode_texts(task, tokenizer, label_ids)
-        return [reference_texts("", task, row) for row in rows]
+        is_text = task["target_type"] == "text"
+        return [reference_texts("", task, row) if is_text else target_text("", task, row) for row in rows]
 
     columns = task.get("metric_columns", [])
     context = [tuple(row[column] for column in columns) for row in rows] if rows and columns else None
