@@ -28,7 +28,7 @@ from pathlib import Path
 
 from arguments_t5 import FineTuningArguments, ModelArguments, TaskArguments, check_tasks
 from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
-from common.curves import COLOURS
+from common.curves import draw_scores
 from common.reports import end_summary, start_summary, write_aside, write_json
 from constants import DATASET_VALS
 from tasks.examples import eval_splits, load_rows
@@ -288,38 +288,16 @@ def table(report: dict, seeds: list[int]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(report: dict, path: Path) -> None:
-    """Tasks below each other: a dot for each seed, a line at the mean."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    rows = [(title(name), task["score"]) for name, task in report["tasks"].items()]
-    rows += [(f"average {label}", numbers) for label, numbers in report["averages"].items()]
-    figure = Figure(figsize=(7.5, 0.45 * len(rows) + 1.2), layout="constrained", dpi=150)
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for place, (name, score) in enumerate(rows):
-        colour = COLOURS[1 if name.startswith("average") else 0]
-        axes.plot([score["mean"]] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=2)
-        axes.plot(list(score["seeds"].values()), [place] * len(score["seeds"]), "o", color=colour, alpha=0.5)
-        axes.annotate(shown(score), (1, place), xycoords=("axes fraction", "data"), xytext=(6, 0),
-                      textcoords="offset points", va="center", fontsize=9)  # fmt: skip
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-    axes.invert_yaxis()
-    axes.grid(axis="x", color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("score on the development set")
-    write_aside(path, lambda aside: figure.savefig(aside, format="png"))
-
-
 def write_report(args: ReportArguments, runs: list[Run]) -> dict:
     """Writes glue.json, glue.md and glue.png of the runs that are finished; returns the first's content."""
     report, folder = gather(args, runs), Path(args.output_dir)
     if report["tasks"]:
         write_json(folder / "glue.json", report)
         write_aside(folder / "glue.md", lambda aside: aside.write_text(table(report, args.seeds), encoding="utf-8"))
-        draw(report, folder / "glue.png")
+        rows = {title(name): task["score"] for name, task in report["tasks"].items()}
+        rows |= {f"average {label}": numbers for label, numbers in report["averages"].items()}
+        draw_scores({name: (shown(score), list(score["seeds"].values())) for name, score in rows.items()},
+                    folder / "glue.png", "score on the development set")  # fmt: skip
     return report
 
 
