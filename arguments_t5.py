@@ -375,6 +375,11 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
     for flag in ("train_file", "validation_file"):
         if len(tasks) > 1 and getattr(args, flag):
             raise ValueError(f"--{flag} {getattr(args, flag)}: goes with one task, --dataset_name names {len(tasks)}")
+    for flag in ("mixing", "mixing_cap", "mixing_temperature"):
+        if len(tasks) == 1 and getattr(args, flag) != getattr(TaskArguments, flag):
+            raise ValueError(f"--{flag} {getattr(args, flag)}: goes with several tasks, --dataset_name names one")
+    if args.mixing != "temperature" and args.mixing_temperature != TaskArguments.mixing_temperature:
+        raise ValueError(f"--mixing_temperature {args.mixing_temperature}: goes with --mixing temperature")
     return tasks
 
 

@@ -42,7 +42,8 @@ def raw_rows(task: dict, records: Iterable[dict], renamed: dict, where: str) -> 
                 if there in row and there != column:
                     row = row | {column: row[there]}
             with _naming(place, "transform", task, row):
-                yield (transform(row) if transform else row), place
+                row = transform(row) if transform else row
+            yield row, place
 
 
 @contextlib.contextmanager

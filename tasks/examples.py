@@ -104,11 +104,13 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[di
         rows = _hub_rows(name, task, split)
     else:
         raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
+    if split == "train":
+        wanted = task.get("train_rows_where", {}).items()
+        rows = [row for row in rows if all(row[key] == value for key, value in wanted)]
     if not rows:
         raise ValueError(f"task {name}, split {split}: no rows")
     if split == "train":
-        wanted = task.get("train_rows_where", {}).items()
-        return one_row_per_reference(task, [row for row in rows if all(row[key] == value for key, value in wanted)])
+        return one_row_per_reference(task, rows)
     if _may_hide_answers(task, split) and _hides_answers(task, rows):
         rows = [{column: value for column, value in row.items() if column != task["target"]} for row in rows]
     return merged_references(task, rows) if task.get("merge_references") else rows

@@ -513,6 +513,10 @@ class OwnEntryTest(TestCase):
         with self.assertRaisesRegex(ValueError, message):
             check_entry("mine", self.ENTRY | change)
 
+    def test_no_training_row_is_wanted(self):
+        with self.assertRaisesRegex(ValueError, "task mine, split train: no rows"):
+            self.rows("train", {"train_rows_where": {"good": 1}}, {"doc": {"text": "a"}, "refs": "x", "good": 0})
+
     @parameterized.parameters("a.txt", "b.txt")
     def test_parallel_files_of_unequal_length(self, shorter):
         texts = {"a.txt": "1\n2\n3\n", "b.txt": "1\n2\n3\n"}
