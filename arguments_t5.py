@@ -3,6 +3,7 @@
 The command line that fills them is common/command_line.py.
 """
 
+import dataclasses
 import difflib
 import os
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from constants import BUILTIN_CORPUS, DATASET_VALS, DEFAULT_LEARNING_RATES, DENO
 from corpora.files import COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIXES, check_file, data_suffix, expand_files
 from training.optimizers import NEEDS_WHOLE_TENSORS, NOT_UNDER_FSDP, OPTIMIZERS
 
+MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
 # Least values of transformers' flags where it checks none itself.
 LEAST = dict(
     per_device_train_batch_size=1,
@@ -115,12 +117,21 @@ class TaskArguments:
     _argument_group_name = "task"
 
     benchmark: str = option("builtin", f"Group of tasks in DATASET_VALS: {', '.join(DATASET_VALS)}.")
-    dataset_name: str = option("package_topic", "Task of that group, such as sst2 or package_topic.")
+    dataset_name: str = option(
+        "package_topic", "Task of that group, several as cola,sst2 for a mixture, or all that can be trained."
+    )
     data_dir: str | None = option(
         None, "Folder with the task's own files (for GLUE its official layout). Not set: the Hub."
     )
     train_file: str | None = option(None, "File with training rows instead of the task's own source.")
     validation_file: str | None = option(None, "File with validation rows instead of the task's own source.")
+    mixing: str = option(
+        "proportional", "How often several tasks are seen: proportional (to their rows), equal or temperature."
+    )
+    mixing_cap: int = option(
+        65_536, "Rows beyond which a task counts as no larger. T5's: 524288 for its large mixture."
+    )
+    mixing_temperature: float = option(2.0, "Root taken of the capped rows by --mixing temperature, at least 1.")
     max_train_samples: int | None = option(None, "Train on the first N rows only.")
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.")
     max_source_length: int | None = option(None, "Source length in tokens, longer ones are cut. Not set: the task's.")
@@ -343,6 +354,33 @@ def check_task(args: TaskArguments) -> dict:
             raise ValueError(f"--{name} {getattr(args, name)}: must be at least 2 tokens, the last of which is EOS")
     _check_counts(args)
     return DATASET_VALS[args.benchmark][args.dataset_name]
+
+
+def check_tasks(args: TaskArguments) -> dict[str, dict]:
+    """{name: entry} of the task, of several separated by commas, or of "all" that have training rows of their own."""
+    if args.mixing not in MIXING:
+        raise ValueError(f"--mixing {args.mixing}: must be one of {', '.join(MIXING)}")
+    if args.mixing_cap < 1:
+        raise ValueError(f"--mixing_cap {args.mixing_cap}: must be at least 1")
+    if not 1 <= args.mixing_temperature < float("inf"):
+        raise ValueError(f"--mixing_temperature {args.mixing_temperature}: must be at least 1")
+    names = [name.strip() for name in args.dataset_name.split(",")]
+    if names == ["all"]:
+        known = DATASET_VALS.get(args.benchmark, {})
+        names = [name for name, task in known.items() if "train_with" not in task] or names
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"--dataset_name {args.dataset_name}: {name} stands there twice")
+    tasks = {name: check_task(dataclasses.replace(args, dataset_name=name)) for name in names}
+    for flag in ("train_file", "validation_file"):
+        if len(tasks) > 1 and getattr(args, flag):
+            raise ValueError(f"--{flag} {getattr(args, flag)}: goes with one task, --dataset_name names {len(tasks)}")
+    for flag in ("mixing", "mixing_cap", "mixing_temperature"):
+        if len(tasks) == 1 and getattr(args, flag) != getattr(TaskArguments, flag):
+            raise ValueError(f"--{flag} {getattr(args, flag)}: goes with several tasks, --dataset_name names one")
+    if args.mixing != "temperature" and args.mixing_temperature != TaskArguments.mixing_temperature:
+        raise ValueError(f"--mixing_temperature {args.mixing_temperature}: goes with --mixing temperature")
+    return tasks
 
 
 def check_training(args: T5TrainingArguments, stage: str) -> None:

@@ -4,15 +4,23 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else. The fields o
 
     prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."
     inputs              {key in the source text: column}, in the order they are written; key "" writes the bare text
-    target              the column that holds the answer
+    target              the column that holds the answer; a list of texts in it holds several references: training has a
+                        row for each, evaluation counts the best. Any column may be dotted: translation.en, answers.text
     target_type         "class" (one of `labels`), "number" (STS-B's rounding) or "text" (used as it is)
     labels              class names in class order (only for "class"); an integer in the data is an index into it
     metrics             names from tasks.metrics.METRICS; the first one decides which checkpoint is best
+    metric_columns      columns that a metric reads beside answers and targets (question_exact_match, referent_accuracy)
     hub                 (data set, configuration or None) on the Hugging Face Hub
     builtin             folder of the built-in English corpus (corpora/installed_docs.py) instead of `hub`
-    files               {split: file below --data_dir, or a path}: .tsv .csv .json .jsonl .parquet, also compressed
+    files               {split: file below --data_dir, or a path}: .tsv .csv .json .jsonl .parquet, also compressed; or
+                        {split: {column: text file}}, whose lines belong together
     file_columns        {column: header name, or index where the file has no header}, where a file's names differ
     file_columns_by_split  the same for single splits
+    unfold              name in tasks.transforms.UNFOLDS: a nested record of the file -> its rows
+    transform           name in tasks.transforms.TRANSFORMS: a row -> the row with what cannot be declared
+    separators          {column: what stands between the items of the list in it}; one space where nothing is said
+    train_rows_where    {column: value}: the training rows that are used
+    merge_references    True: evaluation rows with the same source become one, with all their references
     exclude_rows        {split: {"file", "columns"}}: leave out the rows whose `columns` stand in that headerless file
     eval_splits         splits to report when there is more than "validation" (MNLI); the first is the main one
     test_splits         the same for prediction without labels; default "test"
@@ -255,3 +263,149 @@ DATASET_VALS = {
         ),
     },
 }
+
+
+def _jsonl(folder: str) -> dict[str, str]:
+    """Files of the official SuperGLUE layout: _jsonl("BoolQ")["validation"] -> "BoolQ/val.jsonl"."""
+    names = {"train": "train", "validation": "val", "test": "test"}
+    return {split: f"{folder}/{name}.jsonl" for split, name in names.items()}
+
+
+def _classes(prefix: str, inputs: dict | str, labels: list[str], metrics: str, length: int, **other) -> dict:
+    """An entry whose target is one of `labels` in the column label."""
+    inputs = {name: name for name in inputs.split()} if isinstance(inputs, str) else inputs
+    entry = dict(prefix=prefix, inputs=inputs, target="label", target_type="class", labels=labels)
+    return entry | dict(metrics=metrics.split(), max_source_length=length, max_target_length=8) | other
+
+
+def _texts(prefix: str, inputs: dict | str, target: str, metrics: str, lengths: tuple[int, int], **other) -> dict:
+    """An entry whose target is a text; `inputs` as a string is a single column without a key."""
+    inputs = {"": inputs} if isinstance(inputs, str) else inputs
+    entry = dict(prefix=prefix, inputs=inputs, target=target, target_type="text", metrics=metrics.split())
+    return entry | dict(max_source_length=lengths[0], max_target_length=lengths[1]) | other
+
+
+def _translation(prefix: str, columns: list[str], hub: tuple, **names: str) -> dict:
+    """An entry of translation; columns ["en", "ro"] and train="train": its files are train.en and train.ro."""
+    files = {split: {column: f"{name}.{column[-2:]}" for column in columns} for split, name in names.items()}
+    return _texts(prefix, columns[0], columns[1], "bleu", (128, 128), hub=hub, files=files)
+
+
+_SPLITS = {"train": "train.jsonl", "validation": "validation.jsonl", "test": "test.jsonl"}
+_ROUGE = "rougeLsum rouge1 rouge2"
+
+# fmt: off
+# T5's texts; files of the official release, class order of aps/super_glue.
+DATASET_VALS["super_glue"] = {
+    "boolq": _classes(
+        "boolq", "passage question", ["False", "True"], "accuracy", 512,
+        hub=("aps/super_glue", "boolq"), files=_jsonl("BoolQ"),
+    ),
+    "cb": _classes(
+        "cb", "hypothesis premise", ["entailment", "contradiction", "neutral"], "f1_macro accuracy", 256,
+        hub=("aps/super_glue", "cb"), files=_jsonl("CB"),
+    ),
+    "copa": _classes(
+        "copa", "choice1 choice2 premise question", ["choice1", "choice2"], "accuracy", 128,
+        hub=("aps/super_glue", "copa"), files=_jsonl("COPA"),
+    ),
+    "multirc": _classes(  # f1 is the paper's F1a: over all answers
+        "multirc", "question answer paragraph", ["False", "True"], "f1 question_exact_match", 512,
+        hub=("aps/super_glue", "multirc"), files=_jsonl("MultiRC"), unfold="multirc", transform="multirc",
+        metric_columns=["idx.paragraph", "idx.question"],
+    ),
+    "record": _texts(
+        "record", {"query": "query", "entities": "entities", "passage": "passage"}, "answers",
+        "squad_f1 squad_exact_match", (512, 32),
+        hub=("aps/super_glue", "record"), files=_jsonl("ReCoRD"), unfold="record", transform="record",
+        separators={"entities": ", "},
+    ),
+    "rte": _classes(
+        "rte", "hypothesis premise", ["entailment", "not_entailment"], "accuracy", 256,
+        hub=("aps/super_glue", "rte"), files=_jsonl("RTE"),
+    ),
+    "wic": _classes(
+        "wic", "sentence1 sentence2 word", ["False", "True"], "accuracy", 128,
+        hub=("aps/super_glue", "wic"), files=_jsonl("WiC"),
+    ),
+    "wsc": _texts(  # "wsc: ... *it* ...": what does the marked pronoun stand for?
+        "wsc", "text", "span1_text", "referent_accuracy", (256, 16),
+        hub=("aps/super_glue", "wsc.fixed"), files=_jsonl("WSC"), transform="wsc",
+        train_rows_where={"label": True}, metric_columns=["label"],
+    ),
+}
+
+DATASET_VALS["translation"] = {
+    "wmt16_en_ro": _translation(
+        "translate English to Romanian", ["translation.en", "translation.ro"], ("wmt/wmt16", "ro-en"),
+        train="train", validation="dev", test="test",
+    ),
+    "wmt16_en_de": _translation(
+        "translate English to German", ["translation.en", "translation.de"], ("wmt/wmt16", "de-en"),
+        train="train", validation="dev", test="test",
+    ),
+    "multi30k_en_de": _translation(
+        "translate English to German", ["en", "de"], ("bentrevett/multi30k", None),
+        train="train", validation="val", test="test_2016_flickr",
+    ),
+}
+
+DATASET_VALS["summarization"] = {
+    "cnn_dailymail": _texts(
+        "summarize", "article", "highlights", _ROUGE, (512, 128),
+        hub=("abisee/cnn_dailymail", "3.0.0"), files=_SPLITS,
+    ),
+    "xsum": _texts(
+        "summarize", "document", "summary", _ROUGE, (512, 64), hub=("EdinburghNLP/xsum", None), files=_SPLITS,
+    ),
+    "samsum": _texts(
+        "summarize", "dialogue", "summary", _ROUGE, (512, 96), hub=("knkarthick/samsum", None),
+        files={"train": "train.json", "validation": "val.json", "test": "test.json"},
+    ),
+    "scitldr": _texts(  # abstracts as lists of sentences, several references in validation and test
+        "summarize", "source", "target", "rougeL rouge1 rouge2", (512, 64),
+        files=_SPLITS | {"validation": "dev.jsonl"},
+    ),
+}
+
+DATASET_VALS["question_answering"] = {
+    "squad": _texts(
+        None, {"question": "question", "context": "context"}, "answers.text", "squad_f1 squad_exact_match",
+        (512, 32), hub=("rajpurkar/squad", None), unfold="squad", transform="squad",
+        files={"train": "train-v1.1.json", "validation": "dev-v1.1.json"},
+    ),
+    "gsm8k": _texts(  # has no validation rows
+        "solve", "question", "answer", "final_number_accuracy", (256, 320), hub=("openai/gsm8k", "main"),
+        files={"train": "train.jsonl", "test": "test.jsonl"}, eval_splits=["test"],
+    ),
+}
+
+DATASET_VALS["generation"] = {
+    "common_gen": _texts(
+        "generate a sentence with", "concepts", "target", "bleu rougeL", (48, 48),
+        hub=("allenai/common_gen", None), merge_references=True,
+        files={
+            split: {"concepts": f"commongen.{name}.src_alpha.txt", "target": f"commongen.{name}.tgt.txt"}
+            for split, name in (("train", "train"), ("validation", "dev"), ("test", "test"))
+        },
+    ),
+    "e2e_nlg": _texts(
+        "describe", "mr", "ref", "bleu rougeL", (128, 96), merge_references=True,
+        files={"train": "trainset.csv", "validation": "devset.csv", "test": "testset_w_refs.csv"},
+    ),
+    "web_nlg": _texts(  # the JSON files of the GEM benchmark; triples "Aarhus_Airport | cityServed | Aarhus"
+        "translate Graph to English", "input", "references", "bleu rougeL", (256, 128), transform="gem",
+        files={split: f"web_nlg_en/{split}.json" for split in ("train", "validation", "test")},
+        separators={"input": " && "},
+    ),
+    "disfl_qa": _texts(
+        "correct the question", "disfluent", "original", "bleu exact_match", (96, 64), unfold="values",
+        files={"train": "train.json", "validation": "dev.json", "test": "test.json"},
+    ),
+    "wiki_split": _texts(
+        "split", "complex", "simple", "bleu exact_match", (128, 128), transform="wiki_split",
+        files={"train": "train.tsv", "validation": "validation.tsv", "test": "test.tsv"},
+        file_columns={"complex": 0, "simple": 1},  # no header line
+    ),
+}
+# fmt: on

@@ -2,12 +2,15 @@
 
     python evaluate_t5.py --model_name_or_path out/fine_tune_t5                                    # the built-in task
     python evaluate_t5.py --benchmark glue --dataset_name mnli --data_dir glue/ --model_name_or_path out/mnli
+    python evaluate_t5.py --benchmark glue --dataset_name all --data_dir glue/ --model_name_or_path out/mixture
     python evaluate_t5.py --benchmark glue --dataset_name all --do_predict --model_name_or_path 'out/glue/{task}'
     torchrun --nproc_per_node 2 evaluate_t5.py --benchmark glue --dataset_name qqp --model_name_or_path out/qqp
 
 Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jsonl (a line per row) and, for
-`--dataset_name all`, the GLUE server's submission.zip into --output_dir. A row costs one forward pass per class label;
-numbers, texts and whatever `--predict_with_generate` asks for are decoded. Several processes count every row once.
+`--dataset_name all --do_predict`, the GLUE server's submission.zip into --output_dir. Several tasks (cola,rte or all)
+are evaluated one after the other, by one checkpoint or each by its own ({task}); eval_average is the mean of their main
+metrics. A row costs one forward pass per class label; numbers, texts and whatever `--predict_with_generate` asks for
+are decoded. Several processes count every row once.
 """
 
 import copy
@@ -19,7 +22,7 @@ from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq
 
-from arguments_t5 import FineTuningArguments, T5TrainingArguments, TaskArguments, check_task
+from arguments_t5 import FineTuningArguments, T5TrainingArguments, TaskArguments, check_task, check_tasks
 from common.command_line import exit_on_user_error, option, parse_arguments
 from common.processes import is_first_process
 from common.reports import end_summary, start_summary, write_json
@@ -33,13 +36,15 @@ from tasks.examples import (
     decode_texts,
     eval_splits,
     load_rows,
+    main_metric,
     prepare_split,
+    reference_texts,
     source_text,
-    target_text,
     task_metrics,
     test_splits,
 )
 from tasks.metrics import check_metrics, parse_class, parse_number
+from tasks.mixtures import average_of
 from trainer_t5 import T5Trainer, finish_process_group
 from training.callbacks import T5ProgressCallback, install_callbacks
 from training.runs import set_up_tracking
@@ -60,7 +65,7 @@ class EvaluationArguments:
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     attn_implementation: str | None = option(None, "Attention kernel: eager or sdpa. Not set: transformers' choice.")
     split: str | None = option(None, "Not set: the task's evaluation splits, or with --do_predict its test splits.")
-    allow_missing: bool = option(False, "Leave tasks without data or checkpoint out of a submission (`all`).")
+    allow_missing: bool = option(False, "Of several tasks leave out those without data or checkpoint.")
 
 
 @dataclass
@@ -91,27 +96,47 @@ class Job:
     args: TaskArguments
     model: str
     splits: list[str]
+    one_of_several: bool = False
     tokenizer: object = None
-    data: dict = field(default_factory=dict)
+    data: dict = field(default_factory=dict)  # {split: tokenised rows}
+    rows: dict = field(default_factory=dict)  # {split: the same as they are}
+
+    def prefix(self, split: str) -> str:
+        """What the names of a split's metrics begin with: eval, eval_cola, eval_validation_matched or
+        eval_mnli_validation_matched."""
+        parts = ["eval"] + [self.name] * self.one_of_several + [split] * ([split] != eval_splits(self.task))
+        return "_".join(parts)
 
 
 def parse_flags(argv: list[str] | None):
     """The groups of flags, checked, and a Job for each task; the output folder is chosen if none was named."""
     evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv)
-    names = [task_args.dataset_name]
-    if names == ["all"]:
+    if is_submission(task_args, run_args):
         names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
-        if not names or not run_args.do_predict or evaluation.split or task_args.max_eval_samples:
-            raise ValueError("--dataset_name all writes a submission: it needs --do_predict and --benchmark glue, and "
+        if not names or evaluation.split or task_args.max_eval_samples:
+            raise ValueError("--dataset_name all --do_predict writes a submission: it needs --benchmark glue, and "
                              "excludes --split and --max_eval_samples")  # fmt: skip
+    else:
+        names = list(check_tasks(task_args))
     jobs = [build_job(name, evaluation, task_args, run_args) for name in names]
+    for job in jobs:
+        job.one_of_several = len(jobs) > 1
     if run_args.output_dir is None:
         model = Path(jobs[0].model)
         folder = model if is_local_model(model) else Path("out") / model.name
         kind = "predict" if run_args.do_predict else "eval"
-        name = "_".join(filter(None, (kind, jobs[0].name, evaluation.split)))
-        run_args.output_dir = "out/submission" if len(jobs) > 1 else str(folder / name)
+        names = jobs[0].name if len(jobs) == 1 else task_args.dataset_name.replace(",", "_")
+        name = "_".join(filter(None, (kind, names, evaluation.split)))
+        several_models = len({job.model for job in jobs}) > 1
+        run_args.output_dir = str(Path("out") / name if several_models else folder / name)
+        if is_submission(task_args, run_args):
+            run_args.output_dir = "out/submission"
     return evaluation, task_args, run_args, jobs
+
+
+def is_submission(task_args: TaskArguments, run_args: EvaluationRunArguments) -> bool:
+    """Whether the answers go to GLUE's server."""
+    return task_args.dataset_name == "all" and run_args.do_predict
 
 
 def build_job(name: str, evaluation: EvaluationArguments, task_args: TaskArguments, run_args) -> Job:
@@ -157,22 +182,23 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
                 tokenizers[name] = load_tokenizer(name, "--model_name_or_path")
             job.tokenizer = tokenizers[name]
             for split in job.splits:
-                limit = job.args.max_eval_samples
-                job.data[split], _ = prepare_split(job.name, job.task, job.args, job.tokenizer, split, limit)
+                rows, limit = load_rows(job.name, job.task, job.args, split), job.args.max_eval_samples
+                job.data[split], _ = prepare_split(job.name, job.task, job.args, job.tokenizer, split, limit, rows)
+                job.rows[split] = rows[:limit]
         except (ValueError, FileNotFoundError) as error:
             if len(jobs) == 1 or not tokenizers and not several_models:
                 raise
             missing[job.name] = str(error)
     if missing and (not evaluation.allow_missing or len(missing) == len(jobs)):
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in missing.items())
-        raise ValueError(f"the submission lacks {len(missing)} of {len(jobs)} tasks; --allow_missing leaves them out, "
-                         f"but the server wants all{reasons}")  # fmt: skip
+        raise ValueError(f"the run lacks {len(missing)} of {len(jobs)} tasks; --allow_missing leaves them out (GLUE's "
+                         f"server wants all){reasons}")  # fmt: skip
     return [job for job in jobs if job.name not in missing], missing
 
 
-def build_trainer(job: Job, run_args: EvaluationRunArguments, attn_implementation: str | None) -> T5Trainer:
-    """A T5Trainer that answers the task's rows with its checkpoint; nothing is trained."""
-    model = load_model(job.model, attn_implementation)
+def build_trainer(job: Job, run_args: EvaluationRunArguments, attn_implementation: str | None, model=None) -> T5Trainer:
+    """A T5Trainer that answers the task's rows with its checkpoint; nothing is trained. model: if it is loaded."""
+    model = model or load_model(job.model, attn_implementation)
     fit_vocabulary(model, len(job.tokenizer))
     labels = class_label_ids(job.task, job.tokenizer)
     args = copy.copy(run_args)
@@ -190,9 +216,8 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
     """(the answer to each row, "" for no label; eval_* metrics, or counts without labels or with --do_predict)."""
     generated = trainer.args.predict_with_generate
     scored = "labels" in job.data[split].column_names and not trainer.args.do_predict
-    prefix = "eval" if [split] == eval_splits(job.task) else f"eval_{split}"
-    trainer.compute_metrics = task_metrics(job.task, job.tokenizer, generated) if scored else None
-    output = trainer.predict(job.data[split], metric_key_prefix=prefix)
+    trainer.compute_metrics = task_metrics(job.task, job.tokenizer, generated, job.rows[split]) if scored else None
+    output = trainer.predict(job.data[split], metric_key_prefix=job.prefix(split))
     tokens, statistics = output.predictions
     answers = decode_texts(job.task, job.tokenizer, tokens) if generated else class_texts(job.task, statistics)
     if scored:
@@ -213,15 +238,16 @@ def values_of(task: dict, answers: list[str]) -> list[float]:
 
 
 def write_predictions(folder: Path, job: Job, split: str, answers: list[str]) -> None:
-    """Adds the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known."""
-    rows = load_rows(job.name, job.task, job.args, split)[: job.args.max_eval_samples]
+    """Adds the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known (a
+    list where there are several)."""
     labelled = "labels" in job.data[split].column_names
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "predictions.jsonl").open("a", encoding="utf-8") as file:
-        for index, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+        for index, (row, answer) in enumerate(zip(job.rows[split], answers, strict=True)):
             record = {"task": job.name, "split": split, "index": index}
             record |= {"source": source_text(job.task, row), "prediction": answer}
-            record |= {"target": target_text(job.name, job.task, row)} if labelled else {}
+            texts = reference_texts(job.name, job.task, row) if labelled else []
+            record |= {"target": texts[0] if len(texts) == 1 else texts} if labelled else {}
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
@@ -253,10 +279,12 @@ def finish(run_args: EvaluationRunArguments, jobs: list[Job], results: dict, mis
     }
     next_step = f"python plot_runs.py {jobs[0].model}" if (Path(jobs[0].model) / "metrics.jsonl").is_file() else None
     if missing:
-        next_step = "the same with what is left out: the server takes whole submissions only"
+        next_step = "the same with what is left out"
+        if (folder / "submission.zip").exists():
+            next_step += ": the server takes whole submissions only"
     elif (folder / "submission.zip").exists():
         next_step = f"upload {folder / 'submission.zip'} at https://gluebenchmark.com/submit"
-    elif "submission_file" in jobs[0].task:
+    elif "submission_file" in jobs[0].task and len(jobs) == 1:
         next_step = "python evaluate_t5.py --benchmark glue --dataset_name all --do_predict --model_name_or_path "
         next_step += "'out/glue/{task}'"
     files = ", ".join(name for name in OUTPUT_FILES if (folder / name).exists())
@@ -280,17 +308,20 @@ def main(argv: list[str] | None = None) -> dict:
         },
         title="prediction" if run_args.do_predict else "evaluation",
     )
-    results = {}
-    for job in jobs:
+    results, trainer = {}, None
+    for number, job in enumerate(jobs):
         with exit_on_user_error():
-            trainer = build_trainer(job, run_args, evaluation.attn_implementation)
+            loaded = trainer.model if number and jobs[number - 1].model == job.model else None
+            trainer = build_trainer(job, run_args, evaluation.attn_implementation, loaded)
         for split in job.splits:
             answers, numbers = predict_split(job, trainer, split)
             results |= numbers
             if is_first_process():
                 write_predictions(Path(run_args.output_dir), job, split, answers)
-                if task_args.dataset_name == "all":
+                if is_submission(task_args, run_args):
                     write_submission(Path(run_args.output_dir), job, split, answers)
+    if len(jobs) > 1 and not run_args.do_predict and not evaluation.split:
+        results |= average_of({job.name: f"{job.name}_{main_metric(job.task)}" for job in jobs})(results)
     if is_first_process():
         finish(run_args, jobs, results, missing)
     finish_process_group()

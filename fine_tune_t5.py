@@ -3,13 +3,16 @@
     accelerate launch fine_tune_t5.py                         # built-in task, from the demo checkpoint if there is one
     accelerate launch fine_tune_t5.py --benchmark glue --dataset_name sst2 --model_name_or_path google/t5-v1_1-base
     accelerate launch fine_tune_t5.py --benchmark glue --dataset_name rte --data_dir glue/ --model_name_or_path out/base
+    accelerate launch fine_tune_t5.py --benchmark glue --dataset_name cola,sst2,rte --mixing equal    # or all
     deepspeed fine_tune_t5.py --deepspeed zero_stage2_config.json --benchmark glue --dataset_name mnli --bf16
 
 Without flags it runs recipes/fine_tune_installed_docs.yaml. Classification is scored by teacher forcing, which gives
-exactly what greedy decoding would; `--predict_with_generate` decodes. Writes the best model, all_results.json,
+exactly what greedy decoding would; `--predict_with_generate` decodes. A mixture is evaluated task by task, and the
+average of their main metrics (eval_average) chooses the best model. Writes the best model, all_results.json,
 metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
+import dataclasses
 from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, set_seed
@@ -20,7 +23,7 @@ from arguments_t5 import (
     TaskArguments,
     check_best_metric,
     check_model,
-    check_task,
+    check_tasks,
     check_training,
     parse_overrides,
 )
@@ -45,12 +48,14 @@ from tasks.examples import (
     class_label_ids,
     eval_splits,
     load_rows,
+    main_metric,
     metric_names,
     prepare_split,
     task_metrics,
 )
 from tasks.metrics import check_metrics
-from trainer_t5 import T5Trainer
+from tasks.mixtures import Mixture, average_of, mixing_rates
+from trainer_t5 import EvaluationTask, T5Trainer
 from training.checkpoints import check_resumed_data, check_resumed_model, prepare_output_dir
 from training.runs import finish_run, set_up_tracking, start_run
 
@@ -58,7 +63,7 @@ DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.y
 
 
 def parse_flags(argv: list[str] | None):
-    """The three groups of flags and the task's entry, checked and completed from one another."""
+    """The three groups of flags and {name: entry} of the tasks, checked and completed from one another."""
     model_args, task_args, training_args = parse_arguments(
         [ModelArguments, TaskArguments, FineTuningArguments],
         argv,
@@ -66,18 +71,25 @@ def parse_flags(argv: list[str] | None):
         starts_anew=("model_name_or_path", "config_name", "benchmark", "dataset_name", "train_file"),
     )
     check_model(model_args)
-    task = check_task(task_args)
-    check_entry(task_args.dataset_name, task)
-    check_metrics(task_args.dataset_name, task)
-    if task["target_type"] != "class":
-        training_args.predict_with_generate = True  # numbers and texts are not told by scoring a few labels
-    main_split = eval_splits(task)[0]
-    prefix = "eval_" if len(eval_splits(task)) == 1 else f"eval_{main_split}_"
+    tasks = check_tasks(task_args)
+    for name, task in tasks.items():
+        check_entry(name, task)
+        check_metrics(name, task)
+    if len(tasks) == 1:
+        (task,) = tasks.values()
+        if task["target_type"] != "class":
+            training_args.predict_with_generate = True  # numbers and texts are not told by scoring a few labels
+        main, known = main_metric(task), metric_names(task)
+    else:
+        main, known = "average", [f"{name}_{metric}" for name, task in tasks.items() for metric in metric_names(task)]
+        if training_args.train_sampling_strategy != "random":
+            raise ValueError(f"--train_sampling_strategy {training_args.train_sampling_strategy}: the rows of a "
+                             "mixture come in random order")  # fmt: skip
     if training_args.metric_for_best_model in (None, "loss"):
-        training_args.metric_for_best_model = prefix + task["metrics"][0]
+        training_args.metric_for_best_model = f"eval_{main}"
         training_args.greater_is_better = True
     check_training(training_args, "fine_tuning")
-    check_best_metric(training_args.metric_for_best_model, metric_names(task))
+    check_best_metric(training_args.metric_for_best_model, list(dict.fromkeys([*known, main])))
     if model_args.model_name_or_path is None and model_args.config_name is None:
         model_args.model_name_or_path = next((path for path in DEMO_CHECKPOINTS if is_local_model(path)), None)
         if model_args.model_name_or_path:
@@ -85,7 +97,7 @@ def parse_flags(argv: list[str] | None):
         else:
             model_args.config_name = "tiny"
             print_once(f"no model was named and there is no {' or '.join(DEMO_CHECKPOINTS)}: a tiny one from scratch")
-    return model_args, task_args, training_args, task
+    return model_args, task_args, training_args, tasks
 
 
 def build_model(model_args: ModelArguments, tokenizer):
@@ -102,21 +114,63 @@ def build_model(model_args: ModelArguments, tokenizer):
     return model
 
 
-def prepare_task(task_args: TaskArguments, task: dict, tokenizer) -> tuple[dict, dict[str, int]]:
-    """({split: tokenised rows}, {split: rows before any limit}) of the training split and all evaluation splits."""
-    name, data = task_args.dataset_name, {}
-    splits = ("train", *eval_splits(task))
-    rows = {split: load_rows(name, task, task_args, split) for split in splits}  # all are read before the long work
-    for split in rows:
+def prepare_tasks(task_args: TaskArguments, tasks: dict[str, dict], tokenizer) -> tuple[dict, dict, dict[str, int]]:
+    """({name: tokenised rows}, {(task, split): evaluation rows as they are}, {name: rows before any limit}) of the
+    training and evaluation splits of all tasks. A name is the split's, or for several tasks task/split."""
+    rows, data, eval_rows, examples = {}, {}, {}, {}
+    for task_name, task in tasks.items():  # all are read before the long work
+        args = dataclasses.replace(task_args, dataset_name=task_name)
+        for split in ("train", *eval_splits(task)):
+            rows[task_name, split] = load_rows(task_name, task, args, split)
+    for (task_name, split), found in rows.items():
+        name = split if len(tasks) == 1 else f"{task_name}/{split}"
         limit = task_args.max_train_samples if split == "train" else task_args.max_eval_samples
-        data[split], _ = prepare_split(name, task, task_args, tokenizer, split, limit, rows[split])
-    return data, {split: len(found) for split, found in rows.items()}
+        data[name], examples[name] = prepare_split(
+            task_name, tasks[task_name], task_args, tokenizer, split, limit, found
+        )
+        if split != "train":
+            eval_rows[task_name, split] = found[:limit]
+    return data, eval_rows, examples
+
+
+def build_mixture(task_args: TaskArguments, tasks: dict[str, dict], data: dict) -> Mixture:
+    """The training rows of several tasks at the rates of --mixing; an epoch has as many as all tasks up to the cap."""
+    parts = {name: data[f"{name}/train"] for name in tasks}
+    sizes = [len(rows) for rows in parts.values()]
+    rates = mixing_rates(sizes, task_args.mixing, task_args.mixing_cap, task_args.mixing_temperature)
+    return Mixture(parts, rates, sum(min(size, task_args.mixing_cap) for size in sizes))
+
+
+def build_evaluation(task_args, training_args, tasks: dict[str, dict], data: dict, rows: dict, tokenizer):
+    """({name: data set}, {name: EvaluationTask}) with the names that stand in the metrics: the splits of a task that
+    has several, and for several tasks cola, mnli_validation_matched and so on."""
+    data_sets, evaluation = {}, {}
+    for (task_name, split), used in rows.items():
+        task = tasks[task_name]
+        parts = [task_name] * (len(tasks) > 1) + [split] * (len(eval_splits(task)) > 1)
+        name, labels = "_".join(parts), class_label_ids(task, tokenizer)
+        generated = training_args.predict_with_generate or labels is None
+        length = max(task_args.max_target_length or task["max_target_length"], 0 if labels is None else labels.shape[1])
+        data_sets[name] = data[split if len(tasks) == 1 else f"{task_name}/{split}"]
+        evaluation[name] = EvaluationTask(
+            task_metrics(task, tokenizer, generated, used), labels, generated, max_length=length + 1
+        )
+    return data_sets, evaluation
+
+
+def metrics_shown(tasks: dict[str, dict], generated: bool) -> str:
+    """A line for people: what is computed from what."""
+    named = [f"{name} {', '.join(task['metrics'])}" for name, task in tasks.items()]
+    if len(tasks) > 1:
+        return f"{'; '.join(named)}; the average of the first of each chooses"
+    mode = "generated texts" if generated else "teacher-forced scoring (exact greedy answers)"
+    return f"{named[0].partition(' ')[2]} from {mode}"
 
 
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
     with exit_on_user_error():
-        model_args, task_args, training_args, task = parse_flags(argv)
+        model_args, task_args, training_args, tasks = parse_flags(argv)
         check_model_source(model_args)
         checkpoint = prepare_output_dir(training_args)
         set_seed(training_args.seed)
@@ -124,28 +178,30 @@ def main(argv: list[str] | None = None) -> dict:
             name = model_args.tokenizer_name or model_args.model_name_or_path
             tokenizer = load_tokenizer(name) if name else task_tokenizer(model_args, task_args)
         model = build_model(model_args, tokenizer)
-        labels = class_label_ids(task, tokenizer)
         check_resumed_model(checkpoint, model.config, training_args.optim)
         with training_args.main_process_first(desc="preparing the task"):
-            data, examples = prepare_task(task_args, task, tokenizer)
-        fingerprints = {split: dataset._fingerprint for split, dataset in data.items()}
+            data, eval_rows, examples = prepare_tasks(task_args, tasks, tokenizer)
+        train_dataset = data["train"] if len(tasks) == 1 else build_mixture(task_args, tasks, data)
+        fingerprints = {name: rows._fingerprint for name, rows in (data | {"train": train_dataset}).items()}
         fingerprints["tokenizer"] = tokenizer_fingerprint(tokenizer)
         check_resumed_data(checkpoint, fingerprints)
-        set_generation_length(model, task_args.max_target_length or task["max_target_length"], labels)
+        eval_dataset, evaluation = build_evaluation(task_args, training_args, tasks, data, eval_rows, tokenizer)
+        first = next(iter(evaluation.values()))
+        set_generation_length(model, max(task.max_length - 1 for task in evaluation.values()))
     set_up_tracking(training_args)
 
-    splits = eval_splits(task)
     trainer = T5Trainer(
         model=model,
         args=training_args,
-        train_dataset=data["train"],
-        eval_dataset=data[splits[0]] if len(splits) == 1 else {split: data[split] for split in splits},
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset if len(evaluation) > 1 else eval_dataset[""],
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=8),
         processing_class=tokenizer,
-        compute_metrics=task_metrics(task, tokenizer, training_args.predict_with_generate),
-        class_label_ids=labels,
+        compute_metrics=first.compute_metrics,
+        class_label_ids=first.class_label_ids,
+        evaluation_tasks=evaluation,
+        summarise=average_of({n: f"{n}_{main_metric(t)}" for n, t in tasks.items()}) if len(tasks) > 1 else None,
     )
-    mode = "generated texts" if training_args.predict_with_generate else "teacher-forced scoring (exact greedy answers)"
     start_run(
         trainer,
         title=f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}",
@@ -156,9 +212,10 @@ def main(argv: list[str] | None = None) -> dict:
         fingerprints=fingerprints,
         rows={
             "from": model_args.model_name_or_path or f"scratch ({model_args.config_name})",
-            "rows": ", ".join(f"{len(data[split]):,} of {examples[split]:,} {split}" for split in data),
+            "rows": ", ".join(f"{len(rows):,} of {examples[name]:,} {name}" for name, rows in data.items()),
+            "mixture": f"{train_dataset.described()} ({task_args.mixing})" if len(tasks) > 1 else None,
             "steps": f"{trainer.args.num_train_epochs:g} epochs" if training_args.max_steps <= 0 else None,
-            "metrics": f"{', '.join(task['metrics'])} from {mode}",
+            "metrics": metrics_shown(tasks, training_args.predict_with_generate),
         },
         checkpoint=checkpoint,
     )

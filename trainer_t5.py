@@ -10,6 +10,8 @@ Legend of shapes: B batch, T target length, V vocabulary, C class labels.
 import math
 import shutil
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset, EpochSampler
 from model_t5 import IGNORE_INDEX, shift_right, token_mean_loss, use_one_embedding_module
 from tasks.metrics import STATISTICS
+from tasks.mixtures import Mixture
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from training.preemption import PreemptionCallback, exit_preempted, outlive_signals
@@ -47,14 +50,37 @@ class _ResumeCallback(TrainerCallback):
         train_dataloader.set_epoch(int(state.epoch or 0))
 
 
+@dataclass
+class EvaluationTask:
+    """How the answers to one evaluation data set are found and judged.
+
+    class_label_ids: as T5Trainer's. max_length: tokens that `generate` may write, its start token included; None for
+    the model's own.
+    """
+
+    compute_metrics: Callable | None
+    class_label_ids: torch.Tensor | None = None
+    predict_with_generate: bool = False
+    max_length: int | None = None
+
+
 class T5Trainer(Seq2SeqTrainer):
     """Seq2SeqTrainer with T5's loss, optimizers, schedules, data order and evaluation.
 
     class_label_ids: [C, T] token ids of the class labels (EOS included, padded with -100). With them evaluation scores
     by teacher forcing and generates nothing, unless `--predict_with_generate` asks for the texts themselves.
+    evaluation_tasks: {name in `eval_dataset`: EvaluationTask}, where the data sets are not judged alike.
+    summarise: metrics of a whole evaluation -> further ones, all with the prefix "eval_".
     """
 
-    def __init__(self, *args, class_label_ids: torch.Tensor | None = None, **kwargs):
+    def __init__(
+        self,
+        *args,
+        class_label_ids: torch.Tensor | None = None,
+        evaluation_tasks: dict[str, EvaluationTask] | None = None,
+        summarise: Callable[[dict], dict] | None = None,
+        **kwargs,
+    ):
         training_args = kwargs["args"]
         if training_args.ddp_find_unused_parameters is None:
             training_args.ddp_find_unused_parameters = False  # T5 has none: a search at every step would be wasted
@@ -69,6 +95,7 @@ class T5Trainer(Seq2SeqTrainer):
         )
         self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(training_args)
         self.class_label_ids = class_label_ids
+        self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
         self.preemption = PreemptionCallback()
         self.add_callback(_ResumeCallback(self))
         self.add_callback(self.preemption)
@@ -256,6 +283,8 @@ class T5Trainer(Seq2SeqTrainer):
         if self.args.train_sampling_strategy != "random":
             return super()._get_train_sampler(dataset)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        if isinstance(dataset, Mixture):
+            return dataset.sampler(seed)
         if isinstance(dataset, ChunkDataset):
             return EpochSampler(len(dataset), seed, group=global_batch_size(self.args), count_epochs=True)
         return EpochSampler(len(dataset), seed)
@@ -266,9 +295,19 @@ class T5Trainer(Seq2SeqTrainer):
     # ------------------------------------------------------------ evaluation
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval", **gen_kwargs):
         """As Seq2SeqTrainer's, but rows that fill up the last batch of several ranks are not counted twice."""
+        if isinstance(eval_dataset, str) and eval_dataset in self.evaluation_tasks:
+            task = self.evaluation_tasks[eval_dataset]
+            self.compute_metrics, self.class_label_ids = task.compute_metrics, task.class_label_ids
+            self.args.predict_with_generate, self._max_length = task.predict_with_generate, task.max_length
         self._gen_kwargs = self._generation_arguments(gen_kwargs)
         self.gather_function = self.accelerator.gather_for_metrics
-        return Trainer.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
+        metrics = Trainer.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
+        if eval_dataset is None and self.summarise is not None:
+            summary = self.summarise(metrics)
+            self.log(dict(summary))
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, summary)
+            metrics |= summary
+        return metrics
 
     def predict(self, test_dataset, ignore_keys=None, metric_key_prefix="test", **gen_kwargs):
         """As Seq2SeqTrainer's, with every row exactly once."""
@@ -277,7 +316,8 @@ class T5Trainer(Seq2SeqTrainer):
         return Trainer.predict(self, test_dataset, ignore_keys, metric_key_prefix)
 
     def _generation_arguments(self, gen_kwargs: dict) -> dict:
-        chosen = {"max_length": self.args.generation_max_length, "num_beams": self.args.generation_num_beams}
+        longest = self.args.generation_max_length or self._max_length
+        chosen = {"max_length": longest, "num_beams": self.args.generation_num_beams}
         return {name: value for name, value in chosen.items() if value is not None} | gen_kwargs
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Curves of a run's metrics.jsonl, as arrays and as a picture."""
+"""Curves of a run's metrics.jsonl, as arrays and as a picture; scores of several tasks as a picture."""
 
 
 # ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
@@ -13,8 +13,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def eval_metrics(lines: list[dict]) -> list[str]:
-    """Evaluation metrics in order of appearance, without losses and speeds: ["eval_accuracy", "eval_f1"]."""
-    keys = dict.fromkeys(key for line in lines for key in line)
+    """Evaluation metrics in order of appearance, without losses and speeds: ["eval_accuracy", "eval_f1"]; the average
+    of several tasks comes first."""
+    keys = sorted(dict.fromkeys(key for line in lines for key in line), key="eval_average".__ne__)
     return [key for key in keys if key.startswith("eval_") and not key.endswith(NO_METRIC)]
 
 
@@ -98,5 +99,34 @@ def draw_curves(
         panel.spines[["top", "right"]].set_visible(False)
     if title:
         figure.suptitle(title, fontsize=12)
+    write_aside(Path(path), lambda aside: figure.savefig(aside, format="png"))
+    return figure
+
+
+def draw_scores(rows: dict[str, tuple[str, list[float]]], path: str | Path, unit: str):
+    """Draws names below each other, a dot for each value and a line at their mean, to the PNG `path`; returns the
+    Figure.
+
+    rows: name -> (text at the right margin, values). Names that begin with "average" have a colour of their own.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 0.45 * len(rows) + 1.2), layout="constrained", dpi=150)
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for place, (name, (text, values)) in enumerate(rows.items()):
+        colour = COLOURS[1 if name.startswith("average") else 0]
+        mean = sum(values) / len(values)
+        axes.plot([mean, mean], [place - 0.3, place + 0.3], color=colour, linewidth=2)
+        axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.5)
+        margin = dict(xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points")
+        axes.annotate(text, (1, place), va="center", fontsize=9, **margin)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.grid(axis="x", color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel(unit)
     write_aside(Path(path), lambda aside: figure.savefig(aside, format="png"))
     return figure

@@ -24,12 +24,14 @@ from corpora.hub import load_dataset_splits
 from corpora.tokenizers import tokenizer_fingerprint
 from data_t5 import builtin_corpus
 from model_t5 import IGNORE_INDEX
+from tasks.columns import MISSING, merged_references, one_row_per_reference, raw_rows, read_parallel, value_of
 from tasks.metrics import STATISTICS, format_number_target, score_predictions, token_metrics
+from tasks.transforms import TRANSFORMS, UNFOLDS
 
 _REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
 _OPTIONAL = (
     "prefix labels hub builtin files file_columns file_columns_by_split exclude_rows eval_splits test_splits "
-    "train_with submission_file"
+    "train_with submission_file metric_columns transform unfold separators train_rows_where merge_references"
 ).split()
 _TARGET_TYPES = ("class", "number", "text")
 
@@ -50,6 +52,11 @@ def check_entry(name: str, task: dict) -> None:
         raise ValueError(f"DATASET_VALS task {name}: target_type {task['target_type']}: must be one of {possible}")
     if task["target_type"] == "class" and len(set(task.get("labels", []))) < max(2, len(task.get("labels", []))):
         raise ValueError(f"DATASET_VALS task {name}: target_type class needs `labels`, at least two different ones")
+    for field, known in (("transform", TRANSFORMS), ("unfold", UNFOLDS)):
+        if task.get(field) not in (None, *known):
+            hint = did_you_mean(str(task[field]), known)
+            raise ValueError(f"DATASET_VALS task {name}: {field} {task[field]}: not in tasks/transforms.py{hint}; "
+                             f"there is {', '.join(known)}")  # fmt: skip
 
 
 def eval_splits(task: dict) -> list[str]:
@@ -70,6 +77,12 @@ def metric_names(task: dict) -> list[str]:
     return names if len(splits) == 1 else [f"{split}_{name}" for split in splits for name in names]
 
 
+def main_metric(task: dict) -> str:
+    """Name of the metric that decides: "matthews_correlation", or of several splits "validation_matched_accuracy"."""
+    several = len(eval_splits(task)) > 1
+    return f"{eval_splits(task)[0]}_{task['metrics'][0]}" if several else task["metrics"][0]
+
+
 # ---------------------------------------------------------------- rows
 def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[dict]:
     """All rows of a split as {column: value} with the entry's column names. ValueError if there are none.
@@ -86,28 +99,48 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[di
         folder = builtin_corpus(Path(args.data_cache_dir).expanduser()) / task["builtin"]
         rows = list(read_split(name, task, split, folder / f"{split}.jsonl"))
     elif args.data_dir or (task.get("files") and not task.get("hub")):
-        rows = list(read_split(name, task, split, _file_of_split(name, task, args.data_dir, split)))
+        rows = list(read_split(name, task, split, _files_of_split(name, task, args.data_dir, split)))
     elif task.get("hub"):
         rows = _hub_rows(name, task, split)
     else:
         raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
+    if split == "train":
+        wanted = task.get("train_rows_where", {}).items()
+        rows = [row for row in rows if all(row[key] == value for key, value in wanted)]
     if not rows:
         raise ValueError(f"task {name}, split {split}: no rows")
-    if split in test_splits(task) and any(row.get(task["target"]) in (None, -1) for row in rows):
+    if split == "train":
+        return one_row_per_reference(task, rows)
+    if _may_hide_answers(task, split) and _hides_answers(task, rows):
         rows = [{column: value for column, value in row.items() if column != task["target"]} for row in rows]
-    return rows  # GLUE's hidden labels are -1 on the Hub
+    return merged_references(task, rows) if task.get("merge_references") else rows
 
 
-def _file_of_split(name: str, task: dict, data_dir: str | None, split: str) -> Path:
+def _may_hide_answers(task: dict, split: str) -> bool:
+    return split in test_splits(task) and split not in eval_splits(task)
+
+
+def _hides_answers(task: dict, rows: list[dict]) -> bool:
+    """Whether the answers of a test split are kept secret: missing, or as on the Hub -1, "" or an empty list."""
+    columns = [task["target"], *task.get("metric_columns", [])]
+    return any(row.get(column) in (None, -1) for row in rows for column in columns) or all(
+        row[task["target"]] in ("", []) for row in rows
+    )
+
+
+def _files_of_split(name: str, task: dict, data_dir: str | None, split: str) -> Path | dict[str, Path]:
+    """The file of a split, or {column: text file}."""
     files = task.get("files", {})
     if split not in files:
         raise ValueError(
             f"task {name}: its entry has no file for the split {split}; there is {', '.join(files) or 'none'}"
         )
-    path = Path(data_dir or ".") / files[split]
-    if not path.is_file():
-        raise ValueError(f"--data_dir {data_dir}: no file {files[split]}, which task {name} reads as {split}")
-    return path
+    names = files[split] if isinstance(files[split], dict) else {"": files[split]}
+    paths = {column: Path(data_dir or ".") / file for column, file in names.items()}
+    for column, path in paths.items():
+        if not path.is_file():
+            raise ValueError(f"--data_dir {data_dir}: no file {names[column]}, which task {name} reads as {split}")
+    return paths if isinstance(files[split], dict) else paths[""]
 
 
 def _hub_rows(name: str, task: dict, split: str) -> list[dict]:
@@ -115,39 +148,49 @@ def _hub_rows(name: str, task: dict, split: str) -> list[dict]:
     splits = load_dataset_splits(hub_name, config, f"task {name}, data set")
     if split not in splits:
         raise ValueError(f"task {name}: {hub_name} has no split {split}; there is {', '.join(splits)}")
-    names = {column: column for column in (*task["inputs"].values(), task["target"])}
-    rows = enumerate(splits[split].to_list(), start=1)
-    return [_picked(name, task, split, names, row, f"{hub_name}, row {number}") for number, row in rows]
+    rows = raw_rows(task, splits[split].to_list(), {}, hub_name)
+    return [_picked(name, task, split, {}, row, where) for row, where in rows]
 
 
-def read_split(name: str, task: dict, split: str, path: Path) -> Iterator[dict]:
-    """Rows of one file under the entry's column names, which files of one's own may use as they are."""
+def read_split(name: str, task: dict, split: str, path: Path | dict[str, Path]) -> Iterator[dict]:
+    """Rows of one file under the entry's column names, which files of one's own may use as they are; or of several
+    text files {column: path}."""
+    if isinstance(path, dict):
+        for row, where in raw_rows(task, read_parallel(path), {}, " and ".join(map(str, path.values()))):
+            yield _picked(name, task, split, {}, row, where)
+        return
     renamed = task.get("file_columns_by_split", {}).get(split, task.get("file_columns", {}))
-    names = {column: renamed.get(column, column) for column in (*task["inputs"].values(), task["target"])}
     id_columns, excluded = _excluded_rows(task, split, path)
     if data_suffix(path) in (".tsv", ".txt"):
-        rows = read_tsv(path, header=not all(isinstance(there, int) for there in names.values()))
+        rows = read_tsv(path, header=not all(isinstance(renamed.get(column), int) for column in _columns(task)))
     else:
         rows = read_rows(path)
-    for number, row in enumerate(rows, start=1):
+    for row, where in raw_rows(task, rows, renamed, str(path)):
         if tuple(row.get(column) for column in id_columns) not in excluded:
-            yield _picked(name, task, split, names, row, f"{path}, row {number}")
+            yield _picked(name, task, split, renamed, row, where)
 
 
-def _picked(name: str, task: dict, split: str, names: dict, row: dict, where: str) -> dict:
-    """The task's columns of a row, under either name; only the answers of a test split may be missing."""
-    picked = {column: row.get(there, row.get(column)) for column, there in names.items()}
-    if split in test_splits(task) and picked[task["target"]] is None:
-        del picked[task["target"]]
+def _columns(task: dict) -> list[str]:
+    """The columns that a task needs of its rows."""
+    others = (*task.get("metric_columns", []), *task.get("train_rows_where", {}))
+    return list(dict.fromkeys([*task["inputs"].values(), task["target"], *others]))
+
+
+def _picked(name: str, task: dict, split: str, renamed: dict, row: dict, where: str) -> dict:
+    """The task's columns of a row; only what is judged in a test split may be missing."""
+    picked = {column: value_of(row, column) for column in _columns(task)}
+    if _may_hide_answers(task, split):
+        there = task["inputs"].values()
+        picked = {c: v for c, v in picked.items() if c in there or not (v is MISSING or v is None)}
     for column, value in picked.items():
-        there = names[column]
-        if value is None and there not in row and column not in row:
+        there = renamed.get(column, column)
+        if value is MISSING:
             hint = did_you_mean(str(there), [str(c) for c in row])
             columns = ", ".join(str(c) for c in row)
             raise ValueError(f"{where}: no column {there}{hint}, which task {name} needs; there is {columns}")
-        if value is None:
+        if value is None or (value == [] and column == task["target"] and not _may_hide_answers(task, split)):
             raise ValueError(f"{where}: the column {column} is empty, which task {name} needs")
-    if split not in test_splits(task):
+    if not _may_hide_answers(task, split):
         try:
             target_text(name, task, picked)
         except ValueError as error:
@@ -169,27 +212,33 @@ def _excluded_rows(task: dict, split: str, path: Path) -> tuple[list[str], set[t
 
 # ---------------------------------------------------------------- texts
 def source_text(task: dict, row: dict) -> str:
-    """The text T5 reads: {"sentence1": "A.", "sentence2": "B."} -> "rte sentence1: A. sentence2: B."."""
+    """The text T5 reads: {"sentence1": "A.", "sentence2": "B."} -> "rte sentence1: A. sentence2: B.".
+
+    The items of a list are joined by the entry's separator.
+    """
     parts = [task["prefix"]] if task.get("prefix") else []
     if parts and "" in task["inputs"]:
         parts[0] += ":"  # "summarize: <text>"
     for key, column in task["inputs"].items():
-        parts += [f"{key}:"] * bool(key) + [str(row[column]).strip()]
+        value = row[column]
+        if isinstance(value, (list, tuple)):
+            value = task.get("separators", {}).get(column, " ").join(str(item).strip() for item in value)
+        parts += [f"{key}:"] * bool(key) + [str(value).strip()]
     return " ".join(parts)
 
 
 def target_text(name: str, task: dict, row: dict) -> str:
-    """The text T5 should write: a label's words, a number in STS-B's rounding, or the column as it is."""
+    """The text T5 should write: a label's words, a number in STS-B's rounding, or the (first) text as it is."""
     value = row[task["target"]]
     if task["target_type"] == "text":
-        return str(value).strip()
+        return reference_texts(name, task, row)[0]
     if task["target_type"] == "number":
         try:
             return format_number_target(float(value))
         except (TypeError, ValueError):
             raise ValueError(f"task {name}: {task['target']} is {value!r}, which is not a number") from None
     labels, text = task["labels"], str(value).strip()
-    if isinstance(value, str) and text in labels:
+    if isinstance(value, (str, bool)) and text in labels:  # JSON's true is SuperGLUE's "True"
         return text
     if text.isdecimal() and int(text) < len(labels):
         return labels[int(text)]
@@ -197,6 +246,14 @@ def target_text(name: str, task: dict, row: dict) -> str:
         f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)} "
         f"nor an index below {len(labels)}"
     )
+
+
+def reference_texts(name: str, task: dict, row: dict) -> list[str]:
+    """All texts that count as right: {"answers.text": ["a", "b "]} -> ["a", "b"]."""
+    value = row[task["target"]]
+    if task["target_type"] != "text":
+        return [target_text(name, task, row)]
+    return [str(text).strip() for text in (value if isinstance(value, (list, tuple)) else [value])]
 
 
 def build_tokenize_function(
@@ -252,18 +309,28 @@ def _labels_as_read_back(task: dict, tokenizer) -> dict[str, str]:
     return dict(zip((text.strip() for text in texts), task["labels"], strict=True))
 
 
-def task_metrics(task: dict, tokenizer, generated: bool) -> Callable:
+def task_metrics(task: dict, tokenizer, generated: bool, rows: list[dict] | None = None) -> Callable:
     """The lambda that turns T5Trainer's evaluation output into the entry's metrics, beside loss and token accuracy.
 
     generated: take the generated tokens as the answers; otherwise the class that teacher forcing found, or no label.
+    rows: what is evaluated, in that order, with all references and the entry's metric_columns; without them the
+    answers are compared with what the tokenizer makes of the first reference.
     """
 
     def answers(tokens, statistics) -> list[str]:
         return decode_texts(task, tokenizer, tokens) if generated else class_texts(task, statistics)
 
+    def references(label_ids) -> list:
+        if rows is None:
+            return decode_texts(task, tokenizer, label_ids)
+        is_text = task["target_type"] == "text"
+        return [reference_texts("", task, row) if is_text else target_text("", task, row) for row in rows]
+
+    columns = task.get("metric_columns", [])
+    context = [tuple(row[column] for column in columns) for row in rows] if rows and columns else None
     return lambda output: {
         **token_metrics(output.predictions[1]),
-        **score_predictions(task, answers(*output.predictions), decode_texts(task, tokenizer, output.label_ids)),
+        **score_predictions(task, answers(*output.predictions), references(output.label_ids), context),
     }
 
 
@@ -285,7 +352,7 @@ def prepare_split(
 
     rows = load_rows(name, task, args, split) if rows is None else rows
     chosen = rows[:limit]
-    columns = list(chosen[0])
+    columns = [column for column in (*task["inputs"].values(), task["target"]) if column in chosen[0]]
     if task["target_type"] == "class" and task["target"] in columns:
         used = {target_text(name, task, row) for row in chosen}
         missing = [label for label in task["labels"] if label not in used]
@@ -296,7 +363,7 @@ def prepare_split(
     target_length = args.max_target_length or task["max_target_length"]
     if split != "train" or task["target_type"] == "class":
         target_length = None
-    texts = [task.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")]
+    texts = [task.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels", "separators")]
     decisive = [tokenizer_fingerprint(tokenizer), source_length, target_length, texts, values]
     key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
 

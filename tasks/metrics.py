@@ -13,11 +13,20 @@ import logging
 import math
 import numbers
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from tasks.answers import (
+    final_number_accuracy,
+    question_exact_match,
+    referent_accuracy,
+    squad_exact_match,
+    squad_f1,
+)
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction, PreTrainedTokenizerBase
@@ -108,21 +117,30 @@ def _reference_lists(references: Texts) -> list[list[str]]:
 
 
 def _exact_match(predictions: Sequence[str], references: Texts) -> float:
-    """Share equal to a reference, outer white space aside, 0..1: ["a", "b "], ["A", ["c", "b"]] -> 0.5."""
+    """Share equal to a reference, 0..1: ["a", "b "], ["A", ["c", "b"]] -> 0.5. How much white space stands between
+    words does not count: T5's tokenizers make one space of it."""
+
+    def words(text: str) -> list[str]:
+        return text.split()
+
     pairs = zip(predictions, _reference_lists(references), strict=True)
-    return float(np.mean([text.strip() in map(str.strip, texts) for text, texts in pairs]))
+    return float(np.mean([words(text) in map(words, texts) for text, texts in pairs]))
 
 
 def _rouge(rouge_type: str, predictions: Sequence[str], references: Texts) -> float:
     """Mean F-measure with Porter's stemmer, 0..1; rouge1 of ["the cats"], ["the cat sat"] -> 2*2 / (2 + 3) = 0.8.
 
-    A plain mean, where T5 and `evaluate` take the middle of a bootstrap (equal up to its noise). rougeLsum takes lines
-    for sentences, so it is rougeL where texts have one line.
+    A plain mean, where T5 and `evaluate` take the middle of a bootstrap (equal up to its noise). rougeLsum compares
+    sentence by sentence. T5's tokenizers write no line breaks, so both sides are cut where a sentence ends (T5 itself:
+    at " . " alone, as the CNN/Daily Mail texts are written).
     """
     from rouge_score.rouge_scorer import RougeScorer
 
+    def lines(text: str) -> str:
+        return re.sub(r"(?<=[.!?])\s+", "\n", text) if rouge_type == "rougeLsum" else text
+
     scorer = RougeScorer([rouge_type], use_stemmer=True)
-    pairs = zip(predictions, _reference_lists(references), strict=True)
+    pairs = zip(map(lines, predictions), ([*map(lines, t)] for t in _reference_lists(references)), strict=True)
     return float(np.mean([scorer.score_multi(texts, text)[rouge_type].fmeasure for text, texts in pairs]))
 
 
@@ -134,17 +152,29 @@ def _bleu(predictions: Sequence[str], references: Texts) -> float:
     return float(corpus_bleu(list(predictions), list(streams), force=True).score)  # force: no warning "tokenized?"
 
 
+def _on_lists(metric: Callable) -> Callable:
+    """A metric of tasks/answers.py, whose references are always lists."""
+    return functools.wraps(metric)(lambda predictions, references, *more: metric(
+        predictions, _reference_lists(references), *more))  # fmt: skip
+
+
 _CLASS_METRICS = dict(accuracy=_accuracy, f1=_f1, f1_macro=_f1_macro, matthews_correlation=_matthews_correlation)
 _NUMBER_METRICS = dict(pearson=_pearson, spearman=_spearman)
 _TEXT_METRICS = dict(exact_match=_exact_match, bleu=_bleu) | {
     name: functools.partial(_rouge, name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")
 }
-METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS
+_TEXT_METRICS |= {metric.__name__: _on_lists(metric) for metric in (squad_exact_match, squad_f1, final_number_accuracy)}
+# These take a third argument: for each example the values of the entry's `metric_columns`.
+_CLASS_METRICS_IN_CONTEXT = dict(question_exact_match=question_exact_match)
+_TEXT_METRICS_IN_CONTEXT = dict(referent_accuracy=_on_lists(referent_accuracy))
+_IN_CONTEXT = _CLASS_METRICS_IN_CONTEXT | _TEXT_METRICS_IN_CONTEXT
+METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS | _IN_CONTEXT
+PERCENT_METRICS = ("bleu",)  # these count to 100, all others to 1
 # Every target is a text, but not every target is a class or a number: what a task may name goes by its target_type.
 _FITTING = {
-    "class": _CLASS_METRICS | _TEXT_METRICS,
+    "class": _CLASS_METRICS | _TEXT_METRICS | _CLASS_METRICS_IN_CONTEXT,
     "number": _NUMBER_METRICS | _TEXT_METRICS,
-    "text": _TEXT_METRICS,
+    "text": _TEXT_METRICS | _TEXT_METRICS_IN_CONTEXT,
 }
 
 
@@ -176,6 +206,8 @@ def _find_metric(name: str, task_name: str, task: dict) -> Any:
         raise ValueError(f"{where} not for target_type {task['target_type']!r}; possible are {', '.join(fitting)}.")
     if name == "f1" and len(task["labels"]) != 2:
         raise ValueError(f"{where} needs two labels, not {task['labels']}; 'f1_macro' takes any number.")
+    if name in _IN_CONTEXT and not task.get("metric_columns"):
+        raise ValueError(f"{where} needs the entry's `metric_columns`: {(_IN_CONTEXT[name].__doc__ or '').strip()}")
     return METRICS[name]
 
 
@@ -219,13 +251,16 @@ def format_number_target(value: float) -> str:
 
 
 # ---------------------------------------------------------------- the scores of a task
-def score_predictions(task: dict, predicted_texts: list[str], target_texts: list) -> dict[str, float]:
+def score_predictions(
+    task: dict, predicted_texts: list[str], target_texts: list, context: list[tuple] | None = None
+) -> dict[str, float]:
     """The task's metrics, and for class and number targets `invalid_outputs`: how many predictions are neither.
 
         labels ["no", "yes"], metrics ["f1", "accuracy"]:
         ["yes", "perhaps", "no"], ["yes", "yes", "no"]  ->  {"f1": 0.667, "accuracy": 0.667, "invalid_outputs": 1}
 
-    Both arguments hold N entries; those of `target_texts` may be lists of texts where targets are text. Numbers are
+    All arguments hold N entries; those of `target_texts` may be lists of texts where targets are text, `context` are
+    the values of the entry's `metric_columns`, without which the metrics that need them are left out. Numbers are
     compared with the target as written, so STS-B's with its rounded score, as in T5. Raises ValueError for N = 0, for a
     target that is no label or number, and where `check_metrics` does.
     """
@@ -253,6 +288,9 @@ def score_predictions(task: dict, predicted_texts: list[str], target_texts: list
         metric = _find_metric(name, task.get("prefix", ""), task)
         if name not in METRICS:
             scores |= _evaluate_scores(name, metric.compute(predictions=predictions, references=references))
+        elif name in _IN_CONTEXT:
+            if context is not None:
+                scores[name] = metric(predictions, references, context)
         elif name in _TEXT_METRICS:
             scores[name] = metric(predicted_texts, target_texts)
         else:

@@ -225,6 +225,27 @@ class EvaluateTest(parameterized.TestCase):
         self.assertEqual(rows[0]["target"], "3.8")  # 3.75 to the nearest fifth
         self.assertEqual(results["eval_invalid_outputs"], 1)
 
+    def test_several_tasks_by_one_checkpoint(self):
+        together, folder, printed = self.run_script(task="cola,mnli,stsb")
+        expected = {}
+        for name in ("cola", "mnli", "stsb"):
+            alone, _, _ = self.run_script(task=name, where=f"alone_{name}")
+            expected |= {f"eval_{name}_{key.removeprefix('eval_')}": value for key, value in alone.items()}
+        main = ["cola_matthews_correlation", "mnli_validation_matched_accuracy", "stsb_pearson"]
+        expected["eval_average"] = sum(expected[f"eval_{name}"] for name in main) / 3
+        self.assertEqual(without_timings(together).keys(), without_timings(expected).keys())
+        for name, value in without_timings(together).items():
+            self.assertAlmostEqual(value, expected[name], places=5, msg=name)
+        rows = read_lines(folder / "predictions.jsonl")
+        self.assertEqual([row["task"] for row in rows], ["cola"] * 7 + ["mnli"] * 6 + ["stsb"] * 3)
+        self.assertIn("average", printed)
+        self.assertFalse((folder / "submission.zip").exists())
+
+    def test_all_leaves_out_what_is_missing_where_it_may(self):
+        results, _, printed = self.run_script("--allow_missing", task="all")
+        self.assertRegex(printed, r"left out +sst2, mrpc, qqp, qnli, rte, wnli\n")  # ax has no labels to compare with
+        self.assertIn("eval_mnli_validation_mismatched_accuracy", results)
+
     def test_limit_and_named_split_from_a_recipe(self):
         recipe, folder = self.folder / "recipe.yaml", self.folder / "from_recipe"
         recipe.write_text("split: validation_mismatched\nmax_eval_samples: 2\n")
@@ -324,7 +345,9 @@ class EvaluateTest(parameterized.TestCase):
         ("split", "--split dev: task cola has train, validation, test", ["--split", "dev"], {}),
         ("task", "--dataset_name colla: .*did you mean cola", [], dict(task="colla")),
         ("flag", "--splt: no such flag; did you mean --split", ["--splt", "x"], {}),
-        ("all_without_predict", "needs --do_predict", [], dict(task="all")),
+        ("two_tasks_one_unknown", "--dataset_name colla: .*did you mean cola", [], dict(task="mnli,colla")),
+        ("twice", "--dataset_name cola,cola: cola stands there twice", [], dict(task="cola,cola")),
+        ("all_without_data", r"lacks 6 of 9 tasks(.|\n)*sst2: .*no file SST-2/dev.tsv", [], dict(task="all")),
         (
             "part_of_a_submission",
             "excludes .*--max_eval",

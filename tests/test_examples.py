@@ -479,6 +479,11 @@ class TargetTextTest(parameterized.TestCase):
     def test_classes(self, value, text):
         self.assertEqual(target_text("mine", self.CLASSES, {"label": value}), text)
 
+    def test_a_truth_value_is_the_label_of_that_name(self):
+        task = self.CLASSES | {"labels": ["False", "True"]}  # as in SuperGLUE's files
+        self.assertEqual(target_text("mine", task, {"label": True}), "True")
+        self.assertEqual(target_text("mine", task, {"label": False}), "False")
+
     @parameterized.parameters("maybe", 3, -1, "No", "", "²", 1.0, True)
     def test_no_class(self, value):
         message = f"task mine: label is {value!r}, which is none of the labels no, yes, 2 nor an index below 3"

@@ -21,6 +21,7 @@ from transformers import ByT5Tokenizer, EvalPrediction, PreTrainedTokenizerFast
 
 from constants import DATASET_VALS
 from tasks import metrics
+from tasks.answers import final_number, is_same_referent
 from tasks.metrics import (
     METRICS,
     build_compute_metrics,
@@ -78,10 +79,15 @@ def random_texts(seed: int, count: int = 20) -> list[str]:
 
 
 def libraries_rouge(rouge_type: str, predictions: list[str], references: list[list[str]]) -> float:
-    """One library call per pair of texts, so that the choice of the best reference is the test's own."""
+    """One library call per pair of texts, so that the choice of the best reference is the test's own. For rougeLsum
+    sentences are lines, as T5 has it for these texts, whose full stops stand between spaces."""
     scorer = rouge_scorer.RougeScorer([rouge_type], use_stemmer=True)
+
+    def lines(text: str) -> str:
+        return text.replace(" . ", " .\n") if rouge_type == "rougeLsum" else text
+
     best = [
-        max(scorer.score(target=reference, prediction=text)[rouge_type].fmeasure for reference in texts)
+        max(scorer.score(target=lines(reference), prediction=lines(text))[rouge_type].fmeasure for reference in texts)
         for text, texts in zip(predictions, references, strict=True)
     ]
     return sum(best) / len(best)
@@ -171,6 +177,9 @@ class TextMetricsTest(parameterized.TestCase):
         ("rougeL", "rougeL", "a b c d", "a c b d", 0.75),
         ("rougeL_ignores_lines", "rougeL", "b\na", "a\nb", 0.5),
         ("rougeLsum_takes_lines", "rougeLsum", "b\na", "a\nb", 1.0),
+        ("rougeLsum_takes_sentences", "rougeLsum", "B c. A d? E f", "A d?\nB c.\nE f", 1.0),
+        ("rougeL_takes_none", "rougeL", "B c. A d? E f", "A d?\nB c.\nE f", 2 / 3),
+        ("rougeLsum_leaves_numbers", "rougeLsum", "1.5 b.c", "b.c 1.5", 0.5),
         ("empty_prediction", "rouge1", "", "a", 0.0),
     )
     def test_rouge_by_hand(self, name, prediction, reference, expected):
@@ -201,18 +210,87 @@ class TextMetricsTest(parameterized.TestCase):
         predictions = [" a ", "b", "c", ""]
         self.assertEqual(METRICS["exact_match"](predictions, ["a", "B", "c c", ""]), 0.5)
         self.assertEqual(METRICS["exact_match"](predictions, [["x", "a"], "B", ["c ", "d"], "e"]), 0.5)
+        self.assertEqual(METRICS["exact_match"](["a b c", "ab"], ["a  b\nc", "a b"]), 0.5)  # T5 writes no line breaks
 
-    @parameterized.parameters("exact_match", "rougeL", "bleu")
+    @parameterized.parameters("exact_match", "rougeL", "bleu", "squad_f1", "final_number_accuracy")
     def test_an_empty_list_of_references_is_refused(self, name):
         with self.assertRaisesRegex(ValueError, "Example 1 has an empty list of references"):
             METRICS[name](["a", "b"], [["a"], []])
 
-    @parameterized.parameters("exact_match", "rougeL", "bleu")
+    @parameterized.parameters("exact_match", "rougeL", "bleu", "squad_f1", "squad_exact_match")
     def test_several_references_through_score_predictions(self, name):
         text = "five words are enough here"
         scores = score_predictions(text_task(name), [text], [["another one", text]])
         self.assertEqual(set(scores), {name})  # free text is never invalid
         self.assertAlmostEqual(scores[name], 100.0 if name == "bleu" else 1.0, places=6)
+
+
+class BenchmarkMetricsTest(parameterized.TestCase):
+    """tasks/answers.py by hand: what the official scripts of SQuAD, MultiRC and WSC and T5's give."""
+
+    @parameterized.parameters(
+        ("The U.S.A. ", ["usa"], 1.0, 1.0),
+        ("an apple, please", ["Apple please!"], 1.0, 1.0),
+        ("blue sea", ["the sea"], 0.0, 2 / 3),  # precision 1/2, recall 1
+        ("blue sea", ["the sea", "a deep blue sea", "sky"], 0.0, 4 / 5),  # the best reference counts
+        ("sea sea sea", ["sea sea"], 0.0, 4 / 5),  # a word counts as often as it stands on both sides
+        ("theatre", ["the atre"], 0.0, 0.0),
+        ("the", ["a"], 1.0, 1.0),
+        ("", ["sea"], 0.0, 0.0),
+    )
+    def test_squad(self, answer, references, exact, f1):
+        self.assertEqual(METRICS["squad_exact_match"]([answer], [references]), exact)
+        self.assertAlmostEqual(METRICS["squad_f1"]([answer], [references]), f1, places=12)
+
+    def test_squad_is_a_mean_over_examples(self):
+        self.assertEqual(METRICS["squad_exact_match"](["a b", "x"], [["b"], ["y", "z"]]), 0.5)
+        self.assertEqual(METRICS["squad_f1"](["a b", "x"], ["b", ["y", "z"]]), 0.5)
+
+    @parameterized.parameters(
+        ("It is <<2+2=4>>4.\n#### 4", 4.0), ("#### 1,234", 1234.0), ("first 3 then 7 apples.", 7.0), ("cost $-5", -5.0),
+        ("#### 12 of 30", 12.0), ("2.50 dollars", 2.5), ("#### none, so 8", 8.0), ("no number", None), ("", None),
+        ("so 9\n#### many", 9.0), ("0.5%", 0.5),
+    )  # fmt: skip
+    def test_final_number(self, text, number):
+        self.assertEqual(final_number(text), number)
+
+    def test_final_number_accuracy(self):
+        answers = ["the answer is 1,000.0", "#### 7", "none", "4 #### 5"]
+        targets = ["x\n#### 1000", "y 3 #### 8", "#### 0", ["#### 4", "#### 5"]]
+        self.assertEqual(METRICS["final_number_accuracy"](answers, targets), 0.5)
+
+    def test_all_answers_of_a_question_must_be_right(self):
+        questions = [(1, 1), (2, 1), (1, 1), (2, 1), (3, 9)]
+        self.assertAlmostEqual(METRICS["question_exact_match"]([1, 0, 0, 1, -1], [1, 0, 1, 1, 0], questions), 1 / 3)
+        task = class_task(["False", "True"], "f1", "question_exact_match") | {"metric_columns": ["p", "q"]}
+        answers = ["True", "False", "False", "True", "neither"]
+        scores = score_predictions(task, answers, ["True", "False", "True", "True", "False"], questions)
+        # F1a: 2 true positives, 1 missed, and the answer that is no label counts as the wrong class
+        self.assertAlmostEqual(scores["f1"], 2 * 2 / (2 * 2 + 1 + 1))
+        self.assertAlmostEqual(scores["question_exact_match"], 1 / 3)
+        self.assertEqual(scores["invalid_outputs"], 1)
+
+    @parameterized.parameters(
+        ("the old dog", "dog", True), ("Dog", "The old dog", True), ("Bob", "Bob's hat", False), ("cat", "dog", False),
+        ("his dog", "her dog", True), ("old cat", "old dog", False), ("", "dog", None), ("the", "dog", None),
+    )  # fmt: skip
+    def test_same_referent(self, answer, referent, expected):
+        self.assertIs(is_same_referent(answer, referent), expected)
+
+    def test_referent_accuracy_judges_wrong_candidates_too(self):
+        answers, candidates = ["Tom", "Ann", "Tom", ""], ["Tom", "Bob", "Tom", "Bob"]
+        score = METRICS["referent_accuracy"](answers, candidates, [(1,), (0,), (False,), (0,)])
+        self.assertEqual(score, 0.5)  # no answer is wrong whatever the label
+
+    def test_metrics_in_context_need_their_columns(self):
+        with self.assertRaisesRegex(
+            ValueError, "'referent_accuracy': needs the entry's `metric_columns`: Share of rows"
+        ):
+            check_metrics("mine", text_task("referent_accuracy"))
+        with self.assertRaisesRegex(ValueError, "'question_exact_match': not for target_type 'text'"):
+            check_metrics("mine", text_task("question_exact_match"))
+        task = text_task("referent_accuracy", "exact_match") | {"metric_columns": ["label"]}
+        self.assertEqual(score_predictions(task, ["a"], ["a"]), {"exact_match": 1.0})
 
 
 class ParsingTest(parameterized.TestCase):
@@ -324,12 +402,13 @@ class CheckMetricsTest(parameterized.TestCase):
         check_metrics(name, task)
         if task["target_type"] == "class":
             task = task | {"labels": task["labels"] or ["numpy", "scipy"]}  # the built-in corpus brings its own
-        texts = {"class": task.get("labels"), "number": ["0.0", "5.0"], "text": ["one text", "and another"]}
-        texts = texts[task["target_type"]]
-        scores = score_predictions(task, texts, texts)
+        long = ["one text of more words than 4", "and another with 5 of them"]
+        texts = {"class": task.get("labels"), "number": ["0.0", "5.0"], "text": long}[task["target_type"]]
+        scores = score_predictions(task, texts, texts, [(1,)] * len(texts))
         self.assertEqual(list(scores)[: len(task["metrics"])], task["metrics"])
         for metric in task["metrics"]:
-            self.assertAlmostEqual(scores[metric], 1.0, places=12)
+            best = 100.0 if metric in metrics.PERCENT_METRICS else 1.0
+            self.assertAlmostEqual(scores[metric], best, places=6)
         self.assertEqual(scores.get("invalid_outputs", 0), 0)
 
     def test_unknown_name(self):

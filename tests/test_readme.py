@@ -13,6 +13,7 @@ import evaluate_t5
 import fine_tune_t5
 import plot_runs
 import pre_train_t5
+import report_glue
 import sweep_t5
 from common.command_line import parse_arguments
 from tasks.examples import check_entry
@@ -57,7 +58,7 @@ class ReadmeTest(parameterized.TestCase):
         argv = words[words.index(script) + 1 :]
         self.assertIn(script, {p.name for p in ROOT.glob("*.py")})
         if argv == ["--help"]:
-            modules = (create_tokenizer, evaluate_t5, fine_tune_t5, plot_runs, pre_train_t5, sweep_t5)
+            modules = (create_tokenizer, evaluate_t5, fine_tune_t5, plot_runs, pre_train_t5, report_glue, sweep_t5)
             module = {Path(m.__file__).name: m for m in modules}[script]
             try:
                 code = module.main(argv)
@@ -68,6 +69,8 @@ class ReadmeTest(parameterized.TestCase):
             sweep = read_sweep(str(ROOT / argv[0]))
             self.assertTrue(sweep["parameters"])
             self.assertLen(parse_arguments([sweep_t5.SweepArguments], argv[1:]), 1)
+        elif script == "report_glue.py":
+            self.assertNotEmpty(report_glue.parse_flags(argv)[0].tasks)
         elif script in DATACLASSES:
             classes = [getattr(arguments_t5, name) for name in DATACLASSES[script]]
             self.assertLen(parse_arguments(classes, argv), 3)

@@ -27,9 +27,9 @@ SOURCES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 LAYERS = (
     {"constants"},
     {"common.processes", "corpora.files", "training.manifests"},  # the process, files and folders, whatever for
-    {"common.command_line", "common.reports", "corpora.cache", "corpora.hub"},
+    {"common.command_line", "common.reports", "corpora.cache", "corpora.hub", "tasks.answers", "tasks.transforms"},
     {"attention_t5", "common.curves", "corpora.installed_docs", "corpora.tokenizers", "data_collator_t5"}
-    | {"tasks.metrics", "training.optimizers"},  # pure functions
+    | {"tasks.columns", "tasks.metrics", "training.optimizers"},  # pure functions
     {"arguments_t5"},
     {
         "data_t5",
@@ -40,6 +40,7 @@ LAYERS = (
         "training.preemption",
         "training.sharding",
     },  # services
+    {"tasks.mixtures"},
     {"tasks.examples", "trainer_t5"},  # what a run is made of
     {"training.runs", "training.sweep_files"},
 )

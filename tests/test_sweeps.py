@@ -160,7 +160,8 @@ class SweepsTest(parameterized.TestCase):
     @parameterized.named_parameters((path.stem, path) for path in FILES if path.name.startswith("glue_"))
     def test_metric_of_fine_tuning_is_logged_and_is_the_main_one(self, path):
         sweep = load(path)
-        _, task_args, training_args, task = self.parse(sweep, settings(sweep)[0])
+        _, task_args, training_args, tasks = self.parse(sweep, settings(sweep)[0])
+        (task,) = tasks.values()
         self.assertEqual(path.stem, f"glue_{task_args.dataset_name}_sweep")
         self.assertEqual(sweep["name"], f"glue_{task_args.dataset_name}")
         split = "" if len(eval_splits(task)) == 1 else eval_splits(task)[0] + "_"

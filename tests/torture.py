@@ -30,7 +30,7 @@ import pre_train_t5
 from common.reports import read_metrics
 from training.checkpoints import SAVING, newest_whole_checkpoint
 
-SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main}
+SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixture": fine_tune_t5.main}
 TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparation_time")
 
 
@@ -44,6 +44,10 @@ def material(folder: Path) -> dict[str, list[str]]:
     for name, number in (("train", 96), ("dev", 40)):
         rows = [f"x\t{i % 2}\t\t{chooser.choice(lines)[: 60 + 30 * (i % 2)]}" for i in range(number)]
         (folder / "CoLA" / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+    (folder / "SST-2").mkdir()
+    for name, number in (("train", 40), ("dev", 20)):
+        rows = [f"{chooser.choice(lines)[:50]}\t{i % 2}" for i in range(number)]
+        (folder / "SST-2" / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     shape = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
     common = f"--report_to none --disable_tqdm true --data_cache_dir {folder}/cache --config_name tiny "
     common += f"--config_overrides {shape} --dropout_rate 0.1 --logging_steps 3"
@@ -52,7 +56,8 @@ def material(folder: Path) -> dict[str, list[str]]:
     pre_train += f"--eval_steps 7 --max_eval_samples 32 {common}"
     fine_tune = f"--benchmark glue --dataset_name cola --data_dir {folder} --tokenizer_name {folder}/tokenizer "
     fine_tune += f"--num_train_epochs 4 --per_device_train_batch_size 16 --eval_strategy epoch {common}"
-    return {"pre_train": pre_train.split(), "fine_tune": fine_tune.split()}
+    mixture = fine_tune.replace("--dataset_name cola", "--dataset_name cola,sst2 --mixing equal")
+    return {"pre_train": pre_train.split(), "fine_tune": fine_tune.split(), "mixture": mixture.split()}
 
 
 def changed(argv: list[str], *flags: str) -> list[str]:
@@ -193,7 +198,7 @@ def material_of(folder: Path) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="SIGKILLs in all, half of them for each script")
+    parser.add_argument("--kills", type=int, default=200, help="SIGKILLs in all, shared out among the scripts")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments")
     parser.add_argument("--output", type=Path, help="JSON file for the counts")
     options = parser.parse_args()
@@ -201,7 +206,7 @@ def main() -> None:
     record = {"seed": options.seed}
     with tempfile.TemporaryDirectory(prefix="t5_torture_") as folder:
         for script in SCRIPTS:
-            record[script] = torture(Path(folder), script, options.kills // len(SCRIPTS), options.seed)
+            record[script] = torture(Path(folder), script, -(-options.kills // len(SCRIPTS)), options.seed)
             print(json.dumps({script: record[script]}))
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)

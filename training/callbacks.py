@@ -20,13 +20,27 @@ from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
-from transformers import DefaultFlowCallback, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import (
+    DefaultFlowCallback,
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+)
 from transformers.trainer_utils import has_length
 
 from common.curves import draw_curves
 from common.reports import SHORT_NAMES, human_time, plain_json, read_metrics, short_number, write_aside
 
 logger = logging.getLogger(__name__)
+
+
+class PatienceCallback(EarlyStoppingCallback):
+    """As EarlyStoppingCallback, for evaluations of several data sets: only the one with the main metric counts."""
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
+            super().on_evaluate(args, state, control, metrics, **kwargs)
 
 
 class MetricsFileCallback(TrainerCallback):

@@ -8,7 +8,6 @@ from pathlib import Path
 import psutil
 import torch
 from requests.utils import get_netrc_auth
-from transformers import EarlyStoppingCallback
 
 from arguments_t5 import wants_fsdp
 from common.command_line import exit_on_user_error
@@ -21,6 +20,7 @@ from training.batch_size import find_micro_batch
 from training.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,
+    PatienceCallback,
     T5ProgressCallback,
     ThroughputCallback,
     install_callbacks,
@@ -85,7 +85,7 @@ def start_run(
         T5ProgressCallback(),
     ]
     if args.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
+        callbacks.append(PatienceCallback(args.early_stopping_patience))
     install_callbacks(trainer, callbacks)
 
     states = 0.01 if args.optim == "adafactor" else 2.0  # optimizer tensors per weight

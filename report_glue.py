@@ -1,0 +1,364 @@
+"""GLUE from one checkpoint: fine-tunes every task with several seeds and writes the table that people quote.
+
+    python report_glue.py --model_name_or_path google/t5-v1_1-base
+    python report_glue.py --model_name_or_path out/pre_train_t5 --data_dir glue --tasks cola sst2 rte --seeds 1 2 3
+    python report_glue.py --model_name_or_path out/base --data_dir glue -- --num_train_epochs 3 --optim adafactor
+
+Flags after -- go to fine_tune_t5.py as they are (a recipe would be the first). The runs come one after the other, each
+with its log beside its folder. The same command goes on where it stopped: finished runs are not repeated, an unfinished
+one resumes from its newest checkpoint. Cost: the sum of the runs (--dry_run prints their commands).
+
+Writes into --output_dir, anew after each run: glue.md (the table), glue.json (every number, seed and command) and
+glue.png; at the end best/<task> (each task's best seed) and, by evaluate_t5.py, submission/submission.zip. The numbers
+are those of the development sets, on which each run also chose its best epoch, x 100, as mean and standard deviation
+(n - 1) over seeds. A task's score is the mean of its metrics as GLUE defines it: Matthews alone for CoLA, both sets of
+MNLI. The average of the tasks is given with WNLI, as GLUE's server has it, and without, as BERT reports it: WNLI's
+development sentences contradict its training set, and T5 does not train on it either.
+"""
+
+import dataclasses
+import json
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from arguments_t5 import FineTuningArguments, ModelArguments, TaskArguments, check_tasks
+from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.curves import draw_scores
+from common.reports import end_summary, start_summary, write_aside, write_json
+from constants import DATASET_VALS
+from tasks.examples import eval_splits, load_rows
+from training.checkpoints import newest_whole_checkpoint
+from training.preemption import PREEMPTED_EXIT_CODE
+
+HERE = Path(__file__).resolve().parent
+TASKS = [name for name, task in DATASET_VALS["glue"].items() if "train_with" not in task]
+OURS = (  # flags of fine_tune_t5.py that the report sets
+    "benchmark dataset_name seed output_dir overwrite_output_dir resume_from_checkpoint model_name_or_path data_dir "
+    "train_file validation_file metric_for_best_model"
+).split()
+UNSCORED = {("cola", "accuracy")}  # metrics that are shown and that GLUE's score leaves out
+SHORT = {"matthews_correlation": "Matthews", "pearson": "Pearson", "spearman": "Spearman", "f1": "F1"}
+
+
+@dataclass
+class ReportArguments:
+    """What is reported."""
+
+    _argument_group_name = "report (flags of fine_tune_t5.py follow after --)"
+
+    model_name_or_path: str | None = option(None, "Checkpoint that all runs start from: a folder or a Hub name.")
+    tasks: list[str] = option(TASKS, "Tasks of GLUE. AX is answered by the best model of mnli.")
+    seeds: list[int] = option([1, 2, 3], "Seeds; a run for each of them and each task.")
+    data_dir: str | None = option(None, "Folder with GLUE's own files. Not set: the Hub.")
+    output_dir: str = option("out/glue_report", "Where runs, table and submission are written.")
+    submission: bool = option(True, "Predict the test sets with each task's best seed.")
+    report_only: bool = option(False, "Only write the table of the runs that are finished.")
+    dry_run: bool = option(False, "Print the commands and run nothing.")
+
+
+@dataclass
+class Run:
+    """One task with one seed."""
+
+    task: str
+    seed: int
+    folder: Path
+    flags: list[str]
+
+    @property
+    def record(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.json")
+
+    def results(self) -> dict | None:
+        """all_results.json of the finished run, else None."""
+        path = self.folder / "all_results.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+# ---------------------------------------------------------------- flags
+def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str]]:
+    """The report's flags and those of fine_tune_t5.py, both checked."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    cut = argv.index("--") if "--" in argv else len(argv)
+    (args,) = parse_arguments([ReportArguments], argv[:cut])
+    more = argv[cut + 1 :]
+    for word in more:
+        name = word.removeprefix("--").split("=")[0].replace("-", "_")
+        if word.startswith("--") and name in OURS:
+            raise ValueError(f"-- --{name}: the report sets it for each run" +
+                             (f"; give --{name} before the --" if hasattr(args, name) else ""))  # fmt: skip
+    if not args.model_name_or_path and not any(word.startswith("--config_name") for word in more):
+        raise ValueError(
+            "--model_name_or_path: the checkpoint to start from is missing (-- --config_name: from scratch)"
+        )
+    for name in args.tasks:
+        if name not in TASKS:
+            raise ValueError(f"--tasks {name}: there is {', '.join(TASKS)}")
+    for flag, values in (("tasks", args.tasks), ("seeds", args.seeds)):
+        if len(set(values)) < len(values):
+            raise ValueError(f"--{flag} {' '.join(map(str, values))}: one of them stands there twice")
+    check_folder("--output_dir", args.output_dir)
+    parse_arguments([ModelArguments, TaskArguments, FineTuningArguments], flags_of(args, more, "cola", 0, Path("x")))
+    return args, more
+
+
+def flags_of(args: ReportArguments, more: list[str], task: str, seed: int, folder: Path) -> list[str]:
+    """The command line of one run of fine_tune_t5.py."""
+    recipe = more[:1] if more and not more[0].startswith("-") else []
+    flags = ["--benchmark", "glue", "--dataset_name", task, "--seed", str(seed), "--output_dir", str(folder)]
+    for name in ("model_name_or_path", "data_dir"):
+        if getattr(args, name):
+            flags += [f"--{name}", getattr(args, name)]
+    quiet = [] if any(word.startswith("--report_to") for word in more) else ["--report_to", "none"]
+    return [*recipe, *flags, *more[len(recipe) :], *quiet]
+
+
+def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
+    """All runs, seed after seed, so that the table is complete early. ValueError if one was made with other flags."""
+    runs = []
+    for seed in args.seeds:
+        for task in args.tasks:
+            folder = Path(args.output_dir) / task / f"seed_{seed}"
+            runs.append(Run(task, seed, folder, flags_of(args, more, task, seed, folder)))
+    for run in runs:
+        begun = run.record.is_file() and (run.results() or newest_whole_checkpoint(run.folder))
+        if begun and json.loads(run.record.read_text())["flags"] != run.flags:
+            raise ValueError(f"--output_dir {args.output_dir}: {run.record} was made with other flags; name another "
+                             "folder, or delete this one")  # fmt: skip
+    return runs
+
+
+def check_data(args: ReportArguments, more: list[str]) -> None:
+    """Reads all rows once, so that what is wrong with a file is said before hours of training."""
+    groups = parse_arguments(
+        [ModelArguments, TaskArguments, FineTuningArguments], flags_of(args, more, "cola", 0, Path("x"))
+    )
+    for name in args.tasks:
+        task_args = dataclasses.replace(groups[1], dataset_name=name)
+        (task,) = check_tasks(task_args).values()
+        for split in ("train", *eval_splits(task)):
+            load_rows(name, task, task_args, split)
+
+
+# ---------------------------------------------------------------- runs
+def execute(command: list[str], log: Path) -> int:
+    """Runs a command with its output added to `log`; its exit code. SIGTERM and SIGUSR1 are handed on to it."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    signals = (signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, lambda number, _: process.send_signal(number)) for number in signals}
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # Ctrl-C has reached it too
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"
+
+
+def train(run: Run) -> None:
+    """Begins or goes on with a run; SystemExit with 75 if it was told to stop, with 1 if it failed."""
+    flags = list(run.flags)
+    if newest_whole_checkpoint(run.folder):
+        flags.append("--resume_from_checkpoint")
+    elif run.folder.is_dir() and any(run.folder.iterdir()):
+        flags.append("--overwrite_output_dir")
+    write_json(run.record, {"flags": run.flags})
+    log = run.folder.with_name(f"{run.folder.name}.log")
+    code = execute([sys.executable, str(HERE / "fine_tune_t5.py"), *flags], log)
+    if code == PREEMPTED_EXIT_CODE:
+        print(f"{run.task}, seed {run.seed}: told to stop; the same command goes on", flush=True)
+        raise SystemExit(PREEMPTED_EXIT_CODE)
+    if code or run.results() is None:
+        print(
+            f"{run.task}, seed {run.seed}: fine_tune_t5.py ended with {code}: {last_line(log)} ({log})", file=sys.stderr
+        )
+        raise SystemExit(1)
+
+
+# ---------------------------------------------------------------- numbers
+def metric_keys(name: str) -> dict[str, str]:
+    """{name in the table: key in all_results.json}: mrpc -> {"F1": "eval_f1", "accuracy": "eval_accuracy"}."""
+    task = DATASET_VALS["glue"][name]
+    if len(eval_splits(task)) == 1:
+        return {SHORT.get(metric, metric): f"eval_{metric}" for metric in task["metrics"]}
+    return {f"{SHORT.get(metric, metric)}, {split.removeprefix('validation_')}": f"eval_{split}_{metric}"
+            for metric in task["metrics"] for split in eval_splits(task)}  # fmt: skip
+
+
+def title(name: str) -> str:
+    """GLUE's own name of a task: "cola" -> "CoLA", "mnli" -> "MNLI"."""
+    file = DATASET_VALS["glue"][name]["submission_file"]
+    return file.removesuffix(".tsv") if isinstance(file, str) else name.upper()
+
+
+def summed_up(values: dict[int, float]) -> dict:
+    """{seed: value} -> its mean and standard deviation (n - 1, None for one seed), with the values."""
+    deviation = statistics.stdev(values.values()) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values.values()), "deviation": deviation, "seeds": values}
+
+
+def numbers_of_task(name: str, done: dict[int, tuple[Run, dict]]) -> dict:
+    """Of a task's finished runs {seed: (run, results)}: metrics, score, training rows, and how each was made."""
+    keys = metric_keys(name)
+    metrics = {
+        metric: summed_up({seed: 100 * results[key] for seed, (_, results) in done.items()})
+        for metric, key in keys.items()
+    }
+    scored = [metrics[metric]["seeds"] for metric in keys if (name, metric) not in UNSCORED]
+    record = run_record_of(done)
+    rows, limit = record["examples"]["train"], record["arguments"]["max_train_samples"]
+    return {
+        "score": summed_up({seed: statistics.fmean(values[seed] for values in scored) for seed in done}),
+        "metrics": metrics,
+        "training_rows": min(rows, limit or rows),
+        "runs": {
+            seed: {"flags": run.flags, "seconds": results["train_runtime"]} for seed, (run, results) in done.items()
+        },
+    }
+
+
+def run_record_of(done: dict[int, tuple[Run, dict]]) -> dict:
+    """run.json of the first of the runs."""
+    run, _ = next(iter(done.values()))
+    return json.loads((run.folder / "run.json").read_text(encoding="utf-8"))
+
+
+def average(tasks: dict[str, dict]) -> dict | None:
+    """The mean score of the tasks, from the seeds that all of them have; None if there is none."""
+    scores = [task["score"]["seeds"] for task in tasks.values()]
+    seeds = sorted(set.intersection(*map(set, scores))) if scores else []
+    if not seeds:
+        return None
+    return {"tasks": list(tasks)} | summed_up({seed: statistics.fmean(s[seed] for s in scores) for seed in seeds})
+
+
+def gather(args: ReportArguments, runs: list[Run]) -> dict:
+    """What glue.json holds: of each task its numbers, the averages, and where they come from."""
+    done = {
+        name: {r.seed: (r, results) for r in runs if r.task == name and (results := r.results())} for name in args.tasks
+    }
+    done = {name: of_task for name, of_task in done.items() if of_task}
+    tasks = {name: numbers_of_task(name, of_task) for name, of_task in done.items()}
+    without = {name: task for name, task in tasks.items() if name != "wnli"}
+    averages = {"with WNLI": average(tasks) if "wnli" in tasks else None, "without WNLI": average(without)}
+    record = run_record_of(next(iter(done.values()))) if done else {}
+    return {
+        "model": args.model_name_or_path,
+        "tasks": tasks,
+        "averages": {label: numbers for label, numbers in averages.items() if numbers},
+        **{name: record.get(name) for name in ("parameters", "versions", "git", "hardware")},
+    }
+
+
+def shown(summary: dict) -> str:
+    """{"mean": 52.31, "deviation": 0.64} -> "52.3 ± 0.6"."""
+    deviation = summary["deviation"]
+    return f"{summary['mean']:.1f}" + (f" ± {deviation:.1f}" if deviation is not None else "")
+
+
+def table(report: dict, seeds: list[int]) -> str:
+    """The table in markdown."""
+    origin = report["model"] or "scratch"
+    head = f"GLUE, development sets, from {origin}; mean ± deviation over seeds {', '.join(map(str, seeds))}"
+    lines = [head, "", "| task | training rows | metrics | score |", "|---|---:|---|---:|"]
+    for name, task in report["tasks"].items():
+        metrics = "; ".join(f"{metric} {shown(values)}" for metric, values in task["metrics"].items())
+        missing = len(seeds) - len(task["score"]["seeds"])
+        note = f" ({missing} of {len(seeds)} seeds to come)" if missing else ""
+        rows = task["training_rows"]
+        lines.append(f"| {title(name)} | {f'{rows:,}' if rows else ''} | {metrics} | {shown(task['score'])}{note} |")
+    for label, numbers in report["averages"].items():
+        whole = len(TASKS) - (label == "without WNLI")
+        which = f"all {whole}" if len(numbers["tasks"]) == whole else f"{len(numbers['tasks'])} of {whole}"
+        lines.append(f"| **average** of {which} tasks {label} | | | **{shown(numbers)}** |")
+    return "\n".join(lines) + "\n"
+
+
+def write_report(args: ReportArguments, runs: list[Run]) -> dict:
+    """Writes glue.json, glue.md and glue.png of the runs that are finished; returns the first's content."""
+    report, folder = gather(args, runs), Path(args.output_dir)
+    if report["tasks"]:
+        write_json(folder / "glue.json", report)
+        write_aside(folder / "glue.md", lambda aside: aside.write_text(table(report, args.seeds), encoding="utf-8"))
+        rows = {title(name): task["score"] for name, task in report["tasks"].items()}
+        rows |= {f"average {label}": numbers for label, numbers in report["averages"].items()}
+        draw_scores({name: (shown(score), list(score["seeds"].values())) for name, score in rows.items()},
+                    folder / "glue.png", "score on the development set")  # fmt: skip
+    return report
+
+
+# ---------------------------------------------------------------- submission
+def submit(args: ReportArguments, report: dict) -> str:
+    """Predicts the test sets with the best seed of each task; a line about what came of it."""
+    best = Path(args.output_dir) / "best"
+    best.mkdir(parents=True, exist_ok=True)
+    for name, task in report["tasks"].items():
+        first = next(iter(task["metrics"].values()))["seeds"]  # which chose the run's checkpoint too
+        link = best / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path("..") / name / f"seed_{max(first, key=first.get)}")
+    folder, log = Path(args.output_dir) / "submission", Path(args.output_dir) / "submission.log"
+    command = [sys.executable, str(HERE / "evaluate_t5.py"), "--benchmark", "glue", "--dataset_name", "all"]
+    command += ["--do_predict", "--allow_missing", "--model_name_or_path", str(best / "{task}")]
+    command += ["--output_dir", str(folder), "--overwrite_output_dir"]
+    command += ["--data_dir", args.data_dir] if args.data_dir else []
+    code = execute(command, log)
+    if code:
+        return f"none: evaluate_t5.py ended with {code}: {last_line(log)} ({log})"
+    whole = "whole" if "left out" not in log.read_text(encoding="utf-8", errors="replace") else f"in part, see {log}"
+    return f"{folder / 'submission.zip'} ({whole})"
+
+
+# ---------------------------------------------------------------- the script
+def main(argv: list[str] | None = None) -> dict:
+    """Runs the script; returns what it writes to glue.json."""
+    with exit_on_user_error():
+        args, more = parse_flags(argv)
+        runs = planned_runs(args, more)
+        if args.dry_run:
+            for run in runs:
+                print(shlex.join(["python", "fine_tune_t5.py", *run.flags]))
+            return {}
+        if not args.report_only and any(run.results() is None for run in runs):
+            check_data(args, more)
+    done = sum(run.results() is not None for run in runs)
+    start_summary(
+        {
+            "checkpoint": args.model_name_or_path or "scratch",
+            "runs": f"{len(runs)} ({len(args.tasks)} tasks x {len(args.seeds)} seeds), {done} of them finished",
+            "flags": shlex.join(more) or None,
+            "folder": args.output_dir,
+        },
+        "GLUE",
+    )
+    for number, run in enumerate(runs, start=1):
+        if run.results() is None and not args.report_only:
+            print(f"run {number} of {len(runs)}: {run.task}, seed {run.seed}", flush=True)
+            train(run)
+            write_report(args, runs)
+    report = write_report(args, runs)
+    if not report["tasks"]:
+        print("no run is finished yet: there is nothing to report")
+        return report
+    print(table(report, args.seeds))
+    submission = submit(args, report) if args.submission and not args.report_only else None
+    end_summary({"written to": f"{args.output_dir}: glue.md, glue.json, glue.png", "submission": submission})
+    return report
+
+
+if __name__ == "__main__":
+    main()

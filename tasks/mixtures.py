@@ -1,0 +1,121 @@
+"""Several tasks in one training: how often each is seen, in which order, and what their evaluation is summed up to.
+
+    rates = mixing_rates([8_551, 67_349], "proportional", cap=65_536)                -> [8551, 65536]
+    mixture = Mixture({"cola": rows, "sst2": rows}, rates, rows_per_epoch=74_087)
+    list(mixture.sampler(seed=0))                                                    -> 74,087 numbers of its rows
+
+What is trained on is a function of the seed and the place in the run alone, so a resumed run goes on as if never
+stopped, and all ranks draw the same. A task's rows come in a new order in each pass over them, none a second time
+before all have come once; an epoch takes up where the last one left each task. As in T5: "Exploring the Limits of
+Transfer Learning with a Unified Text-to-Text Transformer", section 3.5.2.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from data_t5 import EpochSampler
+from tasks.metrics import PERCENT_METRICS
+
+
+def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1.0) -> list[float]:
+    """Relative rates of tasks with so many training rows; mixing: one of arguments_t5.MIXING.
+
+    proportional min(n, cap), equal 1, temperature min(n, cap) ** (1 / temperature), which lies between the two:
+    [100, 10_000] with cap 2_500 and temperature 2 -> [100, 2500], [1, 1] and [10, 50]
+    """
+    if mixing == "equal":
+        return [1.0] * len(sizes)
+    capped = [float(min(size, cap)) for size in sizes]
+    return capped if mixing == "proportional" else [size ** (1 / temperature) for size in capped]
+
+
+def shares(rates: list[float], rows: int) -> list[int]:
+    """How many of `rows` each task gets, the largest remainders rounded up: ([1, 1, 2], 6) -> [2, 1, 3]."""
+    exact = np.asarray(rates, dtype=np.float64) / sum(rates) * rows
+    counts = np.floor(exact).astype(int)
+    missing = rows - counts.sum()
+    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
+    return counts.tolist()
+
+
+class Mixture:
+    """Training rows of several tasks as one data set, to be read in the order of its `sampler`.
+
+    parts: {task: `datasets.Dataset` of tokenised rows}. Row numbers count through the parts in their order. ValueError
+    if a task gets no row in an epoch.
+    """
+
+    def __init__(self, parts: dict, rates: list[float], rows_per_epoch: int):
+        import datasets
+
+        self.sizes = {name: len(rows) for name, rows in parts.items()}
+        self.counts = dict(zip(parts, shares(rates, rows_per_epoch), strict=True))
+        for name, count in self.counts.items():
+            if count == 0:
+                raise ValueError(
+                    f"--mixing: an epoch of {rows_per_epoch:,} rows has none of the task {name}; try --mixing "
+                    "temperature with a higher --mixing_temperature, or --mixing equal"
+                )
+        self.rows = datasets.concatenate_datasets(list(parts.values()))
+        content = [(name, rows._fingerprint, self.counts[name]) for name, rows in parts.items()]
+        self._fingerprint = hashlib.sha256(repr(content).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> dict:
+        return self.rows[number]
+
+    def __getitems__(self, numbers: list[int]) -> list[dict]:
+        return self.rows.__getitems__(numbers)
+
+    def described(self) -> str:
+        """ "cola 8,551 of 8,551 (11.5 %), ..." of an epoch's rows."""
+        total = sum(self.counts.values())
+        parts = [f"{n} {c:,} of {self.sizes[n]:,} ({100 * c / total:.1f} %)" for n, c in self.counts.items()]
+        return f"{total:,} rows an epoch: {', '.join(parts)}"
+
+    def sampler(self, seed: int) -> "MixtureSampler":
+        return MixtureSampler(list(self.sizes.values()), list(self.counts.values()), seed)
+
+
+class MixtureSampler(EpochSampler):
+    """Row numbers of an epoch, `counts` of each task; what `EpochSampler` is for one task."""
+
+    def __init__(self, sizes: list[int], counts: list[int], seed: int):
+        super().__init__(sum(sizes), seed)
+        self.sizes, self.counts = sizes, counts
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def __iter__(self) -> Iterator[int]:
+        starts = np.cumsum([0, *self.sizes[:-1]])
+        chosen = [start + self._of_task(task) for task, start in enumerate(starts)]
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self))
+        return iter(np.concatenate(chosen)[order].tolist())
+
+    def _of_task(self, task: int) -> np.ndarray:
+        """The task's rows of this epoch: a stretch of its passes, each in an order of its own."""
+        size, count = self.sizes[task], self.counts[task]
+        first = self.epoch * count
+        passes = range(first // size, (first + count - 1) // size + 1)
+        orders = [np.random.default_rng([self.seed, task, number]).permutation(size) for number in passes]
+        return np.concatenate(orders)[first - passes[0] * size :][:count]
+
+
+def average_of(main_metrics: dict[str, str]) -> Callable[[dict], dict]:
+    """{task: its main metric} -> the function of an evaluation's metrics that gives their mean as "eval_average".
+
+    Metrics that count to 100 (bleu) are divided by it, so that each task weighs the same.
+    """
+
+    def average(metrics: dict[str, float]) -> dict[str, float]:
+        values = [
+            metrics[f"eval_{key}"] / (100 if key.endswith(PERCENT_METRICS) else 1) for key in main_metrics.values()
+        ]
+        return {"eval_average": float(np.mean(values))}
+
+    return average
