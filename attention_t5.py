@@ -4,9 +4,9 @@
 
 Importing this module registers it. It serves training: self-attention with the learned relative bias, causal or not,
 and cross-attention (whose bias, all zeros, is dropped), under padding masks and under 4-D masks (packed documents), of
-any length, below autocast, torch.compile and gradient checkpointing. The library kernel and the gradient of the bias are
-those of `kernels.attention`; evaluation and generation, which need no gradient, take transformers' sdpa, and so does
-whatever cannot be served, with one line that says why. Weights and checkpoints are the same with every implementation.
+any length, below autocast, torch.compile and gradient checkpointing, on the kernels of `kernels.attention`. Evaluation
+and generation, which need no gradient, take transformers' sdpa, and so does whatever cannot be served, with one line
+that says why. Weights and checkpoints are the same with every implementation.
 
     attention_kernels()                  {name: what it is} of the library kernels, in order of preference
     with use_attention_kernel("torch"):  forward and backward passes on that kernel, or an error
@@ -17,26 +17,52 @@ Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv.
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from common.processes import print_once
 from kernels.attention import PROBE_TOLERANCE, attention, attention_kernels, use_attention_kernel
 
 __all__ = ["T5_FUSED", "attention_kernels", "t5_fused_attention", "t5_fused_mask", "use_attention_kernel"]
 T5_FUSED = "t5_fused"
-IMPLEMENTATIONS = ("eager", "sdpa", T5_FUSED)
 SERVED_DTYPES = tuple(PROBE_TOLERANCE)
 
 
-def t5_fused_mask(*args, **kwargs) -> torch.Tensor | None:
-    """transformers' boolean mask [B, 1, Q, K] (True: may attend), kept as [B, 1, 1, K] where it only hides padding.
+def t5_fused_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function=causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **kwargs,
+) -> torch.Tensor | None:
+    """transformers' boolean mask [B, 1, Q, K] (True: may attend), or [B, 1, 1, K] where it only hides padding.
 
-    None where nothing is hidden, or nothing but the future: the attention itself knows whether it is causal.
+    None where nothing is hidden, or nothing but the future: the attention itself knows whether it is causal. Compiled,
+    transformers' own function never answers None (before torch 2.14), and a mask costs a bias for every example.
     """
-    mask = sdpa_mask(*args, **kwargs)
-    if mask is not None and mask.stride(2) == 0:  # expanded: all queries see the same keys
-        mask = mask[:, :, :1]
-    return mask
+    causal = mask_function is causal_mask_function and q_length == kv_length and (q_offset, kv_offset) == (0, 0)
+    if attention_mask is None and (allow_is_bidirectional_skip or (allow_is_causal_skip and causal)):
+        return None
+    if mask_function is bidirectional_mask_function and attention_mask is not None and kv_offset == 0:
+        padding = attention_mask[:, None, None, :kv_length].bool()
+        skip = allow_is_bidirectional_skip and not torch.compiler.is_compiling() and bool(padding.all())
+        return None if skip else padding
+    return sdpa_mask(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=allow_is_causal_skip,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        **kwargs,
+    )
 
 
 def t5_fused_attention(
@@ -66,7 +92,15 @@ def t5_fused_attention(
             return attention(*heads_last, position_bias, attention_mask, causal, float(scaling))[0], None
         _hand_over(reason)
     return sdpa_attention_forward(
-        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, position_bias=position_bias, **kwargs
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout=dropout,
+        scaling=scaling,
+        position_bias=position_bias,
+        **kwargs,
     )
 
 

@@ -13,165 +13,52 @@ Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q: [B, Q, H, D], 
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import importlib.util
+from collections.abc import Iterator
 
 import torch
 
 from common.processes import print_once
-from kernels.bias_gradient import (
-    BIAS_GRADIENTS,
-    MASKED,
-    accumulation_dtype,
-    batch_chunks,
-    bias_gradient,
-    choose_bias_gradient,
-    part_of,
-    triton_is_installed,
-)
+from kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch
+from kernels.library import KERNELS, Kernel, aligned, torch_backward, torch_forward
 
-aten = torch.ops.aten
-ALIGNMENT = 16  # elements: rows of a bias begin at multiples of it, whatever their length
 PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
 PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}
 
 
-class Kernel(NamedTuple):
-    """A library kernel. bias: what it adds to the scores, [B, H, Q, K] in q's dtype (rows aligned), or None.
-
-    forward(q, k, v, bias, scale) -> out [B, Q, H, D], logsumexp [B, H, Q];
-    backward(grad_out, q, k, v, bias, out, logsumexp, scale) -> dq, dk, dv, shaped as q, k, v;
-    refuses(q, k) -> why it cannot serve these inputs, or None.
-    """
-
-    about: str
-    forward: Callable
-    backward: Callable
-    refuses: Callable
-
-
-# ---------------------------------------------------------------- cuDNN
-def _cudnn_refuses(q: torch.Tensor, k: torch.Tensor) -> str | None:
-    if not q.is_cuda:
-        return "it needs a GPU"
-    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
-        return "its backward pass is not deterministic"
-    if 64 in (q.shape[1] % 128, k.shape[1] % 128):
-        return f"it gives NaN at lengths with n % 128 == 64 ({q.shape[1]} x {k.shape[1]})"
-    heads_first = (q.transpose(1, 2), k.transpose(1, 2), k.transpose(1, 2))
-    bias = q.new_empty(1, 1, 1, 1).expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    params = torch.backends.cuda.SDPAParams(*heads_first, bias, 0.0, False, False)
-    return None if torch.backends.cuda.can_use_cudnn_attention(params) else "torch says it cannot"
-
-
-_cudnn_lse_dims = 3  # [B, H, Q], or [B, H, Q, 1] as some versions of torch have it: seen in the forward pass
-
-
-def _cudnn_forward(q, k, v, bias, scale):
-    global _cudnn_lse_dims
-    heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    out, lse = aten._scaled_dot_product_cudnn_attention(*heads_first, bias, True, 0.0, False, False, scale=scale)[:2]
-    _cudnn_lse_dims = lse.dim()
-    return out.transpose(1, 2), lse.reshape(q.shape[0], q.shape[2], q.shape[1])
-
-
-def _cudnn_backward(grad_out, q, k, v, bias, out, lse, scale):
-    if _cudnn_lse_dims == 4:
-        lse = lse.unsqueeze(-1)
-    seed = torch.zeros((), dtype=torch.long, device=q.device)  # of the dropout that there is not
-    grad_out, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, q, k, v, out))
-    grads = aten._scaled_dot_product_cudnn_attention_backward(
-        grad_out, q, k, v, out, lse, seed, seed, bias, None, None, q.shape[2], k.shape[2], 0.0, False, scale=scale
-    )
-    return tuple(x.transpose(1, 2) for x in grads)
-
-
-# ---------------------------------------------------------------- memory-efficient (CUTLASS)
-def _efficient_refuses(q: torch.Tensor, k: torch.Tensor) -> str | None:  # noqa: ARG001
-    if not q.is_cuda:
-        return "it needs a GPU"
-    if q.dtype == torch.float64:
-        return "it has no float64"
-    multiple = 4 if q.dtype == torch.float32 else 8
-    return f"d_kv {q.shape[3]} is no multiple of {multiple}" if q.shape[3] % multiple else None
-
-
-def _efficient_forward(q, k, v, bias, scale):
-    out, lse = aten._efficient_attention_forward(
-        q, k, v, bias, None, None, None, None, 0.0, 0, True, scale=scale
-    )[:2]  # fmt: skip
-    return out, lse[:, :, : q.shape[1]]  # its rows are padded to multiples of 32
-
-
-def _efficient_backward(grad_out, q, k, v, bias, out, lse, scale):
-    lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=float("inf"))
-    seed = torch.zeros((), dtype=torch.long, device=q.device)
-    # One split of the keys: more would add up dq by atomics, in an order that differs from run to run.
-    splits = None if torch.version.hip else 1
-    return aten._efficient_attention_backward(
-        grad_out, q, k, v, bias, out, None, None, q.shape[1], k.shape[1], lse, 0.0, seed, seed, 0, False,
-        scale=scale, num_splits_key=splits,
-    )[:3]  # fmt: skip
-
-
-# ---------------------------------------------------------------- CPU
-def _cpu_refuses(q: torch.Tensor, k: torch.Tensor) -> str | None:  # noqa: ARG001
-    return None if q.device.type == "cpu" else "it needs a CPU"
-
-
-def _cpu_forward(q, k, v, bias, scale):
-    heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*heads_first, 0.0, False, attn_mask=bias, scale=scale)
-    return out.transpose(1, 2), lse
-
-
-def _cpu_backward(grad_out, q, k, v, bias, out, lse, scale):
-    heads_first = (x.transpose(1, 2) for x in (grad_out, q, k, v, out))
-    lse = lse.transpose(1, 2).contiguous().transpose(1, 2)  # [B, Q, H] in memory, as the forward pass leaves it
-    grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *heads_first, lse, 0.0, False, attn_mask=bias, scale=scale
-    )
-    return tuple(x.transpose(1, 2) for x in grads)
-
-
-# ---------------------------------------------------------------- plain tensor algebra
-def _scores(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, scale: float) -> torch.Tensor:
-    scores = (q @ k.transpose(2, 3)) * scale
-    return scores if bias is None else scores + bias
-
-
-def _torch_forward(q, k, v, bias, scale):
-    dtype = accumulation_dtype(q.dtype)
-    out = torch.empty_like(q)
-    lse = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=dtype, device=q.device)
-    for chunk in batch_chunks(q, k):
-        q_, k_, v_ = (x[chunk].transpose(1, 2).to(dtype) for x in (q, k, v))
-        scores = _scores(q_, k_, part_of(bias, chunk), scale)
-        lse[chunk] = scores.logsumexp(-1)
-        out[chunk] = (scores.softmax(-1) @ v_).transpose(1, 2).to(q.dtype)
-    return out, lse
-
-
-def _torch_backward(grad_out, q, k, v, bias, out, lse, scale):  # noqa: ARG001: one signature for all
-    dtype = accumulation_dtype(q.dtype)
-    grads = tuple(torch.empty_like(x) for x in (q, k, v))
-    for chunk in batch_chunks(q, k):
-        grad_, q_, k_, v_, out_ = (x[chunk].transpose(1, 2).to(dtype) for x in (grad_out, q, k, v, out))
-        weights = _scores(q_, k_, part_of(bias, chunk), scale).softmax(-1)
-        change = weights * (grad_ @ v_.transpose(2, 3) - (grad_ * out_).sum(-1, keepdim=True)) * scale
-        parts = (change @ k_, change.transpose(2, 3) @ q_, weights.transpose(2, 3) @ grad_)
-        for grad, part in zip(grads, parts, strict=True):
-            grad[chunk] = part.transpose(1, 2).to(q.dtype)
-    return grads
-
-
-KERNELS = {  # in order of preference
-    "cudnn": Kernel("cuDNN's fused attention, bf16", _cudnn_forward, _cudnn_backward, _cudnn_refuses),
-    "efficient": Kernel("CUTLASS's, any length", _efficient_forward, _efficient_backward, _efficient_refuses),
-    "flash_cpu": Kernel("torch's fused attention for CPUs", _cpu_forward, _cpu_backward, _cpu_refuses),
-    "torch": Kernel("plain tensor algebra, the batch in chunks", _torch_forward, _torch_backward, lambda q, k: None),
-}
 _forced: dict[str, str | None] = {"kernel": None, "bias_gradient": None}
+
+
+# ---------------------------------------------------------------- the gradient of the bias
+BIAS_GRADIENTS = {
+    "triton": "one pass over the batch in registers, no atomics (GPUs; CPUs through Triton's interpreter)",
+    "torch": "plain tensor algebra, the batch in chunks, any device and dtype",
+}
+
+
+def triton_is_installed() -> bool:
+    """Whether the Triton kernel can be built; torch's builds for GPUs bring Triton along."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def choose_bias_gradient(device: torch.device, dtype: torch.dtype) -> str:
+    """ "triton" on a GPU with Triton below float64, "torch" otherwise; or the one forced."""
+    if _forced["bias_gradient"]:
+        return _forced["bias_gradient"]
+    return "triton" if device.type == "cuda" and dtype != torch.float64 and triton_is_installed() else "torch"
+
+
+def bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal: bool, scale: float) -> torch.Tensor:
+    """d(bias) [1, H, Q, K], float32 (float64 for float64): equal bits in every run on one kind of device.
+
+    bias: [1, H, Q, K], used in q's dtype as the forward pass uses it; rows that may see nothing have no part in it.
+    """
+    arguments = (grad_out, q, k, v, bias.to(q.dtype), mask, out, lse, causal, scale)
+    if choose_bias_gradient(q.device, q.dtype) == "torch":
+        return bias_gradient_torch(*arguments)
+    from kernels.triton_bias_gradient import bias_gradient_triton  # needs triton
+
+    return bias_gradient_triton(*arguments)
 
 
 # ---------------------------------------------------------------- the choice
@@ -185,10 +72,11 @@ def attention_kernels() -> dict[str, str]:
 
 @contextlib.contextmanager
 def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = None) -> Iterator[None]:
-    """Within it, attention runs on this kernel of `attention_kernels()` and this one of `BIAS_GRADIENTS` (None: chosen).
+    """Within it, attention runs on this one of `attention_kernels()`, d(bias) on this one of `BIAS_GRADIENTS`.
 
-    Forward and backward pass must both lie within. Raises ValueError for an unknown name at once, and RuntimeError
-    where the kernel then cannot do what it is asked to, or gives a wrong answer: nothing else is taken in its place.
+    None leaves the choice to `choose_kernel` and `choose_bias_gradient`. Both passes must lie within. Raises ValueError
+    for an unknown name at once; where the kernel then cannot do what it is asked to, or answers wrongly, attention
+    raises RuntimeError: nothing else is taken in its place.
     """
     for name, known in ((kernel, KERNELS), (bias_gradient, BIAS_GRADIENTS)):
         if name is not None and name not in known:
@@ -212,17 +100,21 @@ def choose_kernel(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -
 
 
 @functools.cache
-def _choice(device, dtype, shape, biased: bool, per_example: bool, strict: bool, forced: str | None) -> str:  # noqa: ARG001: strict is part of the key
+def _choice(device, dtype, shape, biased: bool, per_example: bool, strict: bool, forced: str | None) -> str:  # noqa: ARG001
     queries, keys, heads, width = shape
-    like = torch.empty(2, queries, heads, width, dtype=dtype, device=device)
+    like = [torch.empty(2, length, heads, width, dtype=dtype, device=device) for length in (queries, keys)]
     reasons = []
     for name in (forced,) if forced else KERNELS:
-        reason = KERNELS[name].refuses(like, like[:, :1].expand(-1, keys, -1, -1))
+        reason = KERNELS[name].refuses(*like)
         if reason is None and name != "torch":  # against which the others are measured
             reason = _probe(KERNELS[name], device, dtype, (queries, keys, min(heads, 2), width), biased, per_example)
         if reason is None:
-            gradient = choose_bias_gradient(like, _forced["bias_gradient"])
-            _say_once(name, gradient, tuple(reasons), f"{str(device)} {str(dtype).removeprefix('torch.')}")
+            _say_once(
+                name,
+                choose_bias_gradient(device, dtype),
+                tuple(reasons),
+                f"{str(device)} {str(dtype).removeprefix('torch.')}",
+            )
             return name
         reasons.append(f"{name}: {reason}")
     raise RuntimeError(f"attention kernel {forced} cannot serve {queries} x {keys} of width {width}: {reasons[0]}")
@@ -250,13 +142,13 @@ def _probe(kernel: Kernel, device, dtype, shape, biased: bool, per_example: bool
         bias = random(2 if per_example else 1, heads, queries, keys) + PROBE_SHIFT
         if per_example:
             bias[:, :, :, keys - keys // 4 :] = MASKED
-        bias = _aligned(bias).expand(2, -1, -1, -1)
+        bias = aligned(bias).expand(2, -1, -1, -1)
     with torch.no_grad():
         wide = accumulation_dtype(dtype)
         x = [t.to(wide) for t in (q, k, v)]
         wide_bias = None if bias is None else bias.to(wide)
-        expected = _torch_forward(*x, wide_bias, 1.0)
-        expected += _torch_backward(grad_out.to(wide), *x, wide_bias, *expected, 1.0)
+        expected = torch_forward(*x, wide_bias, 1.0)
+        expected += torch_backward(grad_out.to(wide), *x, wide_bias, *expected, 1.0)
         try:
             out, lse = kernel.forward(q, k, v, bias, 1.0)
             found = (out, lse, *kernel.backward(grad_out, q, k, v, bias, out.contiguous(), lse.contiguous(), 1.0))
@@ -270,15 +162,6 @@ def _probe(kernel: Kernel, device, dtype, shape, biased: bool, per_example: bool
 
 
 # ---------------------------------------------------------------- the operator
-def _aligned(bias: torch.Tensor) -> torch.Tensor:
-    """The same values with rows that begin at multiples of ALIGNMENT elements, as CUTLASS demands."""
-    keys = bias.shape[-1]
-    if keys % ALIGNMENT == 0:
-        return bias.contiguous()
-    rows = bias.new_empty(*bias.shape[:-1], -(-keys // ALIGNMENT) * ALIGNMENT)[..., :keys]
-    return rows.copy_(bias)
-
-
 def _added_scores(q, k, bias, mask, causal) -> torch.Tensor | None:
     """All that is added to the scores in q's dtype, [B, H, Q, K]; a view of [1, H, Q, K] without a mask; or None."""
     if bias is None and mask is None and not causal:
@@ -291,7 +174,7 @@ def _added_scores(q, k, bias, mask, causal) -> torch.Tensor | None:
     if causal:
         lower = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
         added = torch.where(lower, added, MASKED)
-    added = _aligned(added.expand(-1, q.shape[2], q.shape[1], -1))
+    added = aligned(added.expand(-1, q.shape[2], q.shape[1], -1))
     return added.expand(q.shape[0], -1, -1, -1)
 
 
@@ -310,7 +193,7 @@ def attention(
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [B, Q, H, D] and logsumexp [B, H, Q] of softmax(scale Q K^T + bias + mask) V; differentiable in all but mask.
+    """Output [B, Q, H, D] and logsumexp [B, H, Q] of softmax(scale Q K^T + bias + mask) V; no gradient of the mask.
 
     q: [B, Q, H, D], k, v: [B, K, H, D], of one dtype: bfloat16, float32 or float64. bias: [1, H, Q, K], used in q's
     dtype, its gradient in its own. mask: bool (True: may attend) or additive floats, broadcastable to [B, H, Q, K].
@@ -350,8 +233,7 @@ def attention_backward(
         grads = choose_kernel(q, k, added).backward(grad_out, q, k, v, added, out, lse, scale)
         grad_bias = q.new_empty(0)
         if bias_needs_gradient:
-            forced = _forced["bias_gradient"]
-            grad_bias = bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal, scale, forced).to(bias.dtype)
+            grad_bias = bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal, scale).to(bias.dtype)
         return *(grad.contiguous() for grad in grads), grad_bias
 
 
@@ -367,14 +249,12 @@ def _save(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx, grad_out, grad_lse):  # noqa: ARG001: nothing is computed from the logsumexp
+def _differentiate(ctx, grad_out, grad_lse):  # noqa: ARG001
     if grad_out is None:
         return (None,) * 7
     q, k, v, bias, mask, out, lse = ctx.saved_tensors
     wanted = bias is not None and ctx.needs_input_grad[3]
-    dq, dk, dv, grad_bias = attention_backward(
-        grad_out, q, k, v, bias, mask, out, lse, ctx.causal, ctx.scale, wanted
-    )
+    dq, dk, dv, grad_bias = attention_backward(grad_out, q, k, v, bias, mask, out, lse, ctx.causal, ctx.scale, wanted)
     return dq, dk, dv, grad_bias if wanted else None, None, None, None
 
 

@@ -8,8 +8,6 @@ atomic additions. Here P is computed anew from the saved logsumexp, and the batc
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q, k, v, out: [B, Q or K, H, D]; lse: [B, H, Q].
 """
 
-import importlib.util
-
 import torch
 
 # What a forbidden score is set to. Far below any score, yet finite after the kernels' multiplication by log2(e): a row
@@ -49,14 +47,17 @@ def part_of(tensor: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
 
 
 def bias_gradient_torch(grad_out, q, k, v, bias, mask, out, lse, causal: bool, scale: float) -> torch.Tensor:
-    """d(bias) [1, H, Q, K] in the accumulation dtype; the batch in chunks. For any device and dtype."""
+    """d(bias) [1, H, Q, K] in the accumulation dtype; the batch in chunks. For any device and dtype.
+
+    bias: [1, H, Q, K] as the forward pass added it; mask: see `allowed_pairs`. Rows that may see nothing give nothing.
+    """
     dtype = accumulation_dtype(q.dtype)
     allowed = allowed_pairs(mask, causal, q, k)
     additive = mask if mask is not None and mask.dtype != torch.bool else None
     total = torch.zeros(1, q.shape[2], q.shape[1], k.shape[1], dtype=dtype, device=q.device)
     for chunk in batch_chunks(q, k):
         q_, k_, v_, out_, grad_ = (x[chunk].transpose(1, 2).to(dtype) for x in (q, k, v, out, grad_out))
-        scores = (q_ @ k_.transpose(2, 3)).mul_(scale).add_(bias.to(q.dtype))
+        scores = (q_ @ k_.transpose(2, 3)).mul_(scale).add_(bias)
         if additive is not None:
             scores += part_of(additive, chunk).to(q.dtype)
         scores = scores.sub_(lse[chunk].unsqueeze(-1)).exp_()
@@ -65,34 +66,3 @@ def bias_gradient_torch(grad_out, q, k, v, bias, mask, out, lse, causal: bool, s
             scores = torch.where(part_of(allowed, chunk), scores, 0.0)
         total += scores.sum(0, keepdim=True)
     return total
-
-
-def triton_is_installed() -> bool:
-    """Whether the Triton kernel can be built; torch's builds for GPUs bring Triton along."""
-    return importlib.util.find_spec("triton") is not None
-
-
-BIAS_GRADIENTS = {
-    "triton": "one pass over the batch in registers, no atomics (GPUs; CPUs through Triton's interpreter)",
-    "torch": "chunks of the batch, any device and dtype",
-}
-
-
-def choose_bias_gradient(q: torch.Tensor, forced: str | None = None) -> str:
-    """ "triton" for a GPU with Triton below float64, "torch" otherwise; or the one forced."""
-    if forced is not None:
-        return forced
-    return "triton" if q.is_cuda and q.dtype != torch.float64 and triton_is_installed() else "torch"
-
-
-def bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal: bool, scale: float, forced: str | None = None):
-    """d(bias), float32 (float64 for float64) [1, H, Q, K], equal bits in every run on one kind of device.
-
-    bias: [1, H, Q, K] as the forward pass used it; mask: see `allowed_pairs`; lse: float [B, H, Q]. Rows that may see
-    nothing have no part in it.
-    """
-    if choose_bias_gradient(q, forced) == "torch":
-        return bias_gradient_torch(grad_out, q, k, v, bias, mask, out, lse, causal, scale)
-    from kernels.triton_bias_gradient import bias_gradient_triton  # needs triton
-
-    return bias_gradient_triton(grad_out, q, k, v, bias.to(q.dtype), mask, out, lse, causal, scale)

@@ -4,7 +4,7 @@ A program walks over its examples, recomputes their scores and adds up dS in reg
 programs, so there are no atomics and the order of additions is fixed. Where there are fewer blocks than the GPU has
 processors (short targets), the batch is split and the parts are added up afterwards, again in a fixed order.
 
-Runs on the CPU with TRITON_INTERPRET=1 set before Triton is imported. Import this module only where triton is installed.
+Runs on a CPU with TRITON_INTERPRET=1 set before Triton is imported. To be imported only where triton is installed.
 """
 
 import torch
@@ -112,10 +112,22 @@ def batch_parts(batch: int, programs: int, device: torch.device) -> int:
 
 
 def bias_gradient_triton(
-    grad_out, q, k, v, bias, mask, out, lse, causal, scale, parts: int | None = None, blocks: tuple[int, int] | None = None
+    grad_out,
+    q,
+    k,
+    v,
+    bias,
+    mask,
+    out,
+    lse,
+    causal,
+    scale,
+    parts: int | None = None,
+    blocks: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """d(bias), float32 [1, H, Q, K]. Arguments as `kernels.bias_gradient.bias_gradient`; q, k, v, out, grad_out
-    are made contiguous. parts, blocks (queries, keys): for benchmarks and tests; not set, they follow from the shapes.
+    """d(bias), float32 [1, H, Q, K]. Arguments as `kernels.bias_gradient.bias_gradient_torch`.
+
+    parts (of the batch), blocks (queries, keys): for benchmarks and tests; not set, they follow from the shapes.
     """
     grad_out, q, k, v, out, lse = (x.contiguous() for x in (grad_out, q, k, v, out, lse))
     (batch, queries, heads, width), keys = q.shape, k.shape[1]

@@ -14,7 +14,7 @@ from absl.testing import absltest, parameterized
 import constants
 
 ROOT = Path(constants.__file__).parent
-FOLDERS = ("common", "corpora", "tasks", "training")
+FOLDERS = ("common", "corpora", "kernels", "tasks", "training")
 FILES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 FILES |= {
     f"{path.parent.name}.{path.stem}": path
@@ -26,11 +26,12 @@ SOURCES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 LAYERS = (
     {"constants"},
-    {"common.processes", "corpora.files", "training.manifests"},  # the process, files and folders, whatever for
-    {"common.command_line", "common.reports", "corpora.cache", "corpora.hub"},
-    {"attention_t5", "common.curves", "corpora.installed_docs", "corpora.tokenizers", "data_collator_t5"}
-    | {"tasks.metrics", "training.optimizers"},  # pure functions
-    {"arguments_t5"},
+    {"common.processes", "corpora.files", "kernels.bias_gradient", "training.manifests"},  # whatever they are for
+    {"common.command_line", "common.reports", "corpora.cache", "corpora.hub"}
+    | {"kernels.library", "kernels.triton_bias_gradient"},
+    {"common.curves", "corpora.installed_docs", "corpora.tokenizers", "data_collator_t5"}
+    | {"kernels.attention", "tasks.metrics", "training.optimizers"},  # pure functions
+    {"arguments_t5", "attention_t5"},
     {
         "data_t5",
         "model_t5",
