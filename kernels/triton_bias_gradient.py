@@ -7,13 +7,14 @@ processors (short targets), the batch is split and the parts are added up afterw
 Runs on a CPU with TRITON_INTERPRET=1 set before Triton is imported. To be imported only where triton is installed.
 """
 
+import contextlib
+
 import torch
 import triton
 import triton.language as tl
 
 from kernels.bias_gradient import MASKED
 
-BLOCK_QUERIES, BLOCK_KEYS = 128, 64
 _ROWS = 32  # of `_row_sums`
 _LOWEST = tl.constexpr(MASKED / 2)
 
@@ -60,44 +61,46 @@ def _bias_gradient(
         inside &= rows[:, None] >= columns[None, :]
 
     total = tl.zeros((BLOCK_Q, BLOCK_K), dtype=tl.float32)
-    if (not CAUSAL) or (query_block * BLOCK_Q + BLOCK_Q > key_block * BLOCK_K):
-        places = head.to(tl.int64) * bias_head + rows[:, None].to(tl.int64) * bias_query + columns[None, :]
-        bias_block = tl.load(bias + places, mask=row_in[:, None] & column_in[None, :], other=0.0).to(tl.float32)
-        across = heads * width  # from one token to the next
-        at_rows = rows[:, None] * across + head * width + d[None, :]
-        at_columns = columns[None, :] * across + head * width + d[:, None]
-        rows_in = row_in[:, None] & d_in[None, :]
-        columns_in = d_in[:, None] & column_in[None, :]
+    places = head.to(tl.int64) * bias_head + rows[:, None].to(tl.int64) * bias_query + columns[None, :]
+    bias_block = tl.load(bias + places, mask=row_in[:, None] & column_in[None, :], other=0.0).to(tl.float32)
+    across = heads * width  # from one token to the next
+    at_rows = rows[:, None] * across + head * width + d[None, :]
+    at_columns = columns[None, :] * across + head * width + d[:, None]
+    rows_in = row_in[:, None] & d_in[None, :]
+    columns_in = d_in[:, None] & column_in[None, :]
 
-        first = part.to(tl.int64) * examples
-        for step in range(0, tl.minimum(examples, batch - part * examples)):
-            example = first + step
-            q_block = tl.load(q + example * queries * across + at_rows, mask=rows_in, other=0.0)
-            k_block = tl.load(k + example * keys * across + at_columns, mask=columns_in, other=0.0)
-            scores = tl.dot(q_block, k_block, input_precision=PRECISION) * scale + bias_block
-            seen = inside
-            if MASK > 0:
-                spot = (
-                    example * mask_batch
-                    + head.to(tl.int64) * mask_head
-                    + rows[:, None].to(tl.int64) * mask_query
-                    + columns[None, :].to(tl.int64) * mask_key
-                )
-                given = tl.load(mask + spot, mask=inside, other=0)
-                if MASK == 1:
-                    seen &= given != 0
-                else:
-                    additive = given.to(tl.float32)
-                    scores += additive
-                    seen &= additive > _LOWEST
-            at_row = (example * heads + head) * queries + rows
-            scores -= tl.load(lse + at_row, mask=row_in, other=0.0)[:, None]
-            grad_block = tl.load(grad_out + example * queries * across + at_rows, mask=rows_in, other=0.0)
-            v_block = tl.load(v + example * keys * across + at_columns, mask=columns_in, other=0.0)
-            change = tl.dot(grad_block, v_block, input_precision=PRECISION)
-            change -= tl.load(delta + at_row, mask=row_in, other=0.0)[:, None]
-            # The choice comes last: outside, exp() may be inf, and inf * 0 is not 0.
-            total += tl.where(seen, tl.exp(scores) * change, 0.0)
+    first = part.to(tl.int64) * examples
+    count = tl.minimum(examples, batch - part * examples)
+    if CAUSAL:  # a block whose keys all lie after its queries has nothing to add up
+        count = tl.where(query_block * BLOCK_Q + BLOCK_Q > key_block * BLOCK_K, count, 0)
+    for step in range(0, count):
+        example = first + step
+        q_block = tl.load(q + example * queries * across + at_rows, mask=rows_in, other=0.0)
+        k_block = tl.load(k + example * keys * across + at_columns, mask=columns_in, other=0.0)
+        scores = tl.dot(q_block, k_block, input_precision=PRECISION) * scale + bias_block
+        seen = inside
+        if MASK > 0:
+            spot = (
+                example * mask_batch
+                + head.to(tl.int64) * mask_head
+                + rows[:, None].to(tl.int64) * mask_query
+                + columns[None, :].to(tl.int64) * mask_key
+            )
+            given = tl.load(mask + spot, mask=inside, other=0)
+            if MASK == 1:
+                seen &= given != 0
+            else:
+                additive = given.to(tl.float32)
+                scores += additive
+                seen &= additive > _LOWEST
+        at_row = (example * heads + head) * queries + rows
+        scores -= tl.load(lse + at_row, mask=row_in, other=0.0)[:, None]
+        grad_block = tl.load(grad_out + example * queries * across + at_rows, mask=rows_in, other=0.0)
+        v_block = tl.load(v + example * keys * across + at_columns, mask=columns_in, other=0.0)
+        change = tl.dot(grad_block, v_block, input_precision=PRECISION)
+        change -= tl.load(delta + at_row, mask=row_in, other=0.0)[:, None]
+        # The choice comes last: outside, exp() may be inf, and inf * 0 is not 0.
+        total += tl.where(seen, tl.exp(scores) * change, 0.0)
 
     spot = (part * heads + head).to(tl.int64) * queries * keys + rows[:, None].to(tl.int64) * keys + columns[None, :]
     tl.store(result + spot, total, mask=row_in[:, None] & column_in[None, :])
@@ -131,8 +134,7 @@ def bias_gradient_triton(
     """
     grad_out, q, k, v, out, lse = (x.contiguous() for x in (grad_out, q, k, v, out, lse))
     (batch, queries, heads, width), keys = q.shape, k.shape[1]
-    largest = BLOCK_QUERIES if width <= 64 else BLOCK_QUERIES // 2  # two stages of four blocks fit in shared memory
-    block_q, block_k = blocks or (min(largest, _power(queries)), min(BLOCK_KEYS, _power(keys)))
+    block_q, block_k = blocks or _blocks(q.dtype, queries, keys, width)
     tiles = triton.cdiv(queries, block_q) * triton.cdiv(keys, block_k)
     parts = parts or batch_parts(batch, tiles * heads, q.device)
     examples = triton.cdiv(batch, parts)
@@ -148,7 +150,9 @@ def bias_gradient_triton(
 
     delta = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
     result = torch.empty(parts, heads, queries, keys, dtype=torch.float32, device=q.device)
-    with torch.cuda.device(q.device) if q.is_cuda else torch.no_grad():  # the kernel starts on the current device
+    with (
+        torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()
+    ):  # the kernel starts on the current device
         rows = batch * queries * heads
         _row_sums[(triton.cdiv(rows, _ROWS),)](
             grad_out, out, delta, rows, queries, heads, width, ROWS=_ROWS, WIDTH=_power(width)
@@ -159,9 +163,18 @@ def bias_gradient_triton(
             bias.stride(1), bias.stride(2), *strides,
             CAUSAL=causal, MASK=kind, PRECISION=precision,
             BLOCK_Q=block_q, BLOCK_K=block_k, WIDTH=_power(width),
-            num_warps=8 if block_q * block_k >= 8192 else 4, num_stages=2,
+            num_warps=8 if block_q * block_k * _power(width) >= 2**19 else 4, num_stages=2,
         )  # fmt: skip
     return result if parts == 1 else result.sum(0, keepdim=True)
+
+
+def _blocks(dtype: torch.dtype, queries: int, keys: int, width: int) -> tuple[int, int]:
+    """Block sizes for which ptxas (sm_90a) keeps everything in registers: 213 of them at 128 x 64 and d_kv 64 in bf16.
+
+    128 x 128 spills; exact float32 products, which tensor cores do not have, spill from 64 x 64 on.
+    """
+    largest = (32, 32) if dtype == torch.float32 else (128, 64) if width <= 64 else (64, 64)
+    return min(largest[0], _power(queries)), min(largest[1], _power(keys))
 
 
 def _power(size: int) -> int:

@@ -468,7 +468,7 @@ class TritonTest(absltest.TestCase):
         errors = json.loads(done.stdout.splitlines()[-1])
         self.assertLen(errors, 9)
         for case, error in errors.items():
-            self.assertLess(error, 2e-6, case)  # of the largest value; not below if it is NaN
+            self.assertLess(error, 2e-5, case)  # float32 steps by 8e-6 at scores of -100; NaN is not less
 
 
 def compare_triton() -> None:
