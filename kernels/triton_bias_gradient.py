@@ -150,9 +150,8 @@ def bias_gradient_triton(
 
     delta = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
     result = torch.empty(parts, heads, queries, keys, dtype=torch.float32, device=q.device)
-    with (
-        torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()
-    ):  # the kernel starts on the current device
+    current = torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()
+    with current:  # kernels start on the current device, whatever their tensors'
         rows = batch * queries * heads
         _row_sums[(triton.cdiv(rows, _ROWS),)](
             grad_out, out, delta, rows, queries, heads, width, ROWS=_ROWS, WIDTH=_power(width)

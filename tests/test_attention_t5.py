@@ -497,7 +497,7 @@ def compare_triton() -> None:
         found = bias_gradient_triton(
             grad.float(), q, k, v, library.aligned(bias), mask, out, lse, causal, 0.3, parts, blocks
         )
-        error = (found - expected).abs().max() / expected.abs().max().clamp(min=1e-3)
+        error = (found - expected).abs().max() / expected.abs().max().clamp(min=1.0)
         errors[f"{queries} x {keys}, {width}, {kind}, {blocks}"] = float(error)
 
     tensors, grad = inputs(20, 20, dtype=torch.float32)  # as the operator calls it
