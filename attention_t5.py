@@ -83,7 +83,7 @@ def t5_fused_attention(
     """
     if module.is_decoder and not module.is_causal:
         position_bias = None  # cross-attention has no bias: transformers hands over zeros
-    causal = module.is_causal and attention_mask is None and query.shape[2] > 1
+    causal = bool(module.is_causal and attention_mask is None)
     if module.training or torch.is_grad_enabled():
         reason = _cannot_serve(query, key, position_bias, causal, dropout)
         if reason is None:

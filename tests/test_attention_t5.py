@@ -193,6 +193,16 @@ class ChoiceTest(parameterized.TestCase):
         self.assertRegex(self.run_once(), "attention: flash_cpu on cpu float64, .*; gradient of the bias by torch\n")
         self.assertEqual(self.run_once(), "")
 
+    def test_a_logsumexp_off_by_little_is_passed_over(self):
+        """It is a factor of exp(error) in d(bias), however large the logsumexp itself."""
+
+        def forward(*args):
+            out, lse = library.KERNELS["torch"].forward(*args)
+            return out, lse + 1e-6
+
+        with mock.patch.dict(library.KERNELS, flash_cpu=library.KERNELS["flash_cpu"]._replace(forward=forward)):
+            self.assertIn("passed over: flash_cpu: its logsumexp at 6 x 6 is off by 1e-06", self.run_once())
+
     @parameterized.named_parameters(
         ("not_a_number", lambda x: x * float("nan")), ("off", lambda x: x * 1.01), ("none", None)
     )
