@@ -18,7 +18,14 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, Scheduler
 
 from common.command_line import check_folder, did_you_mean, option
 from common.processes import has_accelerator, print_once
-from constants import BUILTIN_CORPUS, DATASET_VALS, DEFAULT_LEARNING_RATES, DENOISERS, MODEL_SHAPES
+from constants import (
+    ATTENTION_IMPLEMENTATIONS,
+    BUILTIN_CORPUS,
+    DATASET_VALS,
+    DEFAULT_LEARNING_RATES,
+    DENOISERS,
+    MODEL_SHAPES,
+)
 from corpora.files import COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIXES, check_file, data_suffix, expand_files
 from training.optimizers import NEEDS_WHOLE_TENSORS, NOT_UNDER_FSDP, OPTIMIZERS
 
@@ -73,7 +80,11 @@ class ModelArguments:
     dropout_rate: float | None = option(
         None, "Dropout, 0 to 1. Not set: 0 in pre-training, the checkpoint's in fine-tuning."
     )
-    attn_implementation: str | None = option(None, "Attention kernel: eager or sdpa. Not set: transformers' choice.")
+    attn_implementation: str | None = option(
+        None,
+        "Attention: eager, sdpa, or t5_fused (library kernels with the bias's gradient: the fastest to train with, "
+        "without dropout). Not set: transformers' choice.",
+    )
 
 
 @dataclass
@@ -264,10 +275,17 @@ def check_model(args: ModelArguments) -> None:
         raise ValueError("--config_overrides changes a new model's shape; --model_name_or_path has one already")
     if args.dropout_rate is not None and not 0 <= args.dropout_rate < 1:
         raise ValueError(f"--dropout_rate {args.dropout_rate}: must be at least 0 and below 1")
+    check_attention(args.attn_implementation)
     if args.vocab_size != ModelArguments.vocab_size and (args.tokenizer_name or args.model_name_or_path):
         raise ValueError(f"--vocab_size {args.vocab_size} is of a tokenizer that is trained when none is given; "
                          f"{args.tokenizer_name or args.model_name_or_path} brings its own")  # fmt: skip
     check_vocab_size(args.vocab_size)
+
+
+def check_attention(name: str | None) -> None:
+    """Raises ValueError for an attention that T5 does not have, or has wrong (flex_attention, beyond one example)."""
+    if name not in (None, *ATTENTION_IMPLEMENTATIONS):
+        raise ValueError(f"--attn_implementation {name}: must be one of {', '.join(ATTENTION_IMPLEMENTATIONS)}")
 
 
 def check_vocab_size(vocab_size: int) -> None:

@@ -42,6 +42,11 @@ MODEL_SHAPES = {
 }
 T5_VOCAB_SIZE = 32_128  # rows of the embedding when a built-in shape is used without a tokenizer of its own
 VOCAB_SIZE_MULTIPLE = 64  # a tokenizer's size is rounded up to this, so that matrix units are fed whole tiles
+ATTENTION_IMPLEMENTATIONS = (
+    "eager",
+    "sdpa",
+    "t5_fused",
+)  # the last is attention_t5.py's; flex_attention is wrong on T5
 NUM_SENTINELS = 100  # <extra_id_0> ... <extra_id_99>
 
 # ---------------------------------------------------------------- hardware

@@ -22,7 +22,14 @@ from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq
 
-from arguments_t5 import FineTuningArguments, T5TrainingArguments, TaskArguments, check_task, check_tasks
+from arguments_t5 import (
+    FineTuningArguments,
+    T5TrainingArguments,
+    TaskArguments,
+    check_attention,
+    check_task,
+    check_tasks,
+)
 from common.command_line import exit_on_user_error, option, parse_arguments
 from common.processes import is_first_process
 from common.reports import end_summary, start_summary, write_json
@@ -63,7 +70,9 @@ class EvaluationArguments:
         FineTuningArguments.output_dir, "Folder or Hub name; {task} in it stands for the task, as in out/glue/{task}."
     )
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
-    attn_implementation: str | None = option(None, "Attention kernel: eager or sdpa. Not set: transformers' choice.")
+    attn_implementation: str | None = option(
+        None, "Attention: eager, sdpa or t5_fused (which evaluates with sdpa). Not set: transformers' choice."
+    )
     split: str | None = option(None, "Not set: the task's evaluation splits, or with --do_predict its test splits.")
     allow_missing: bool = option(False, "Of several tasks leave out those without data or checkpoint.")
 
@@ -111,6 +120,7 @@ class Job:
 def parse_flags(argv: list[str] | None):
     """The groups of flags, checked, and a Job for each task; the output folder is chosen if none was named."""
     evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv)
+    check_attention(evaluation.attn_implementation)
     if is_submission(task_args, run_args):
         names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
         if not names or evaluation.split or task_args.max_eval_samples:

@@ -20,6 +20,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, T5Config
 
+import attention_t5  # noqa: F401 (registers --attn_implementation t5_fused)
 from arguments_t5 import ModelArguments, parse_overrides
 from common.processes import answers
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE

@@ -14,7 +14,7 @@ from absl.testing import absltest, parameterized
 import constants
 
 ROOT = Path(constants.__file__).parent
-FOLDERS = ("common", "corpora", "tasks", "training")
+FOLDERS = ("common", "corpora", "kernels", "tasks", "training")
 FILES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 FILES |= {
     f"{path.parent.name}.{path.stem}": path
@@ -25,13 +25,40 @@ FILES |= {
 SOURCES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 LAYERS = (
-    {"constants"},
-    {"common.processes", "corpora.files", "training.manifests"},  # the process, files and folders, whatever for
-    {"common.command_line", "common.reports", "corpora.cache", "corpora.hub", "tasks.answers", "tasks.transforms"},
-    {"attention_t5", "common.curves", "corpora.installed_docs", "corpora.tokenizers", "data_collator_t5"}
-    | {"tasks.columns", "tasks.metrics", "training.optimizers"},  # pure functions
-    {"arguments_t5"},
     {
+        "constants",
+    },
+    {  # the process, files and folders, whatever they are for
+        "common.processes",
+        "corpora.files",
+        "kernels.bias_gradient",
+        "training.manifests",
+    },
+    {
+        "common.command_line",
+        "common.reports",
+        "corpora.cache",
+        "corpora.hub",
+        "kernels.library",
+        "kernels.triton_bias_gradient",
+        "tasks.answers",
+        "tasks.transforms",
+    },
+    {  # pure functions
+        "common.curves",
+        "corpora.installed_docs",
+        "corpora.tokenizers",
+        "data_collator_t5",
+        "kernels.attention",
+        "tasks.columns",
+        "tasks.metrics",
+        "training.optimizers",
+    },
+    {
+        "arguments_t5",
+        "attention_t5",
+    },
+    {  # services
         "data_t5",
         "model_t5",
         "training.batch_size",
@@ -39,10 +66,16 @@ LAYERS = (
         "training.checkpoints",
         "training.preemption",
         "training.sharding",
-    },  # services
+    },
     {"tasks.mixtures"},
-    {"tasks.examples", "trainer_t5"},  # what a run is made of
-    {"training.runs", "training.sweep_files"},
+    {  # what a run is made of
+        "tasks.examples",
+        "trainer_t5",
+    },
+    {
+        "training.runs",
+        "training.sweep_files",
+    },
 )
 # Imports between modules of one layer, each with its reason.
 WITHIN_A_LAYER: dict[tuple[str, str], str] = {}

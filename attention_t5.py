@@ -1,0 +1,135 @@
+"""T5's attention for transformers' models: `attn_implementation="t5_fused"`, exact, with the bias's gradient.
+
+    model = create_model(config, attn_implementation="t5_fused")      or --attn_implementation t5_fused
+
+Importing this module registers it. It serves training: self-attention with the learned relative bias, causal or not,
+and cross-attention (whose bias, all zeros, is dropped), under padding masks and under 4-D masks (packed documents), of
+any length, below autocast, torch.compile and gradient checkpointing, on the kernels of `kernels.attention`. Evaluation
+and generation, which need no gradient, take transformers' sdpa, and so does whatever cannot be served, with one line
+that says why. Weights and checkpoints are the same with every implementation.
+
+    attention_kernels()                  {name: what it is} of the library kernels, in order of preference
+    with use_attention_kernel("torch"):  forward and backward passes on that kernel, or an error
+
+Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv.
+"""
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+from common.processes import print_once
+from kernels.attention import PROBE_TOLERANCE, attention, attention_kernels, use_attention_kernel
+
+__all__ = ["T5_FUSED", "attention_kernels", "t5_fused_attention", "t5_fused_mask", "use_attention_kernel"]
+T5_FUSED = "t5_fused"
+SERVED_DTYPES = tuple(PROBE_TOLERANCE)
+
+
+def t5_fused_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function=causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **kwargs,
+) -> torch.Tensor | None:
+    """transformers' boolean mask [B, 1, Q, K] (True: may attend), or [B, 1, 1, K] where it only hides padding.
+
+    None where nothing is hidden, or nothing but the future: the attention itself knows whether it is causal. Compiled,
+    transformers' own function never answers None (before torch 2.14), and a mask costs a bias for every example.
+    """
+    causal = mask_function is causal_mask_function and q_length == kv_length and (q_offset, kv_offset) == (0, 0)
+    if attention_mask is None and (allow_is_bidirectional_skip or (allow_is_causal_skip and causal)):
+        return None
+    if mask_function is bidirectional_mask_function and attention_mask is not None and kv_offset == 0:
+        padding = attention_mask[:, None, None, :kv_length].bool()
+        skip = allow_is_bidirectional_skip and not torch.compiler.is_compiling() and bool(padding.all())
+        return None if skip else padding
+    return sdpa_mask(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=allow_is_causal_skip,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        **kwargs,
+    )
+
+
+def t5_fused_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    position_bias: torch.Tensor | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Attention as `T5Attention` asks for it: (output [B, Q, H, D], None). T5 passes scaling=1.0.
+
+    query: [B, H, Q, D], key, value: [B, H, K, D], position_bias: [1, H, Q, K], attention_mask: bool (True: may attend)
+    or additive floats, broadcastable to [B, H, Q, K]; without one, decoder self-attention is causal.
+    """
+    if module.is_decoder and not module.is_causal:
+        position_bias = None  # cross-attention has no bias: transformers hands over zeros
+    causal = bool(module.is_causal and attention_mask is None)
+    if module.training or torch.is_grad_enabled():
+        reason = _cannot_serve(query, key, position_bias, causal, dropout)
+        if reason is None:
+            heads_last = (x.transpose(1, 2) for x in (query, key, value))
+            scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+            return attention(*heads_last, position_bias, attention_mask, causal, float(scaling))[0], None
+        _hand_over(reason)
+    return sdpa_attention_forward(
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout=dropout,
+        scaling=scaling,
+        position_bias=position_bias,
+        **kwargs,
+    )
+
+
+def _cannot_serve(query, key, position_bias, causal: bool, dropout: float) -> str | None:
+    """Why this call goes to sdpa, or None."""
+    if dropout > 0:
+        return "dropout of attention weights (--dropout_rate 0 has none)"
+    if query.device.type not in ("cpu", "cuda"):
+        return f"tensors on {query.device.type}"
+    if query.dtype not in SERVED_DTYPES or key.dtype != query.dtype:
+        return f"queries of {query.dtype} with keys of {key.dtype}"
+    if position_bias is not None and position_bias.shape[0] != 1:
+        return "a bias of its own for every example"
+    if causal and query.shape[2] != key.shape[2]:
+        return "causal attention over keys of earlier steps"
+    return None
+
+
+_handed_over: set[str] = set()
+
+
+@torch.compiler.assume_constant_result  # called while a graph is traced, not part of it
+def _hand_over(reason: str) -> bool:
+    """Says once for each reason (rank 0) that sdpa is used instead."""
+    if reason not in _handed_over:
+        _handed_over.add(reason)
+        print_once(f"attention: {T5_FUSED} does not serve {reason}: transformers' sdpa does, more slowly")
+    return True
+
+
+AttentionInterface.register(T5_FUSED, t5_fused_attention)
+AttentionMaskInterface.register(T5_FUSED, t5_fused_mask)

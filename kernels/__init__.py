@@ -1,0 +1,1 @@
+"""Attention kernels: the library's chosen and checked, and the gradient of T5's relative bias."""

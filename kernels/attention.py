@@ -1,0 +1,262 @@
+"""T5's attention as one differentiable operator, made of the fastest library kernel that can be trusted with the job.
+
+`torch.ops.t5_foundry.attention` computes softmax(scale Q K^T + bias + mask) V. Forward pass and dq, dk, dv come from a
+library kernel, which is handed the bias without its gradient; d(bias) comes from `kernels.bias_gradient`. Handing the
+gradient of the bias to scaled_dot_product_attention would force the slowest kernel, and a [B, H, Q, K] tensor a layer.
+
+Which library kernel it is, is decided once for every shape: the first of KERNELS that does not refuse and whose answer
+on a small problem of that shape (outputs, logsumexp, gradients, scores around -120) agrees with plain tensor algebra.
+Known to fail that test: cuDNN 9 at lengths with n % 128 == 64, whose dq is NaN under a bias (pytorch issue 196678).
+
+Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q: [B, Q, H, D], k and v: [B, K, H, D].
+"""
+
+import contextlib
+import functools
+import importlib.util
+from collections.abc import Iterator
+
+import torch
+
+from common.processes import print_once
+from kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch
+from kernels.library import KERNELS, Kernel, aligned, torch_backward, torch_forward
+
+PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
+PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # of the largest value
+
+
+_forced: dict[str, str | None] = {"kernel": None, "bias_gradient": None}
+
+
+# ---------------------------------------------------------------- the gradient of the bias
+BIAS_GRADIENTS = {
+    "triton": "one pass over the batch in registers, no atomics (GPUs; CPUs through Triton's interpreter)",
+    "torch": "plain tensor algebra, the batch in chunks, any device and dtype",
+}
+
+
+def triton_is_installed() -> bool:
+    """Whether the Triton kernel can be built; torch's builds for GPUs bring Triton along."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def choose_bias_gradient(device: torch.device, dtype: torch.dtype) -> str:
+    """ "triton" on a GPU with Triton below float64, "torch" otherwise; or the one forced."""
+    if _forced["bias_gradient"]:
+        return _forced["bias_gradient"]
+    return "triton" if device.type == "cuda" and dtype != torch.float64 and triton_is_installed() else "torch"
+
+
+def bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal: bool, scale: float) -> torch.Tensor:
+    """d(bias) [1, H, Q, K], float32 (float64 for float64): equal bits in every run on one kind of device.
+
+    bias: [1, H, Q, K], used in q's dtype as the forward pass uses it; rows that may see nothing have no part in it.
+    """
+    arguments = (grad_out, q, k, v, bias.to(q.dtype), mask, out, lse, causal, scale)
+    if choose_bias_gradient(q.device, q.dtype) == "torch":
+        return bias_gradient_torch(*arguments)
+    from kernels.triton_bias_gradient import bias_gradient_triton  # needs triton
+
+    return bias_gradient_triton(*arguments)
+
+
+# ---------------------------------------------------------------- the choice
+def attention_kernels() -> dict[str, str]:
+    """{name: what it is} of the library kernels, in the order in which they are tried.
+
+    For benchmarks: pass a name to `use_attention_kernel`; the kernels of d(bias) are in `BIAS_GRADIENTS`.
+    """
+    return {name: kernel.about for name, kernel in KERNELS.items()}
+
+
+@contextlib.contextmanager
+def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = None) -> Iterator[None]:
+    """Within it, attention runs on this one of `attention_kernels()`, d(bias) on this one of `BIAS_GRADIENTS`.
+
+    None leaves the choice to `choose_kernel` and `choose_bias_gradient`. Both passes must lie within. Raises ValueError
+    for an unknown name at once; where the kernel then cannot do what it is asked to, or answers wrongly, attention
+    raises RuntimeError: nothing else is taken in its place.
+    """
+    for name, known in ((kernel, KERNELS), (bias_gradient, BIAS_GRADIENTS)):
+        if name is not None and name not in known:
+            raise ValueError(f"attention kernel {name!r}: must be one of {', '.join(known)}")
+    if bias_gradient == "triton" and not triton_is_installed():
+        raise ValueError("attention kernel 'triton': the package triton is not installed")
+    before = dict(_forced)
+    _forced.update(kernel=kernel, bias_gradient=bias_gradient)
+    try:
+        yield
+    finally:
+        _forced.update(before)
+
+
+def choose_kernel(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> Kernel:
+    """The first kernel that neither refuses nor fails its probe; says so once (rank 0) with the reasons."""
+    per_example = bias is not None and bias.stride(0) != 0 and bias.shape[0] > 1
+    strict = torch.are_deterministic_algorithms_enabled()
+    shape = (q.shape[1], k.shape[1], q.shape[2], q.shape[3])
+    return KERNELS[_choice(q.device, q.dtype, shape, bias is not None, per_example, strict, _forced["kernel"])]
+
+
+@functools.cache
+def _choice(device, dtype, shape, biased: bool, per_example: bool, strict: bool, forced: str | None) -> str:  # noqa: ARG001
+    queries, keys, heads, width = shape
+    like = [torch.empty(2, length, heads, width, dtype=dtype, device=device) for length in (queries, keys)]
+    reasons = []
+    for name in (forced,) if forced else KERNELS:
+        reason = KERNELS[name].refuses(*like)
+        if reason is None and name != "torch":  # against which the others are measured
+            reason = _probe(KERNELS[name], device, dtype, (queries, keys, min(heads, 2), width), biased, per_example)
+        if reason is None:
+            _say_once(
+                name,
+                choose_bias_gradient(device, dtype),
+                tuple(reasons),
+                f"{str(device)} {str(dtype).removeprefix('torch.')}",
+            )
+            return name
+        reasons.append(f"{name}: {reason}")
+    raise RuntimeError(f"attention kernel {forced} cannot serve {queries} x {keys} of width {width}: {reasons[0]}")
+
+
+@functools.cache
+def _say_once(name: str, gradient: str, reasons: tuple[str, ...], where: str) -> None:
+    passed_over = [reason for reason in reasons if not reason.endswith(("needs a GPU", "needs a CPU"))]
+    because = f" (passed over: {'; '.join(passed_over)})" if passed_over else ""
+    print_once(f"attention: {name} on {where}, {KERNELS[name].about}; gradient of the bias by {gradient}{because}")
+
+
+def _probe(kernel: Kernel, device, dtype, shape, biased: bool, per_example: bool) -> str | None:
+    """Why the kernel's answer to a small random problem of this shape is wrong, or None if it is right."""
+    queries, keys, heads, width = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator).to(device, dtype)
+
+    q, grad_out = random(2, queries, heads, width) * width**-0.5, random(2, queries, heads, width)
+    k, v = random(2, keys, heads, width), random(2, keys, heads, width)
+    bias = None
+    if biased:
+        bias = random(2 if per_example else 1, heads, queries, keys) + PROBE_SHIFT
+        if per_example:
+            bias[:, :, :, keys - keys // 4 :] = MASKED
+        bias = aligned(bias).expand(2, -1, -1, -1)
+    with torch.no_grad():
+        wide = accumulation_dtype(dtype)
+        x = [t.to(wide) for t in (q, k, v)]
+        wide_bias = None if bias is None else bias.to(wide)
+        expected = torch_forward(*x, wide_bias, 1.0)
+        expected += torch_backward(grad_out.to(wide), *x, wide_bias, *expected, 1.0)
+        try:
+            out, lse = kernel.forward(q, k, v, bias, 1.0)
+            found = (out, lse, *kernel.backward(grad_out, q, k, v, bias, out.contiguous(), lse.contiguous(), 1.0))
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            return f"it fails ({next(iter(str(error).splitlines()), type(error).__name__)})"
+    for name, ours, theirs in zip(("output", "logsumexp", "dq", "dk", "dv"), expected, found, strict=True):
+        largest = 1.0 if name == "logsumexp" else ours.abs().max().clamp(min=1e-30)  # whose error is a factor already
+        error = (ours - theirs.to(wide)).abs().max() / largest
+        if not error <= PROBE_TOLERANCE[dtype]:  # `not`: NaN is wrong too
+            return f"its {name} at {queries} x {keys} is off by {float(error):.1g}"
+    return None
+
+
+# ---------------------------------------------------------------- the operator
+def _added_scores(q, k, bias, mask, causal) -> torch.Tensor | None:
+    """All that is added to the scores in q's dtype, [B, H, Q, K]; a view of [1, H, Q, K] without a mask; or None."""
+    if bias is None and mask is None and not causal:
+        return None
+    added = q.new_zeros(1, 1, 1, k.shape[1]) if bias is None else bias.to(q.dtype)
+    if mask is not None and mask.dtype != torch.bool:
+        added = (added + mask.to(q.dtype)).clamp(min=MASKED)
+    elif mask is not None:
+        added = torch.where(mask, added, MASKED)
+    if causal:
+        lower = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
+        added = torch.where(lower, added, MASKED)
+    added = aligned(added.expand(-1, q.shape[2], q.shape[1], -1))
+    return added.expand(q.shape[0], -1, -1, -1)
+
+
+def _plain(device: torch.device) -> torch.autocast:
+    """Autocast off: it would turn the implementation's own float32 products into bfloat16."""
+    return torch.autocast(device.type, enabled=False)
+
+
+@torch.library.custom_op("t5_foundry::attention", mutates_args=())
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [B, Q, H, D] and logsumexp [B, H, Q] of softmax(scale Q K^T + bias + mask) V; no gradient of the mask.
+
+    q: [B, Q, H, D], k, v: [B, K, H, D], of one dtype: bfloat16, float32 or float64. bias: [1, H, Q, K], used in q's
+    dtype, its gradient in its own. mask: bool (True: may attend) or additive floats, broadcastable to [B, H, Q, K].
+    causal: query i sees keys 0 to i. A row that may see nothing attends to everything evenly.
+    """
+    with _plain(q.device):
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        added = _added_scores(q, k, bias, mask, causal)
+        out, lse = choose_kernel(q, k, added).forward(q, k, v, added, scale)
+        return out.contiguous(), lse.contiguous()
+
+
+@attention.register_fake
+def _(q, k, v, bias, mask, causal, scale):  # noqa: ARG001
+    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=accumulation_dtype(q.dtype))
+    return q.new_empty(q.shape), lse
+
+
+@torch.library.custom_op("t5_foundry::attention_backward", mutates_args=())
+def attention_backward(
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+    bias_needs_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dq, dk, dv as q, k, v, and d(bias) in the bias's shape and dtype (empty where it is not needed)."""
+    with _plain(q.device):
+        grad_out, q, k, v = (x.contiguous() for x in (grad_out, q, k, v))
+        added = _added_scores(q, k, bias, mask, causal)
+        grads = choose_kernel(q, k, added).backward(grad_out, q, k, v, added, out, lse, scale)
+        grad_bias = q.new_empty(0)
+        if bias_needs_gradient:
+            grad_bias = bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal, scale).to(bias.dtype)
+        return *(grad.contiguous() for grad in grads), grad_bias
+
+
+@attention_backward.register_fake
+def _(grad_out, q, k, v, bias, mask, out, lse, causal, scale, bias_needs_gradient):  # noqa: ARG001
+    grad_bias = bias.new_empty(bias.shape) if bias_needs_gradient else q.new_empty(0)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
+
+
+def _save(ctx, inputs, output) -> None:
+    q, k, v, bias, mask, ctx.causal, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, bias, mask, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, grad_out, grad_lse):  # noqa: ARG001
+    if grad_out is None:
+        return (None,) * 7
+    q, k, v, bias, mask, out, lse = ctx.saved_tensors
+    wanted = bias is not None and ctx.needs_input_grad[3]
+    dq, dk, dv, grad_bias = attention_backward(grad_out, q, k, v, bias, mask, out, lse, ctx.causal, ctx.scale, wanted)
+    return dq, dk, dv, grad_bias if wanted else None, None, None, None
+
+
+attention.register_autograd(_differentiate, setup_context=_save)

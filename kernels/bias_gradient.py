@@ -1,0 +1,68 @@
+"""The gradient of T5's relative position bias, without ever holding [B, H, Q, K].
+
+With scores S = scale Q K^T + bias, P = softmax(S), O = P V and D = rowsum(dO * O), one example's score gradient is
+dS = P * (dO V^T - D) (Dao et al. 2022, FlashAttention, appendix B.4). The bias is one for all examples, hence
+d(bias) = sum over the batch of dS: a reduction that library kernels leave to a [B, H, Q, K] tensor of their own or to
+atomic additions. Here P is computed anew from the saved logsumexp, and the batch is summed in a fixed order.
+
+Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q, k, v, out: [B, Q or K, H, D]; lse: [B, H, Q].
+"""
+
+import torch
+
+# What a forbidden score is set to. Far below any score, yet finite after the kernels' multiplication by log2(e): a row
+# with nothing to attend to stays finite (and even), where -inf would make it NaN.
+MASKED = -1e30
+_CHUNK = 2**22  # scores that the torch implementation holds at a time
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def allowed_pairs(mask: torch.Tensor | None, causal: bool, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    """bool, broadcastable to [B, H, Q, K]: which query may see which key (None: all may).
+
+    mask: bool (True: may attend) or additive floats (far below zero: may not), or None.
+    """
+    allowed = mask
+    if mask is not None and mask.dtype != torch.bool:
+        allowed = mask > MASKED / 2
+    if causal:
+        lower = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
+        allowed = lower if allowed is None else allowed & lower
+    return allowed
+
+
+def batch_chunks(q: torch.Tensor, k: torch.Tensor) -> list[slice]:
+    """Slices of the batch whose scores [b, H, Q, K] stay below _CHUNK elements (one example at least)."""
+    size = max(1, _CHUNK // (q.shape[2] * q.shape[1] * k.shape[1]))
+    return [slice(start, start + size) for start in range(0, q.shape[0], size)]
+
+
+def part_of(tensor: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
+    """The examples of a chunk; a tensor that all examples share stays as it is."""
+    return tensor if tensor is None or tensor.dim() < 4 or tensor.shape[0] == 1 else tensor[chunk]
+
+
+def bias_gradient_torch(grad_out, q, k, v, bias, mask, out, lse, causal: bool, scale: float) -> torch.Tensor:
+    """d(bias) [1, H, Q, K] in the accumulation dtype; the batch in chunks. For any device and dtype.
+
+    bias: [1, H, Q, K] as the forward pass added it; mask: see `allowed_pairs`. Rows that may see nothing give nothing.
+    """
+    dtype = accumulation_dtype(q.dtype)
+    allowed = allowed_pairs(mask, causal, q, k)
+    additive = mask if mask is not None and mask.dtype != torch.bool else None
+    total = torch.zeros(1, q.shape[2], q.shape[1], k.shape[1], dtype=dtype, device=q.device)
+    for chunk in batch_chunks(q, k):
+        q_, k_, v_, out_, grad_ = (x[chunk].transpose(1, 2).to(dtype) for x in (q, k, v, out, grad_out))
+        scores = (q_ @ k_.transpose(2, 3)).mul_(scale).add_(bias)
+        if additive is not None:
+            scores += part_of(additive, chunk).to(q.dtype)
+        scores = scores.sub_(lse[chunk].unsqueeze(-1)).exp_()
+        scores *= (grad_ @ v_.transpose(2, 3)).sub_((grad_ * out_).sum(-1, keepdim=True))
+        if allowed is not None:  # after the product: what may not be seen can be inf, and inf * 0 is not 0
+            scores = torch.where(part_of(allowed, chunk), scores, 0.0)
+        total += scores.sum(0, keepdim=True)
+    return total

@@ -1,0 +1,168 @@
+"""Library kernels of attention behind one signature: cuDNN's, CUTLASS's, torch's for CPUs, and plain tensor algebra.
+
+All compute softmax(scale Q K^T + bias) V and its gradients with respect to q, k and v, and return the logsumexp of the
+scores, with which `kernels.bias_gradient` finds the rest. What the libraries do differently about layouts, padding of
+the logsumexp and alignment of the bias is put right here.
+
+Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q: [B, Q, H, D], k and v: [B, K, H, D].
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from kernels.bias_gradient import accumulation_dtype, batch_chunks, part_of
+
+aten = torch.ops.aten
+ALIGNMENT = 16  # elements: rows of a bias begin at multiples of it, whatever their length
+
+
+class Kernel(NamedTuple):
+    """A library kernel. bias: what it adds to the scores, [B, H, Q, K] in q's dtype (rows aligned), or None.
+
+    forward(q, k, v, bias, scale) -> out [B, Q, H, D], logsumexp [B, H, Q];
+    backward(grad_out, q, k, v, bias, out, logsumexp, scale) -> dq, dk, dv, shaped as q, k, v;
+    refuses(q, k) -> why it cannot serve these inputs, or None.
+    """
+
+    about: str
+    forward: Callable
+    backward: Callable
+    refuses: Callable
+
+
+def aligned(bias: torch.Tensor) -> torch.Tensor:
+    """The same values with rows that begin at multiples of ALIGNMENT elements, as CUTLASS demands."""
+    keys = bias.shape[-1]
+    if keys % ALIGNMENT == 0:
+        return bias.contiguous()
+    rows = bias.new_empty(*bias.shape[:-1], -(-keys // ALIGNMENT) * ALIGNMENT)[..., :keys]
+    return rows.copy_(bias)
+
+
+# ---------------------------------------------------------------- cuDNN
+def _cudnn_refuses(q: torch.Tensor, k: torch.Tensor) -> str | None:
+    if not q.is_cuda:
+        return "it needs a GPU"
+    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+        return "its backward pass is not deterministic"
+    if 64 in (q.shape[1] % 128, k.shape[1] % 128):
+        return f"it gives NaN at lengths with n % 128 == 64 ({q.shape[1]} x {k.shape[1]})"
+    heads_first = (q.transpose(1, 2), k.transpose(1, 2), k.transpose(1, 2))
+    bias = q.new_empty(1, 1, 1, 1).expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    params = torch.backends.cuda.SDPAParams(*heads_first, bias, 0.0, False, False)
+    return None if torch.backends.cuda.can_use_cudnn_attention(params) else "torch says it cannot"
+
+
+_cudnn_lse_dims = 3  # [B, H, Q], or [B, H, Q, 1] as some versions of torch have it: seen in the forward pass
+
+
+def _cudnn_forward(q, k, v, bias, scale):
+    global _cudnn_lse_dims
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse = aten._scaled_dot_product_cudnn_attention(*heads_first, bias, True, 0.0, False, False, scale=scale)[:2]
+    _cudnn_lse_dims = lse.dim()
+    return out.transpose(1, 2), lse.reshape(q.shape[0], q.shape[2], q.shape[1])
+
+
+def _cudnn_backward(grad_out, q, k, v, bias, out, lse, scale):
+    if _cudnn_lse_dims == 4:
+        lse = lse.unsqueeze(-1)
+    seed = torch.zeros((), dtype=torch.long, device=q.device)  # of the dropout that there is not
+    grad_out, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, q, k, v, out))
+    grads = aten._scaled_dot_product_cudnn_attention_backward(
+        grad_out, q, k, v, out, lse, seed, seed, bias, None, None, q.shape[2], k.shape[2], 0.0, False, scale=scale
+    )
+    return tuple(x.transpose(1, 2) for x in grads)
+
+
+# ---------------------------------------------------------------- memory-efficient (CUTLASS)
+def _efficient_refuses(q: torch.Tensor, k: torch.Tensor) -> str | None:  # noqa: ARG001
+    if not q.is_cuda:
+        return "it needs a GPU"
+    if q.dtype == torch.float64:
+        return "it has no float64"
+    multiple = 4 if q.dtype == torch.float32 else 8
+    return f"d_kv {q.shape[3]} is no multiple of {multiple}" if q.shape[3] % multiple else None
+
+
+def _efficient_forward(q, k, v, bias, scale):
+    out, lse = aten._efficient_attention_forward(
+        q, k, v, bias, None, None, None, None, 0.0, 0, True, scale=scale
+    )[:2]  # fmt: skip
+    return out, lse[:, :, : q.shape[1]]  # its rows are padded to multiples of 32
+
+
+def _efficient_backward(grad_out, q, k, v, bias, out, lse, scale):
+    lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=float("inf"))
+    seed = torch.zeros((), dtype=torch.long, device=q.device)
+    # One split of the keys: more would add up dq by atomics, in an order that differs from run to run.
+    splits = None if torch.version.hip else 1
+    return aten._efficient_attention_backward(
+        grad_out, q, k, v, bias, out, None, None, q.shape[1], k.shape[1], lse, 0.0, seed, seed, 0, False,
+        scale=scale, num_splits_key=splits,
+    )[:3]  # fmt: skip
+
+
+# ---------------------------------------------------------------- CPU
+def _cpu_refuses(q: torch.Tensor, k: torch.Tensor) -> str | None:  # noqa: ARG001
+    return None if q.device.type == "cpu" else "it needs a CPU"
+
+
+def _cpu_forward(q, k, v, bias, scale):
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*heads_first, 0.0, False, attn_mask=bias, scale=scale)
+    return out.transpose(1, 2), lse
+
+
+def _cpu_backward(grad_out, q, k, v, bias, out, lse, scale):
+    heads_first = (x.transpose(1, 2) for x in (grad_out, q, k, v, out))
+    lse = lse.transpose(1, 2).contiguous().transpose(1, 2)  # [B, Q, H] in memory, as the forward pass leaves it
+    grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *heads_first, lse, 0.0, False, attn_mask=bias, scale=scale
+    )
+    return tuple(x.transpose(1, 2) for x in grads)
+
+
+# ---------------------------------------------------------------- plain tensor algebra
+def _scores(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, scale: float) -> torch.Tensor:
+    scores = (q @ k.transpose(2, 3)) * scale
+    return scores if bias is None else scores + bias
+
+
+def _torch_refuses(q: torch.Tensor, k: torch.Tensor) -> None:  # noqa: ARG001
+    return None
+
+
+def torch_forward(q, k, v, bias, scale):
+    dtype = accumulation_dtype(q.dtype)
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=dtype, device=q.device)
+    for chunk in batch_chunks(q, k):
+        q_, k_, v_ = (x[chunk].transpose(1, 2).to(dtype) for x in (q, k, v))
+        scores = _scores(q_, k_, part_of(bias, chunk), scale)
+        lse[chunk] = scores.logsumexp(-1)
+        out[chunk] = (scores.softmax(-1) @ v_).transpose(1, 2).to(q.dtype)
+    return out, lse
+
+
+def torch_backward(grad_out, q, k, v, bias, out, lse, scale):  # noqa: ARG001
+    dtype = accumulation_dtype(q.dtype)
+    grads = tuple(torch.empty_like(x) for x in (q, k, v))
+    for chunk in batch_chunks(q, k):
+        grad_, q_, k_, v_, out_ = (x[chunk].transpose(1, 2).to(dtype) for x in (grad_out, q, k, v, out))
+        weights = _scores(q_, k_, part_of(bias, chunk), scale).softmax(-1)
+        change = weights * (grad_ @ v_.transpose(2, 3) - (grad_ * out_).sum(-1, keepdim=True)) * scale
+        parts = (change @ k_, change.transpose(2, 3) @ q_, weights.transpose(2, 3) @ grad_)
+        for grad, part in zip(grads, parts, strict=True):
+            grad[chunk] = part.transpose(1, 2).to(q.dtype)
+    return grads
+
+
+KERNELS = {  # in order of preference
+    "cudnn": Kernel("cuDNN's fused attention, bf16", _cudnn_forward, _cudnn_backward, _cudnn_refuses),
+    "efficient": Kernel("CUTLASS's, any length", _efficient_forward, _efficient_backward, _efficient_refuses),
+    "flash_cpu": Kernel("torch's fused attention for CPUs", _cpu_forward, _cpu_backward, _cpu_refuses),
+    "torch": Kernel("plain tensor algebra, the batch in chunks", torch_forward, torch_backward, _torch_refuses),
+}

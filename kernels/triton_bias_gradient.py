@@ -1,0 +1,181 @@
+"""The Triton kernel of `kernels.bias_gradient`: one program for a head, a block of queries and a block of keys.
+
+A program walks over its examples, recomputes their scores and adds up dS in registers. Nothing is shared between
+programs, so there are no atomics and the order of additions is fixed. Where there are fewer blocks than the GPU has
+processors (short targets), the batch is split and the parts are added up afterwards, again in a fixed order.
+
+Runs on a CPU with TRITON_INTERPRET=1 set before Triton is imported. To be imported only where triton is installed.
+"""
+
+import contextlib
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.bias_gradient import MASKED
+
+_ROWS = 32  # of `_row_sums`
+_LOWEST = tl.constexpr(MASKED / 2)
+
+
+@triton.jit
+def _row_sums(grad_out, out, delta, rows, queries, heads, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """delta[b, h, q] = sum over d of grad_out[b, q, h, d] * out[b, q, h, d], both contiguous."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    places = row[:, None] * width + column[None, :]
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    product = tl.load(grad_out + places, mask=inside, other=0.0).to(tl.float32)
+    product *= tl.load(out + places, mask=inside, other=0.0).to(tl.float32)
+    head = row % heads
+    query = (row // heads) % queries
+    example = row // (heads * queries)
+    tl.store(delta + (example * heads + head) * queries + query, tl.sum(product, axis=1), mask=row < rows)
+
+
+@triton.jit
+def _bias_gradient(
+    grad_out, q, k, v, bias, mask, lse, delta, result,
+    batch, heads, queries, keys, width, scale, examples,
+    bias_head, bias_query, mask_batch, mask_head, mask_query, mask_key,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """result[part, h, q, k] = sum of dS over the part's `examples`. MASK: 0 none, 1 bool, 2 additive floats.
+
+    q, k, v, grad_out are contiguous [B, S, H, D]; lse and delta contiguous [B, H, Q]; result contiguous.
+    """
+    key_blocks = tl.cdiv(keys, BLOCK_K)
+    query_block = tl.program_id(0) // key_blocks
+    key_block = tl.program_id(0) % key_blocks
+    head = tl.program_id(1)
+    part = tl.program_id(2)
+
+    rows = query_block * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    columns = key_block * BLOCK_K + tl.arange(0, BLOCK_K)
+    d = tl.arange(0, WIDTH)
+    row_in, column_in, d_in = rows < queries, columns < keys, d < width
+    inside = row_in[:, None] & column_in[None, :]
+    if CAUSAL:
+        inside &= rows[:, None] >= columns[None, :]
+
+    total = tl.zeros((BLOCK_Q, BLOCK_K), dtype=tl.float32)
+    places = head.to(tl.int64) * bias_head + rows[:, None].to(tl.int64) * bias_query + columns[None, :]
+    bias_block = tl.load(bias + places, mask=row_in[:, None] & column_in[None, :], other=0.0).to(tl.float32)
+    across = heads * width  # from one token to the next
+    at_rows = rows[:, None] * across + head * width + d[None, :]
+    at_columns = columns[None, :] * across + head * width + d[:, None]
+    rows_in = row_in[:, None] & d_in[None, :]
+    columns_in = d_in[:, None] & column_in[None, :]
+
+    first = part.to(tl.int64) * examples
+    count = tl.minimum(examples, batch - part * examples)
+    if CAUSAL:  # a block whose keys all lie after its queries has nothing to add up
+        count = tl.where(query_block * BLOCK_Q + BLOCK_Q > key_block * BLOCK_K, count, 0)
+    for step in range(0, count):
+        example = first + step
+        q_block = tl.load(q + example * queries * across + at_rows, mask=rows_in, other=0.0)
+        k_block = tl.load(k + example * keys * across + at_columns, mask=columns_in, other=0.0)
+        scores = tl.dot(q_block, k_block, input_precision=PRECISION) * scale + bias_block
+        seen = inside
+        if MASK > 0:
+            spot = (
+                example * mask_batch
+                + head.to(tl.int64) * mask_head
+                + rows[:, None].to(tl.int64) * mask_query
+                + columns[None, :].to(tl.int64) * mask_key
+            )
+            given = tl.load(mask + spot, mask=inside, other=0)
+            if MASK == 1:
+                seen &= given != 0
+            else:
+                additive = given.to(tl.float32)
+                scores += additive
+                seen &= additive > _LOWEST
+        at_row = (example * heads + head) * queries + rows
+        scores -= tl.load(lse + at_row, mask=row_in, other=0.0)[:, None]
+        grad_block = tl.load(grad_out + example * queries * across + at_rows, mask=rows_in, other=0.0)
+        v_block = tl.load(v + example * keys * across + at_columns, mask=columns_in, other=0.0)
+        change = tl.dot(grad_block, v_block, input_precision=PRECISION)
+        change -= tl.load(delta + at_row, mask=row_in, other=0.0)[:, None]
+        # The choice comes last: outside, exp() may be inf, and inf * 0 is not 0.
+        total += tl.where(seen, tl.exp(scores) * change, 0.0)
+
+    spot = (part * heads + head).to(tl.int64) * queries * keys + rows[:, None].to(tl.int64) * keys + columns[None, :]
+    tl.store(result + spot, total, mask=row_in[:, None] & column_in[None, :])
+
+
+def batch_parts(batch: int, programs: int, device: torch.device) -> int:
+    """Into how many parts the batch is split: enough for four programs on each processor of the GPU; 1 on a CPU."""
+    if device.type != "cuda":
+        return 1
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, min(batch, -(-4 * processors // programs)))
+
+
+def bias_gradient_triton(
+    grad_out,
+    q,
+    k,
+    v,
+    bias,
+    mask,
+    out,
+    lse,
+    causal,
+    scale,
+    parts: int | None = None,
+    blocks: tuple[int, int] | None = None,
+) -> torch.Tensor:
+    """d(bias), float32 [1, H, Q, K]. Arguments as `kernels.bias_gradient.bias_gradient_torch`.
+
+    parts (of the batch), blocks (queries, keys): for benchmarks and tests; not set, they follow from the shapes.
+    """
+    grad_out, q, k, v, out, lse = (x.contiguous() for x in (grad_out, q, k, v, out, lse))
+    (batch, queries, heads, width), keys = q.shape, k.shape[1]
+    block_q, block_k = blocks or _blocks(q.dtype, queries, keys, width)
+    tiles = triton.cdiv(queries, block_q) * triton.cdiv(keys, block_k)
+    parts = parts or batch_parts(batch, tiles * heads, q.device)
+    examples = triton.cdiv(batch, parts)
+    parts = triton.cdiv(batch, examples)
+    if bias.stride(-1) != 1:
+        bias = bias.contiguous()
+    kind, strides = 0, (0, 0, 0, 0)
+    if mask is not None:
+        mask = mask.expand(batch, heads, queries, keys)
+        kind, strides = (1, mask.stride()) if mask.dtype == torch.bool else (2, mask.stride())
+        mask = mask.view(torch.uint8) if kind == 1 else mask
+    precision = "ieee" if q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+    delta = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
+    result = torch.empty(parts, heads, queries, keys, dtype=torch.float32, device=q.device)
+    current = torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()
+    with current:  # kernels start on the current device, whatever their tensors'
+        rows = batch * queries * heads
+        _row_sums[(triton.cdiv(rows, _ROWS),)](
+            grad_out, out, delta, rows, queries, heads, width, ROWS=_ROWS, WIDTH=_power(width)
+        )
+        _bias_gradient[(tiles, heads, parts)](
+            grad_out, q, k, v, bias, q if mask is None else mask, lse, delta, result,
+            batch, heads, queries, keys, width, float(scale), examples,
+            bias.stride(1), bias.stride(2), *strides,
+            CAUSAL=causal, MASK=kind, PRECISION=precision,
+            BLOCK_Q=block_q, BLOCK_K=block_k, WIDTH=_power(width),
+            num_warps=8 if block_q * block_k * _power(width) >= 2**19 else 4, num_stages=2,
+        )  # fmt: skip
+    return result if parts == 1 else result.sum(0, keepdim=True)
+
+
+def _blocks(dtype: torch.dtype, queries: int, keys: int, width: int) -> tuple[int, int]:
+    """Block sizes for which ptxas (sm_90a) keeps everything in registers: 213 of them at 128 x 64 and d_kv 64 in bf16.
+
+    128 x 128 spills; exact float32 products, which tensor cores do not have, spill from 64 x 64 on.
+    """
+    largest = (32, 32) if dtype == torch.float32 else (128, 64) if width <= 64 else (64, 64)
+    return min(largest[0], _power(queries)), min(largest[1], _power(keys))
+
+
+def _power(size: int) -> int:
+    """The next power of two, at least 16: the smallest block that `tl.dot` multiplies."""
+    return max(16, triton.next_power_of_2(size))

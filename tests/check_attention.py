@@ -1,0 +1,227 @@
+"""Holds every attention kernel of this machine against eager attention in float64: one command, one table, one verdict.
+
+    python tests/check_attention.py --output results/attention_check.json      (a minute on a GPU)
+
+Lengths on and off the block sizes, with n % 128 == 64 among them; no mask, padding, documents, causal; scores around
+-100. For each kernel and dtype: the largest error of the output, dq, dk, dv and d(bias) relative to the largest value,
+beside eager attention's own in that dtype; whether three runs gave the same bits. Memory is filled with NaN beforehand,
+so that what a kernel leaves unwritten shows. Then small whole models, plain and compiled. Needs torch, on a GPU triton,
+and for the models transformers; exits with 1 if anything is wrong. The last line is one JSON object.
+(tests/test_attention_t5.py runs it where there is a GPU; pytest does not collect it.)
+"""
+
+import argparse
+import importlib.util
+import json
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from kernels.attention import BIAS_GRADIENTS, attention, attention_kernels, triton_is_installed, use_attention_kernel
+
+BATCH, HEADS = 4, 3
+CASES = (  # queries, keys, d_kv, causal, mask
+    (512, 512, 64, False, "none"),
+    (512, 512, 64, False, "padding"),
+    (512, 512, 64, False, "documents"),
+    (114, 114, 64, True, "none"),
+    (114, 114, 64, True, "padding"),
+    (114, 512, 64, False, "padding"),
+    (64, 64, 64, False, "none"),
+    (192, 192, 64, True, "none"),
+    (704, 704, 64, False, "padding"),
+    (37, 37, 64, False, "none"),
+    (130, 65, 64, False, "padding"),
+    (257, 257, 128, True, "none"),
+    (1, 9, 64, False, "none"),
+)
+SMALL = tuple(case for case in CASES if case[0] <= 130)  # a CPU's share
+TENSORS = ("output", "dq", "dk", "dv", "dbias")
+LIMIT = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # of the largest value
+DETERMINISTIC = ("efficient", "flash_cpu", "torch")  # cuDNN's dq is not; d(bias) always is
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0 if all is right, 1 if not."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, help="Write the JSON object to this file too.")
+    args = parser.parse_args(argv)
+    device = torch.device(args.device)
+
+    rows = kernel_rows(device)
+    print(
+        f"\n{'kernel':<10} {'d(bias)':<7} {'dtype':<9} {'case':<32} " + " ".join(f"{t:>8}" for t in TENSORS) + "   bits"
+    )
+    for row in rows:
+        errors = " ".join(f"{row['errors'][t]:8.1e}" for t in TENSORS) if "errors" in row else row["refused"]
+        print(f"{row['kernel']:<10} {row['bias_gradient']:<7} {row['dtype']:<9} {row['case']:<32} {errors}", end="")
+        print(f"   {row['bits']}{'' if row['ok'] else '   WRONG'}" if "errors" in row else "")
+    models = model_rows(device) if importlib.util.find_spec("transformers") else []
+    for row in models:
+        verdict = "" if row["ok"] else "   WRONG"
+        print(f"model: {row['what']:<28} off by {row['error']:.1e}, eager {row['eager']:.1e}{verdict}")
+
+    failures = [row for row in rows + models if not row["ok"]]
+    report = dict(
+        ok=not failures,
+        checked=len(rows) + len(models),
+        wrong=len(failures),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        torch=torch.__version__,
+        cudnn=torch.backends.cudnn.version() if device.type == "cuda" else None,
+        triton=getattr(sys.modules.get("triton"), "__version__", None),
+        kernels=rows,
+        models=models,
+    )
+    if args.output:
+        args.output.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report))
+    return int(bool(failures))
+
+
+# ---------------------------------------------------------------- kernels
+def kernel_rows(device: torch.device) -> list[dict]:
+    """One row for each kernel of this device, dtype, gradient of the bias and case; eager attention first."""
+    gpu = device.type == "cuda"
+    dtypes = (torch.bfloat16, torch.float32) if gpu else (torch.float64, torch.float32, torch.bfloat16)
+    rows = []
+    for case in CASES if gpu else SMALL:
+        for dtype in dtypes:
+            problem = make(case, dtype, device)
+            truth = run_eager(*(x if x is None else x.double() if x.is_floating_point() else x for x in problem), case)
+            rows.append(row_of("eager", "", dtype, case, truth, [run_eager(*problem, case)]))
+            for name in attention_kernels():
+                if name in (("flash_cpu",) if gpu else ("cudnn", "efficient")):
+                    continue
+                for gradient in BIAS_GRADIENTS if gpu and triton_is_installed() else ("torch",):
+                    try:
+                        with use_attention_kernel(name, gradient):
+                            runs = [run_ours(problem, case) for _ in range(3)]
+                    except RuntimeError as error:  # it refuses, or its probe found it wrong: it would not be chosen
+                        refused = dict(kernel=name, bias_gradient=gradient, dtype=short(dtype), case=title(case))
+                        rows.append(refused | dict(refused=next(iter(str(error).splitlines()), "?"), ok=True))
+                        continue
+                    rows.append(row_of(name, gradient, dtype, case, truth, runs))
+    return rows
+
+
+def make(case, dtype: torch.dtype, device: torch.device):
+    """(q, k, v, bias, mask, grad_out) of a case; the bias in float32, but with values that `dtype` has."""
+    queries, keys, width, _, kind = case
+    generator = torch.Generator().manual_seed(queries * 1000 + keys)
+
+    def random(*sizes):
+        return torch.randn(sizes, generator=generator).to(dtype).to(device)
+
+    q, k, v = (random(BATCH, n, HEADS, width) for n in (queries, keys, keys))
+    bias = (random(1, HEADS, queries, keys) * 2 - 100).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    mask = None
+    if kind == "padding":
+        lengths = torch.linspace(max(1, keys // 3), keys, BATCH).long()
+        mask = (torch.arange(keys) < lengths[:, None])[:, None, None].to(device)
+    elif kind == "documents":
+        number = torch.arange(BATCH)[:, None] + 2
+        of_query, of_key = torch.arange(queries) * number // queries, torch.arange(keys) * number // keys
+        mask = (of_query[:, :, None] == of_key[:, None, :])[:, None].to(device)
+    return q * width**-0.5, k, v, bias, mask, random(BATCH, queries, HEADS, width)
+
+
+def run_eager(q, k, v, bias, mask, grad_out, case) -> list[torch.Tensor]:
+    """Output and the four gradients by the definition."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v, bias)]
+    q, k, v, bias = leaves
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) + bias
+    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
+    allowed = (
+        (allowed.tril() if case[3] else allowed) if mask is None else (allowed.tril() if case[3] else allowed) & mask
+    )
+    weights = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1).to(v.dtype)
+    out = torch.einsum("bhqk,bkhd->bqhd", weights, v)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad_out)]
+
+
+def run_ours(problem, case) -> list[torch.Tensor]:
+    """As `run_eager`, through the operator, in memory that was full of NaN."""
+    q, k, v, bias, mask, grad_out = problem
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v, bias)]
+    poison = [torch.full_like(x, float("nan")) for x in (*leaves, *leaves, grad_out) for _ in range(3)]
+    del poison  # the allocator hands this memory to the next who asks for as much
+    out = attention(*leaves, mask, case[3], 1.0)[0]
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad_out)]
+
+
+def row_of(name: str, gradient: str, dtype: torch.dtype, case, truth, runs) -> dict:
+    """Errors of the first run relative to the largest value of the truth, and which bits differ between the runs."""
+    errors = {}
+    for tensor, ours, theirs in zip(TENSORS, runs[0], truth, strict=True):
+        error = float((ours.double() - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))
+        errors[tensor] = error
+    differ = [t for t, *found in zip(TENSORS, *runs, strict=True) if not all(torch.equal(found[0], x) for x in found)]
+    ok = all(error <= LIMIT[dtype] for error in errors.values()) or name == "eager"
+    if name in DETERMINISTIC:
+        ok = ok and not differ
+    ok = ok and "dbias" not in differ
+    return dict(
+        kernel=name,
+        bias_gradient=gradient,
+        dtype=short(dtype),
+        case=title(case),
+        errors=errors,
+        bits=("" if len(runs) == 1 else f"{', '.join(differ)} differ" if differ else "same"),
+        ok=ok,
+    )
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def title(case) -> str:
+    queries, keys, width, causal, kind = case
+    return f"{queries} x {keys}, {width}{', causal' if causal else ''}{'' if kind == 'none' else ', ' + kind}"
+
+
+# ---------------------------------------------------------------- whole models
+def model_rows(device: torch.device) -> list[dict]:
+    """Gradients of a small v1.1 model, all in one vector: relative distance from eager attention's in float64."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    import attention_t5  # noqa: F401 (registers t5_fused)
+
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float64
+    generator = torch.Generator().manual_seed(0)
+    ids, labels = (torch.randint(2, 500, (BATCH, length), generator=generator).to(device) for length in (192, 114))
+    padding = (torch.arange(192) < torch.tensor([[192], [50], [191], [100]])).long().to(device)
+
+    def gradient(implementation: str, dtype: torch.dtype, compiled: bool, **inputs) -> torch.Tensor:
+        torch.manual_seed(0)
+        config = T5Config(
+            vocab_size=512, d_model=128, d_kv=64, d_ff=256, num_heads=2, num_layers=2, num_decoder_layers=2,
+            feed_forward_proj="gated-gelu", dropout_rate=0.0, decoder_start_token_id=0,
+        )  # fmt: skip
+        model = T5ForConditionalGeneration._from_config(config, attn_implementation=implementation)
+        model = model.to(device, dtype if dtype == torch.float64 else torch.float32).train()
+        run = torch.compile(model, fullgraph=True) if compiled else model
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            run(input_ids=ids, labels=labels, use_cache=False, **inputs).loss.backward()
+        return torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None])
+
+    rows = []
+    for what, inputs in (("no mask", {}), ("padding", dict(attention_mask=padding))):
+        truth = gradient("eager", torch.float64, False, **inputs)
+        eager = float((gradient("eager", dtype, False, **inputs) - truth).norm() / truth.norm())
+        limit = max(2 * eager, 1e-10)  # twice what rounding does to eager attention
+        for compiled in (False, True) if device.type == "cuda" else (False,):
+            found = float((gradient("t5_fused", dtype, compiled, **inputs) - truth).norm() / truth.norm())
+            name = f"{what}{', compiled' if compiled else ''}"
+            rows.append(dict(what=name, dtype=short(dtype), error=found, eager=eager, ok=found <= limit))
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
