@@ -50,8 +50,8 @@ HARDWARE_PEAKS = {
 
 # ---------------------------------------------------------------- denoising
 # noise_density           share of tokens hidden
-# mean_noise_span_length  mean length of a hidden span in tokens; without it the denoiser hides the end of the text, of a
-#                         random length: uniform between 1 and what gives `noise_density` on average (prefix LM)
+# mean_noise_span_length  mean length of a hidden span in tokens; without it the denoiser hides the end of the text, of
+#                         a random length: uniform between 1 and what gives `noise_density` on average (prefix LM)
 # sentinels               False: no sentinel stands for the hidden end (T5's prefix LM)
 # mode                    token at the beginning of the input; added to a tokenizer that lacks it
 DENOISERS = {

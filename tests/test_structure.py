@@ -27,9 +27,10 @@ SOURCES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 LAYERS = (
     {"constants"},
     {"common.processes", "corpora.files", "training.manifests"},  # the process, files and folders, whatever for
-    {"common.command_line", "common.reports", "corpora.cache", "corpora.hub"},
+    {"common.command_line", "common.reports", "corpora.cache", "corpora.hub", "corpora.own_ids"},
     {"attention_t5", "common.curves", "corpora.installed_docs", "corpora.tokenizers", "data_collator_t5"}
-    | {"tasks.metrics", "training.optimizers"},  # pure functions
+    | {"tasks.metrics", "training.optimizers", "training.packing"},  # pure functions
+    {"training.denoising"},
     {"arguments_t5"},
     {
         "data_t5",
@@ -40,7 +41,7 @@ LAYERS = (
         "training.preemption",
         "training.sharding",
     },  # services
-    {"tasks.examples", "trainer_t5"},  # what a run is made of
+    {"tasks.examples", "trainer_t5", "training.chunks"},  # what a run is made of
     {"training.runs", "training.sweep_files"},
 )
 # Imports between modules of one layer, each with its reason.

@@ -1,7 +1,7 @@
 """Training examples beyond plain chunks: rows for packed denoisers, and corpora drawn by weight.
 
 Like `data_t5.ChunkDataset` they take example numbers that run past the end: number n stands for example n % N in epoch
-n // N. Everything is computed from the number, nothing is drawn in order: any rank, worker or resumed run gets the same.
+n // N. All is computed from the number, nothing is drawn in order: any rank, worker or resumed run gets the same.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """Mixtures of denoisers (UL2, prefix LM, own ones): rows of several corrupted examples, full to the last position.
 
 Denoisers hide different shares of a text, so their inputs and targets have different lengths. A row of S input and T
-target tokens is therefore shared by two examples, one of a denoiser that hides less than the mixture does on average and
-one of a denoiser that hides more. Their lengths are the solution of two equations, so that both sides are exactly full;
-how often two denoisers meet is chosen such that each one has its weight's share of all input tokens. Masks come from
-the example's key alone, as in data_collator_t5.py. Examples of a row do not see each other: training/packing.py.
+target tokens is therefore shared by two examples, one of a denoiser that hides less than the mixture does on average
+and one of a denoiser that hides more. Their lengths are the solution of two equations, so that both sides are exactly
+full; how often two denoisers meet is chosen such that each one has its weight's share of all input tokens. Masks come
+from the row's key alone, as in data_collator_t5.py. Examples of a row do not see each other: training/packing.py.
 
 Legend of shapes: B rows, G examples of all rows, R raw tokens of a row, S and T input and target length of a row, N raw
 tokens of all rows, D denoisers.
@@ -157,7 +157,7 @@ def most_spans(rows: list[list[Example]]) -> int:
 
 
 def pattern_of(shares: Sequence[float], count: int = PATTERN) -> np.ndarray:
-    """[count] numbers of kinds, evenly spread: any beginning has each kind as often as its share says, to one or two."""
+    """[count] numbers of kinds, evenly spread: any beginning has each kind as often as its share says, to a few."""
     shares, given = np.asarray(shares), np.zeros(len(shares))
     pattern = np.empty(count, dtype=np.int64)
     for place in range(count):
@@ -171,8 +171,8 @@ def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray
     """Masks of examples of different lengths one after the other: bool [N] from random 64-bit numbers [N].
 
     lengths, noise, spans: [G]. Each mask begins kept, ends hidden and is uniform over all segmentations of its hidden
-    and its kept tokens, as `masks_from_random` makes them. The first `noise` numbers of an example decide the lengths of
-    its hidden spans, the others those of its kept ones: an example's numbers are ranked, and the lowest are the cuts.
+    and its kept tokens, as `masks_from_random` makes them. The first `noise` numbers of an example decide the lengths
+    of its hidden spans, the others those of its kept ones: the places of the lowest numbers are the cuts.
     """
     starts = np.cumsum(lengths) - lengths
     places = np.arange(len(random)) - np.repeat(starts, lengths)
@@ -238,7 +238,7 @@ class MixtureDataCollator:
             raise ValueError(
                 f"--input_seq_length {input_seq_length} with --objective {objective} hides {most_spans(self.rows)} "
                 f"spans in one example, but the tokenizer has {len(self.sentinel_ids)} sentinels: use "
-                f"--input_seq_length {max(fitting, default=0)} or less, longer spans, or a tokenizer with more sentinels"
+                f"--input_seq_length {max(fitting, default=0)} or less, longer spans, or a tokenizer that has more"
             )
         self.pattern = pattern_of(self.shares)
         self.raw_lengths = np.array([sum(example.length for example in row) for row in self.rows])
@@ -273,8 +273,8 @@ class MixtureDataCollator:
         return {name: torch.from_numpy(array.reshape(rows, -1)) for name, array in arrays.items()}
 
     def _hidden_tokens(self, chosen: np.ndarray, lengths: np.ndarray, random: np.ndarray) -> np.ndarray:
-        """[G] hidden tokens. The first of a pair of prefix examples draws its own, uniformly; the second hides the rest,
-        so that both are uniform and their sum, and with it the row's length, is fixed."""
+        """[G] hidden tokens. The first of a pair of prefix examples draws its own, uniformly; the second hides the
+        rest, so that both are uniform and their sum, and with it the row's length, is fixed."""
         noise = self._noise[chosen].copy()
         first = np.flatnonzero(self._pair[chosen] == 1)
         if len(first):
