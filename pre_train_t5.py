@@ -90,14 +90,21 @@ def find_text(model_args: ModelArguments, data_args: PreTrainingDataArguments):
     return sources, corpora or {"": sources}, tokenizer
 
 
-def build_model(model_args: ModelArguments, tokenizer):
-    """The checkpoint, or a new model of the chosen shape whose vocabulary fits the tokenizer."""
+def build_model(model_args: ModelArguments, tokenizer, plain_size: int):
+    """The checkpoint, or a new model of the chosen shape whose vocabulary fits the tokenizer. plain_size: the
+    tokenizer's size before mode tokens were added to it."""
     if model_args.model_name_or_path:
         model = load_model(model_args.model_name_or_path, model_args.attn_implementation)
     else:
         overrides = parse_overrides(model_args.config_overrides)
         config = build_config(model_args.config_name or "t5-v1_1-small", len(tokenizer), overrides)
         model = create_model(config, model_args.attn_implementation)
+    rows, modes = model.get_input_embeddings().num_embeddings, len(tokenizer) - plain_size
+    if modes and plain_size <= rows < len(tokenizer):
+        raise ValueError(
+            f"--objective needs {modes} mode tokens beside the tokenizer's {plain_size}, and the model has {rows} "
+            "embedding rows: use a model with free rows, or an objective without modes (constants.py)"
+        )
     fit_vocabulary(model, len(tokenizer))
     set_dropout(model, model_args.dropout_rate or 0.0)
     if ids_offset(tokenizer):  # what a reader of ready-made ids must know
@@ -198,7 +205,7 @@ def main(argv: list[str] | None = None) -> dict:
         with training_args.main_process_first(desc="finding the text"):
             sources, corpora, plain_tokenizer = find_text(model_args, data_args)
         tokenizer = with_mode_tokens(plain_tokenizer, data_args.objective)  # tokens are cached for the plain one
-        model = build_model(model_args, tokenizer)
+        model = build_model(model_args, tokenizer, len(plain_tokenizer))
         # Built before the long work: it refuses lengths and densities that cannot be.
         collator = build_collator(data_args, tokenizer, model.config.decoder_start_token_id)
         fingerprints = {split: source.fingerprint for split, source in sources.items()}
