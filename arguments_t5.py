@@ -335,8 +335,9 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     _check_counts(args)
     check_folder("--data_cache_dir", args.data_cache_dir)
     own_ids = holds_ids(args.train_file, args.input_ids_column, args.input_ids_dtype)
-    if own_ids and not (args.train_file or args.dataset_name):
-        raise ValueError("--input_ids_column and --input_ids_dtype go with --train_file or --dataset_name")
+    if own_ids and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
+        raise ValueError("--input_ids_column and --input_ids_dtype go with --train_file, or a data set of ids in "
+                         "--dataset_name")  # fmt: skip
     if args.input_ids_dtype and args.input_ids_dtype not in ID_TYPES:
         raise ValueError(f"--input_ids_dtype {args.input_ids_dtype}: must be one of {', '.join(ID_TYPES)}")
     for flag, paths in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):

@@ -184,6 +184,7 @@ class RefusedTest(TestCase):
         for flags, message in (
             (dict(train_file="{npy}", vocab_size=1), "--vocab_size 1: must be at least 2"),
             (dict(input_ids_column="ids"), "--input_ids_column and --input_ids_dtype go with --train_file"),
+            (dict(input_ids_column="ids", dataset_name="installed_docs"), "go with --train_file, or a data set of ids"),
             (
                 dict(train_file="{npy}", vocab_size=9, objective="ul2", config_overrides="vocab_size=113"),
                 "--objective needs 3 mode tokens beside the tokenizer's 112, and the model has 113 embedding rows",
