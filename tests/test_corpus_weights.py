@@ -174,7 +174,7 @@ class RunTest(TestCase):
         changes = dict(
             objective="span_corruption", max_steps=1, eval_strategy="no", save_strategy="no", eval_steps=None
         )
-        self.run_script("other", (1, 9), objective="span_corruption", **changes)
+        self.run_script("other", (1, 9), **changes)
         self.assertEqual(sorted((self.folder / "cache").iterdir()), cached)
 
 
