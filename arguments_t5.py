@@ -25,8 +25,19 @@ from constants import (
     DEFAULT_LEARNING_RATES,
     DENOISERS,
     MODEL_SHAPES,
+    OBJECTIVES,
 )
-from corpora.files import COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIXES, check_file, data_suffix, expand_files
+from corpora.files import (
+    COMPRESSIONS,
+    ROW_SUFFIXES,
+    TEXT_SUFFIXES,
+    check_file,
+    data_suffix,
+    expand_files,
+    split_weights,
+)
+from corpora.own_ids import ID_TYPES, IdFormat, expand_id_files, holds_ids
+from training.denoising import denoisers_of
 from training.optimizers import NEEDS_WHOLE_TENSORS, NOT_UNDER_FSDP, OPTIMIZERS
 
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
@@ -75,7 +86,9 @@ class ModelArguments:
         None, "Tokenizer folder or Hub name. Not set: the checkpoint's own, or one trained on the training text."
     )
     vocab_size: int = option(
-        4096, "Words of the tokenizer that is trained when none is given (100 sentinels included)."
+        4096,
+        "Words of the tokenizer that is trained when none is given (100 sentinels included); for ready-made ids "
+        "without a tokenizer how many there are.",
     )
     dropout_rate: float | None = option(
         None, "Dropout, 0 to 1. Not set: 0 in pre-training, the checkpoint's in fine-tuning."
@@ -101,13 +114,21 @@ class PreTrainingDataArguments:
     train_file: list[str] | None = option(
         None,
         f"Training text: files, folders or globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)}). "
-        "A named file of another or no ending is read as plain text.",
+        "A named file of another or no ending is read as plain text. a.txt:0.7 b.txt:0.3: corpora with the share of "
+        "chunks that each gives.",
     )
     validation_file: list[str] | None = option(None, "Validation text, as --train_file.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
+    input_ids_column: str | None = option(
+        None, "Column of parquet or JSON files that holds lists of ready-made token ids, instead of text."
+    )
+    input_ids_dtype: str | None = option(None, f"Numbers in .bin files of ready-made ids: {', '.join(ID_TYPES)}.")
     validation_split_percentage: float = option(5.0, "Text held out when there is no validation text, in percent.")
     max_train_samples: int | None = option(None, "Use the first N training documents only.")
     max_eval_samples: int | None = option(None, "Evaluate on the first N chunks of the validation text only.")
+    objective: str = option(
+        "span_corruption", f"What is hidden: one of OBJECTIVES (constants.py): {', '.join(OBJECTIVES)}."
+    )
     input_seq_length: int = option(512, "Encoder length in tokens after corruption, EOS included.")
     noise_density: float = option(
         DENOISERS["span_corruption"]["noise_density"], "Share of tokens hidden, between 0 and 1."
@@ -267,8 +288,8 @@ class FineTuningArguments(T5TrainingArguments):
 
 
 # ---------------------------------------------------------------- checks
-def check_model(args: ModelArguments) -> None:
-    """Contradictions among the model's flags, and values out of range."""
+def check_model(args: ModelArguments, own_ids: bool = False) -> None:
+    """Contradictions among the model's flags, and values out of range. own_ids: the data are ready-made ids."""
     if args.model_name_or_path and args.config_name:
         raise ValueError("--model_name_or_path and --config_name exclude each other: a checkpoint brings its own shape")
     if args.model_name_or_path and args.config_overrides:
@@ -279,7 +300,10 @@ def check_model(args: ModelArguments) -> None:
     if args.vocab_size != ModelArguments.vocab_size and (args.tokenizer_name or args.model_name_or_path):
         raise ValueError(f"--vocab_size {args.vocab_size} is of a tokenizer that is trained when none is given; "
                          f"{args.tokenizer_name or args.model_name_or_path} brings its own")  # fmt: skip
-    check_vocab_size(args.vocab_size)
+    if not own_ids:
+        check_vocab_size(args.vocab_size)
+    elif args.vocab_size < 2:
+        raise ValueError(f"--vocab_size {args.vocab_size}: must be at least 2, the number of different ids")
 
 
 def check_attention(name: str | None) -> None:
@@ -316,6 +340,12 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
         raise ValueError("--validation_file goes with --train_file")
     if args.dataset_config_name and args.dataset_name in (None, BUILTIN_CORPUS):
         raise ValueError("--dataset_config_name goes with the Hub name of a data set in --dataset_name")
+    denoisers_of(args.objective)
+    for name in ("noise_density", "mean_noise_span_length"):
+        value, default = getattr(args, name), getattr(PreTrainingDataArguments, name)
+        if args.objective != "span_corruption" and value != default:
+            raise ValueError(f"--{name} {value} is of --objective span_corruption; those of {args.objective} stand in "
+                             "DENOISERS (constants.py)")  # fmt: skip
     if not 0 < args.noise_density < 1:
         raise ValueError(f"--noise_density {args.noise_density}: must lie between 0 and 1")
     if not 1 <= args.mean_noise_span_length < float("inf"):
@@ -334,9 +364,19 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
         raise ValueError("--text_column: must be the name of a column")
     _check_counts(args)
     check_folder("--data_cache_dir", args.data_cache_dir)
+    own_ids = holds_ids(args.train_file, args.input_ids_column, args.input_ids_dtype)
+    if own_ids and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
+        raise ValueError("--input_ids_column and --input_ids_dtype go with --train_file, or a data set of ids in "
+                         "--dataset_name")  # fmt: skip
+    if args.input_ids_dtype and args.input_ids_dtype not in ID_TYPES:
+        raise ValueError(f"--input_ids_dtype {args.input_ids_dtype}: must be one of {', '.join(ID_TYPES)}")
     for flag, paths in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):
         if paths:
-            expand_files(flag, paths)
+            paths = split_weights(flag, paths)[0] if flag == "--train_file" else paths
+            if own_ids:
+                expand_id_files(flag, paths, IdFormat(args.input_ids_column, args.input_ids_dtype))
+            else:
+                expand_files(flag, paths)
 
 
 def _check_counts(args) -> None:

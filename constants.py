@@ -62,8 +62,29 @@ HARDWARE_PEAKS = {
 }
 
 # ---------------------------------------------------------------- denoising
-# T5's base-line objective ("R" denoiser): share of tokens hidden, and mean length of a hidden span in tokens.
-DENOISERS = {"span_corruption": dict(noise_density=0.15, mean_noise_span_length=3.0)}
+# noise_density           share of tokens hidden
+# mean_noise_span_length  mean length of a hidden span in tokens; without it the denoiser hides the end of the text, of
+#                         a random length: uniform between 1 and what gives `noise_density` on average (prefix LM)
+# sentinels               False: no sentinel stands for the hidden end (T5's prefix LM)
+# mode                    token at the beginning of the input; added to a tokenizer that lacks it
+DENOISERS = {
+    "span_corruption": dict(noise_density=0.15, mean_noise_span_length=3.0),  # T5's base line
+    "prefix_lm": dict(noise_density=0.5, sentinels=False),  # T5's prefix LM
+    # UL2 (Tay et al. 2022, table 1): R denoisers, X denoisers (long spans or much hidden), and the S denoiser.
+    "ul2_r_span3": dict(noise_density=0.15, mean_noise_span_length=3.0, mode="[NLU]"),
+    "ul2_r_span8": dict(noise_density=0.15, mean_noise_span_length=8.0, mode="[NLU]"),
+    "ul2_x_span3": dict(noise_density=0.5, mean_noise_span_length=3.0, mode="[NLG]"),
+    "ul2_x_span8": dict(noise_density=0.5, mean_noise_span_length=8.0, mode="[NLG]"),
+    "ul2_x_span64": dict(noise_density=0.15, mean_noise_span_length=64.0, mode="[NLG]"),
+    "ul2_x_span64_half": dict(noise_density=0.5, mean_noise_span_length=64.0, mode="[NLG]"),
+    "ul2_s": dict(noise_density=0.25, mode="[S2S]"),
+}
+# `--objective`: {denoiser: weight}, the weight being its share of all input tokens (they need not add up to 1).
+OBJECTIVES = {
+    "span_corruption": {"span_corruption": 1.0},
+    "prefix_lm": {"prefix_lm": 1.0},
+    "ul2": {name: 1.0 for name in DENOISERS if name.startswith("ul2_")},
+}
 
 # ---------------------------------------------------------------- learning rates
 # Peaks used when `--learning_rate` is not given. Pre-training: nanoT5's for RMS scaling, T5's for Adafactor.

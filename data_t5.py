@@ -5,11 +5,13 @@ T5 does it, without EOS between documents) and cached under a key made of conten
 Chunks are views of that file, so other lengths cost nothing, and moving a folder or renaming a tokenizer neither.
 """
 
+import dataclasses
 import hashlib
 import importlib
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,8 +25,9 @@ from arguments_t5 import ModelArguments, PreTrainingDataArguments, TaskArguments
 from common.processes import print_once
 from constants import BUILTIN_CORPUS
 from corpora.cache import cached
-from corpora.files import column_texts, data_suffix, expand_files, is_plain_text, read_documents
+from corpora.files import column_texts, data_suffix, expand_files, is_plain_text, read_documents, split_weights
 from corpora.hub import load_dataset_splits
+from corpora.own_ids import IdDocument, IdFormat, IdWords, expand_id_files, holds_ids, read_ids, row_ids
 from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from data_collator_t5 import example_keys
 from training.manifests import file_digest
@@ -46,20 +49,24 @@ class Source:
     column: str
     dataset: object = None
     size: int | None = None  # bytes, if known
+    ids: IdFormat | None = None  # how ready-made ids are read; None: text
 
-    def documents(self) -> Iterator[str]:
+    def documents(self) -> Iterator[str] | Iterator[IdDocument]:
         if self.dataset is not None:
-            yield from column_texts(self.dataset, self.column, self.description)
+            read = column_texts if self.ids is None else row_ids
+            yield from read(self.dataset, self.column, self.description)
         for file in self.files:
-            yield from read_documents(file, self.column)
+            yield from read_documents(file, self.column) if self.ids is None else read_ids(file, self.ids)
 
 
 def find_sources(args: PreTrainingDataArguments) -> dict[str, Source]:
     """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. ValueError if none."""
+    ids = id_format(args)
     if args.train_file:
-        sources = {"train": _file_source("--train_file", args.train_file, args.text_column)}
+        paths, _ = split_weights("--train_file", args.train_file)
+        sources = {"train": _file_source("--train_file", paths, args.text_column, ids)}
         if args.validation_file:
-            sources["validation"] = _file_source("--validation_file", args.validation_file, args.text_column)
+            sources["validation"] = _file_source("--validation_file", args.validation_file, args.text_column, ids)
         return sources
     name = args.dataset_name or BUILTIN_CORPUS
     if name == BUILTIN_CORPUS:
@@ -69,21 +76,63 @@ def find_sources(args: PreTrainingDataArguments) -> dict[str, Source]:
             source = sources[split] = _file_source("", [str(folder / f"{split}.jsonl")], "text")
             source.description = f"{name}: English documentation of the installed packages ({source.description})"
         return sources
-    return _dataset_sources(name, args.dataset_config_name, args.text_column)
+    return _dataset_sources(name, args.dataset_config_name, args.input_ids_column or args.text_column, ids)
 
 
-def _file_source(flag: str, paths: list[str], column: str) -> Source:
-    files = expand_files(flag, paths)
+def id_format(args: PreTrainingDataArguments) -> IdFormat | None:
+    """How the files hold ready-made ids; None where they hold text."""
+    asked = holds_ids(args.train_file, args.input_ids_column, args.input_ids_dtype)
+    return IdFormat(args.input_ids_column, args.input_ids_dtype) if asked else None
+
+
+def corpus_weights(args: PreTrainingDataArguments) -> dict[str, tuple[str, float]]:
+    """{name: (path, weight)} of `--train_file a.txt:0.7 b.txt:0.3`, weights adding up to 1; {} without weights.
+
+    A name is its file's stem, with a number where two are alike.
+    """
+    paths, weights = split_weights("--train_file", args.train_file or [])
+    corpora = {}
+    for path, weight in zip(paths, weights or [], strict=False):
+        stem = re.sub(r"\W+", "_", Path(path).name.split(".")[0]).strip("_") or "corpus"
+        names = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
+        name = next(name for name in names if name not in corpora)
+        corpora[name] = (path, weight / sum(weights))
+    return corpora
+
+
+def find_corpora(args: PreTrainingDataArguments) -> dict[str, dict[str, Source]]:
+    """{name: sources} of the corpora that have weights, each with the sources that it would have alone."""
+    corpora = corpus_weights(args).items()
+    return {name: find_sources(dataclasses.replace(args, train_file=[path])) for name, (path, _) in corpora}
+
+
+def joined(corpora: dict[str, dict[str, Source]]) -> dict[str, Source]:
+    """All corpora as one, whatever their weights: what a tokenizer is trained on."""
+    sources = [found["train"] for found in corpora.values()]
+    digest = hashlib.sha256("".join(source.fingerprint for source in sources).encode())
+    train = dataclasses.replace(
+        sources[0],
+        description=", ".join(source.description for source in sources),
+        fingerprint=digest.hexdigest(),
+        files=[file for source in sources for file in source.files],
+        size=sum(source.size for source in sources),
+    )
+    return next(iter(corpora.values())) | {"train": train}
+
+
+def _file_source(flag: str, paths: list[str], column: str, ids: IdFormat | None = None) -> Source:
+    files = expand_files(flag, paths) if ids is None else expand_id_files(flag, paths, ids)
     digest = hashlib.sha256()
     for file in files:
         kind = ".txt" if is_plain_text(file) else data_suffix(file)
         digest.update(kind.encode() + file_digest(file).encode())
     size = sum(file.stat().st_size for file in files)
     shown = files[0].name if len(files) == 1 else f"{len(files)} files"
-    return Source(f"{shown}, {size / 1e6:.1f} MB", digest.hexdigest(), files, column, size=size)
+    column = column if ids is None else str(ids)
+    return Source(f"{shown}, {size / 1e6:.1f} MB", digest.hexdigest(), files, column, size=size, ids=ids)
 
 
-def _dataset_sources(name: str, config: str | None, column: str) -> dict[str, Source]:
+def _dataset_sources(name: str, config: str | None, column: str, ids: IdFormat | None = None) -> dict[str, Source]:
     import datasets
 
     splits = load_dataset_splits(name, config, "--dataset_name")
@@ -94,8 +143,11 @@ def _dataset_sources(name: str, config: str | None, column: str) -> dict[str, So
         if split in splits:
             dataset: datasets.Dataset = splits[split]
             if column not in dataset.column_names:
-                raise ValueError(f"--text_column {column}: {name} has the columns {', '.join(dataset.column_names)}")
-            sources[split] = Source(f"{name} ({len(dataset):,} rows)", dataset._fingerprint, [], column, dataset)
+                flag = "--text_column" if ids is None else "--input_ids_column"
+                raise ValueError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
+            sources[split] = Source(
+                f"{name} ({len(dataset):,} rows)", dataset._fingerprint, [], column, dataset, ids=ids
+            )
     return sources
 
 
@@ -130,7 +182,8 @@ def task_tokenizer(model_args: ModelArguments, task_args: TaskArguments):
 # ---------------------------------------------------------------- tokens
 @dataclass
 class TokenFile:
-    """The tokens of one split: a flat memory-mapped array, and how many documents and UTF-8 bytes they came from."""
+    """The tokens of one split: a flat memory-mapped array, and how many documents and UTF-8 bytes they came from (0
+    bytes: ready-made ids)."""
 
     tokens: np.ndarray
     documents_read: int  # before --max_train_samples
@@ -139,9 +192,9 @@ class TokenFile:
     text_bytes: int
 
     @property
-    def bytes_per_token(self) -> float:
-        """Mean UTF-8 bytes of text that a token stands for; turns nats per token into bits per byte."""
-        return self.text_bytes / max(len(self.tokens), 1)
+    def bytes_per_token(self) -> float | None:
+        """Mean UTF-8 bytes of text that a token stands for; turns nats per token into bits per byte. None for ids."""
+        return self.text_bytes / max(len(self.tokens), 1) if self.text_bytes or not len(self.tokens) else None
 
 
 def tokenised(args: PreTrainingDataArguments, sources: dict[str, Source], tokenizer) -> dict[str, TokenFile]:
@@ -154,7 +207,8 @@ def tokenised(args: PreTrainingDataArguments, sources: dict[str, Source], tokeni
 
     def build(folder: Path) -> None:
         os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
-        writers = {s: _TokenWriter(folder, s, tokenizer, args.eos_between_documents) for s in ("train", "validation")}
+        kind = _TokenWriter if sources["train"].ids is None else _IdWriter
+        writers = {s: kind(folder, s, tokenizer, args.eos_between_documents) for s in ("train", "validation")}
         for split, source in sources.items():
             documents = source.documents()
             used = itertools.islice(documents, args.max_train_samples if split == "train" else None)
@@ -175,6 +229,14 @@ def tokenised(args: PreTrainingDataArguments, sources: dict[str, Source], tokeni
     return {split: _read_token_file(folder, split) for split in ("train", "validation")}
 
 
+def _parts(document, length: int) -> list:
+    """Parts of at most `length` characters or ids; all but the last go on in the next."""
+    if isinstance(document, IdDocument):
+        return document.cut(length)
+    parts = list(cut_at_spaces(document, length))
+    return [*map(Stretch, parts[:-1]), *parts[-1:]]
+
+
 class Stretch(str):
     """A part of a long document which goes on in the next one."""
 
@@ -192,8 +254,7 @@ def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tup
         parts = [document]
         if len(document) > longest:
             length = min(max(int((total + len(document)) * percentage / 1000), shortest), longest)
-            parts = list(cut_at_spaces(document, length))
-            parts[:-1] = map(Stretch, parts[:-1])
+            parts = _parts(document, length)
         for part in parts:
             block.append(part)
             size += len(part) + 1
@@ -252,6 +313,26 @@ class _TokenWriter:
         (self.folder / f"{self.split}.json").write_text(json.dumps(self.info))
 
 
+class _IdWriter(_TokenWriter):
+    """The same for ready-made ids, checked and moved to their places in the vocabulary."""
+
+    def __init__(self, folder: Path, split: str, tokenizer, eos_between_documents: bool):
+        super().__init__(folder, split, tokenizer, eos_between_documents)
+        self.words = IdWords(tokenizer)
+
+    def add(self, document: IdDocument) -> int:
+        """Takes one document; returns its size in the units of the progress bar."""
+        ends = not document.goes_on
+        self.info["documents_read"] += ends
+        self.info["documents"] += ends and bool(len(document))
+        self.info["empty_documents"] += ends and not len(document)
+        ids = self.words(document).astype(self.dtype)
+        self.file.write(ids.tobytes())
+        if ends and self.eos and len(ids):
+            self.file.write(np.array(self.eos, dtype=self.dtype).tobytes())
+        return document.ids.nbytes
+
+
 def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
     path = folder / f"{split}.bin"
@@ -265,6 +346,8 @@ class ChunkDataset(torch.utils.data.Dataset):
 
     Example numbers may run past the end: number n stands for chunk n % N in epoch n // N, and has another key there.
     """
+
+    counts_epochs = True  # for the sampler, which then yields such numbers
 
     def __init__(self, tokens: np.ndarray, length: int, seed: int = 0, max_chunks: int | None = None):
         chunks = len(tokens) // length

@@ -1,4 +1,4 @@
-"""Pre-train a T5 with span corruption, from scratch or on from a checkpoint.
+"""Pre-train a T5 with span corruption, prefix LM or UL2, from scratch or on from a checkpoint.
 
     accelerate launch pre_train_t5.py                         # tiny model, built-in English, a laptop's CPU
     accelerate launch pre_train_t5.py recipes/my.yaml --learning_rate 1e-2
@@ -27,9 +27,10 @@ from arguments_t5 import (
 )
 from common.command_line import exit_on_user_error, parse_arguments
 from common.reports import human_count, human_time
+from corpora.own_ids import ids_offset, ids_tokenizer
 from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
-from data_collator_t5 import T5DataCollator
-from data_t5 import ChunkDataset, find_sources, tokenised, tokenizer_for
+from data_collator_t5 import T5DataCollator, find_sentinel_ids
+from data_t5 import corpus_weights, find_corpora, find_sources, id_format, joined, tokenised, tokenizer_for
 from model_t5 import (
     build_config,
     check_model_source,
@@ -39,9 +40,18 @@ from model_t5 import (
     load_model,
     set_dropout,
 )
-from tasks.metrics import LANGUAGE_MODEL_METRICS, language_model_metrics
+from tasks.metrics import (
+    CORPUS_METRICS,
+    LANGUAGE_MODEL_METRICS,
+    corpora_metrics,
+    language_model_metrics,
+    mixture_metrics,
+)
 from trainer_t5 import T5Trainer, global_batch_size
 from training.checkpoints import check_resumed_data, check_resumed_model, prepare_output_dir
+from training.chunks import JoinedChunks, WeightedChunks, chunks_for
+from training.denoising import MixtureDataCollator, denoisers_of, with_mode_tokens
+from training.packing import enable_packing
 from training.runs import finish_run, set_up_tracking, start_run
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
@@ -55,59 +65,134 @@ def parse_flags(argv: list[str] | None):
         default_recipe=str(DEFAULT_RECIPE),
         starts_anew=("model_name_or_path", "config_name", "dataset_name", "train_file"),
     )
-    check_model(model_args)
+    check_model(model_args, own_ids=id_format(data_args) is not None)
     check_pre_training_data(data_args)
     check_training(training_args, "pre_training")
-    check_best_metric(training_args.metric_for_best_model, [*LANGUAGE_MODEL_METRICS])
+    known = [*LANGUAGE_MODEL_METRICS, *(f"loss_{name}" for name in denoisers_of(data_args.objective))]
+    known += [f"{corpus}_{metric}" for corpus in corpus_weights(data_args) for metric in CORPUS_METRICS]
+    check_best_metric(training_args.metric_for_best_model, known)
     training_args.greater_is_better = (training_args.metric_for_best_model or "loss").endswith("accuracy")
     return model_args, data_args, training_args
 
 
 def find_text(model_args: ModelArguments, data_args: PreTrainingDataArguments):
-    """(sources, tokenizer): the text that was named, and the tokenizer loaded or trained on it."""
+    """(sources, corpora, tokenizer): the text that was named, the corpora that make it up if they have weights (else
+    one without a name), and the tokenizer loaded or trained on all."""
     name = model_args.tokenizer_name or model_args.model_name_or_path
     tokenizer = load_tokenizer(name) if name else None
-    sources = find_sources(data_args)
-    if tokenizer is None:
+    corpora = find_corpora(data_args)
+    sources = joined(corpora) if corpora else find_sources(data_args)
+    if tokenizer is None and id_format(data_args) is not None:
+        tokenizer = ids_tokenizer(model_args.vocab_size)
+    elif tokenizer is None:
         cache = Path(data_args.data_cache_dir).expanduser()
         tokenizer = tokenizer_for(sources["train"], model_args.vocab_size, cache)
-    return sources, tokenizer
+    return sources, corpora or {"": sources}, tokenizer
 
 
-def build_model(model_args: ModelArguments, tokenizer):
-    """The checkpoint, or a new model of the chosen shape whose vocabulary fits the tokenizer."""
+def build_model(model_args: ModelArguments, tokenizer, plain_size: int):
+    """The checkpoint, or a new model of the chosen shape whose vocabulary fits the tokenizer. plain_size: the
+    tokenizer's size before mode tokens were added to it."""
     if model_args.model_name_or_path:
         model = load_model(model_args.model_name_or_path, model_args.attn_implementation)
     else:
         overrides = parse_overrides(model_args.config_overrides)
         config = build_config(model_args.config_name or "t5-v1_1-small", len(tokenizer), overrides)
         model = create_model(config, model_args.attn_implementation)
+    rows, modes = model.get_input_embeddings().num_embeddings, len(tokenizer) - plain_size
+    if modes and plain_size <= rows < len(tokenizer):
+        raise ValueError(
+            f"--objective needs {modes} mode tokens beside the tokenizer's {plain_size}, and the model has {rows} "
+            "embedding rows: use a model with free rows, or an objective without modes (constants.py)"
+        )
     fit_vocabulary(model, len(tokenizer))
     set_dropout(model, model_args.dropout_rate or 0.0)
+    if ids_offset(tokenizer):  # what a reader of ready-made ids must know
+        model.config.input_ids_offset = ids_offset(tokenizer)
+        model.config.sentinel_ids = find_sentinel_ids(tokenizer).tolist()
     return model
 
 
-def cut_chunks(
-    data_args: PreTrainingDataArguments, tokens: dict, length: int, training_args
-) -> dict[str, ChunkDataset]:
-    """Chunks of both splits. ValueError when there are too few for one step, or none to evaluate on."""
+def build_collator(data_args: PreTrainingDataArguments, tokenizer, decoder_start_token_id: int):
+    """What corrupts the text. ValueError for lengths, densities and vocabularies that cannot be."""
+    if data_args.objective == "span_corruption":
+        return T5DataCollator(
+            tokenizer,
+            data_args.input_seq_length,
+            data_args.noise_density,
+            data_args.mean_noise_span_length,
+            decoder_start_token_id,
+        )
+    return MixtureDataCollator(tokenizer, data_args.objective, data_args.input_seq_length, decoder_start_token_id)
+
+
+def cut_chunks(data_args: PreTrainingDataArguments, tokens: dict[str, dict], collator, training_args) -> dict:
+    """Examples of both splits, of one text or of corpora drawn by weight. ValueError when there are too few for one
+    step, or none to evaluate on."""
+    most, length = data_args.max_eval_samples, f"{collator.tokens_length:.0f}"
+    train = {n: chunks_for(collator, files["train"].tokens, training_args.seed) for n, files in tokens.items()}
+    validation = {n: chunks_for(collator, files["validation"].tokens, 0, most) for n, files in tokens.items()}
+    weights = [weight for _, weight in corpus_weights(data_args).values()]
+    empty = [f" of the corpus {name}" for name, chunks in train.items() if weights and not len(chunks)]
+    joined = WeightedChunks([*train.values()], weights, training_args.seed) if weights and not empty else None
     chunks = {
-        "train": ChunkDataset(tokens["train"].tokens, length, seed=training_args.seed),
-        "validation": ChunkDataset(tokens["validation"].tokens, length, max_chunks=data_args.max_eval_samples),
+        "train": joined or next(iter(train.values())),
+        "validation": JoinedChunks([*validation.values()])
+        if weights and not data_args.validation_file
+        else next(iter(validation.values())),
     }
     batch = global_batch_size(training_args)
-    if len(chunks["train"]) < batch:
+    if empty or len(chunks["train"]) < batch:
         raise ValueError(
-            f"the training text gives {len(chunks['train'])} chunks of {length} tokens, one step needs {batch}: use "
-            "more text, a smaller --per_device_train_batch_size or --gradient_accumulation_steps, or a shorter "
-            "--input_seq_length"
+            f"the training text{''.join(empty[:1])} gives {0 if empty else len(chunks['train'])} chunks of {length} "
+            f"tokens, one step needs {batch}: use more text, a smaller --per_device_train_batch_size or "
+            "--gradient_accumulation_steps, or a shorter --input_seq_length"
         )
     if not len(chunks["validation"]) and training_args.eval_strategy != "no":
         raise ValueError(
-            f"the validation text ({len(tokens['validation'].tokens)} tokens) gives no chunk of {length} tokens: raise "
-            "--validation_split_percentage, give --validation_file, or set --eval_strategy no"
+            f"the validation text ({sum(len(files['validation'].tokens) for files in tokens.values())} tokens) gives "
+            f"no chunk of {length} tokens: raise --validation_split_percentage, give --validation_file, or set "
+            "--eval_strategy no"
         )
     return chunks
+
+
+def build_metrics(data_args: PreTrainingDataArguments, tokens: dict[str, dict], collator, chunks: dict):
+    """The function that turns an evaluation's statistics into metrics, of each corpus too where there are several."""
+
+    def metrics_of(files: dict):
+        bytes_per_token = files["validation"].bytes_per_token
+        if isinstance(collator, MixtureDataCollator):
+            return partial(mixture_metrics, names=collator.names, bytes_per_token=bytes_per_token)
+        return partial(language_model_metrics, num_spans=collator.num_spans, bytes_per_token=bytes_per_token)
+
+    if not isinstance(chunks["validation"], JoinedChunks):
+        return metrics_of(next(iter(tokens.values())))
+    return partial(
+        corpora_metrics,
+        names=[*tokens],
+        ends=chunks["validation"].ends.tolist(),
+        weights=[weight for _, weight in corpus_weights(data_args).values()],
+        metrics=[metrics_of(files) for files in tokens.values()],
+    )
+
+
+def plan_rows(data_args: PreTrainingDataArguments, tokens: dict, words: int, collator, chunks: dict, epochs: float):
+    """The rows of the summary that say what is read, how it is corrupted, and how often each corpus will be seen."""
+    files = [files["train"] for files in tokens.values()]
+    text_bytes, count = sum(file.text_bytes for file in files), sum(len(file.tokens) for file in files)
+    rows = {
+        "documents": f"{sum(file.documents for file in files):,} "
+        f"({sum(file.empty_documents for file in files):,} empty ones left out)",
+        "tokenizer": f"{words:,} words" + (f", {text_bytes / count:.2f} bytes per token" if text_bytes else ""),
+    }
+    weights = [weight for _, weight in corpus_weights(data_args).values()]
+    if weights:
+        parts = zip(tokens, weights, chunks["train"].passes(epochs), strict=True)
+        rows["corpora"] = ", ".join(f"{name} {weight:.1%} (seen {passes:.3g} times)" for name, weight, passes in parts)
+    if isinstance(collator, MixtureDataCollator):
+        rows["objective"] = f"{data_args.objective}: {', '.join(collator.names)}"
+    return rows
 
 
 def main(argv: list[str] | None = None) -> dict:
@@ -118,24 +203,24 @@ def main(argv: list[str] | None = None) -> dict:
         checkpoint = prepare_output_dir(training_args)
         set_seed(training_args.seed)
         with training_args.main_process_first(desc="finding the text"):
-            sources, tokenizer = find_text(model_args, data_args)
-        model = build_model(model_args, tokenizer)
-        collator = T5DataCollator(
-            tokenizer,
-            data_args.input_seq_length,
-            data_args.noise_density,
-            data_args.mean_noise_span_length,
-            model.config.decoder_start_token_id,
-        )  # built before the long work: it refuses lengths and densities that cannot be
+            sources, corpora, plain_tokenizer = find_text(model_args, data_args)
+        tokenizer = with_mode_tokens(plain_tokenizer, data_args.objective)  # tokens are cached for the plain one
+        model = build_model(model_args, tokenizer, len(plain_tokenizer))
+        # Built before the long work: it refuses lengths and densities that cannot be.
+        collator = build_collator(data_args, tokenizer, model.config.decoder_start_token_id)
         fingerprints = {split: source.fingerprint for split, source in sources.items()}
+        if len(corpora) > 1:
+            fingerprints["train"] += "".join(f" {weight:.9f}" for _, weight in corpus_weights(data_args).values())
         fingerprints["tokenizer"] = tokenizer_fingerprint(tokenizer)
         check_resumed_model(checkpoint, model.config, training_args.optim)
         check_resumed_data(checkpoint, fingerprints)
         with training_args.main_process_first(desc="tokenising the text"):
-            tokens = tokenised(data_args, sources, tokenizer)
-        chunks = cut_chunks(data_args, tokens, collator.tokens_length, training_args)
+            tokens = {name: tokenised(data_args, found, plain_tokenizer) for name, found in corpora.items()}
+        chunks = cut_chunks(data_args, tokens, collator, training_args)
     set_up_tracking(training_args)
 
+    if isinstance(collator, MixtureDataCollator):
+        enable_packing(model)
     trainer = T5Trainer(
         model=model,
         args=training_args,
@@ -143,13 +228,9 @@ def main(argv: list[str] | None = None) -> dict:
         eval_dataset=chunks["validation"] if len(chunks["validation"]) else None,
         data_collator=collator,
         processing_class=tokenizer,
-        compute_metrics=partial(
-            language_model_metrics,
-            num_spans=collator.num_spans,
-            bytes_per_token=tokens["validation"].bytes_per_token,
-        ),
+        compute_metrics=build_metrics(data_args, tokens, collator, chunks),
     )
-    tokens_per_step = global_batch_size(training_args) * collator.tokens_length
+    tokens_per_step = round(global_batch_size(training_args) * collator.tokens_length)
     steps_per_epoch = len(chunks["train"]) // global_batch_size(training_args)
     steps = training_args.max_steps
     if steps <= 0:
@@ -160,14 +241,15 @@ def main(argv: list[str] | None = None) -> dict:
         flags=[model_args, data_args, training_args],
         tokens_per_step=tokens_per_step,
         flops_per_sequence=flops_per_sequence(model.config, collator.inputs_length, collator.targets_length),
-        examples={split: file.documents_read for split, file in tokens.items()},
+        examples={
+            split: sum(files[split].documents_read for files in tokens.values()) for split in ("train", "validation")
+        },
         fingerprints=fingerprints,
         rows={
             "text": sources["train"].description,
-            "documents": f"{tokens['train'].documents:,} ({tokens['train'].empty_documents:,} empty ones left out)",
-            "tokenizer": f"{len(tokenizer):,} words, {tokens['train'].bytes_per_token:.2f} bytes per token",
+            **plan_rows(data_args, tokens, len(tokenizer), collator, chunks, steps / steps_per_epoch),
             "chunks": f"{len(chunks['train']):,} training, {len(chunks['validation']):,} validation, of "
-            f"{collator.tokens_length} tokens -> {collator.inputs_length} in, {collator.targets_length} out",
+            f"{collator.tokens_length:.0f} tokens -> {collator.inputs_length} in, {collator.targets_length} out",
             "tokens": f"{human_count(tokens_per_step)} a step, "
             f"{human_count(tokens_per_step * steps)} in all ({steps / steps_per_epoch:.1f} epochs)",
         },

@@ -24,12 +24,14 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from common.processes import is_first_process, print_once
 from data_collator_t5 import T5DataCollator
-from data_t5 import ChunkDataset, EpochSampler
+from data_t5 import EpochSampler
 from model_t5 import IGNORE_INDEX, shift_right, token_mean_loss, use_one_embedding_module
 from tasks.metrics import STATISTICS
 from tasks.mixtures import Mixture
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
+from training.denoising import MixtureDataCollator
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
+from training.packing import SEGMENTS
 from training.preemption import PreemptionCallback, exit_preempted, outlive_signals
 from training.sharding import load_sharded_weights, save_sharded_optimizer
 
@@ -285,7 +287,7 @@ class T5Trainer(Seq2SeqTrainer):
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         if isinstance(dataset, Mixture):
             return dataset.sampler(seed)
-        if isinstance(dataset, ChunkDataset):
+        if getattr(dataset, "counts_epochs", False):
             return EpochSampler(len(dataset), seed, group=global_batch_size(self.args), count_epochs=True)
         return EpochSampler(len(dataset), seed)
 
@@ -351,12 +353,17 @@ class T5Trainer(Seq2SeqTrainer):
         targets = torch.stack([F.pad(t, (0, length - t.shape[1]), value=IGNORE_INDEX) for t in texts], dim=1)
         config = self.model.config
         decoder_inputs = shift_right(targets, config.decoder_start_token_id, config.pad_token_id)
-        sources = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
+        sources = {name: inputs[name] for name in ("input_ids", "attention_mask", *SEGMENTS) if name in inputs}
+        if "target_segments" in inputs:  # packed examples: each begins with the start token
+            decoder_inputs = inputs["decoder_input_ids"]
         if len(texts) > 1:
             sources["decoder_attention_mask"] = _block_causal_mask(len(texts), length, targets.device, rows)
         logits = model(**sources, decoder_input_ids=decoder_inputs.flatten(1)).logits.unflatten(1, targets.shape[1:])
         if labels is not None:
             statistics[:, :4] = _teacher_forced(logits[:, 0], targets[:, 0])
+            if isinstance(self.data_collator, MixtureDataCollator):
+                kinds = 2 * len(self.data_collator.denoisers)
+                return torch.cat([statistics, _by_kind(logits[:, 0], labels, inputs["target_kinds"], kinds)], dim=1)
             if isinstance(self.data_collator, T5DataCollator):
                 markers = torch.tensor([*self.data_collator.sentinel_ids, self.data_collator.eos_id])
                 text = ~torch.isin(targets[:, 0], markers.to(targets.device))
@@ -386,6 +393,15 @@ def _teacher_forced(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     correct = logits.argmax(-1).eq(labels) & counted
     exact = (correct | ~counted).all(-1)
     return torch.stack([nats.sum(-1), counted.sum(-1).float(), correct.sum(-1).float(), exact.float()], dim=1)
+
+
+def _by_kind(logits: torch.Tensor, labels: torch.Tensor, kinds: torch.Tensor, count: int) -> torch.Tensor:
+    """[B, 3 count]: nats, tokens and correct tokens of each kind [B, T] of target; logits [B, T, V], labels [B, T]."""
+    nats = F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
+    correct = logits.argmax(-1).eq(labels).float()
+    columns = (torch.zeros(len(kinds), count, device=kinds.device) for _ in range(3))
+    values = (nats, torch.ones_like(nats), correct)
+    return torch.cat([c.scatter_add_(1, kinds, v) for c, v in zip(columns, values, strict=True)], dim=1)
 
 
 # ---------------------------------------------------------------- the processes

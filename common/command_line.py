@@ -167,6 +167,8 @@ def _recipe_as_flags(parser: T5ArgumentParser, path: str, skip: set[str]) -> lis
             raise ValueError(f"recipe {path}, key {key}: write {destination}: false")
         if destination in flags:
             raise ValueError(f"recipe {path}, key {key}: {destination} is set twice")
+        if isinstance(value, dict) and parser.flags[name].nargs == "+":  # train_file: {a.txt: 0.7, b.txt: 0.3}
+            value = [f"{path}:{weight}" for path, weight in value.items()]
         flags[destination] = [] if destination in skip or value is None else _as_flag(destination, value)
     return [word for words in flags.values() for word in words]
 

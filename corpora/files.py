@@ -26,8 +26,8 @@ csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses lon
 
 
 # ---------------------------------------------------------------- which files
-def expand_files(flag: str, paths: list[str]) -> list[Path]:
-    """Files, folders (their readable files, sorted) and globs as a list of files.
+def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_SUFFIXES) -> list[Path]:
+    """Files, folders (their files of these suffixes, sorted) and globs as a list of files.
 
     ValueError if one is not there, is empty or is no text; a file that was named may have any ending.
     """
@@ -35,25 +35,51 @@ def expand_files(flag: str, paths: list[str]) -> list[Path]:
     for text in paths:
         path = Path(text).expanduser()
         if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if _is_wanted(p, path))
+            found = sorted(p for p in path.rglob("*") if _is_wanted(p, path, suffixes))
         elif path.is_file():
             found = [path]
         else:
             found = sorted(p for p in Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))) if p.is_file())
         if not found:
-            raise ValueError(
-                f"{flag} {text}: no such file, and no folder or pattern with {' '.join(TEXT_SUFFIXES)} files"
-            )
+            raise ValueError(f"{flag} {text}: no such file, and no folder or pattern with {' '.join(suffixes)} files")
         files += found
     for file in files:
-        check_file(flag, file)
+        check_file(flag, file, binary=set(suffixes) - set(TEXT_SUFFIXES) | {".parquet"})
     return files
 
 
-def _is_wanted(file: Path, folder: Path) -> bool:
+def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] | None]:
+    """["a.txt:0.7", "b.txt:0.3"] -> (["a.txt", "b.txt"], [0.7, 0.3]); (texts, None) if none has a weight.
+
+    What is there under its whole name has no weight, whatever its name. ValueError if only some have one.
+    """
+    paths, weights = [], []
+    for text in texts:
+        path, colon, weight = text.rpartition(":")
+        try:
+            number = float(weight) if colon and path and not _is_there(text) else None
+        except ValueError:
+            number = None
+        if number is not None and not 0 < number < float("inf"):
+            raise ValueError(f"{flag} {text}: the weight after the colon must be above 0")
+        paths.append(text if number is None else path)
+        weights.append(number)
+    given = [number is not None for number in weights]
+    if any(given) and not all(given):
+        raise ValueError(f"{flag} {texts[given.index(False)]}: has no weight, and others have; write {flag} a.txt:0.7 "
+                         "b.txt:0.3, or none at all")  # fmt: skip
+    return paths, weights if any(given) else None
+
+
+def _is_there(text: str) -> bool:
+    path = Path(text).expanduser()
+    return path.exists() or any(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
+
+
+def _is_wanted(file: Path, folder: Path, suffixes: tuple[str, ...]) -> bool:
     """Whether a file found in a named folder is to be read: hidden ones and those of other endings are not."""
     hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return file.is_file() and not hidden and data_suffix(file) in ("", *TEXT_SUFFIXES)
+    return file.is_file() and not hidden and data_suffix(file) in suffixes + ("",) * (suffixes == TEXT_SUFFIXES)
 
 
 def data_suffix(path: Path) -> str:
@@ -69,8 +95,8 @@ def is_plain_text(path: Path) -> bool:
     return data_suffix(path) not in ROW_SUFFIXES
 
 
-def check_file(flag: str, path: Path) -> None:
-    """ValueError unless the file is there, not empty, and begins with UTF-8 text if it is not parquet."""
+def check_file(flag: str, path: Path, binary: Iterable[str] = (".parquet",)) -> None:
+    """ValueError unless the file is there, not empty, and begins with UTF-8 text if its suffix is not `binary`."""
     if not path.is_file():
         raise ValueError(f"{flag} {path}: {'is a folder' if path.is_dir() else 'no such file'}")
     try:
@@ -80,7 +106,7 @@ def check_file(flag: str, path: Path) -> None:
             head = stream.read(SNIFFED)
     except _UNREADABLE as error:
         raise ValueError(f"{flag} {path}: cannot be read ({_reason(error)})") from None
-    if data_suffix(path) == ".parquet":
+    if data_suffix(path) in binary:
         return
     if data_suffix(path) in TEXT_SUFFIXES and head.count(0) * 100 < len(head):
         head = head.replace(b"\0", b"")  # a stray one in what its owner calls text

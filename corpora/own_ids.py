@@ -1,0 +1,199 @@
+"""Ready-made token ids instead of text: proteins, molecules, music, quantised series, or a text tokenised elsewhere.
+
+A list column of parquet or JSON files, `.npy` arrays (flat, or one document a row) and flat `.bin` memory maps.
+Without a tokenizer of one's own the ids 0 ... N - 1 become words 3 ... N + 2 of a vocabulary with T5's places: <pad> 0,
+</s> 1, <unk> 2, then the data, and 100 sentinels at the end, <extra_id_0> last. Its words are the ids as decimal
+numbers, so that the saved run loads with AutoTokenizer and answers in them. With a tokenizer the ids are its own and
+are not moved.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from constants import NUM_SENTINELS
+from corpora.files import data_suffix, expand_files, read_rows
+
+ID_OFFSET = 3  # <pad>, </s>, <unk>
+ID_TYPES = ("uint8", "uint16", "uint32", "uint64", "int16", "int32", "int64")  # of .bin files
+ID_SUFFIXES = (".npy", ".bin", ".parquet", ".json", ".jsonl")
+PIECE = (500, 65_536)  # shortest and longest piece of a flat array that is held out or trained on as a whole
+
+
+@dataclass
+class IdDocument:
+    """Ids of a document, or of a piece of one that goes on in the next."""
+
+    ids: np.ndarray
+    where: str  # file and row, for errors
+    first: int = 0  # place of ids[0] in its row
+    goes_on: bool = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cut(self, length: int) -> list["IdDocument"]:
+        """Pieces of at most `length` ids."""
+        starts = range(0, max(len(self.ids), 1), length)
+        pieces = [IdDocument(self.ids[s : s + length], self.where, self.first + s, True) for s in starts]
+        pieces[-1].goes_on = self.goes_on
+        return pieces
+
+
+@dataclass(frozen=True)
+class IdFormat:
+    """How files hold ids: the list column of parquet and JSON, the number type of .bin."""
+
+    column: str | None = None
+    dtype: str | None = None
+
+
+def holds_ids(paths: list[str] | None, column: str | None, dtype: str | None) -> bool:
+    """Whether the flags ask for ready-made ids: a column or a number type is named, or an .npy file."""
+    return bool(column or dtype or any(Path(path).suffix == ".npy" for path in paths or []))
+
+
+def expand_id_files(flag: str, paths: list[str], format: IdFormat) -> list[Path]:
+    """Files, folders and globs as a list of files; ValueError for one that is not there or that cannot hold ids."""
+    files = expand_files(flag, paths, ID_SUFFIXES)
+    for file in files:
+        suffix = data_suffix(file)
+        if suffix not in ID_SUFFIXES or suffix in (".npy", ".bin") and file.suffix != suffix:
+            raise ValueError(f"{flag} {file}: ready-made ids come from {' '.join(ID_SUFFIXES)} files")
+        if suffix == ".bin" and format.dtype is None:
+            raise ValueError(f"{flag} {file}: --input_ids_dtype must say which numbers it holds, such as uint16")
+        if suffix not in (".npy", ".bin") and format.column is None:
+            raise ValueError(f"{flag} {file}: --input_ids_column must name the column that holds the ids")
+        if suffix == ".bin" and file.stat().st_size % np.dtype(format.dtype).itemsize:
+            raise ValueError(f"{flag} {file}: its {file.stat().st_size:,} bytes are no whole number of {format.dtype}")
+    return files
+
+
+# ---------------------------------------------------------------- reading
+def read_ids(path: Path, format: IdFormat) -> Iterator[IdDocument]:
+    """The documents of one file. ValueError names the file and the row of what is no list of whole numbers."""
+    if path.suffix == ".npy":
+        yield from _array_documents(_load_array(path), path)
+    elif path.suffix == ".bin":
+        yield from _array_documents(np.memmap(path, dtype=format.dtype, mode="r"), path)
+    elif path.suffix == ".parquet":
+        yield from _parquet_documents(path, format.column)
+    else:
+        yield from row_ids(read_rows(path, [format.column]), format.column, path)
+
+
+def _load_array(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{path}: holds {array.dtype}; ids must be whole numbers")
+    if array.ndim not in (1, 2):
+        raise ValueError(f"{path}: has the shape {array.shape}; ids must be a flat array, or one document a row")
+    return array
+
+
+def _array_documents(array: np.ndarray, path: Path) -> Iterator[IdDocument]:
+    if array.ndim == 1:
+        length = min(max(len(array) // 200, PIECE[0]), PIECE[1])
+        yield from IdDocument(array, f"{path}").cut(length)
+    else:
+        for number, row in enumerate(array, start=1):
+            yield IdDocument(row, f"{path}, row {number}")
+
+
+def _parquet_documents(path: Path, column: str) -> Iterator[IdDocument]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if column not in names:
+                raise ValueError(f"{path}: no column {column}; there is {', '.join(names)}")
+            kind = file.schema_arrow.field(column).type
+            if not (pyarrow.types.is_nested(kind) and hasattr(kind, "value_type")):
+                raise ValueError(f"{path}: the column {column} holds {kind}, not lists of whole numbers")
+            if not pyarrow.types.is_integer(kind.value_type):
+                raise ValueError(f"{path}: the column {column} holds lists of {kind.value_type}, not of whole numbers")
+            number = 0
+            for batch in file.iter_batches(columns=[column]):
+                for value in batch.column(0):
+                    number += 1
+                    if not value.is_valid or value.values.null_count:
+                        raise ValueError(f"{path}, row {number}: the column {column} is empty or has an empty place")
+                    yield IdDocument(value.values.to_numpy(), f"{path}, row {number}")
+    except (OSError, pyarrow.ArrowException) as error:
+        if isinstance(error, ValueError) and str(error).startswith(str(path)):  # ArrowInvalid is a ValueError too
+            raise
+        raise ValueError(f"{path}: cannot be read ({error})") from None
+
+
+def row_ids(rows, column: str, where: Path | str) -> Iterator[IdDocument]:
+    """The ids in a column of rows."""
+    for number, row in enumerate(rows, start=1):
+        values = row[column]
+        if not isinstance(values, list) or not all(type(value) is int for value in values):
+            raise ValueError(f"{where}, row {number}: the column {column} holds no list of whole numbers")
+        try:
+            yield IdDocument(np.array(values, dtype=np.int64), f"{where}, row {number}")
+        except OverflowError:
+            raise ValueError(f"{where}, row {number}: the column {column} holds a number beyond 64 bits") from None
+
+
+# ---------------------------------------------------------------- vocabulary
+def ids_tokenizer(vocab_size: int):
+    """A tokenizer whose words are the numbers 0 ... vocab_size - 1, with T5's special tokens at T5's places.
+
+    With 10 of them "0 7 9" becomes 3 10 12 and EOS, 1; <extra_id_99> is 13 and <extra_id_0> 112.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    sentinels = [f"<extra_id_{n}>" for n in reversed(range(NUM_SENTINELS))]
+    words = ["<pad>", "</s>", "<unk>", *map(str, range(vocab_size)), *sentinels]
+    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        extra_special_tokens=sentinels[::-1],
+        input_ids_offset=ID_OFFSET,
+    )
+
+
+def ids_offset(tokenizer) -> int:
+    """What is added to the data's ids: 3 for `ids_tokenizer`, also saved and loaded again; 0 for any other."""
+    return int(tokenizer.init_kwargs.get("input_ids_offset", 0))
+
+
+class IdWords:
+    """Data ids -> ids of the model. Called with an IdDocument; ValueError names file, row, place and a wrong value."""
+
+    def __init__(self, tokenizer):
+        self.offset = ids_offset(tokenizer)
+        vocabulary = tokenizer.get_vocab()
+        self.allowed = np.zeros(len(tokenizer), dtype=bool)
+        self.allowed[list(vocabulary.values())] = True
+        special = {n for word, n in vocabulary.items() if word.startswith("<extra_id_")} | {tokenizer.pad_token_id}
+        self.allowed[list(special if not self.offset else special | set(tokenizer.all_special_ids))] = False
+        self.described = f"0 to {np.flatnonzero(self.allowed).max() - self.offset}"
+        if not self.offset:
+            self.described = f"an id of the tokenizer's {len(tokenizer):,}, and neither its padding nor a sentinel"
+
+    def __call__(self, document: IdDocument) -> np.ndarray:
+        ids = document.ids.astype(np.int64) + self.offset
+        inside = (ids >= 0) & (ids < len(self.allowed)) & (document.ids < 2**62)
+        wrong = np.flatnonzero(~(inside & self.allowed[np.where(inside, ids, 0)]))
+        if len(wrong):
+            raise ValueError(
+                f"{document.where}, place {document.first + wrong[0] + 1}: the id {document.ids[wrong[0]]} must be "
+                f"{self.described}" + (" (--vocab_size)" if self.offset else "")
+            )
+        return ids

@@ -1,0 +1,182 @@
+"""Tests of `--train_file a.txt:0.7 b.txt:0.3`: what is drawn from where, in which order, and what is reported.
+
+Hermetic: two made-up corpora and a T5 of a few thousand weights. About 30 s, most of it for three short runs.
+"""
+
+import contextlib
+import io
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from absl.testing import absltest, parameterized
+from accelerate.data_loader import BatchSamplerShard
+from safetensors.torch import load_file
+from test_bad_input import sentences
+from test_scripts import SHAPE, argv_of
+
+import pre_train_t5
+from arguments_t5 import PreTrainingDataArguments
+from common.command_line import parse_arguments
+from corpora.files import split_weights
+from data_t5 import ChunkDataset, EpochSampler, corpus_weights
+from training.chunks import JoinedChunks, WeightedChunks
+
+
+class TestCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def write(self, name: str, content: str = "text\n") -> str:
+        (self.folder / name).write_text(content)
+        return str(self.folder / name)
+
+
+class ParsingTest(TestCase):
+    def test_weights(self):
+        a, b = self.write("a.txt"), self.write("b.txt")
+        self.assertEqual(split_weights("--train_file", [f"{a}:0.7", f"{b}:3e-1"]), ([a, b], [0.7, 0.3]))
+        self.assertEqual(split_weights("--train_file", [a, b]), ([a, b], None))
+        self.assertEqual(split_weights("--train_file", [f"{self.folder}/*.txt:2"]), ([f"{self.folder}/*.txt"], [2.0]))
+
+    def test_a_file_with_a_colon_in_its_name(self):
+        odd = self.write("a.txt:0.7")
+        self.assertEqual(split_weights("--train_file", [odd]), ([odd], None))
+        self.assertEqual(split_weights("--train_file", [f"{odd}:0.5"]), ([odd], [0.5]))
+        self.assertEqual(split_weights("--train_file", ["C:/corpus.txt"]), (["C:/corpus.txt"], None))
+
+    def test_names_and_shares(self):
+        paths = [self.write("a.jsonl.gz"), self.write("b-c.txt"), self.write("a.txt")]
+        args = PreTrainingDataArguments(train_file=[f"{path}:{w}" for path, w in zip(paths, (1, 2, 1), strict=True)])
+        shares = {"a": (paths[0], 0.25), "b_c": (paths[1], 0.5), "a_2": (paths[2], 0.25)}
+        self.assertEqual(corpus_weights(args), shares)
+
+    def test_a_mapping_in_a_recipe(self):
+        recipe = self.write("recipe.yaml", "train_file:\n  a.txt: 0.7\n  b.txt: 0.3\n")
+        (args,) = parse_arguments([PreTrainingDataArguments], [recipe])
+        self.assertEqual(args.train_file, ["a.txt:0.7", "b.txt:0.3"])
+
+
+class WeightedChunksTest(TestCase):
+    # Tokens tell the corpus (thousands) and the chunk (the rest).
+    SIZES, WEIGHTS = (40, 7, 13), (0.5, 0.3, 0.2)
+
+    def chunks(self, weights=WEIGHTS, seed: int = 5) -> WeightedChunks:
+        corpora = [
+            ChunkDataset(np.repeat(1_000 * n + np.arange(size), 4), 4) for n, size in enumerate(self.SIZES, start=1)
+        ]
+        return WeightedChunks(corpora, weights, seed)
+
+    def drawn(self, chunks: WeightedChunks, epoch: int) -> list[int]:
+        numbers = np.arange(len(chunks)) + epoch * len(chunks)
+        return chunks.__getitems__(numbers)["input_ids"][:, 0].tolist()
+
+    def test_an_epoch_has_the_shares(self):
+        chunks = self.chunks()
+        self.assertLen(chunks, 60)
+        for epoch in range(4):
+            corpora = np.array(self.drawn(chunks, epoch)) // 1_000
+            self.assertEqual(np.bincount(corpora)[1:].tolist(), [30, 18, 12])
+        self.assertEqual(self.chunks((1, 1, 1e-9)).draws.sum(), 60)
+
+    def test_every_chunk_of_a_corpus_comes_before_any_comes_again(self):
+        chunks = self.chunks()
+        found = [value for epoch in range(8) for value in self.drawn(chunks, epoch)]
+        for corpus, size in enumerate(self.SIZES, start=1):
+            own = [value % 1_000 for value in found if value // 1_000 == corpus]
+            passes = [own[start : start + size] for start in range(0, len(own) - size + 1, size)]
+            self.assertNotEmpty(passes)
+            for one in passes:
+                self.assertEqual(sorted(one), list(range(size)))
+
+    def test_a_part_of_a_pass_is_spread_over_the_corpus(self):
+        chunks = WeightedChunks([ChunkDataset(np.arange(9_000), 1), ChunkDataset(np.arange(1_000), 1)], (0.09, 0.91))
+        own = chunks.__getitems__(range(int(chunks.draws[0])))["input_ids"][:, 0]
+        self.assertLen(np.unique(own), 900)
+        self.assertLess(np.diff(np.sort(own)).max(), 4 * 9_000 / 900)
+
+    def test_passes(self):
+        np.testing.assert_allclose(self.chunks().passes(2.0), [60 / 40, 36 / 7, 24 / 13])
+
+    def test_a_number_decides_its_example(self):
+        chunks = self.chunks()
+        numbers = np.random.default_rng(0).permutation(500)
+        together = chunks.__getitems__(numbers)
+        self.assertLen(np.unique(together["key"]), 500)
+        for place in (0, 77, 499):
+            alone = chunks[int(numbers[place])]
+            for name, values in together.items():
+                np.testing.assert_array_equal(values[place], alone[name])
+        self.assertFalse(np.array_equal(self.chunks(seed=6).__getitems__([3])["key"], chunks.__getitems__([3])["key"]))
+
+    def test_two_ranks_share_the_order_of_one(self):
+        chunks = self.chunks()
+        batches = torch.utils.data.BatchSampler(EpochSampler(len(chunks), 7, 8, count_epochs=True), 4, drop_last=True)
+        one = [number for batch in batches for number in batch]
+        ranks = [list(BatchSamplerShard(batches, 2, rank)) for rank in range(2)]
+        both = [number for pair in zip(*ranks, strict=True) for batch in pair for number in batch]
+        self.assertEqual(one, both)
+        self.assertLen(set(both), 56)
+
+    def test_joined(self):
+        joined = JoinedChunks([ChunkDataset(np.arange(n * 10), 10) for n in (3, 0, 2)])
+        self.assertLen(joined, 5)
+        self.assertEqual(joined.ends.tolist(), [3, 3, 5])
+        self.assertEqual([int(joined[n]["input_ids"][0]) for n in range(5)], [0, 10, 20, 0, 10])
+
+
+class RunTest(TestCase):
+    def run_script(self, name: str, weights: tuple[float, float], *more: str, **changes) -> tuple[dict, str]:
+        """(results, what was printed) of a run of six steps in the folder `name`."""
+        flags = dict(
+            output_dir=self.folder / name, data_cache_dir=self.folder / "cache", report_to="none", disable_tqdm="true",
+            config_name="tiny", config_overrides=SHAPE, vocab_size=300, objective="ul2", input_seq_length=32,
+            max_steps=6, warmup_steps=2, per_device_train_batch_size=8, gradient_accumulation_steps=1, logging_steps=2,
+            eval_steps=6, save_steps=3, save_total_limit=5, preprocessing_num_workers=1,
+        )  # fmt: skip
+        corpora = [f"{self.folder / path}:{weight}" for path, weight in zip(("a.txt", "b.txt"), weights, strict=True)]
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as errors:
+            try:
+                results = pre_train_t5.main([*argv_of(flags | changes), *more, "--train_file", *corpora])
+            except SystemExit as stop:
+                return {"code": stop.code}, errors.getvalue()
+        return results, printed.getvalue()
+
+    def weights(self, name: str) -> torch.Tensor:
+        tensors = load_file(self.folder / name / "model.safetensors")
+        return torch.cat([tensor.flatten() for _, tensor in sorted(tensors.items())])
+
+    def test_a_run_its_resumption_and_other_weights(self):
+        self.write("a.txt", "\n".join(sentences(300)) + "\n")
+        self.write("b.txt", "\n".join(sentences(120, seed=1)) + "\n")
+        results, printed = self.run_script("whole", (0.8, 0.2))
+        self.assertContainsSubset(["eval_a_loss", "eval_b_loss", "eval_a_bits_per_byte", "eval_loss_ul2_s"], results)
+        mean = 0.8 * results["eval_a_loss"] + 0.2 * results["eval_b_loss"]
+        self.assertAlmostEqual(results["eval_loss"], mean, places=5)
+        self.assertRegex(printed, r"corpora +a 80.0% \(seen 0\.\d+ times\), b 20.0% \(seen 0\.\d+ times\)")
+        weights = self.weights("whole")
+        cached = sorted((self.folder / "cache").iterdir())
+        self.assertLen(cached, 3)  # the tokenizer and the tokens of each corpus
+
+        # Stopped after three steps and gone on: the same bits.
+        shutil.rmtree(self.folder / "whole" / "checkpoint-6")
+        again, _ = self.run_script("whole", (0.8, 0.2), "--resume_from_checkpoint")
+        self.assertTrue(torch.equal(self.weights("whole"), weights))
+        self.assertEqual(again["eval_loss"], results["eval_loss"])
+        refused, errors = self.run_script("whole", (0.7, 0.3), "--resume_from_checkpoint")
+        self.assertEqual(refused, {"code": 2})
+        self.assertRegex(errors, "its run had training data of other contents")
+
+        # Other weights, another objective: nothing is tokenised again.
+        changes = dict(
+            objective="span_corruption", max_steps=1, eval_strategy="no", save_strategy="no", eval_steps=None
+        )
+        self.run_script("other", (1, 9), **changes)
+        self.assertEqual(sorted((self.folder / "cache").iterdir()), cached)
+
+
+if __name__ == "__main__":
+    absltest.main()

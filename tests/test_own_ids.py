@@ -1,0 +1,259 @@
+"""Tests of ready-made token ids: files of every kind, the vocabulary around them, and a run that loads again.
+
+Hermetic. About 20 s, most of it for one short run.
+"""
+
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import torch
+import yaml
+from absl.testing import absltest, parameterized
+from test_data_collator_t5 import make_tokenizer
+from test_scripts import SHAPE, argv_of
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+import pre_train_t5
+from arguments_t5 import PreTrainingDataArguments, check_pre_training_data
+from corpora import example_series
+from corpora.own_ids import IdDocument, IdFormat, IdWords, ids_offset, ids_tokenizer, read_ids
+from data_collator_t5 import T5DataCollator, find_sentinel_ids
+from data_t5 import find_sources, split_documents, tokenised
+from model_t5 import build_config
+
+ROOT = Path(pre_train_t5.__file__).parent
+ROWS = [[0, 1, 2], [5, 4, 3, 9], [], [7]]
+SQUARE = [[0, 1, 2], [5, 4, 3], [9, 9, 7]]
+
+
+class TestCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def path(self, name: str, content) -> Path:
+        """A file of the kind that the name's ending says, holding `content`."""
+        path = self.folder / name
+        if path.suffix == ".npy":
+            np.save(path, content)
+        elif path.suffix == ".bin":
+            np.asarray(content).tofile(path)
+        elif path.suffix == ".parquet":
+            pyarrow.parquet.write_table(pyarrow.table({"ids": content}), path, row_group_size=2)
+        else:
+            path.write_text("".join(json.dumps({"ids": row}) + "\n" for row in content))
+        return path
+
+    def arguments(self, *paths, **flags) -> PreTrainingDataArguments:
+        names = dict(train_file=[str(path) for path in paths], data_cache_dir=str(self.folder / "cache"))
+        return PreTrainingDataArguments(**names | flags)
+
+    def tokens(self, *paths, tokenizer=None, **flags) -> dict:
+        args = self.arguments(*paths, **flags)
+        check_pre_training_data(args)
+        return tokenised(args, find_sources(args), tokenizer or ids_tokenizer(10))
+
+
+class ReadingTest(TestCase):
+    @parameterized.parameters(
+        ("rows.parquet", ROWS), ("rows.jsonl", ROWS), ("square.npy", np.array(SQUARE, np.uint8)),
+        ("square.parquet", pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(sum(SQUARE, []), "int16"), 3)),
+        ("large.parquet", pyarrow.array(ROWS, pyarrow.large_list(pyarrow.int64()))),
+    )  # fmt: skip
+    def test_documents(self, name, content):
+        documents = list(read_ids(self.path(name, content), IdFormat("ids")))
+        rows = ROWS if name.startswith(("rows", "large")) else SQUARE
+        self.assertEqual([document.ids.tolist() for document in documents], rows)
+        self.assertFalse(any(document.goes_on for document in documents))
+        self.assertEndsWith(documents[1].where, f"{name}, row 2")
+
+    @parameterized.parameters("flat.npy", "flat.bin")
+    def test_flat_arrays_are_one_document_in_pieces(self, name):
+        values = np.random.default_rng(0).integers(0, 60_000, 100_001).astype(np.uint16)
+        pieces = list(read_ids(self.path(name, values), IdFormat(dtype="uint16")))
+        np.testing.assert_array_equal(np.concatenate([piece.ids for piece in pieces]), values)
+        self.assertEqual([piece.goes_on for piece in pieces], [True] * (len(pieces) - 1) + [False])
+        self.assertEqual([piece.first for piece in pieces[:3]], [0, 500, 1000])
+
+    def test_a_long_document_is_held_out_in_part(self):
+        pieces = IdDocument(np.arange(400_000), "x").cut(400_000)
+        blocks = list(split_documents(pieces, 5.0))
+        both = [np.concatenate([d.ids for held, block in blocks if held == want for d in block]) for want in (0, 1)]
+        self.assertEqual(sorted(np.concatenate(both).tolist()), list(range(400_000)))
+        self.assertBetween(len(both[1]), 15_000, 25_000)
+
+
+class TokensTest(TestCase):
+    @parameterized.parameters(("a.parquet", "ids"), ("a.jsonl", "ids"), ("a.npy", None))
+    def test_ids_are_moved_behind_the_special_ones(self, name, column):
+        content = ROWS if column else np.array(SQUARE)
+        valid = self.path("valid.jsonl" if column else "valid.npy", [[1]] if column else np.array([[1]]))
+        flags = dict(input_ids_column=column, validation_file=[str(valid)])
+        tokens = self.tokens(self.path(name, content), **flags)
+        flat = np.array(sum(ROWS if column else SQUARE, []))
+        self.assertEqual(tokens["train"].tokens.tolist(), (flat + 3).tolist())
+        self.assertEqual(tokens["validation"].tokens.tolist(), [4])
+        counts = tokens["train"].documents, tokens["train"].empty_documents
+        self.assertEqual(counts, (3, 1) if column else (3, 0))
+        self.assertIsNone(tokens["train"].bytes_per_token)
+        with_eos = self.tokens(self.path(name, content), eos_between_documents=True, **flags)["train"].tokens
+        self.assertEqual(with_eos.tolist().count(1), 3)
+
+    def test_all_ids_are_in_one_split_or_the_other(self):
+        values = np.random.default_rng(0).integers(0, 10, 40_000).astype(np.uint8)
+        tokens = self.tokens(self.path("a.bin", values), input_ids_dtype="uint8")
+        self.assertEqual(len(tokens["train"].tokens) + len(tokens["validation"].tokens), 40_000)
+        self.assertBetween(len(tokens["validation"].tokens), 1_000, 3_500)
+        self.assertEqual(tokens["train"].documents + tokens["validation"].documents, 1)
+
+    def test_a_saved_data_set(self):
+        datasets.Dataset.from_dict({"ids": ROWS * 300}).save_to_disk(self.folder / "saved")
+        args = self.arguments(train_file=None, dataset_name=str(self.folder / "saved"), input_ids_column="ids")
+        tokens = tokenised(args, find_sources(args), ids_tokenizer(10))
+        self.assertEqual(sum(len(file.tokens) for file in tokens.values()), 8 * 300)
+
+    def test_ids_of_a_tokenizer_are_not_moved(self):
+        tokenizer = make_tokenizer(1_000)
+        valid = self.path("valid.npy", np.array([1, 2]))
+        path = self.path("a.npy", np.array([[1, 2, 899], [5, 6, 7]]))
+        found = self.tokens(path, tokenizer=tokenizer, validation_file=[str(valid)])["train"].tokens
+        self.assertEqual(found.tolist(), [1, 2, 899, 5, 6, 7])
+        for wrong in (900, 999, 1_000, 0, -1):  # sentinels, beyond, padding
+            with self.assertRaisesRegex(ValueError, f"row 1, place 2: the id {wrong} must be an id of the tokenizer's"):
+                self.tokens(self.path("b.npy", np.array([[1, wrong]])), tokenizer=tokenizer)
+
+
+class VocabularyTest(TestCase):
+    def test_places_are_those_of_t5(self):
+        tokenizer = ids_tokenizer(10)
+        self.assertLen(tokenizer, 113)
+        self.assertEqual((tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id), (0, 1, 2))
+        self.assertEqual(find_sentinel_ids(tokenizer).tolist(), list(range(112, 12, -1)))
+        self.assertEqual(tokenizer("0 7 9 <extra_id_0>")["input_ids"], [3, 10, 12, 112, 1])
+        self.assertEqual(tokenizer.decode([3, 10, 1], skip_special_tokens=True), "0 7")
+
+    def test_it_is_saved_and_loaded(self):
+        ids_tokenizer(10).save_pretrained(self.folder)
+        loaded = AutoTokenizer.from_pretrained(self.folder)
+        self.assertEqual(ids_offset(loaded), 3)
+        self.assertEqual(loaded.get_vocab(), ids_tokenizer(10).get_vocab())
+        self.assertEqual(ids_offset(make_tokenizer()), 0)
+        words = IdWords(loaded)
+        self.assertEqual(words(IdDocument(np.array([0, 9]), "x")).tolist(), [3, 12])
+
+    @parameterized.parameters(
+        (np.array([0, 10]), 10), (np.array([3, -1]), -1), (np.array([3, 2**64 - 1], np.uint64), 2**64 - 1)
+    )
+    def test_out_of_range(self, values, wrong):
+        message = f"^x, row 4, place 8: the id {wrong} must be 0 to 9 "
+        with self.assertRaisesRegex(ValueError, message):
+            IdWords(ids_tokenizer(10))(IdDocument(values, "x, row 4", first=6))
+
+
+class RefusedTest(TestCase):
+    @parameterized.named_parameters(
+        ("npy_floats", "a.npy", np.array([0.5]), {}, "a.npy: holds float64; ids must be whole"),
+        ("npy_cube", "a.npy", np.zeros((2, 2, 2), int), {}, r"has the shape \(2, 2, 2\); ids must be a"),
+        ("bin", "a.bin", np.array([1], np.uint16), dict(input_ids_column="x"), "--input_ids_dtype must say which"),
+        ("dtype", "a.bin", np.array([1.0]), dict(input_ids_dtype="float32"), "--input_ids_dtype float32: must be"),
+        ("odd", "a.bin", np.array([1, 2, 3], np.uint8), dict(input_ids_dtype="uint16"), "its 3 bytes are no whole"),
+        ("no_column", "a.jsonl", ROWS, dict(input_ids_dtype="uint16"), "--input_ids_column must name the column"),
+        ("json_column", "a.jsonl", ROWS, dict(input_ids_column="tokens"), "row 1: no column tokens; there is ids"),
+        ("parquet_column", "a.parquet", ROWS, dict(input_ids_column="tokens"), "no column tokens; there is ids"),
+        ("json_text", "a.jsonl", ["1 2"], dict(input_ids_column="ids"), "row 1: the column ids holds no list of whole"),
+        ("json_float", "a.jsonl", [[1], [2.0]], dict(input_ids_column="ids"), "row 2: the column ids holds no list"),
+        ("json_huge", "a.jsonl", [[2**70]], dict(input_ids_column="ids"), "row 1: .* a number beyond 64 bits"),
+        ("parquet_text", "a.parquet", ["1 2"], dict(input_ids_column="ids"), "holds string, not lists of whole"),
+        ("parquet_float", "a.parquet", [[1.5]], dict(input_ids_column="ids"), "lists of double, not of whole numbers"),
+        ("parquet_null", "a.parquet", [[1], None], dict(input_ids_column="ids"), "row 2: the column ids is empty"),
+        ("text", "a.txt", ROWS, dict(input_ids_column="ids"), "a.txt: ready-made ids come from .npy .bin .parquet"),
+        ("range", "a.jsonl", [[1], [4, 10]], dict(input_ids_column="ids"), "row 2, place 2: the id 10 must be 0 to 9"),
+    )  # fmt: skip
+    def test_files(self, name, content, flags, message):
+        with self.assertRaisesRegex(ValueError, message):
+            self.tokens(self.path(name, content), **flags)
+
+    def test_flags(self):
+        for flags, message in (
+            (dict(train_file="{npy}", vocab_size=1), "--vocab_size 1: must be at least 2"),
+            (dict(input_ids_column="ids"), "--input_ids_column and --input_ids_dtype go with --train_file"),
+            (dict(input_ids_column="ids", dataset_name="installed_docs"), "go with --train_file, or a data set of ids"),
+            (
+                dict(train_file="{npy}", vocab_size=9, objective="ul2", config_overrides="vocab_size=113"),
+                "--objective needs 3 mode tokens beside the tokenizer's 112, and the model has 113 embedding rows",
+            ),
+            (dict(train_file="{npy}", vocab_size=5), "place 10: the id 5 must be 0 to 4"),
+        ):
+            npy = self.path("a.npy", np.repeat(np.arange(9), 2)[1:])
+            flags = {name: npy if value == "{npy}" else value for name, value in flags.items()}
+            flags |= dict(output_dir=self.folder / "out", data_cache_dir=self.folder / "cache", report_to="none")
+            with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as stopped:
+                pre_train_t5.main(argv_of(dict(config_name="tiny") | flags))
+            self.assertEqual(stopped.exception.code, 2)
+            self.assertRegex(errors.getvalue(), message)
+
+
+class RunTest(TestCase):
+    def run_script(self, recipe: Path, **flags) -> dict:
+        common = dict(
+            config_overrides=SHAPE, max_steps=3, warmup_steps=1, per_device_train_batch_size=8, logging_steps=1,
+            eval_steps=3, save_steps=3, max_eval_samples=16, report_to="none", disable_tqdm="true",
+            data_cache_dir=self.folder / "cache",
+        )  # fmt: skip
+        with contextlib.redirect_stdout(io.StringIO()):
+            return pre_train_t5.main([str(recipe), *argv_of(common | flags)])
+
+    def test_the_recipe(self):
+        """A few steps of a tiny model on data of the same layout, and its real model on the meta device."""
+        series = example_series.make_series(count=40)
+        self.assertEqual((series.shape, series.min(), series.max()), ((40, 512), 0, 63))
+        counts = np.bincount(example_series.make_series(count=400, steps=256).ravel(), minlength=64)
+        np.testing.assert_allclose(counts, 400 * 256 / 64, rtol=0.01)  # all levels are equally frequent
+        np.save(self.folder / "series.npy", series)
+        path = ROOT / "recipes" / "pre_train_own_ids.yaml"
+        recipe = yaml.safe_load(path.read_text())
+        results = self.run_script(path, train_file=self.folder / "series.npy", output_dir=self.folder / "out")
+        self.assertIn("eval_nats_per_id", results)
+        self.assertNotIn("eval_bits_per_byte", results)
+
+        with torch.device("meta"):
+            config = build_config(recipe["config_name"], len(ids_tokenizer(recipe["vocab_size"])))
+            model = AutoModelForSeq2SeqLM.from_config(config)
+        self.assertEqual((config.vocab_size, model.shared.weight.shape), (192, (192, 128)))
+
+        # The saved run loads, says how ids are moved, and goes on from itself and its own tokenizer.
+        model = AutoModelForSeq2SeqLM.from_pretrained(self.folder / "out")
+        tokenizer = AutoTokenizer.from_pretrained(self.folder / "out")
+        self.assertEqual((model.config.input_ids_offset, ids_offset(tokenizer)), (3, 3))
+        self.assertEqual(model.config.sentinel_ids, find_sentinel_ids(tokenizer).tolist())
+        T5DataCollator(tokenizer, 64)
+        flags = dict(config_name=None, config_overrides=None, model_name_or_path=self.folder / "out", max_steps=1)
+        own = yaml.safe_dump({n: v for n, v in recipe.items() if n not in ("config_name", "vocab_size")})
+        (self.folder / "again.yaml").write_text(own)
+        again = self.run_script(
+            self.folder / "again.yaml",
+            train_file=self.folder / "series.npy",
+            output_dir=self.folder / "again",
+            eval_steps=1,
+            **flags,
+        )
+        self.assertLess(abs(again["eval_nats_per_id"] - results["eval_nats_per_id"]), 1.0)
+
+    def test_the_generator(self):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            example_series.main([str(self.folder / "new" / "series.npy")])
+        series = np.load(self.folder / "new" / "series.npy")
+        self.assertEqual((series.dtype, series.shape), (np.uint8, (example_series.SERIES, example_series.STEPS)))
+        self.assertIn("2,000 series of 512 steps, values 0 to 63", printed.getvalue())
+        np.testing.assert_array_equal(series, example_series.make_series())
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,339 @@
+"""Mixtures of denoisers (UL2, prefix LM, own ones): rows of several corrupted examples, full to the last position.
+
+Denoisers hide different shares of a text, so their inputs and targets have different lengths. A row of S input and T
+target tokens is therefore shared by two examples, one of a denoiser that hides less than the mixture does on average
+and one of a denoiser that hides more. Their lengths are the solution of two equations, so that both sides are exactly
+full; how often two denoisers meet is chosen such that each one has its weight's share of all input tokens. Masks come
+from the row's key alone, as in data_collator_t5.py. Examples of a row do not see each other: training/packing.py.
+
+Legend of shapes: B rows, G examples of all rows, R raw tokens of a row, S and T input and target length of a row, N raw
+tokens of all rows, D denoisers.
+"""
+
+import copy
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from constants import DENOISERS, OBJECTIVES
+from data_collator_t5 import find_sentinel_ids, random_numbers
+
+PATTERN = 1024  # rows after which the order of the kinds of rows repeats
+
+
+@dataclass(frozen=True)
+class Denoiser:
+    """An entry of constants.DENOISERS."""
+
+    noise_density: float
+    mean_noise_span_length: float | None = None  # None: a prefix denoiser, which hides the end of the example
+    sentinels: bool = True  # a sentinel for each hidden span; T5's prefix LM has none
+    mode: str | None = None  # token at the beginning of the input
+
+    @property
+    def is_prefix(self) -> bool:
+        return self.mean_noise_span_length is None
+
+    @property
+    def input_overhead(self) -> int:
+        """Input tokens of an example that are neither text nor sentinels: EOS and the mode token."""
+        return 1 + (self.mode is not None)
+
+    def targets_for(self, inputs: float) -> float:
+        """Target tokens that go with `inputs` input tokens at the denoiser's own density, both with all markers."""
+        density, examples = self.noise_density, 2 if self.is_prefix else 1
+        if self.is_prefix:
+            kept = inputs - examples * (self.input_overhead + self.sentinels)
+            return density / (1 - density) * kept + examples * (1 + self.sentinels)
+        spans = density / self.mean_noise_span_length  # for each raw token
+        raw = (inputs - self.input_overhead) / (1 - density + spans)
+        return (density + spans) * raw + 1
+
+
+@dataclass(frozen=True)
+class Example:
+    """One corrupted example of a row: `length` raw tokens, `noise` of them hidden in `spans` spans.
+
+    Prefix examples come in pairs that hide `noise` tokens together, each a part of them drawn by the key.
+    """
+
+    denoiser: int
+    length: int
+    noise: int
+    spans: int
+    pair: int = 0  # 1 and 2: first and second of a pair
+
+
+def denoisers_of(objective: str) -> dict[str, tuple[Denoiser, float]]:
+    """{name: (denoiser, weight)} of an entry of OBJECTIVES; weights add up to 1. ValueError for what cannot be."""
+    if objective not in OBJECTIVES:
+        raise ValueError(f"--objective {objective}: must be one of {', '.join(OBJECTIVES)}")
+    found = {}
+    for name, weight in OBJECTIVES[objective].items():
+        where = f"--objective {objective}: the denoiser {name}"
+        if name not in DENOISERS:
+            raise ValueError(f"{where} is not in DENOISERS; there is {', '.join(DENOISERS)}")
+        try:
+            denoiser = Denoiser(**DENOISERS[name])
+        except TypeError as error:
+            raise ValueError(f"{where}: {str(error).removeprefix('Denoiser.__init__() ')}") from None
+        if not 0 < denoiser.noise_density < 1:
+            raise ValueError(f"{where}: noise_density {denoiser.noise_density} must lie between 0 and 1")
+        if not denoiser.is_prefix and not 1 <= denoiser.mean_noise_span_length < float("inf"):
+            raise ValueError(f"{where}: mean_noise_span_length {denoiser.mean_noise_span_length} must be at least 1")
+        if not denoiser.is_prefix and not denoiser.sentinels:
+            raise ValueError(f"{where}: only the single span of a prefix denoiser can do without sentinels")
+        if not 0 < weight < float("inf"):
+            raise ValueError(f"{where}: weight {weight} must be above 0")
+        found[name] = (denoiser, weight)
+    if not found:
+        raise ValueError(f"--objective {objective}: has no denoiser")
+    total = sum(weight for _, weight in found.values())
+    return {name: (denoiser, weight / total) for name, (denoiser, weight) in found.items()}
+
+
+# ---------------------------------------------------------------- rows
+def build_rows(denoisers: Sequence[Denoiser], weights: Sequence[float], inputs_length: int):
+    """(rows, shares, T): the kinds of rows as lists of `Example`, how often each comes (adding up to 1), target length.
+
+    With r_i targets per input token of denoiser i alone and r their mean under the weights w, a row of a denoiser i
+    below and j above the mean is full on both sides if i has the share a of its inputs with a r_i + (1 - a) r_j = r.
+    Such rows come as often as f_ij / (a (r - r_i)), where f_ij = w_i (r - r_i) w_j (r_j - r) / F couples the deficit of
+    i with the surplus of j and F is the sum of either: then denoiser i has the share w_i of all input tokens.
+    ValueError if `inputs_length` is too short for the examples of a row.
+    """
+    alone = [denoiser.targets_for(inputs_length) for denoiser in denoisers]
+    targets_length = round(sum(w * targets for w, targets in zip(weights, alone, strict=True)))
+    mean = sum(w * targets for w, targets in zip(weights, alone, strict=True))
+    deficits = [w * (mean - targets) for w, targets in zip(weights, alone, strict=True)]
+    low = [i for i, deficit in enumerate(deficits) if deficit > 1e-9 * inputs_length]
+    high = [i for i, deficit in enumerate(deficits) if deficit < -1e-9 * inputs_length]
+    total = sum(deficits[i] for i in low)
+    rows, shares = [], []
+    for i in set(range(len(denoisers))) - set(low) - set(high):
+        rows.append(_fill(i, denoisers[i], inputs_length, targets_length))
+        shares.append(weights[i])
+    for i, j in itertools.product(low, high):
+        inputs = _share_of_first(denoisers[i], denoisers[j], inputs_length, targets_length)
+        targets = round(denoisers[i].targets_for(inputs))
+        first = _fill(i, denoisers[i], inputs, targets)
+        rows.append(first + _fill(j, denoisers[j], inputs_length - inputs, targets_length - targets))
+        flow = deficits[i] * -deficits[j] / total
+        shares.append(flow / (mean - alone[i]) + flow / (alone[j] - mean))
+    return rows, [share / sum(shares) for share in shares], targets_length
+
+
+def _share_of_first(first: Denoiser, second: Denoiser, inputs_length: int, targets_length: int) -> int:
+    """Input tokens of the first example for which the targets of both come nearest to `targets_length`."""
+    base = second.targets_for(inputs_length) + first.targets_for(0)
+    slope = first.targets_for(1) - first.targets_for(0) - second.targets_for(1) + second.targets_for(0)
+    return round((targets_length - base) / slope)
+
+
+def _fill(index: int, denoiser: Denoiser, inputs: int, targets: int) -> list[Example]:
+    """The example, or the pair of prefix examples, with exactly so many input and target tokens; ValueError if none."""
+    if denoiser.is_prefix:
+        noise = targets - 2 * (1 + denoiser.sentinels)
+        kept = inputs - 2 * (denoiser.input_overhead + denoiser.sentinels)
+        if noise < 2 or kept < 2:
+            raise ValueError("too short")
+        length = kept + noise
+        first = Example(index, length // 2, noise, 1, pair=1)
+        return [first, Example(index, length - length // 2, noise, 1, pair=2)]
+    spans = max(1, round((targets - 1) / (1 + denoiser.mean_noise_span_length)))
+    spans = min(spans, (inputs - denoiser.input_overhead) // 2, (targets - 1) // 2)
+    noise, kept = targets - 1 - spans, inputs - denoiser.input_overhead - spans
+    if spans < 1:
+        raise ValueError("too short")
+    return [Example(index, kept + noise, noise, spans)]
+
+
+def most_spans(rows: list[list[Example]]) -> int:
+    """Sentinels that the rows need."""
+    return max(example.spans for row in rows for example in row)
+
+
+def pattern_of(shares: Sequence[float], count: int = PATTERN) -> np.ndarray:
+    """[count] numbers of kinds, evenly spread: any beginning has each kind as often as its share says, to a few."""
+    shares, given = np.asarray(shares), np.zeros(len(shares))
+    pattern = np.empty(count, dtype=np.int64)
+    for place in range(count):
+        pattern[place] = np.argmax(shares * (place + 1) - given)
+        given[pattern[place]] += 1
+    return pattern
+
+
+# ---------------------------------------------------------------- corruption
+def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Masks of examples of different lengths one after the other: bool [N] from random 64-bit numbers [N].
+
+    lengths, noise, spans: [G]. Each mask begins kept, ends hidden and is uniform over all segmentations of its hidden
+    and its kept tokens, as `masks_from_random` makes them. The first `noise` numbers of an example decide the lengths
+    of its hidden spans, the others those of its kept ones: the places of the lowest numbers are the cuts.
+    """
+    starts = np.cumsum(lengths) - lengths
+    places = np.arange(len(random)) - np.repeat(starts, lengths)
+    kept_part = places >= np.repeat(noise, lengths)
+    group = 2 * np.repeat(np.arange(len(lengths)), lengths) + kept_part
+    forced = (places == 0) | (places == np.repeat(noise, lengths))
+    assert len(lengths) < 1 << 19 and lengths.max() < 1 << 16, "too many or too long examples in a batch"
+    # 20 bits of the group, 28 random ones, and 16 of the place itself, so that one sort finds the places.
+    ranked = group.astype(np.uint64) << np.uint64(44) | places.astype(np.uint64)
+    ranked |= np.where(forced, 0, random >> np.uint64(36) << np.uint64(16))
+    ranked.sort()
+    # Groups are as long before as after the sort, so a number's rank is its place after it less its group's start.
+    rank = np.where(kept_part, places - np.repeat(noise, lengths), places)
+    cut = np.zeros(len(random), dtype=bool)
+    found = (ranked & np.uint64(0xFFFF)).astype(np.int64) + np.repeat(starts, lengths)
+    cut[found[rank < np.repeat(spans, lengths)]] = True
+    pieces = np.diff(np.append(np.flatnonzero(cut), len(random)))  # of each example: hidden spans, then kept ones
+    count = np.repeat(spans, 2 * spans)
+    place = np.arange(len(pieces)) - np.repeat(2 * (np.cumsum(spans) - spans), 2 * spans)
+    hidden = place < count
+    interleaved = np.empty_like(pieces)
+    interleaved[np.arange(len(pieces)) - place + np.where(hidden, 2 * place + 1, 2 * (place - count))] = pieces
+    return np.repeat(np.tile(np.array([False, True]), len(pieces) // 2), interleaved)
+
+
+class MixtureDataCollator:
+    """Turns rows of raw tokens (`training.chunks.PackedChunks`) into packed batches of a mixture of denoisers.
+
+    Called with {"input_ids" [B, R], "row" [B] (which kind), "key" [B]}, it returns tensors {"input_ids" [B, S],
+    "labels" [B, T], "decoder_input_ids" [B, T], "input_segments" [B, S], "target_segments" [B, T], "target_kinds"
+    [B, T]}. Segments number the examples of a row from 1. Kinds are the target token's denoiser, plus D for sentinels
+    and EOS. Raises ValueError, naming what to change, if sentinels or mode tokens are missing or rows are too short.
+    """
+
+    def __init__(self, tokenizer, objective: str, input_seq_length: int, decoder_start_token_id: int = 0):
+        mixture = denoisers_of(objective)
+        self.names = list(mixture)
+        self.denoisers = [denoiser for denoiser, _ in mixture.values()]
+        weights = [weight for _, weight in mixture.values()]
+        self.inputs_length, self.decoder_start_token_id = input_seq_length, decoder_start_token_id
+        self.sentinel_ids = find_sentinel_ids(tokenizer)
+        if tokenizer.eos_token_id is None:
+            raise ValueError(f"the tokenizer {tokenizer.name_or_path} has no EOS token, with which T5 ends every text")
+        self.eos_id = tokenizer.eos_token_id
+        vocabulary = tokenizer.get_vocab()
+        missing = sorted({d.mode for d in self.denoisers} - {None} - set(vocabulary))
+        if missing:
+            raise ValueError(f"--objective {objective}: the tokenizer {tokenizer.name_or_path} has no {missing[0]}")
+
+        def built(length):
+            try:
+                return build_rows(self.denoisers, weights, length)
+            except ValueError:
+                return None
+
+        rows = built(input_seq_length)
+        if rows is None:
+            least = next(n for n in itertools.count(input_seq_length + 1) if built(n))
+            raise ValueError(f"--input_seq_length {input_seq_length}: --objective {objective} needs at least {least}")
+        self.rows, self.shares, self.targets_length = rows
+        if most_spans(self.rows) > len(self.sentinel_ids):
+            fitting = [n for n in range(2, input_seq_length) if built(n) and most_spans(built(n)[0]) <= self._sentinels]
+            raise ValueError(
+                f"--input_seq_length {input_seq_length} with --objective {objective} hides {most_spans(self.rows)} "
+                f"spans in one example, but the tokenizer has {len(self.sentinel_ids)} sentinels: use "
+                f"--input_seq_length {max(fitting, default=0)} or less, longer spans, or a tokenizer that has more"
+            )
+        self.pattern = pattern_of(self.shares)
+        self.raw_lengths = np.array([sum(example.length for example in row) for row in self.rows])
+        self.tokens_length = float(self.raw_lengths[self.pattern].mean())  # raw tokens of a row, on average
+
+        examples = [example for row in self.rows for example in row]
+        self._counts = np.array([len(row) for row in self.rows])
+        self._first = np.cumsum(self._counts) - self._counts
+        for name in ("denoiser", "length", "noise", "spans", "pair"):
+            setattr(self, f"_{name}", np.array([getattr(example, name) for example in examples]))
+        self._marked = np.array([self.denoisers[e.denoiser].sentinels for e in examples])
+        self._mode = np.array([vocabulary.get(self.denoisers[e.denoiser].mode, -1) for e in examples])
+
+    @property
+    def _sentinels(self) -> int:
+        return len(self.sentinel_ids)
+
+    def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:
+        if not isinstance(examples, dict):
+            examples = {name: np.stack([example[name] for example in examples]) for name in examples[0]}
+        tokens, kinds = np.asarray(examples["input_ids"]), np.asarray(examples["row"])
+        rows, width = tokens.shape
+        there = np.arange(width) < self.raw_lengths[kinds][:, None]
+        random = random_numbers(np.asarray(examples["key"]), width)[there]
+        counts = self._counts[kinds]
+        local = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        chosen = np.repeat(self._first[kinds], counts) + local
+        lengths, spans = self._length[chosen], self._spans[chosen]
+        noise = self._hidden_tokens(chosen, lengths, random)
+        mask = ragged_noise_mask(random, lengths, noise, spans)
+        arrays = self._inputs_and_targets(tokens[there].astype(np.int64), mask, chosen, lengths, noise, spans, local)
+        return {name: torch.from_numpy(array.reshape(rows, -1)) for name, array in arrays.items()}
+
+    def _hidden_tokens(self, chosen: np.ndarray, lengths: np.ndarray, random: np.ndarray) -> np.ndarray:
+        """[G] hidden tokens. The first of a pair of prefix examples draws its own, uniformly; the second hides the
+        rest, so that both are uniform and their sum, and with it the row's length, is fixed."""
+        noise = self._noise[chosen].copy()
+        first = np.flatnonzero(self._pair[chosen] == 1)
+        if len(first):
+            total, own, other = noise[first], lengths[first], lengths[first + 1]
+            least = np.maximum(1, total - (other - 1))
+            most = np.minimum(own - 1, total - 1)
+            drawn = (random[(np.cumsum(lengths) - lengths)[first]] >> np.uint64(11)) * 2.0**-53  # uniform in [0, 1)
+            noise[first] = least + (drawn * (most - least + 1)).astype(np.int64)
+            noise[first + 1] = total - noise[first]
+        return noise
+
+    def _inputs_and_targets(self, tokens, mask, chosen, lengths, noise, spans, local) -> dict[str, np.ndarray]:
+        """The flat arrays of a batch, from raw tokens [N] under a mask [N] and the examples' figures [G]."""
+        example = np.repeat(np.arange(len(chosen)), lengths)
+        marked, mode = self._marked[chosen], self._mode[chosen]
+        opens = mask.copy()
+        opens[1:] &= ~mask[:-1]  # every example begins kept, so no span goes over from the one before
+        number = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)  # of a span within its example
+        sentinels = self.sentinel_ids[number]
+        written = opens & marked[example]  # where a sentinel stands
+        sentinels = sentinels[np.repeat(marked, spans)]
+
+        ends = np.cumsum(lengths - noise + spans * marked + 1 + (mode >= 0))
+        inputs = np.full(ends[-1], self.eos_id)
+        stays = ~mask | written
+        shifts = np.cumsum((mode >= 0) + 1) - 1  # mode tokens and EOS before an example's text
+        places = np.cumsum(stays) - 1 + shifts[example]
+        inputs[places[stays]] = tokens[stays]
+        inputs[places[written]] = sentinels
+        sizes = np.diff(ends, prepend=0)
+        inputs[(ends - sizes)[mode >= 0]] = mode[mode >= 0]
+
+        target_sizes = noise + spans * marked + 1
+        target_ends = np.cumsum(target_sizes)
+        targets = np.full(target_ends[-1], self.eos_id)
+        places = np.cumsum(mask)[mask] - 1 + np.cumsum(written)[mask] + example[mask]
+        targets[places] = tokens[mask]
+        targets[places[written[mask]] - 1] = sentinels
+        kinds = np.repeat(self._denoiser[chosen], target_sizes) + len(self.denoisers)
+        kinds[places] -= len(self.denoisers)
+        decoder_inputs = np.empty_like(targets)
+        decoder_inputs[1:] = targets[:-1]
+        decoder_inputs[target_ends - target_sizes] = self.decoder_start_token_id
+        return {
+            "input_ids": inputs,
+            "labels": targets,
+            "decoder_input_ids": decoder_inputs,
+            "input_segments": np.repeat(local + 1, sizes),
+            "target_segments": np.repeat(local + 1, target_sizes),
+            "target_kinds": kinds,
+        }
+
+
+def with_mode_tokens(tokenizer, objective: str):
+    """A copy of the tokenizer that knows the objective's mode tokens: those it lacks get the next free ids."""
+    modes = {denoiser.mode: None for denoiser, _ in denoisers_of(objective).values() if denoiser.mode}
+    missing = [mode for mode in modes if mode not in tokenizer.get_vocab()]
+    if not missing:
+        return tokenizer
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(missing, special_tokens=True)
+    return tokenizer
