@@ -43,8 +43,10 @@ from tasks.metrics import check_metrics, parse_class, parse_number
 from trainer_t5 import T5Trainer, finish_process_group
 from training.callbacks import T5ProgressCallback, install_callbacks
 from training.runs import set_up_tracking
+from training.trackers import finish_tracking, log_table, start_tracking
 
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
+TRACKED_ROWS = 64  # of each split, shown as a table by the trackers of --report_to
 GLUE_WANTS_WORDS = ("mnli", "ax", "qnli", "rte")  # answered with the label's words; the other classes as 0 and 1
 
 
@@ -212,17 +214,20 @@ def values_of(task: dict, answers: list[str]) -> list[float]:
     return [parse_class(text, task["labels"]) if is_class else parse_number(text) for text in answers]
 
 
-def write_predictions(folder: Path, job: Job, split: str, answers: list[str]) -> None:
-    """Adds the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known."""
+def write_predictions(folder: Path, job: Job, split: str, answers: list[str]) -> list[dict]:
+    """Adds the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known.
+    Returns them."""
     rows = load_rows(job.name, job.task, job.args, split)[: job.args.max_eval_samples]
     labelled = "labels" in job.data[split].column_names
     folder.mkdir(parents=True, exist_ok=True)
+    records = []
+    for index, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+        records.append({"task": job.name, "split": split, "index": index})
+        records[-1] |= {"source": source_text(job.task, row), "prediction": answer}
+        records[-1] |= {"target": target_text(job.name, job.task, row)} if labelled else {}
     with (folder / "predictions.jsonl").open("a", encoding="utf-8") as file:
-        for index, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-            record = {"task": job.name, "split": split, "index": index}
-            record |= {"source": source_text(job.task, row), "prediction": answer}
-            record |= {"target": target_text(job.name, job.task, row)} if labelled else {}
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return records
 
 
 def write_submission(folder: Path, job: Job, split: str, answers: list[str]) -> None:
@@ -284,13 +289,18 @@ def main(argv: list[str] | None = None) -> dict:
     for job in jobs:
         with exit_on_user_error():
             trainer = build_trainer(job, run_args, evaluation.attn_implementation)
+            start_tracking(trainer, vars(evaluation) | vars(job.args) | run_args.to_dict())
         for split in job.splits:
             answers, numbers = predict_split(job, trainer, split)
             results |= numbers
             if is_first_process():
-                write_predictions(Path(run_args.output_dir), job, split, answers)
+                records = write_predictions(Path(run_args.output_dir), job, split, answers)
+                columns = [name for name in ("source", "prediction", "target") if name in records[0]]
+                rows = [[record[name] for name in columns] for record in records[:TRACKED_ROWS]]
+                log_table(trainer, f"predictions/{job.name}_{split}", columns, rows)
                 if task_args.dataset_name == "all":
                     write_submission(Path(run_args.output_dir), job, split, answers)
+        finish_tracking(trainer)
     if is_first_process():
         finish(run_args, jobs, results, missing)
     finish_process_group()

@@ -39,6 +39,7 @@ LAYERS = (
         "training.checkpoints",
         "training.preemption",
         "training.sharding",
+        "training.trackers",
     },  # services
     {"tasks.examples", "trainer_t5"},  # what a run is made of
     {"training.runs", "training.sweep_files"},
