@@ -69,6 +69,12 @@ class EvaluationArguments:
 class EvaluationRunArguments(T5TrainingArguments):
     """transformers' flags with the defaults of an evaluation."""
 
+    _argument_group_name = "other flags"
+    _usual_flags = {
+        "run": "output_dir overwrite_output_dir per_device_eval_batch_size bf16 predict_with_generate "
+        "generation_num_beams do_predict report_to run_name project"
+    }
+
     output_dir: str | None = option(None, "Must be empty or overwritten. Not set: eval_<task> in the model's folder.")
     overwrite_output_dir: bool = option(False, "Replace the files of an earlier evaluation in --output_dir.")
     per_device_eval_batch_size: int = option(64, "Rows per process and forward pass.")
