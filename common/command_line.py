@@ -72,7 +72,8 @@ class T5ArgumentParser(HfArgumentParser):
 
     def __init__(self, dataclass_types, show_all: bool = False, **kwargs):
         super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, **kwargs)
-        self.usage = "%(prog)s [recipe.yaml] [--flag value ...]"
+        usages = [c._usage for c in dataclass_types if hasattr(c, "_usage")]
+        self.usage = f"%(prog)s {usages[0] if usages else '[recipe.yaml] [--flag value ...]'}"
         self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")
         own = {name for c in dataclass_types for name in c.__annotations__}  # of transformers' flags: those redefined
         # A script without training names what it needs of transformers' flags itself.

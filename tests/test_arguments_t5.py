@@ -413,7 +413,6 @@ class HelpTest(TestCase):
         self.assertEmpty(command_line.SHORT_HELP.keys() - usual)
         for title in command_line.USUAL_TRAINING_FLAGS:
             self.assertIn(f"\n\n{title}:\n  --", text)
-        self.assertNotIn("\n\ntraining:\n  --", text, "every flag of the training has its theme")
         self.assertNotIn("%%", text)
         self.assertLessEqual(len(text.splitlines()), 100)
         self.assertNotIn("==SUPPRESS==", text)
