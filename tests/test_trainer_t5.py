@@ -586,7 +586,9 @@ class TrackingTest(TrainerTest):
     def set_up(self, report_to=("wandb",), answers=True, login=False, **environment):
         """(variables set, lines printed) by set_up_tracking on a machine like this."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        args = types.SimpleNamespace(report_to=list(report_to), output_dir=str(self.folder / "run"))
+        args = types.SimpleNamespace(
+            report_to=list(report_to), output_dir=str(self.folder / "run"), project="t5_foundry"
+        )
         with (
             mock.patch.dict(os.environ, clean | environment, clear=True),
             mock.patch.object(runs, "answers", return_value=answers) as asked,
@@ -635,7 +637,7 @@ class TrackingTest(TrainerTest):
         script = "; ".join(
             [
                 "import types, wandb, training.runs",
-                "training.runs.set_up_tracking(types.SimpleNamespace(report_to=['wandb'], output_dir='run'))",
+                "training.runs.set_up_tracking(types.SimpleNamespace(report_to=['wandb'], output_dir='run', project='t5'))",
                 "run = wandb.init(project='p', settings=wandb.Settings(silent=True))",
                 "run.log({'loss': 1.0})",
                 "print(run.settings.mode, run.dir)",
