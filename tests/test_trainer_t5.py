@@ -601,7 +601,7 @@ class TrackingTest(TrainerTest):
     def test_without_login_it_is_offline_and_one_line_says_so(self):
         variables, lines = self.set_up()
         self.assertEqual(variables["WANDB_MODE"], "offline")
-        self.assertEqual(variables["WANDB_PROJECT"], "t5_foundry")
+        self.assertEqual(variables["WANDB_PROJECT"], "p")
         self.assertEqual(variables["WANDB_DIR"], str(self.folder / "run"))
         self.assertTrue((self.folder / "run").is_dir())
         self.assertLen(lines, 1)
@@ -637,7 +637,8 @@ class TrackingTest(TrainerTest):
         script = "; ".join(
             [
                 "import types, wandb, training.runs",
-                "training.runs.set_up_tracking(types.SimpleNamespace(report_to=['wandb'], output_dir='run', project='t5'))",
+                "args = types.SimpleNamespace(report_to=['wandb'], output_dir='run', project='p')",
+                "training.runs.set_up_tracking(args)",
                 "run = wandb.init(project='p', settings=wandb.Settings(silent=True))",
                 "run.log({'loss': 1.0})",
                 "print(run.settings.mode, run.dir)",
