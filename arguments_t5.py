@@ -5,6 +5,7 @@ The command line that fills them is common/command_line.py.
 
 import difflib
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,6 +169,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             if value not in choices:
                 raise ValueError(f"--{name} {value}: must be one of {', '.join(choices)}")
         self.report_to = _trackers(self.report_to)
+        if self.disable_tqdm is None and not sys.stderr.isatty():
+            self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
         if isinstance(self.deepspeed, str) and not self.deepspeed.lstrip().startswith("{"):
             check_file("--deepspeed", Path(self.deepspeed))
         if not has_accelerator():
