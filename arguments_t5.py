@@ -6,6 +6,7 @@ The command line that fills them is common/command_line.py.
 import dataclasses
 import difflib
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,6 +199,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     report_to: list[str] = option(
         ["wandb"], "Trackers: wandb (offline when not logged in), tensorboard, trackio, none."
     )
+    project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
     remove_unused_columns: bool = option(False, "Kept off: our collators take what they need.")
     logging_nan_inf_filter: bool = option(False, "Kept off: a loss that is not finite must be seen.")
     early_stopping_patience: int | None = option(None, "Stop after N evaluations without a better main metric.")
@@ -210,6 +212,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             if value not in choices:
                 raise ValueError(f"--{name} {value}: must be one of {', '.join(choices)}")
         self.report_to = _trackers(self.report_to)
+        if self.disable_tqdm is None and not sys.stderr.isatty():
+            self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
         if isinstance(self.deepspeed, str) and not self.deepspeed.lstrip().startswith("{"):
             check_file("--deepspeed", Path(self.deepspeed))
         if not has_accelerator():
@@ -469,6 +473,9 @@ def check_training(args: T5TrainingArguments, stage: str) -> None:
                          "of pre-training; for epochs add --max_steps -1")  # fmt: skip
     if not 0 <= args.warmup_start_factor <= 1:
         raise ValueError(f"--warmup_start_factor {args.warmup_start_factor}: must lie between 0 and 1")
+    if args.trackio_static_space_id:
+        raise ValueError(f"--trackio_static_space_id {args.trackio_static_space_id}: not made here; after the run, "
+                         "`trackio sync --sdk static` does it")  # fmt: skip
     if args.early_stopping_patience is not None:
         if args.early_stopping_patience < 1:
             raise ValueError(f"--early_stopping_patience {args.early_stopping_patience}: must be at least 1 evaluation")

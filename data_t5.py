@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 
 from arguments_t5 import ModelArguments, PreTrainingDataArguments, TaskArguments
 from common.processes import print_once
+from common.reports import human_bytes
 from constants import BUILTIN_CORPUS
 from corpora.cache import cached
 from corpora.files import column_texts, data_suffix, expand_files, is_plain_text, read_documents, split_weights
@@ -129,7 +130,7 @@ def _file_source(flag: str, paths: list[str], column: str, ids: IdFormat | None 
     size = sum(file.stat().st_size for file in files)
     shown = files[0].name if len(files) == 1 else f"{len(files)} files"
     column = column if ids is None else str(ids)
-    return Source(f"{shown}, {size / 1e6:.1f} MB", digest.hexdigest(), files, column, size=size, ids=ids)
+    return Source(f"{shown}, {human_bytes(size)}", digest.hexdigest(), files, column, size=size, ids=ids)
 
 
 def _dataset_sources(name: str, config: str | None, column: str, ids: IdFormat | None = None) -> dict[str, Source]:

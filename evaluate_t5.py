@@ -55,8 +55,10 @@ from tasks.mixtures import average_of
 from trainer_t5 import T5Trainer, finish_process_group
 from training.callbacks import T5ProgressCallback, install_callbacks
 from training.runs import set_up_tracking
+from training.trackers import finish_tracking, log_table, start_tracking
 
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
+TRACKED_ROWS = 64  # of each split, shown as a table by the trackers of --report_to
 GLUE_WANTS_WORDS = ("mnli", "ax", "qnli", "rte")  # answered with the label's words; the other classes as 0 and 1
 
 
@@ -80,6 +82,12 @@ class EvaluationArguments:
 @dataclass
 class EvaluationRunArguments(T5TrainingArguments):
     """transformers' flags with the defaults of an evaluation."""
+
+    _argument_group_name = "other flags"
+    _usual_flags = {
+        "run": "output_dir overwrite_output_dir per_device_eval_batch_size bf16 predict_with_generate "
+        "generation_num_beams do_predict report_to run_name project"
+    }
 
     output_dir: str | None = option(None, "Must be empty or overwritten. Not set: eval_<task> in the model's folder.")
     overwrite_output_dir: bool = option(False, "Replace the files of an earlier evaluation in --output_dir.")
@@ -247,18 +255,25 @@ def values_of(task: dict, answers: list[str]) -> list[float]:
     return [parse_class(text, task["labels"]) if is_class else parse_number(text) for text in answers]
 
 
-def write_predictions(folder: Path, job: Job, split: str, answers: list[str]) -> None:
+def write_predictions(folder: Path, job: Job, split: str, answers: list[str]) -> list[dict]:
     """Adds the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known (a
-    list where there are several)."""
+    list where there are several). Returns them."""
     labelled = "labels" in job.data[split].column_names
     folder.mkdir(parents=True, exist_ok=True)
+    records = []
+    for index, (row, answer) in enumerate(zip(job.rows[split], answers, strict=True)):
+        records.append({"task": job.name, "split": split, "index": index})
+        records[-1] |= {"source": source_text(job.task, row), "prediction": answer}
+        texts = reference_texts(job.name, job.task, row) if labelled else []
+        records[-1] |= {"target": texts[0] if len(texts) == 1 else texts} if labelled else {}
     with (folder / "predictions.jsonl").open("a", encoding="utf-8") as file:
-        for index, (row, answer) in enumerate(zip(job.rows[split], answers, strict=True)):
-            record = {"task": job.name, "split": split, "index": index}
-            record |= {"source": source_text(job.task, row), "prediction": answer}
-            texts = reference_texts(job.name, job.task, row) if labelled else []
-            record |= {"target": texts[0] if len(texts) == 1 else texts} if labelled else {}
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return records
+
+
+def as_text(answer: str | list[str]) -> str:
+    """One text for a table's cell: ["a", "b"] -> "a | b"."""
+    return answer if isinstance(answer, str) else " | ".join(answer)
 
 
 def write_submission(folder: Path, job: Job, split: str, answers: list[str]) -> None:
@@ -323,13 +338,18 @@ def main(argv: list[str] | None = None) -> dict:
         with exit_on_user_error():
             loaded = trainer.model if number and jobs[number - 1].model == job.model else None
             trainer = build_trainer(job, run_args, evaluation.attn_implementation, loaded)
+            start_tracking(trainer, vars(evaluation) | vars(job.args) | run_args.to_dict())
         for split in job.splits:
             answers, numbers = predict_split(job, trainer, split)
             results |= numbers
             if is_first_process():
-                write_predictions(Path(run_args.output_dir), job, split, answers)
+                records = write_predictions(Path(run_args.output_dir), job, split, answers)
+                columns = [name for name in ("source", "prediction", "target") if name in records[0]]
+                rows = [[as_text(record[name]) for name in columns] for record in records[:TRACKED_ROWS]]
+                log_table(trainer, f"predictions/{job.name}_{split}", columns, rows)
                 if is_submission(task_args, run_args):
                     write_submission(Path(run_args.output_dir), job, split, answers)
+        finish_tracking(trainer)
     if len(jobs) > 1 and not run_args.do_predict and not evaluation.split:
         results |= average_of({job.name: f"{job.name}_{main_metric(job.task)}" for job in jobs})(results)
     if is_first_process():

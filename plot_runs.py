@@ -1,6 +1,7 @@
 """Compares runs: prints a table of what they reached and draws their curves into one picture.
 
     python plot_runs.py out/a out/b
+    python plot_runs.py out/a out/b --x tokens --metric bits_per_byte,learning_rate,sequences_per_second
     python plot_runs.py adam=out/adam_1,out/adam_2,out/adam_3 lion=out/lion_1,out/lion_2 --metric eval_accuracy
 
 A run is the --output_dir of a training script, while it trains or afterwards; `label=folder,folder,...` puts several
@@ -12,7 +13,8 @@ seeds together. It takes seconds and no GPU. The table:
 train loss: the last one logged. eval loss and the metric: from all_results.json, which holds the evaluation after
 training (of the best checkpoint with --load_best_model_at_end), else the last one logged. time: of the run so far,
 evaluations and earlier parts of a resumed run included. Several seeds: mean ± standard deviation (n - 1).
-The picture, runs.png unless --output says otherwise, shows training loss (light), evaluation loss and the metric.
+The picture, runs.png unless --output says otherwise, shows training loss (light), evaluation loss, and each metric in a
+panel of its own.
 """
 
 import argparse
@@ -30,8 +32,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="plot_runs.py", description=__doc__.split("\n", 1)[0])
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder, or label=folder,folder,... for several seeds")
     parser.add_argument("--output", type=Path, default=Path("runs.png"), help="the PNG to write (default runs.png)")
-    parser.add_argument("--x", choices=("step", "tokens", "seconds"), default="step", help="horizontal axis")
-    parser.add_argument("--metric", help="such as eval_accuracy; default: the first evaluation metric of the first run")
+    parser.add_argument("--x", choices=("steps", "tokens", "seconds"), default="steps", help="horizontal axis")
+    parser.add_argument(
+        "--metric",
+        help="such as accuracy, or accuracy,f1,learning_rate for a panel each; default: the first evaluation metric",
+    )
     parser.add_argument("--labels", help="names of the runs, separated by commas, instead of their folders' names")
     return parser.parse_args(argv)
 
@@ -86,17 +91,21 @@ def read_run(folder: Path, x: str) -> dict:
     return {"lines": lines, "results": read_json(folder / "all_results.json")}
 
 
-def choose_metric(wanted: str | None, runs: list[dict]) -> str | None:
-    """`wanted`, with or without "eval_", or the first metric there is. ValueError, with the list, if it is unknown."""
+def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
+    """The keys of `wanted`, names with or without "eval_" between commas, or the first metric there is. ValueError,
+    with the list, for one that is unknown."""
     lines = [line for run in runs for line in [*run["lines"], run["results"]]]
     if wanted is None:
-        return next(iter(eval_metrics(lines)), None)
+        return eval_metrics(lines)[:1]
     present = {key for line in lines for key, value in line.items() if isinstance(value, Real)}
-    for name in (wanted, f"eval_{wanted}"):
-        if name in present:
-            return name
-    known = ", ".join(eval_metrics(lines)) or "no evaluation metric"
-    raise ValueError(f"--metric {wanted} is in none of the runs, which have: {known}")
+    known = [*eval_metrics(lines), *sorted(present - {"step", "epoch", "seconds", *eval_metrics(lines)})]
+    found = {}
+    for metric in wanted.split(","):
+        key = next((name for name in (metric, f"eval_{metric}") if name in present), None)
+        if key is None:
+            raise ValueError(f"--metric {metric} is in none of the runs, which have: {', '.join(known)}")
+        found[key] = None
+    return [*found]
 
 
 def last(run: dict, key: str) -> float | None:
@@ -120,9 +129,9 @@ def mean_and_deviation(values: list[float | None], form: str) -> str:
     return text if len(there) == len(values) else f"{text} (n={len(there)})"
 
 
-def table(groups: dict[str, list[dict]], metric: str | None) -> str:
+def table(groups: dict[str, list[dict]], metrics: list[str]) -> str:
     """One aligned line a label; see the head of this file for what the columns mean."""
-    shown = [metric.removeprefix("eval_")] if metric else []
+    shown = [metric.removeprefix("eval_") for metric in metrics]
     rows = [["run", "n", "steps", "train loss", "eval loss", *shown, "time"]]
     for label, runs in groups.items():
         steps = sorted({max(line["step"] for line in run["lines"]) for run in runs})
@@ -130,8 +139,9 @@ def table(groups: dict[str, list[dict]], metric: str | None) -> str:
         row = [label, str(len(runs)), "-".join(f"{step:,}" for step in steps[:: max(1, len(steps) - 1)])]
         row.append(mean_and_deviation([last(run, "loss") for run in runs], "{:.3f}"))
         row.append(mean_and_deviation([last(run, eval_loss_key(run["lines"])) for run in runs], "{:.3f}"))
-        if metric:
-            row.append(mean_and_deviation([last(run, metric) for run in runs], "{:.4f}"))
+        for metric in metrics:
+            form = "{:.4f}" if metric.startswith("eval_") else "{:.4g}"
+            row.append(mean_and_deviation([last(run, metric) for run in runs], form))
         rows.append([*row, human_time(sum(seconds) / len(seconds))])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
@@ -146,10 +156,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         folders = group_folders(args.runs, args.labels)
         groups = {label: [read_run(folder, args.x) for folder in paths] for label, paths in folders.items()}
-        metric = choose_metric(args.metric, [run for runs in groups.values() for run in runs])
-        print(table(groups, metric))
+        metrics = choose_metrics(args.metric, [run for runs in groups.values() for run in runs])
+        print(table(groups, metrics))
         curves = {label: [run["lines"] for run in runs] for label, runs in groups.items()}
-        draw_curves(curves, args.output, x=args.x, metric=metric)
+        draw_curves(curves, args.output, x="step" if args.x == "steps" else args.x, metrics=metrics)
     except (ValueError, OSError) as error:
         print(f"plot_runs.py: error: {error}", file=sys.stderr)
         return 2

@@ -65,7 +65,7 @@ HERE = f"{socket.gethostname()} {PID_SPACE.readlink() if PID_SPACE.is_symlink() 
 class SweepArguments:
     """How much of the sweep file, and where."""
 
-    _argument_group_name = "sweep (the file comes first: sweep_t5.py sweeps/glue_sst2_sweep.yaml)"
+    _argument_group_name, _usage = "sweep", "sweeps/glue_sst2_sweep.yaml [--flag value ...]"
 
     count: int | None = option(None, "Trials that this agent runs. Not set: until the sweep is complete.")
     output_dir: str | None = option(None, "Folder of the sweep. Not set: the file's own, or out/sweeps/<its name>.")

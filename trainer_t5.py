@@ -219,6 +219,7 @@ class T5Trainer(Seq2SeqTrainer):
             self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
             publish(aside, final)
             rotate(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
+            shutil.rmtree(output_dir / SAVING, ignore_errors=True)  # empty by now
         self.accelerator.wait_for_everyone()
 
     # ------------------------------------------------------------ numbers that are none

@@ -8,6 +8,7 @@ transformers' Seq2SeqTrainingArguments, `--help_all` shows every flag.
 import argparse
 import contextlib
 import difflib
+import itertools
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import transformers
 import yaml
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
 from common.processes import is_first_process, print_once
@@ -33,15 +34,36 @@ def option(default, help: str):
     return field(default=default, metadata={"help": help})
 
 
-# Flags of Seq2SeqTrainingArguments that `--help` shows; the others stand in `--help_all`.
-USUAL_TRAINING_FLAGS = (
-    "output_dir overwrite_output_dir dry_run max_steps num_train_epochs per_device_train_batch_size "
-    "per_device_eval_batch_size gradient_accumulation_steps optim learning_rate lr_scheduler_type warmup_steps "
-    "warmup_start_factor final_learning_rate weight_decay max_grad_norm bf16 torch_compile activation_checkpointing "
-    "seed logging_steps eval_strategy eval_steps save_strategy save_steps save_total_limit load_best_model_at_end "
-    "metric_for_best_model early_stopping_patience predict_with_generate generation_num_beams resume_from_checkpoint "
-    "report_to run_name dataloader_num_workers deepspeed"
-).split()
+# Flags of Seq2SeqTrainingArguments that `--help` shows, by theme and in this order; the others stand in `--help_all`.
+USUAL_TRAINING_FLAGS = {
+    "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed report_to run_name project",
+    "length and batch": "max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
+    "dataloader_num_workers",
+    "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
+    "final_learning_rate weight_decay max_grad_norm",
+    "speed and memory": "bf16 torch_compile activation_checkpointing deepspeed",
+    "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
+    "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
+    "metric_for_best_model early_stopping_patience",
+}
+# What transformers says of these in several lines.
+SHORT_HELP = {
+    "activation_checkpointing": "Recompute activations in the backward pass: less memory, about a fifth slower.",
+    "dataloader_num_workers": "Processes that load data beside the training process.",
+    "deepspeed": "DeepSpeed's JSON file, such as zero_stage2_config.json.",
+    "generation_num_beams": "Beams of --predict_with_generate. Not set: the model's own, else greedy.",
+    "load_best_model_at_end": "End with the checkpoint that has the best main metric.",
+    "max_grad_norm": "Gradients are clipped to this norm; 0: never.",
+    "metric_for_best_model": "Main metric, such as eval_loss. Not set: the loss, or the task's first metric.",
+    "num_train_epochs": "Passes over the training data, unless --max_steps is given.",
+    "predict_with_generate": "Evaluate the texts that the model generates, instead of scoring labels.",
+    "resume_from_checkpoint": "Go on from this checkpoint folder; without a value from the newest in --output_dir.",
+    "run_name": "Name of the run in the trackers. Not set: that of --output_dir.",
+    "save_strategy": "When to save: no, steps, epoch or best.",
+    "seed": "Seed of weights, data order, dropout and corruption.",
+    "torch_compile": "Compile the model with torch.compile.",
+    "weight_decay": "Weight decay of the optimizer; biases and layer norms have none.",
+}
 
 
 # ---------------------------------------------------------------- parsing
@@ -50,22 +72,39 @@ class T5ArgumentParser(HfArgumentParser):
 
     def __init__(self, dataclass_types, show_all: bool = False, **kwargs):
         super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, **kwargs)
-        self.usage = "%(prog)s [recipe.yaml] [--flag value ...]"
+        usages = [c._usage for c in dataclass_types if hasattr(c, "_usage")]
+        self.usage = f"%(prog)s {usages[0] if usages else '[recipe.yaml] [--flag value ...]'}"
         self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")
         own = {name for c in dataclass_types for name in c.__annotations__}  # of transformers' flags: those redefined
-        shown = {"help", "help_all", *USUAL_TRAINING_FLAGS, *own}
+        # A script without training names what it needs of transformers' flags itself.
+        usual = next((c._usual_flags for c in dataclass_types if hasattr(c, "_usual_flags")), USUAL_TRAINING_FLAGS)
+        usual = {title: names.split() for title, names in usual.items()}
+        shown = {"help", "help_all", *own, *itertools.chain(*usual.values())}
         for action in self._actions:
             if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone, although its default is None
                 action.nargs, action.const = "?", True
             if action.dest == "resume_from_checkpoint":
                 action.nargs, action.const = "?", RESUME_NEWEST
-                action.help = "Go on from this checkpoint folder; without a value from the newest in --output_dir."
+            if action.dest in SHORT_HELP and action.dest not in own:
+                action.help = SHORT_HELP[action.dest]
             if not show_all and action.dest not in shown:
                 action.help = argparse.SUPPRESS
             elif action.help:
-                action.help = " ".join(action.help.replace("%(default)s", "\0").replace("%", "%%").split())
+                text = action.help.replace("%(default)s", "\0").replace("%%", "%").replace("%", "%%")
+                action.help = " ".join(text.split())
                 action.help = action.help.replace("\0", "%(default)s")
+        if not show_all and any(issubclass(c, TrainingArguments) for c in dataclass_types):
+            self._group_by_theme(usual)
         self.flags = {o.lstrip("-").replace("-", "_"): a for a in self._actions for o in a.option_strings}
+
+    def _group_by_theme(self, themes: dict[str, list[str]]) -> None:
+        """Takes the flags of `themes` out of the one long group of transformers' flags, into groups of their own."""
+        training = self._action_groups[-1]
+        for title, names in themes.items():
+            found = {action.dest: action for action in training._group_actions if action.dest in names}
+            if found:
+                self.add_argument_group(title)._group_actions = [found[name] for name in names if name in found]
+                training._group_actions = [a for a in training._group_actions if a.dest not in found]
 
     def error(self, message: str):
         raise ValueError(message)

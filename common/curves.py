@@ -1,8 +1,6 @@
 """Curves of a run's metrics.jsonl, as arrays and as a picture; scores of several tasks as a picture."""
 
-
-# ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
-
+import math
 from pathlib import Path
 
 from common.reports import human_count, write_aside
@@ -41,13 +39,13 @@ def draw_curves(
     path: str | Path,
     x: str = "step",
     title: str = "",
-    metric: str | None = None,
+    metrics: list[str] | None = None,
 ):
     """Draws training loss (light) and evaluation loss (dots) of each run to the PNG `path`; returns the Figure.
 
     runs: label -> lines of a metrics.jsonl, or several such lists, which then share a colour (seeds). x: a key of the
-    lines, "step", "seconds" or "epoch". A second panel shows `metric`, or else the first evaluation metric there is.
-    ValueError if a run has no loss with an `x`.
+    lines, "step", "seconds" or "epoch". A panel more shows each of `metrics`, keys of the lines; not given: the first
+    evaluation metric there is. ValueError if a run has no loss with an `x`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # no pyplot: it would keep global state
     from matplotlib.figure import Figure
@@ -56,16 +54,20 @@ def draw_curves(
 
     groups = {label: seeds if seeds and isinstance(seeds[0], list) else [seeds] for label, seeds in runs.items()}
     everything = [line for seeds in groups.values() for lines in seeds for line in lines]
-    metric = metric or next(iter(eval_metrics(everything)), None)
-    has_metric = metric is not None and any(metric in line for line in everything)
+    metrics = eval_metrics(everything)[:1] if metrics is None else metrics
+    metrics = [metric for metric in metrics if any(metric in line for line in everything)]
     longest = max((line[x] for line in everything if line.get(x) is not None), default=0)
     unit, unit_name = 1, x
     if x == "seconds":
         unit, unit_name = (3600, "hours") if longest > 7200 else (60, "minutes") if longest > 300 else (1, "seconds")
 
-    figure = Figure(figsize=(11.5 if has_metric else 7, 4.3), layout="constrained", dpi=150)
+    columns = min(3, 1 + len(metrics))
+    rows = math.ceil((1 + len(metrics)) / columns)
+    figure = Figure(figsize=((7, 11.5, 15)[columns - 1], 4.3 * rows), layout="constrained", dpi=150)
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, 2 if has_metric else 1, sharex=True, squeeze=False)[0]
+    panels = list(figure.subplots(rows, columns, sharex=True, squeeze=False).flat)
+    for panel in panels[1 + len(metrics) :]:
+        panel.remove()
     training, evaluation = dict(linewidth=1, alpha=0.4), dict(linewidth=1.6, marker="o", markersize=4)
 
     def plot(panel, lines: list[dict], key: str, **style) -> int:
@@ -73,7 +75,7 @@ def draw_curves(
         panel.plot([value / unit for value in xs], ys, markevery=max(1, len(xs) // 25), **style)
         return len(xs)
 
-    names, evaluated = [], has_metric  # for the legend
+    names, evaluated = [], any(metric.startswith("eval_") for metric in metrics)  # for the legend
     for number, (label, seeds) in enumerate(groups.items()):
         colour = COLOURS[number % len(COLOURS)]
         names.append(Line2D([], [], color=colour, linewidth=2.5, label=label))
@@ -83,14 +85,14 @@ def draw_curves(
             evaluated = evaluated or evaluations > 0
             if trained + evaluations == 0:
                 raise ValueError(f"run {label!r} has no losses with a value of {x!r} to draw them against")
-            if has_metric:
-                plot(panels[1], lines, metric, color=colour, **evaluation)
+            for panel, metric in zip(panels[1:], metrics, strict=False):
+                plot(panel, lines, metric, color=colour, **(evaluation if metric.startswith("eval_") else training))
 
     kinds = [Line2D([], [], color="0.3", label="training", **training)]
     if evaluated:
         kinds.append(Line2D([], [], color="0.3", label="evaluation", **evaluation))
     panels[0].legend(handles=(names if len(names) > 1 else []) + kinds, frameon=False, fontsize=9)
-    for panel, name in zip(panels, ("loss", (metric or "").removeprefix("eval_")), strict=False):
+    for panel, name in zip(panels, ["loss", *(metric.removeprefix("eval_") for metric in metrics)], strict=False):
         panel.set_title(name, loc="left", fontsize=11, fontweight="bold")
         panel.set_xlabel(unit_name)
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_count(value)))

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Callable
 from datetime import datetime
@@ -23,6 +24,7 @@ from common.processes import is_first_process
 PROJECT = Path(__file__).resolve().parent.parent
 VERSIONS_OF = ("torch", "transformers", "accelerate", "datasets", "deepspeed")  # recorded in run.json where installed
 SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings never reach run.json
+PERFORMANCE = re.compile(r"mfu|total_flos|.*_(per_second|runtime|time|gib)")  # of a key: it is no quality of the model
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 SHORT_NAMES = {"learning_rate": "lr", "sequences_per_second": "seq/s", "tokens_per_second": "tok/s"}
 
@@ -65,6 +67,21 @@ def short_number(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+# ---------------------------------------------------------------- names
+def tracked_name(key: str) -> str:
+    """A key of metrics.jsonl as trackers show it: loss -> train/loss, eval_f1 -> eval/f1, mfu -> perf/mfu."""
+    if PERFORMANCE.fullmatch(key):
+        return f"perf/{key}"
+    kind, _, rest = key.partition("_")
+    return f"{kind}/{rest}" if kind in ("eval", "test") and rest else f"train/{key}"
+
+
+def metrics_key(name: str) -> str:
+    """Undoes tracked_name: "eval/loss" -> "eval_loss", "perf/mfu" -> "mfu"; a name without its group stays."""
+    kind, _, rest = name.partition("/")
+    return {"eval": f"eval_{rest}", "test": f"test_{rest}", "train": rest, "perf": rest}.get(kind if rest else "", name)
 
 
 # ---------------------------------------------------------------- files

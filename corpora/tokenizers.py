@@ -58,7 +58,10 @@ def train_tokenizer(
             raise ValueError("there is no text to train a tokenizer on") from None
         most = re.search(r"set it to a value <= (\d+)", str(error))
         letters = re.search(r"required_chars. \d+ vs (\d+)", str(error))
-        reason = f"it is enough for {int(most[1]) + NUM_SENTINELS} words" if most else str(error).split("] ")[-1]
+        reason = str(error).split("] ")[-1]
+        if most:
+            words = int(most[1]) + NUM_SENTINELS
+            reason = f"it is enough for {words} words; give --vocab_size {words} or less, or more text"
         if letters:
             reason = f"its letters alone take {int(letters[1]) + NUM_SENTINELS}"
         raise ValueError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None

@@ -408,7 +408,12 @@ class HelpTest(TestCase):
             word.removeprefix("--") for line in text.splitlines() for word in line.split()[:1] if word.startswith("--")
         }
         self.assertEmpty(self.own_flags(classes) - listed)
-        self.assertEmpty(set(command_line.USUAL_TRAINING_FLAGS) - listed, "a usual flag that transformers has no more")
+        usual = {name for names in command_line.USUAL_TRAINING_FLAGS.values() for name in names.split()}
+        self.assertEmpty(usual - listed, "a usual flag that transformers has no more")
+        self.assertEmpty(command_line.SHORT_HELP.keys() - usual)
+        for title in command_line.USUAL_TRAINING_FLAGS:
+            self.assertIn(f"\n\n{title}:\n  --", text)
+        self.assertNotIn("%%", text)
         self.assertLessEqual(len(text.splitlines()), 100)
         self.assertNotIn("==SUPPRESS==", text)
         self.assertIn("[wandb]", text)

@@ -556,7 +556,7 @@ class PlotRunsTest(TestCase):
         self.assertEqual(code, 0)
         self.assertIn("nan ± nan", out)
 
-    @parameterized.parameters(("tokens", [1000, 2000]), ("seconds", [1.0, 2.0]), ("step", [1, 2]))
+    @parameterized.parameters(("tokens", [1000, 2000]), ("seconds", [1.0, 2.0]), ("steps", [1, 2]))
     def test_axes(self, x, expected):
         write_run(self.folder / "a", [4.0, 3.0])
         with mock.patch.object(plot_runs, "draw_curves", wraps=draw_curves) as draw:
@@ -569,6 +569,17 @@ class PlotRunsTest(TestCase):
         for name in ("f1", "eval_f1"):
             self.assertIn("0.1250", self.call(self.folder / "a", "--metric", name)[1])
         self.assertNotIn("0.1250", self.call(self.folder / "a")[1])
+
+    def test_several_metrics_have_a_panel_each(self):
+        run = write_run(self.folder / "a", [4.0, 3.0], 0.5)
+        with mock.patch.object(plot_runs, "draw_curves", wraps=draw_curves) as draw:
+            code, out, _ = self.call(run, "--metric", "accuracy,loss,seconds,eval_accuracy")
+        self.assertEqual(code, 0)
+        self.assertEqual(draw.call_args.kwargs["metrics"], ["eval_accuracy", "loss", "seconds"])
+        self.assertRegex(out.splitlines()[0], "eval loss +accuracy +loss +seconds +time")
+        figure = draw_curves({"a": LINES}, self.folder / "b.png", metrics=["eval_accuracy", "seconds", "loss", "none"])
+        self.assertEqual([panel.get_title("left") for panel in figure.axes], ["loss", "accuracy", "seconds", "loss"])
+        self.assertEqual([*figure.axes[1].lines[0].get_ydata()], curve(LINES, "step", "eval_accuracy")[1])
 
     def test_folder_with_an_equals_sign(self):
         self.assertEqual(self.call(write_run(self.folder / "lr=0.1", [4.0]))[1].splitlines()[1].split()[0], "lr=0.1")

@@ -44,6 +44,9 @@ class ReadmeTest(parameterized.TestCase):
         if words[0] == "make":
             self.assertRegex((ROOT / "Makefile").read_text(), rf"(?m)^{words[1]}:")
             return
+        if words[0] in ("trackio", "tensorboard") or words[:2] == ["wandb", "sync"]:
+            self.assertRegex((ROOT / "requirements.txt").read_text(), rf"(?m)^{words[0]}==")
+            return
         if words[0] in ("conda", "wandb"):
             self.assertTrue((ROOT / words[-1]).is_file(), words[-1])
             return
@@ -71,6 +74,8 @@ class ReadmeTest(parameterized.TestCase):
             self.assertLen(parse_arguments([sweep_t5.SweepArguments], argv[1:]), 1)
         elif script == "report_glue.py":
             self.assertNotEmpty(report_glue.parse_flags(argv)[0].tasks)
+        elif script == "plot_runs.py":
+            self.assertTrue(plot_runs.parse(argv).runs)
         elif script in DATACLASSES:
             classes = [getattr(arguments_t5, name) for name in DATACLASSES[script]]
             self.assertLen(parse_arguments(classes, argv), 3)

@@ -71,6 +71,7 @@ LAYERS = (
         "training.checkpoints",
         "training.preemption",
         "training.sharding",
+        "training.trackers",
     },
     {"tasks.mixtures"},
     {  # what a run is made of

@@ -586,7 +586,9 @@ class TrackingTest(TrainerTest):
     def set_up(self, report_to=("wandb",), answers=True, login=False, **environment):
         """(variables set, lines printed) by set_up_tracking on a machine like this."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        args = types.SimpleNamespace(report_to=list(report_to), output_dir=str(self.folder / "run"))
+        args = types.SimpleNamespace(
+            report_to=list(report_to), output_dir=str(self.folder / "run"), project="t5_foundry"
+        )
         with (
             mock.patch.dict(os.environ, clean | environment, clear=True),
             mock.patch.object(runs, "answers", return_value=answers) as asked,
@@ -599,7 +601,7 @@ class TrackingTest(TrainerTest):
     def test_without_login_it_is_offline_and_one_line_says_so(self):
         variables, lines = self.set_up()
         self.assertEqual(variables["WANDB_MODE"], "offline")
-        self.assertEqual(variables["WANDB_PROJECT"], "t5_foundry")
+        self.assertEqual(variables["WANDB_PROJECT"], "p")
         self.assertEqual(variables["WANDB_DIR"], str(self.folder / "run"))
         self.assertTrue((self.folder / "run").is_dir())
         self.assertLen(lines, 1)
@@ -635,7 +637,8 @@ class TrackingTest(TrainerTest):
         script = "; ".join(
             [
                 "import types, wandb, training.runs",
-                "training.runs.set_up_tracking(types.SimpleNamespace(report_to=['wandb'], output_dir='run'))",
+                "args = types.SimpleNamespace(report_to=['wandb'], output_dir='run', project='p')",
+                "training.runs.set_up_tracking(args)",
                 "run = wandb.init(project='p', settings=wandb.Settings(silent=True))",
                 "run.log({'loss': 1.0})",
                 "print(run.settings.mode, run.dir)",

@@ -160,7 +160,7 @@ class T5ProgressCallback(TrainerCallback):
 
         step 200/1,000  epoch 0.4  loss 2.314  grad_norm 0.81  lr 0.008  seq/s 51.2  left 3 min 10 s
 
-    With `--disable_tqdm true` there are no bars, only the lines, so that the log of a cluster job stays readable.
+    Without a terminal, or with `--disable_tqdm true`, there are no bars, only the lines: a job's log stays readable.
     """
 
     def __init__(self):

@@ -23,7 +23,7 @@ from common.processes import is_first_process, print_once
 from training.manifests import MANIFEST, difference, fsync, write_manifest
 
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
-RUN_FILES = ("metrics.jsonl", "all_results.json", "run.json", "loss.png", "predictions.jsonl")
+RUN_FILES = ("metrics.jsonl", "all_results.json", "run.json", "loss.png", "predictions.jsonl", "trackers.json")
 
 
 # ---------------------------------------------------------------- writing
@@ -165,6 +165,7 @@ def clear_output_dir(args: T5TrainingArguments, checkpoint: str | None) -> None:
             shutil.rmtree(path)
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # a second run's curves would be drawn over the first
 
 
 # What decides the shapes of the weights, and what they mean.

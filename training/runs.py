@@ -27,13 +27,14 @@ from training.callbacks import (
 )
 from training.checkpoints import clear_output_dir
 from training.optimizers import scheduler_name
+from training.trackers import finish_tracking, start_tracking
 
 
 def set_up_tracking(args) -> None:
     """W&B online when the user is logged in and it answers, else offline: a line says so, and nothing is waited for."""
     if "wandb" not in args.report_to or getattr(args, "dry_run", False):
         return
-    os.environ.setdefault("WANDB_PROJECT", "t5_foundry")
+    os.environ.setdefault("WANDB_PROJECT", args.project)
     os.environ.setdefault("WANDB_DIR", args.output_dir)
     Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
     if "WANDB_MODE" in os.environ:
@@ -141,6 +142,8 @@ def start_run(
         output_dir.mkdir(parents=True, exist_ok=True)
         record = run_record(arguments, trainer.model, tokens_per_step, fingerprints, examples)
         write_json(output_dir / "run.json", record)
+    with exit_on_user_error():
+        start_tracking(trainer, tracked_configuration(record, trainer.model) if is_first_process() else {}, checkpoint)
 
 
 def sharding(trainer: T5Trainer) -> str:
@@ -160,6 +163,7 @@ def finish_run(trainer: T5Trainer, train_metrics: dict, shown: dict[str, str], n
     trainer.save_state()
     if trainer.eval_dataset is not None and trainer.args.eval_strategy != "no":
         results |= _evaluated_just_now(trainer) or trainer.evaluate()
+    tracked = finish_tracking(trainer)
     if is_first_process():
         output_dir = Path(trainer.args.output_dir)
         write_json(output_dir / "all_results.json", results)
@@ -169,9 +173,16 @@ def finish_run(trainer: T5Trainer, train_metrics: dict, shown: dict[str, str], n
             if name.startswith("eval_") and not name.endswith(("runtime", "per_second", "preparation_time"))
         }
         files = "all_results.json, metrics.jsonl, loss.png, run.json"
-        end_summary(numbers | shown | {"written to": f"{output_dir}: the model, {files}", "next": next_command})
+        shown |= {"written to": f"{output_dir}: the model, {files}", "tracked": "; ".join(tracked) or None}
+        end_summary(numbers | shown | {"next": next_command})
     finish_process_group()
     return results
+
+
+def tracked_configuration(record: dict, model) -> dict:
+    """What trackers show: run.json with the flags at the top, so that runs can be filtered by them, and the model."""
+    rest = {name: value for name, value in record.items() if name != "arguments"}
+    return record["arguments"] | rest | {"model": model.config.to_dict()}
 
 
 def _evaluated_just_now(trainer: T5Trainer) -> dict:

@@ -18,7 +18,7 @@ import yaml
 from scipy.special import betaincinv, ndtri
 
 from common.command_line import UniqueKeyLoader, did_you_mean
-from common.reports import read_metrics, write_aside
+from common.reports import metrics_key, read_metrics, write_aside
 
 ALMOST = 1 - 1e-9  # quantiles lie between 1 - ALMOST and ALMOST: a normal distribution has no ends
 OWN_FLAGS = {"output_dir", "resume_from_checkpoint", "overwrite_output_dir"}
@@ -190,7 +190,7 @@ def read_sweep(path: str) -> dict:
         raise ValueError(f"{path}, program: {sweep.get('program')}: no such file in {Path.cwd()}")
     sweep |= {"metric": metric, "early_terminate": stop, "parameters": entries, "command": words}
     name, sweep["goal"] = (metric["name"], metric["goal"]) if metric else ("", "minimize")
-    sweep["key"] = re.sub("^(eval|test)/", r"\1_", name).removeprefix("train/")  # as metrics.jsonl has W&B's name
+    sweep["key"] = metrics_key(name)
     sweep["sign"] = -1 if sweep["goal"] == "maximize" else 1  # of value * sign, less is better
     sweep["searched"] = {name: spec for name, spec in entries.items() if spec["distribution"] != "constant"}
     sizes = [len(spec["values"]) for spec in sweep["searched"].values() if method == "grid"]

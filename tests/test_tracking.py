@@ -1,0 +1,315 @@
+"""A run that is killed and goes on stands in W&B, TensorBoard and trackio with the names and values of metrics.jsonl.
+
+The trackers' own files are read: W&B's offline log, TensorBoard's event files, trackio's database.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torture
+from absl.testing import absltest, parameterized
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import TrainerCallback, TrainerState
+
+from arguments_t5 import T5TrainingArguments
+from common.reports import metrics_key, read_metrics, tracked_name
+from training import trackers
+from training.trackers import start_tracking, wandb_points, wandb_records
+
+ROOT = Path(__file__).parent.parent
+ALL = ("wandb", "tensorboard", "trackio")
+# Ends itself without any farewell, as a node does that loses power, when everything of step 6 has been logged.
+KILLED = """
+import os, signal, sys, pre_train_t5
+from training.callbacks import LossCurveCallback
+def die(self, args, state, control, **_):
+    if state.global_step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+LossCurveCallback.on_step_begin = die
+pre_train_t5.main(sys.argv[1:])
+"""
+TRACKIO = """
+import json, sys
+from trackio.sqlite_storage import SQLiteStorage
+names = sorted({run["name"] for run in SQLiteStorage.get_run_records(sys.argv[1])})
+print(json.dumps({name: [SQLiteStorage.get_logs(sys.argv[1], name), SQLiteStorage.get_run_config(sys.argv[1], name)]
+                  for name in names}))
+"""
+
+
+def wandb_run(folders: list[Path]) -> tuple[list[tuple[str, int, float]], dict, dict, set[str]]:
+    """(points, configuration, summary, ids) of the parts of one run."""
+    points, config, summary, ids = [], {}, {}, set()
+    for path in [path for folder in folders for path in folder.glob("*.wandb")]:
+        points += list(wandb_points(path))
+        for record in wandb_records(path):
+            ids |= {record.run.run_id} if record.HasField("run") else set()
+            for item in [*record.run.config.update, *record.config.update]:
+                config[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
+            for item in record.summary.update:
+                summary[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
+    return points, config, summary, ids
+
+
+def tensorboard_points(folder: Path) -> tuple[list[tuple[str, int, float]], str]:
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    points = [(name, event.step, event.value) for name in events.Tags()["scalars"] for event in events.Scalars(name)]
+    texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("config/text_summary")]
+    return points, texts[-1]
+
+
+def expected_points(folder: Path) -> dict[tuple[str, int], float]:
+    """{(name, step): value} of metrics.jsonl; the first of two values counts."""
+    points = {}
+    for line in read_metrics(folder / "metrics.jsonl"):
+        for key in line.keys() - {"step", "seconds"}:
+            points.setdefault((tracked_name(key), line["step"]), line[key])
+    return points
+
+
+class KilledRunTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.out = cls.folder / "out"
+        flags = torture.changed(
+            torture.material_of(cls.folder)["pre_train"], "--max_steps", "10", "--logging_steps", "1"
+        )
+        flags = torture.changed(flags, "--eval_steps", "2", "--save_steps", "4", "--report_to", "X")
+        flags[flags.index("X") : flags.index("X") + 1] = ALL
+        flags += ["--load_best_model_at_end", "--metric_for_best_model", "loss", "--save_total_limit", "9"]
+        flags += ["--learning_rate", "0.3", "--lr_scheduler_type", "constant", "--output_dir", str(cls.out)]
+        cls.environment = {n: v for n, v in os.environ.items() if not n.startswith(("WANDB_", "TRACKIO_", "TENSORB"))}
+        cls.environment |= {"TRACKIO_DIR": str(cls.folder / "trackio"), "HOME": str(cls.folder), "OMP_NUM_THREADS": "1"}
+        path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        cls.environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        cls.runs = [cls.start("-c", KILLED, *flags)]
+        cls.sent_by_the_first = json.loads((cls.out / "trackers.json").read_text())
+        cls.runs.append(cls.start(str(ROOT / "pre_train_t5.py"), *flags, "--resume_from_checkpoint"))
+        cls.expected = expected_points(cls.out)
+
+    @classmethod
+    def start(cls, *words: str) -> subprocess.CompletedProcess:
+        options = dict(env=cls.environment, cwd=cls.folder, capture_output=True, text=True, timeout=300)
+        return subprocess.run([sys.executable, *words], **options)
+
+    def setUp(self):
+        super().setUp()
+        self.assertEqual(self.runs[0].returncode, -signal.SIGKILL, self.runs[0].stderr[-3000:])
+        self.assertEqual(self.runs[1].returncode, 0, self.runs[1].stderr[-3000:])
+
+    def check(self, points: list[tuple[str, int, float]], from_the_first_part: tuple[int, ...]) -> None:
+        """Every point of metrics.jsonl is there once, and no other; speeds of the steps that were trained twice are
+        those of the part that sent them."""
+        places = [(name, step) for name, step, _ in points]
+        self.assertCountEqual(places, self.expected)
+        for name, step, value in points:
+            if not (name.startswith("perf/") and step in from_the_first_part):
+                self.assertAlmostEqual(value, self.expected[name, step], delta=2e-6 * abs(value), msg=(name, step))
+
+    def check_config(self, config: dict) -> None:
+        record = json.loads((self.out / "run.json").read_text())
+        for name in ("learning_rate", "output_dir", "input_seq_length"):
+            self.assertEqual(config[name], record["arguments"][name])
+        self.assertEqual(config["git"], record["git"])
+        self.assertEqual(config["fingerprints"], record["fingerprints"])
+        self.assertEqual(config["model"]["d_model"], json.loads((self.out / "config.json").read_text())["d_model"])
+
+    def test_the_run_is_what_it_is_to_be(self):
+        losses = {step for name, step in self.expected if name == "train/loss"}
+        self.assertEqual(losses, set(range(1, 11)))
+        self.assertIn(("eval/loss", 10), self.expected)
+        self.assertIn(("perf/sequences_per_second", 3), self.expected)
+        self.assertIn(("train/train_loss", 10), self.expected)
+        self.assertEqual(self.sent_by_the_first["sent"]["wandb"]["train/loss"], 6)
+        checkpoint = json.loads((self.out / "checkpoint-4" / "trainer_state.json").read_text())
+        state = checkpoint["stateful_callbacks"]["trackers.json"]
+        self.assertEqual((state["id"], state["sent"]["wandb"]["train/loss"]), (self.sent_by_the_first["id"], 4))
+
+    def test_wandb(self):
+        folders = sorted((self.out / "wandb").glob("offline-run-*"))
+        self.assertLen(folders, 2)
+        points, config, summary, ids = wandb_run(folders)
+        self.assertEqual(ids, {self.sent_by_the_first["id"]})
+        self.check(points, (5, 6))
+        self.check_config(config)
+        best = json.loads((self.out / "all_results.json").read_text())["eval_loss"]
+        self.assertNotAlmostEqual(best, self.expected["eval/loss", 10], delta=1e-4)
+        self.assertAlmostEqual(summary["eval/loss"], best, places=5)
+        self.assertIn("wandb sync", self.runs[1].stdout)
+
+    def test_tensorboard(self):
+        points, config = tensorboard_points(self.out / "tensorboard")
+        self.check(points, ())
+        self.check_config(json.loads(config.removeprefix("```json\n").removesuffix("\n```")))
+
+    def test_trackio(self):
+        project = self.start("-c", TRACKIO, "t5_foundry")
+        self.assertEqual(project.returncode, 0, project.stderr[-2000:])
+        runs = json.loads(project.stdout)
+        self.assertEqual([*runs], [f"out-{self.sent_by_the_first['id']}"])
+        logs, config = next(iter(runs.values()))
+        self.check([(name, log["step"], log[name]) for log in logs for name in log if "/" in name], (5, 6))
+        self.check_config(config)
+
+
+class FakeTracker:
+    def __init__(self, args, identity, name, config, step):  # noqa: ARG002
+        self.begun, self.logs, self.tables, self.shown = (identity, name, config, step), [], [], name
+
+    def log(self, values, step, again):
+        self.logs.append((step, values, again))
+
+    def log_table(self, name, columns, rows, step):
+        self.tables.append((step, name, columns, rows))
+
+    def finish(self):
+        self.logs = None
+
+
+class BrokenTracker(FakeTracker):
+    def log(self, values, step, again):  # noqa: ARG002
+        raise ConnectionError("the server is gone")
+
+
+class FakeTrainer:
+    """What start_tracking needs of a trainer."""
+
+    def __init__(self, folder: Path, **flags):
+        self.args = T5TrainingArguments(output_dir=str(folder), report_to="none", **flags)
+        self.args.report_to = [*ALL]
+        self.state, self.callbacks = TrainerState(), []
+        self.callback_handler = self
+
+    def add_callback(self, callback: TrainerCallback):
+        self.callbacks.append(callback)
+
+    def remove_callback(self, kind):
+        self.callbacks = [callback for callback in self.callbacks if not isinstance(callback, kind)]
+
+    def log(self, step: int, **logs):
+        self.state.global_step = step
+        for callback in self.callbacks:
+            callback.on_log(self.args, self.state, None, logs=logs)
+
+
+class TrackersTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.out = Path(self.enter_context(tempfile.TemporaryDirectory())) / "my_run"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+        self.enter_context(mock.patch.dict(os.environ, environment, clear=True))
+
+    def start(self, kinds: dict, checkpoint=None, **flags) -> FakeTrainer:
+        trainer = FakeTrainer(self.out, **flags)
+        with mock.patch.object(trackers, "TRACKERS", kinds):
+            trainer.args.report_to = [*kinds]
+            start_tracking(trainer, {"seed": 1}, checkpoint)
+        return trainer
+
+    def checkpoint(self, trainer: FakeTrainer, folder: Path) -> str:
+        folder.mkdir(parents=True)
+        trainer.state.save_to_json(str(folder / "trainer_state.json"))
+        return str(folder)
+
+    def test_a_name_comes_once_a_step_and_never_backwards(self):
+        trainer = self.start({"wandb": FakeTracker})
+        trainer.log(1, loss=2.0, epoch=0.1)
+        trainer.log(1, eval_loss=3.0, epoch=0.1)
+        trainer.log(2, loss=1.0, note="text", flag=True)
+        trainer.log(1, loss=9.0)
+        (callback,) = trainer.callbacks
+        expected = [
+            (1, {"train/loss": 2.0, "train/epoch": 0.1}, {}),
+            (1, {"eval/loss": 3.0}, {"train/epoch": 0.1}),
+            (2, {"train/loss": 1.0}, {}),
+            (1, {}, {"train/loss": 9.0}),
+        ]
+        self.assertEqual(callback.trackers["wandb"].logs, expected)
+
+    def test_tables(self):
+        trainer = self.start({"wandb": FakeTracker, "trackio": FakeTracker})
+        trainer.state.global_step = 5
+        trackers.log_table(trainer, "samples", ["source", "target"], [["a", "b"]])
+        trackers.log_table(trainer, "samples", ["source", "target"], [["again", "at this step"]])
+        (callback,) = trainer.callbacks
+        for tracker in callback.trackers.values():
+            self.assertEqual(tracker.tables, [(5, "samples", ["source", "target"], [["a", "b"]])])
+        trackers.log_table(FakeTrainer(self.out), "samples", ["source"], [])  # without trackers nothing happens
+
+    def test_a_broken_tracker_does_not_end_the_run(self):
+        trainer = self.start({"wandb": BrokenTracker, "trackio": FakeTracker})
+        with self.assertLogs(trackers.logger, "WARNING") as logs:
+            trainer.log(1, loss=2.0)
+        self.assertIn("wandb tracks no longer (ConnectionError: the server is gone)", logs.output[0])
+        trainer.log(2, loss=1.0)
+        (callback,) = trainer.callbacks
+        self.assertEqual([step for step, *_ in callback.trackers["trackio"].logs], [1, 2])
+        self.assertNotIn("train/loss", callback.sent["wandb"])
+
+    def test_one_that_cannot_begin_is_named_before_the_training(self):
+        with self.assertRaisesRegex(ValueError, "--report_to wandb: RuntimeError: no such project"):
+            self.start({"wandb": mock.Mock(side_effect=RuntimeError("no such project"))})
+
+    def test_checkpoint_that_was_moved_takes_its_run_along(self):
+        first = self.start({"wandb": FakeTracker})
+        first.log(4, loss=2.0)
+        checkpoint = self.checkpoint(first, self.out.parent / "elsewhere" / "checkpoint-4")
+        self.out = self.out.parent / "another"
+        second = self.start({"wandb": FakeTracker, "trackio": FakeTracker}, checkpoint, trackio_space_id="me/space")
+        second.log(4, loss=2.0)
+        second.log(5, loss=1.5)
+        (callback,) = second.callbacks
+        identity, name, config, step = callback.trackers["wandb"].begun
+        self.assertEqual((identity, name, config, step), (first.callbacks[0].identity, "another", {"seed": 1}, 4))
+        self.assertEqual([values for _, values, _ in callback.trackers["wandb"].logs], [{}, {"train/loss": 1.5}])
+        values = [values for _, values, _ in callback.trackers["trackio"].logs]  # which had nothing before
+        self.assertEqual(values, [{"train/loss": 2.0}, {"train/loss": 1.5}])
+
+    def test_id_of_a_sweep(self):
+        with mock.patch.dict(os.environ, {"WANDB_RUN_ID": "0003-abc"}):
+            trainer = self.start({"wandb": FakeTracker}, run_name="mine")
+        self.assertEqual(trainer.callbacks[0].trackers["wandb"].begun[:2], ("0003-abc", "mine"))
+
+    def test_two_new_runs_are_two(self):
+        ids = {self.start({"wandb": FakeTracker}).callbacks[0].identity for _ in range(2)}
+        self.assertLen(ids, 2)
+
+    def test_other_trackers_stay_transformers_own(self):
+        trainer = self.start({})
+        self.assertEmpty(trainer.callbacks)
+
+
+class NamesTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("loss", "train/loss"),
+        ("train_loss", "train/train_loss"),
+        ("eval_matched_accuracy", "eval/matched_accuracy"),
+        ("test_f1", "test/f1"),
+        ("sequences_per_second", "perf/sequences_per_second"),
+        ("tokens_per_second", "perf/tokens_per_second"),
+        ("eval_runtime", "perf/eval_runtime"),
+        ("eval_model_preparation_time", "perf/eval_model_preparation_time"),
+        ("train_samples_per_second", "perf/train_samples_per_second"),
+        ("mfu", "perf/mfu"),
+        ("peak_memory_gib", "perf/peak_memory_gib"),
+        ("total_flos", "perf/total_flos"),
+    )
+    def test_there_and_back(self, key, name):
+        self.assertEqual(tracked_name(key), name)
+        self.assertEqual(metrics_key(name), key)
+
+    def test_a_name_that_has_no_group(self):
+        self.assertEqual([metrics_key(name) for name in ("loss", "eval_loss", "other/x", "")],
+                         ["loss", "eval_loss", "other/x", ""])  # fmt: skip
+
+
+if __name__ == "__main__":
+    absltest.main()

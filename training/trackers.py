@@ -1,0 +1,308 @@
+"""One run, the same in every tracker: W&B, TensorBoard and trackio get equal names, values, configuration and tables.
+
+    loss, grad_norm, learning_rate -> train/loss, train/grad_norm, train/learning_rate
+    eval_loss, eval_matched_accuracy -> eval/loss, eval/matched_accuracy
+    sequences_per_second, mfu, eval_runtime -> perf/sequences_per_second, perf/mfu, perf/eval_runtime
+
+A point stands at its optimizer step. transformers' own callbacks for these three are taken out: each of them names the
+closing numbers differently or drops them, and each doubles points when a run is resumed.
+
+A resumed run continues its curves. trackers.json in the output folder, and every checkpoint's trainer_state.json, hold
+the run's id and the last step that each tracker got of each name. What a tracker has is not sent again, since a resumed
+run computes the same values as the part that was cut off; TensorBoard hides what came after the checkpoint instead (its
+purge step). What a tracker lacks of the steps before the checkpoint is sent out of metrics.jsonl: W&B and trackio lose
+what they had not yet written when a run is killed, and one that is switched on later gets the whole curve.
+"""
+
+# ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
+
+import json
+import logging
+import os
+import secrets
+import struct
+from collections.abc import Callable, Iterator
+from numbers import Real
+from pathlib import Path
+
+from transformers import TrainerCallback
+from transformers.integrations import INTEGRATION_TO_CALLBACK
+
+from common.processes import is_first_process
+from common.reports import plain_json, read_metrics, tracked_name, write_json
+
+logger = logging.getLogger(__name__)
+
+TRACKERS_FILE = "trackers.json"
+TENSORBOARD_FOLDER = "tensorboard"  # below --output_dir, unless TENSORBOARD_LOGGING_DIR names another place
+
+
+# ---------------------------------------------------------------- the three
+class WandbTracker:
+    """A W&B run, online or offline as set_up_tracking decided; offline a resumed run adds a second folder of the same
+    id, and `wandb sync` sends them in order."""
+
+    def __init__(self, args, identity: str, name: str, config: dict, step: int | None):
+        import wandb
+
+        ours = {} if os.environ.get("WANDB_SWEEP_ID") else dict(id=identity, project=os.environ.get("WANDB_PROJECT"))
+        # The mode is given too: wandb reads its variables once in a process.
+        ours |= dict(name=name, dir=os.environ.get("WANDB_DIR"), mode=os.environ.get("WANDB_MODE"))
+        self.table = wandb.Table
+        self.run = wandb.init(**ours, resume=None if step is None else "allow")
+        self.run.config.update(config, allow_val_change=True)  # of a resumed run it may have changed
+        self.step, self.closing = step, {}  # what came a second time at this step
+        folders = Path(self.run.dir).parent.parent / f"offline-run-*-{self.run.id}"
+        self.shown = f"wandb sync {folders}" if self.run.settings.mode == "offline" else self.run.url
+
+    def log(self, values: dict, step: int, again: dict) -> None:
+        if values:
+            self.run.log(values, step=step)
+        self.closing = (self.closing if step == self.step else {}) | again
+        self.step = step
+
+    def log_table(self, name: str, columns: list[str], rows: list[list], step: int) -> None:
+        self.run.log({name: self.table(columns=columns, data=rows, allow_mixed_types=True)}, step=step)
+
+    def stored(self) -> dict[str, int] | None:
+        """{name: last step} of what earlier parts of the run left on this machine's disk; None if they left no file."""
+        here = Path(self.run.dir).parent
+        logs = [path for path in here.parent.glob(f"*run-*-{self.run.id}/*.wandb") if path.parent != here]
+        steps = {name: step for path in sorted(logs) for name, step, _ in wandb_points(path)}
+        return steps if logs else None
+
+    def finish(self) -> None:
+        """A sweep decides by the summary, so there the best checkpoint's evaluation follows that of the last epoch."""
+        self.run.log({}, commit=True)
+        self.run.summary.update(self.closing)
+        self.run.finish()
+
+
+def wandb_records(path: Path) -> Iterator:
+    """The records (wandb.proto) of a run's *.wandb file: LevelDB's log format, blocks of 32 KiB behind 7 bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, parts = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if (left := 32768 - place % 32768) < 7:  # too little for the head of a part: filled up
+            place += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)  # behind a checksum
+        place += 7 + length
+        if kind == 0 or place > len(data):  # cut off
+            return
+        parts += data[place - length : place]
+        if kind in (1, 4):  # whole, or the last part of a record
+            yield Record.FromString(parts)
+            parts = b""
+
+
+def wandb_points(path: Path) -> Iterator[tuple[str, int, object]]:
+    """(name, step, value) of all that was logged in a run's *.wandb file, W&B's own names left out."""
+    for record in wandb_records(path):
+        row = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+        for name, value in row.items():
+            if not name.startswith("_"):
+                yield name, int(row["_step"]), json.loads(value)
+
+
+class TensorBoardTracker:
+    """Event files in <output_dir>/tensorboard, so that `tensorboard --logdir out` shows all runs."""
+
+    def __init__(self, args, identity: str, name: str, config: dict, step: int | None):
+        from torch.utils.tensorboard import SummaryWriter
+
+        elsewhere = os.environ.get("TENSORBOARD_LOGGING_DIR")
+        folder = Path(elsewhere) / f"{name}-{identity}" if elsewhere else Path(args.output_dir) / TENSORBOARD_FOLDER
+        self.writer = SummaryWriter(str(folder), purge_step=None if step is None else step + 1)
+        self.shown = f"tensorboard --logdir {folder}"
+        self.writer.add_text("config", _fenced(json.dumps(plain_json(config), indent=2)), step or 0)
+
+    def log(self, values: dict, step: int, again: dict) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def log_table(self, name: str, columns: list[str], rows: list[list], step: int) -> None:
+        cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+        lines = ["| " + " | ".join(row) + " |" for row in [columns, ["---"] * len(columns), *cells]]
+        self.writer.add_text(name, "\n".join(lines), step)
+        self.writer.flush()
+
+    def finish(self) -> None:
+        self.writer.close()
+
+
+class TrackioTracker:
+    """A run of trackio: `trackio show --project t5_foundry` opens its dashboard on this machine."""
+
+    def __init__(self, args, identity: str, name: str, config: dict, step: int | None):
+        import trackio
+
+        self.trackio, self.project = trackio, args.project
+        self.is_remote = bool(args.trackio_space_id or os.environ.get("TRACKIO_SPACE_ID"))
+        self.shown = f"trackio show --project {args.project}"
+        self.title = name if identity in name else f"{name}-{identity}"  # trackio finds a run by its name
+        trackio.init(
+            project=args.project,
+            name=self.title,
+            config=plain_json(config),
+            resume="never" if step is None else "allow",
+            space_id=args.trackio_space_id,
+            bucket_id=args.trackio_bucket_id,
+            private=args.hub_private_repo,
+        )
+
+    def log(self, values: dict, step: int, again: dict) -> None:
+        if values:
+            self.trackio.log(values, step=step)
+
+    def log_table(self, name: str, columns: list[str], rows: list[list], step: int) -> None:
+        self.trackio.log({name: self.trackio.Table(columns=columns, data=rows)}, step=step)
+
+    def stored(self) -> dict[str, int] | None:
+        """{name: last step} of what earlier parts of the run left on this machine's disk; None of a run on a server."""
+        from trackio.sqlite_storage import SQLiteStorage
+
+        if self.is_remote:
+            return None
+        logs = SQLiteStorage.get_logs(self.project, self.title)
+        return {name: log["step"] for log in sorted(logs, key=lambda log: log["step"]) for name in log if "/" in name}
+
+    def finish(self) -> None:
+        self.trackio.finish()
+
+
+TRACKERS = {"wandb": WandbTracker, "tensorboard": TensorBoardTracker, "trackio": TrackioTracker}
+
+
+def _fenced(text: str) -> str:
+    return f"```json\n{text}\n```"
+
+
+# ---------------------------------------------------------------- all at once
+class TrackersCallback(TrainerCallback):
+    """Sends every log to the trackers, a name once a step.
+
+    Of two values at one step the first counts, as in loss.png: the second is the best checkpoint's, evaluated when
+    training was over (W&B's summary then takes it). A tracker that fails is given up with a warning: the run goes on,
+    and metrics.jsonl has all of it.
+
+    trackers: {name: tracker}. sent: {tracker: {name: last step}}. path: the trackers.json to keep.
+    """
+
+    def __init__(self, trackers: dict, identity: str, sent: dict, path: Path):
+        self.trackers, self.identity, self.sent, self.path = trackers, identity, sent, path
+
+    def on_log(self, args, state, control, logs=None, **_):
+        self.send(logs or {}, state.global_step)
+        self._keep(state)
+
+    def send(self, logs: dict, step: int) -> None:
+        values = {tracked_name(key): plain_number(value) for key, value in logs.items()}
+        values = {name: value for name, value in values.items() if value is not None}
+
+        def act(name, tracker):
+            sent = self.sent.setdefault(name, {})
+            new = {key: value for key, value in values.items() if step > sent.get(key, -1)}
+            tracker.log(new, step, {key: value for key, value in values.items() if key not in new})
+            sent |= dict.fromkeys(new, step)
+
+        self._each(act)
+
+    def replay(self, lines: list[dict], step: int) -> None:
+        """Sends what the trackers lack of a metrics.jsonl up to a step."""
+        closing = next((i for i, line in enumerate(lines) if "train_loss" in line), len(lines))
+        for line in lines[:closing]:
+            if line["step"] <= step:
+                self.send({key: value for key, value in line.items() if key not in ("step", "seconds")}, line["step"])
+
+    def log_table(self, state, name: str, columns: list[str], rows: list[list]) -> None:
+        def send(tracker_name, tracker):
+            sent = self.sent.setdefault(tracker_name, {})
+            if state.global_step > sent.get(name, -1):
+                tracker.log_table(name, columns, rows, state.global_step)
+                sent[name] = state.global_step
+
+        self._each(send)
+        self._keep(state)
+
+    def finish(self) -> list[str]:
+        """Ends the run at the trackers. Where each shows it: a command or an address."""
+        self._each(lambda _, tracker: tracker.finish())
+        shown = [tracker.shown for tracker in self.trackers.values()]
+        self.trackers = {}
+        return shown
+
+    def _each(self, act: Callable) -> None:
+        for name, tracker in list(self.trackers.items()):
+            try:
+                act(name, tracker)
+            except Exception as error:
+                del self.trackers[name]
+                logger.warning("%s tracks no longer (%s: %s); the run goes on, see metrics.jsonl", name,
+                               type(error).__name__, error)  # fmt: skip
+
+    def _keep(self, state) -> None:
+        record = {"id": self.identity, "sent": self.sent}
+        state.stateful_callbacks[TRACKERS_FILE] = record  # goes into the trainer_state.json of every checkpoint
+        write_json(self.path, record)
+
+
+def plain_number(value) -> int | float | None:
+    """The value as Python's own number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    return int(value) if isinstance(value, int) else float(value)
+
+
+def start_tracking(trainer, config: dict, checkpoint: str | None = None) -> None:
+    """Puts the trackers of `--report_to` into the trainer, in the place of transformers' callbacks for them.
+
+    config: what they show as the run's configuration. checkpoint: from which the run goes on, and so its curves.
+    ValueError, with the tracker's own words, if one cannot begin.
+    """
+    args, trackers = trainer.args, {}
+    names = [name for name in TRACKERS if name in args.report_to]
+    for name in names:
+        trainer.remove_callback(INTEGRATION_TO_CALLBACK[name])
+    if not names or not is_first_process():
+        return
+    path, step, saved = Path(args.output_dir) / TRACKERS_FILE, None, {}
+    if checkpoint is not None:
+        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+        step = state["global_step"]
+        saved = json.loads(path.read_text()) if path.is_file() else state["stateful_callbacks"].get(TRACKERS_FILE, {})
+    identity = os.environ.get("WANDB_RUN_ID") or saved.get("id") or secrets.token_hex(4)
+    title = args.run_name or os.environ.get("WANDB_NAME") or Path(args.output_dir).resolve().name
+    sent = saved.get("sent", {})
+    for name in names:
+        try:
+            trackers[name] = TRACKERS[name](args, identity, title, config, step)
+        except Exception as error:
+            raise ValueError(f"--report_to {name}: {type(error).__name__}: {error}") from error
+    if "tensorboard" in sent:  # which hides the rest
+        sent["tensorboard"] = {name: min(last, step) for name, last in sent["tensorboard"].items()}
+    for name, tracker in trackers.items():
+        stored = tracker.stored() if step is not None and hasattr(tracker, "stored") else None
+        sent |= {} if stored is None else {name: stored}
+    callback = TrackersCallback(trackers, identity, sent, path)
+    trainer.add_callback(callback)
+    if step is not None and (path.parent / "metrics.jsonl").is_file():
+        callback.replay(read_metrics(path.parent / "metrics.jsonl"), step)
+
+
+def log_table(trainer, name: str, columns: list[str], rows: list[list]) -> None:
+    """Shows a table in every tracker of the run, at its present step; does nothing where there is none.
+
+    log_table(trainer, "samples", ["source", "target"], [["a <extra_id_0> c", "b"]]). The cells are numbers and texts.
+    """
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TrackersCallback):
+            callback.log_table(trainer.state, name, columns, rows)
+
+
+def finish_tracking(trainer) -> list[str]:
+    """Sends what is still on its way and ends the run at the trackers; commands and addresses that show it."""
+    callbacks = [c for c in trainer.callback_handler.callbacks if isinstance(c, TrackersCallback)]
+    return [where for callback in callbacks for where in callback.finish()]
