@@ -86,8 +86,9 @@ class PackingTest(parameterized.TestCase):
         torch.testing.assert_close(before[~others_out], after[~others_out], rtol=1e-6, atol=1e-6)
         self.assertGreater((before - after)[others_out].abs().max().item(), 0.1)
 
-    def test_gradients_do_not_reach_the_neighbours(self):
-        model = make_model("sdpa")
+    @parameterized.parameters("eager", "sdpa", "t5_fused")
+    def test_gradients_do_not_reach_the_neighbours(self, attention):
+        model = make_model(attention)
         batch = collator()(chunks().__getitems__(range(ROWS)))
         embedded = model.shared(batch.pop("input_ids")).detach().requires_grad_()
         labels, kinds = batch.pop("labels"), batch["target_segments"]
