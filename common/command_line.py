@@ -41,7 +41,8 @@ USUAL_TRAINING_FLAGS = {
     "dataloader_num_workers",
     "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
     "final_learning_rate weight_decay max_grad_norm",
-    "speed and memory": "bf16 torch_compile activation_checkpointing deepspeed",
+    "speed and memory": "bf16 torch_compile activation_checkpointing deepspeed "
+    "z_loss loss_chunk_size fused_projections fused_cross_projections bf16_residual generation_cache precompile",
     "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
     "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
     "metric_for_best_model early_stopping_patience",
@@ -50,7 +51,8 @@ USUAL_TRAINING_FLAGS = {
 SHORT_HELP = {
     "activation_checkpointing": "Recompute activations in the backward pass: less memory, about a fifth slower.",
     "dataloader_num_workers": "Processes that load data beside the training process.",
-    "deepspeed": "DeepSpeed's JSON file, such as zero_stage2_config.json.",
+    "deepspeed "
+    "z_loss loss_chunk_size fused_projections fused_cross_projections bf16_residual generation_cache precompile": "DeepSpeed's JSON file, such as zero_stage2_config.json.",
     "generation_num_beams": "Beams of --predict_with_generate. Not set: the model's own, else greedy.",
     "load_best_model_at_end": "End with the checkpoint that has the best main metric.",
     "max_grad_norm": "Gradients are clipped to this norm; 0: never.",
