@@ -59,6 +59,9 @@ LEAST = dict(
     save_steps=0,
     learning_rate=0,
     final_learning_rate=0,
+    z_loss=0,
+    loss_chunk_size=0,
+    length_buckets=0,
 )
 NAMED_CHOICES = {
     "optim": OPTIMIZERS,
@@ -66,6 +69,7 @@ NAMED_CHOICES = {
     "eval_strategy": tuple(kind.value for kind in IntervalStrategy),
     "logging_strategy": tuple(kind.value for kind in IntervalStrategy),
     "save_strategy": tuple(kind.value for kind in SaveStrategy),
+    "generation_cache": ("dynamic", "static"),
 }
 
 
@@ -203,6 +207,13 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     remove_unused_columns: bool = option(False, "Kept off: our collators take what they need.")
     logging_nan_inf_filter: bool = option(False, "Kept off: a loss that is not finite must be seen.")
     early_stopping_patience: int | None = option(None, "Stop after N evaluations without a better main metric.")
+    z_loss: float = option(0.0, "Adds this times (log Z)^2 to a token's loss; T5X: 1e-4.")
+    loss_chunk_size: int = option(0, "Target tokens whose logits exist at a time. 0: all.")
+    fused_projections: bool = option(False, "Q, K, V in one product; wi_0, wi_1 too.")
+    fused_cross_projections: bool = option(False, "All cross-attention K, V in one product.")
+    bf16_residual: bool = option(False, "With --bf16: the residual stream in bfloat16 too.")
+    generation_cache: str = option("dynamic", "In generation: dynamic, or static (compiled on a GPU).")
+    precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
 
     def __post_init__(self):
         if self.fp16 or self.fp16_full_eval:
@@ -289,6 +300,7 @@ class FineTuningArguments(T5TrainingArguments):
     save_total_limit: int | None = option(1, "Checkpoints kept beside the best one.")
     load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
     train_sampling_strategy: str = option("random", "Order of the rows: random, sequential or group_by_length.")
+    length_buckets: int = option(0, "Pad training sources to one of N lengths. 0: to the longest row.")
 
 
 # ---------------------------------------------------------------- checks
@@ -459,7 +471,7 @@ def check_training(args: T5TrainingArguments, stage: str) -> None:
     if args.learning_rate is None:
         args.learning_rate = DEFAULT_LEARNING_RATES[stage][args.optim]
     for name, least in LEAST.items():
-        value = getattr(args, name)
+        value = getattr(args, name, None)
         if value is not None and not value >= least:  # nor a nan
             raise ValueError(f"--{name} {value}: must be at least {least}")
     if args.max_steps < 1 and args.max_steps != -1:
@@ -471,6 +483,7 @@ def check_training(args: T5TrainingArguments, stage: str) -> None:
     if stage == "pre_training" and args.max_steps > 0 and args.num_train_epochs != 3:  # 3: transformers' default
         raise ValueError(f"--num_train_epochs {args.num_train_epochs}: --max_steps {args.max_steps} decides the length "
                          "of pre-training; for epochs add --max_steps -1")  # fmt: skip
+    _check_step(args)
     if not 0 <= args.warmup_start_factor <= 1:
         raise ValueError(f"--warmup_start_factor {args.warmup_start_factor}: must lie between 0 and 1")
     if args.trackio_static_space_id:
@@ -504,6 +517,30 @@ def _check_fsdp(args: T5TrainingArguments) -> None:
     if kind != "FULL_STATE_DICT":
         raise ValueError(f"FSDP's state_dict_type {kind}: must be FULL_STATE_DICT, which is saved as an ordinary "
                          "Hugging Face folder")  # fmt: skip
+
+
+def _check_step(args: T5TrainingArguments) -> None:
+    """Contradictions among the options of the training step."""
+    if args.bf16_residual and not args.bf16:
+        raise ValueError("--bf16_residual goes with --bf16: in float32 there is nothing to cast")
+    zero = getattr(args, "hf_deepspeed_config", None)
+    zero3 = zero is not None and zero.is_zero3()
+    for name in ("fused_projections", "fused_cross_projections", "torch_compile", "loss_chunk_size"):
+        if getattr(args, name) and (zero3 or wants_fsdp(args)):
+            sharding = "ZeRO-3" if zero3 else "--fsdp"
+            raise ValueError(f"--{name}: not with {sharding}, which brings in a module's weights only when it is "
+                             "called; ZeRO-2 goes")  # fmt: skip
+    if getattr(args, "length_buckets", 0) and args.train_sampling_strategy != "random":
+        raise ValueError(f"--length_buckets {args.length_buckets} orders the rows itself: leave "
+                         f"--train_sampling_strategy {args.train_sampling_strategy} out")  # fmt: skip
+    if getattr(args, "length_buckets", 0) and args.auto_find_batch_size:
+        raise ValueError("--length_buckets pads batches to a fixed number of rows: not with --auto_find_batch_size")
+    if args.precompile:
+        if not args.torch_compile:
+            raise ValueError("--precompile fills the cache of --torch_compile: give both")
+        args.save_strategy, args.eval_strategy, args.report_to = SaveStrategy.NO, IntervalStrategy.NO, []
+        args.load_best_model_at_end, args.early_stopping_patience = False, None
+        args.max_steps = args.max_steps if args.max_steps < 1 else max(2, args.max_steps)
 
 
 def check_best_metric(name: str | None, known: list[str]) -> None:

@@ -89,8 +89,8 @@ OBJECTIVES = {
 # ---------------------------------------------------------------- learning rates
 # Peaks used when `--learning_rate` is not given. Pre-training: nanoT5's for RMS scaling, T5's for Adafactor.
 DEFAULT_LEARNING_RATES = {
-    "pre_training": dict(adamw_rms_scaled=2e-2, adafactor=1e-2, adamw_torch=1e-3, adamw_torch_fused=1e-3),
-    "fine_tuning": dict(adamw_rms_scaled=1e-2, adafactor=1e-3, adamw_torch=3e-4, adamw_torch_fused=3e-4),
+    "pre_training": dict(adamw_rms_scaled=2e-2, adafactor=1e-2, adamw_torch=1e-3, adamw_torch_fused=1e-3, muon=2e-2),
+    "fine_tuning": dict(adamw_rms_scaled=1e-2, adafactor=1e-3, adamw_torch=3e-4, adamw_torch_fused=3e-4, muon=1e-2),
 }
 
 # ---------------------------------------------------------------- the built-in corpus

@@ -374,11 +374,34 @@ class EpochSampler(torch.utils.data.Sampler):
 
     group: every epoch has a whole number of groups (global batches), and a different remainder is left out each time.
     count_epochs: yield epoch * N + example (what `ChunkDataset` understands) instead of the example.
+    buckets: [N] the bucket of each example; batches of `batch` examples then come from one bucket each.
     """
 
-    def __init__(self, num_examples: int, seed: int, group: int = 1, count_epochs: bool = False):
+    def __init__(
+        self,
+        num_examples: int,
+        seed: int,
+        group: int = 1,
+        count_epochs: bool = False,
+        buckets: np.ndarray | None = None,
+        batch: int = 1,
+    ):
         self.num_examples, self.seed, self.group, self.count_epochs = num_examples, seed, group, count_epochs
-        self.epoch = 0
+        self.buckets, self.batch, self.epoch = buckets, batch, 0
+
+    def _in_batches_of_one_bucket(self, order: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """The same examples, cut into batches of one bucket each in random order; what remains of the buckets is
+        mixed in batches of its own, of which one that is not full comes last."""
+        whole, remainders = [], []
+        for bucket in np.unique(self.buckets):
+            members = order[self.buckets[order] == bucket]
+            full = len(members) // self.batch * self.batch
+            whole.append(members[:full].reshape(-1, self.batch))
+            remainders.append(members[full:])
+        rest = np.concatenate(remainders)
+        full = len(rest) // self.batch * self.batch
+        batches = np.concatenate([*whole, rest[:full].reshape(-1, self.batch)])
+        return np.concatenate([generator.permutation(batches).ravel(), rest[full:]])
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -387,5 +410,8 @@ class EpochSampler(torch.utils.data.Sampler):
         return self.num_examples // self.group * self.group
 
     def __iter__(self) -> Iterator[int]:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.num_examples)[: len(self)]
+        generator = np.random.default_rng([self.seed, self.epoch])
+        order = generator.permutation(self.num_examples)[: len(self)]
+        if self.buckets is not None:
+            order = self._in_batches_of_one_bucket(order, generator)
         return iter((order + (self.epoch * self.num_examples if self.count_epochs else 0)).tolist())

@@ -43,6 +43,7 @@ from model_t5 import (
     set_dropout,
     set_generation_length,
 )
+from tasks.batching import BucketCollator, bucket_lengths
 from tasks.examples import (
     check_entry,
     class_label_ids,
@@ -167,6 +168,21 @@ def metrics_shown(tasks: dict[str, dict], generated: bool) -> str:
     return f"{named[0].partition(' ')[2]} from {mode}"
 
 
+def build_train_collator(args: FineTuningArguments, model, rows) -> BucketCollator | None:
+    """For `--length_buckets` N: batches of `args.train_batch_size` rows in N shapes; else None, to pad tightly."""
+    if not args.length_buckets:
+        return None
+    if isinstance(rows, Mixture):
+        raise ValueError(f"--length_buckets {args.length_buckets}: for one task; a mixture draws its rows itself")
+    return BucketCollator(
+        model.config.pad_token_id,
+        model.config.decoder_start_token_id,
+        bucket_lengths([len(ids) for ids in rows["input_ids"]], args.length_buckets),
+        bucket_lengths([len(ids) for ids in rows["labels"]], 1)[0],
+        args.train_batch_size,
+    )
+
+
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
     with exit_on_user_error():
@@ -188,6 +204,7 @@ def main(argv: list[str] | None = None) -> dict:
         eval_dataset, evaluation = build_evaluation(task_args, training_args, tasks, data, eval_rows, tokenizer)
         first = next(iter(evaluation.values()))
         set_generation_length(model, max(task.max_length - 1 for task in evaluation.values()))
+        train_collator = build_train_collator(training_args, model, train_dataset)
     set_up_tracking(training_args)
 
     trainer = T5Trainer(
@@ -201,6 +218,7 @@ def main(argv: list[str] | None = None) -> dict:
         class_label_ids=first.class_label_ids,
         evaluation_tasks=evaluation,
         summarise=average_of({n: f"{n}_{main_metric(t)}" for n, t in tasks.items()}) if len(tasks) > 1 else None,
+        train_collator=train_collator,
     )
     start_run(
         trainer,

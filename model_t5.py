@@ -14,7 +14,6 @@ import pickle
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -24,8 +23,8 @@ import attention_t5  # noqa: F401 (registers --attn_implementation t5_fused)
 from arguments_t5 import ModelArguments, parse_overrides
 from common.processes import answers
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
+from training.loss import IGNORE_INDEX, loss_sums
 
-IGNORE_INDEX = -100  # labels that no loss and no metric counts
 T5_FAMILY = ("t5", "mt5", "umt5")
 
 
@@ -157,7 +156,7 @@ def _prepared(model: PreTrainedModel) -> PreTrainedModel:
         # Saved as `tie_word_embeddings: false`, which is what Google's v1.1 files say and every reader expects.
         model.config.tie_word_embeddings = False
         model.all_tied_weights_keys.pop("lm_head.weight", None)
-    model.accepts_loss_kwargs = False  # the loss is token_mean_loss below; forward() must not be handed its divisor
+    model.accepts_loss_kwargs = False  # forward() must not be handed the loss's divisor: it would swallow it
     if model.generation_config is not None:
         model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id
     return model
@@ -221,17 +220,12 @@ def token_mean_loss(
 
     outputs.logits [B, T, V], labels [B, T] with -100 where nothing counts; num_items_in_batch: target tokens of all
     micro-batches and ranks of the optimizer step (Trainer's count), None for this batch alone. One batch of 32, four
-    of 8 and two ranks with 2 x 8 therefore have the same loss and gradient. Matches Trainer's `compute_loss_func`.
+    of 8 and two ranks with 2 x 8 therefore have the same loss and gradient. Matches Trainer's `compute_loss_func`;
+    T5Trainer computes the same within the model's forward pass (training/loss.py).
     """
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[1]
     labels = labels.to(logits.device)
-    total = F.cross_entropy(
-        logits.float().flatten(0, 1),
-        labels.reshape(-1),
-        ignore_index=IGNORE_INDEX,
-        reduction="sum",
-        label_smoothing=label_smoothing,
-    )
+    total, _ = loss_sums(logits, labels, label_smoothing)
     return total / (num_items_in_batch if num_items_in_batch is not None else labels.ne(IGNORE_INDEX).sum())
 
 

@@ -15,8 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from accelerate.utils import DynamoBackend
+from datasets import Dataset
+from torch._inductor.codecache import cache_dir
 from torch.utils.data import SequentialSampler
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
@@ -25,11 +29,14 @@ from transformers.trainer import TRAINER_STATE_NAME
 from common.processes import is_first_process, print_once
 from data_collator_t5 import T5DataCollator
 from data_t5 import EpochSampler
-from model_t5 import IGNORE_INDEX, shift_right, token_mean_loss, use_one_embedding_module
+from model_t5 import IGNORE_INDEX, shift_right, use_one_embedding_module
+from tasks.batching import BucketCollator
 from tasks.metrics import STATISTICS
 from tasks.mixtures import Mixture
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
 from training.denoising import MixtureDataCollator
+from training.fused_model import checkpoint_blocks_only, fuse_cross_projections, fuse_projections, use_bf16_residual
+from training.loss import compute_loss_in_forward
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from training.packing import SEGMENTS
 from training.preemption import PreemptionCallback, exit_preempted, outlive_signals
@@ -45,6 +52,7 @@ class _ResumeCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **_):  # noqa: ARG002
         """The losses since the last log line, so that the next one is the same mean as without the interruption."""
         self.trainer.restore_loss_state()
+        checkpoint_blocks_only(self.trainer.model)
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **_):  # noqa: ARG002
         """The sampler's epoch. Trainer sets it too, but where several ranks resume within an epoch, the data loader
@@ -66,13 +74,41 @@ class EvaluationTask:
     max_length: int | None = None
 
 
+class _PrecompileCallback(TrainerCallback):
+    """`--precompile`: two steps have met everything that is compiled; what they made is in the cache, and no more."""
+
+    def on_step_end(self, args, state, control, **_):  # noqa: ARG002
+        if state.global_step >= 2:
+            print_once(f"--precompile: compiled in two steps and kept in {cache_dir()}; nothing else was written")
+            finish_process_group()
+            raise SystemExit(0)
+
+
+def set_up_step(model, args) -> None:
+    """Puts the options of the training step into the model: loss, compilation, joined products, residual stream."""
+    if args.fused_projections:
+        fuse_projections(model)
+    if args.fused_cross_projections:
+        fuse_cross_projections(model)
+    if args.bf16_residual:
+        use_bf16_residual(model)
+    compile_options = None
+    if args.torch_compile:
+        compile_options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
+    compute_loss_in_forward(model, args.label_smoothing_factor, args.z_loss, args.loss_chunk_size, compile_options)
+
+
 class T5Trainer(Seq2SeqTrainer):
     """Seq2SeqTrainer with T5's loss, optimizers, schedules, data order and evaluation.
+
+    The model's forward pass computes the loss (training/loss.py): the class of the model is changed for that, and
+    `--torch_compile` compiles that pass as one graph, without the wrappers around it.
 
     class_label_ids: [C, T] token ids of the class labels (EOS included, padded with -100). With them evaluation scores
     by teacher forcing and generates nothing, unless `--predict_with_generate` asks for the texts themselves.
     evaluation_tasks: {name in `eval_dataset`: EvaluationTask}, where the data sets are not judged alike.
     summarise: metrics of a whole evaluation -> further ones, all with the prefix "eval_".
+    train_collator: a collator for training alone. A BucketCollator's batches hold rows of one bucket each.
     """
 
     def __init__(
@@ -81,6 +117,7 @@ class T5Trainer(Seq2SeqTrainer):
         class_label_ids: torch.Tensor | None = None,
         evaluation_tasks: dict[str, EvaluationTask] | None = None,
         summarise: Callable[[dict], dict] | None = None,
+        train_collator: BucketCollator | None = None,
         **kwargs,
     ):
         training_args = kwargs["args"]
@@ -90,18 +127,22 @@ class T5Trainer(Seq2SeqTrainer):
             set_hf_deepspeed_config(training_args.hf_deepspeed_config)
         if kwargs.get("model") is not None:
             use_one_embedding_module(kwargs["model"])
-        super().__init__(
-            *args,
-            compute_loss_func=partial(token_mean_loss, label_smoothing=training_args.label_smoothing_factor),
-            **kwargs,
-        )
-        self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(training_args)
-        self.class_label_ids = class_label_ids
+            set_up_step(kwargs["model"], training_args)
+        super().__init__(*args, **kwargs)
+        self.label_smoother = None  # our loss smooths by itself
+        self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # the model compiles its own loss
+        self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(training_args, self.model)
+        self.class_label_ids, self.train_collator = class_label_ids, train_collator
+        if training_args.generation_cache != "dynamic":
+            self.model.generation_config.cache_implementation = training_args.generation_cache
         self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
         self.preemption = PreemptionCallback()
         self.add_callback(_ResumeCallback(self))
         self.add_callback(self.preemption)
+        if training_args.precompile:
+            self.add_callback(_PrecompileCallback())
         self._resumed_from, self._is_saving = None, False
+        self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=training_args.device), 0
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
@@ -148,8 +189,20 @@ class T5Trainer(Seq2SeqTrainer):
             exit_preempted(self.preemption.reason, self.args.output_dir)
         return super()._finalize_training(*args, **kwargs)
 
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """As Trainer's; with a z-loss it also adds up that part of the loss, on the device."""
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if outputs.z_loss is not None:
+            self._tr_z_loss = self._tr_z_loss + outputs.z_loss.sum()
+        return (loss, outputs) if return_outputs else loss
+
     def log(self, logs, start_time=None):
-        """As Trainer's; the closing `train_loss` is the mean over the whole run, also of a resumed one."""
+        """As Trainer's, with the part of `loss` that is z-loss; the closing `train_loss` is the mean over the whole
+        run, also of a resumed one."""
+        if "loss" in logs and self.args.z_loss:
+            steps = self.state.global_step - self._z_loss_last_logged
+            logs["z_loss"] = self.accelerator.gather(self._tr_z_loss.reshape(1)).sum().item() / steps
+            self._tr_z_loss, self._z_loss_last_logged = torch.zeros_like(self._tr_z_loss), self.state.global_step
         if "train_loss" in logs and self.state.global_step:
             # Trainer has added what was not yet logged, but of this rank alone.
             unlogged = self.accelerator.gather(self._tr_loss.reshape(1)).mean().item() - self._tr_loss.item()
@@ -164,7 +217,8 @@ class T5Trainer(Seq2SeqTrainer):
         if state:
             self._tr_loss.fill_(state["running_loss"])
             self._total_loss_scalar = state["total_loss"]
-            self._globalstep_last_logged = state["last_logged_step"]
+            self._globalstep_last_logged = self._z_loss_last_logged = state["last_logged_step"]
+            self._tr_z_loss.fill_(state.get("running_z_loss", 0.0))
 
     def _run_epoch(self, *args, **kwargs):
         """As Trainer's, which would train one step too many when it resumes a run that had all its steps."""
@@ -196,6 +250,7 @@ class T5Trainer(Seq2SeqTrainer):
                 self._tr_loss.item(),
                 self._total_loss_scalar,
                 self._globalstep_last_logged,
+                self._tr_z_loss.item(),
             )
         except Exception as error:
             if not is_disk_full(error):
@@ -276,7 +331,10 @@ class T5Trainer(Seq2SeqTrainer):
     # ------------------------------------------------------------ data order
     def get_train_dataloader(self):
         """As Trainer's, with data workers that outlive the signals at which the run is to save and stop."""
+        for_evaluation = self.data_collator
+        self.data_collator = self.train_collator or for_evaluation
         loader = super().get_train_dataloader()
+        self.data_collator = for_evaluation
         for part in {loader, getattr(loader, "base_dataloader", loader)}:
             part.worker_init_fn = partial(outlive_signals, part.worker_init_fn)
         return loader
@@ -290,10 +348,28 @@ class T5Trainer(Seq2SeqTrainer):
             return dataset.sampler(seed)
         if getattr(dataset, "counts_epochs", False):
             return EpochSampler(len(dataset), seed, group=global_batch_size(self.args), count_epochs=True)
+        if self.train_collator is not None:
+            buckets = np.searchsorted(self.train_collator.source_lengths, row_lengths(dataset))
+            return EpochSampler(len(dataset), seed, buckets=buckets, batch=self.args.train_batch_size)
         return EpochSampler(len(dataset), seed)
 
     def _get_eval_sampler(self, eval_dataset):
-        return SequentialSampler(eval_dataset)  # predictions come back in the order of the rows
+        if not _has_rows(eval_dataset):
+            return SequentialSampler(eval_dataset)
+        # Rows of a length side by side need little padding; the longest first, so that memory fails at once or never.
+        return np.argsort(-row_lengths(eval_dataset), kind="stable").tolist()
+
+    def evaluation_loop(self, dataloader, *args, **kwargs):
+        """As Trainer's, with predictions in the order of the rows, whatever the order in which they were made."""
+        output = super().evaluation_loop(dataloader, *args, **kwargs)
+        if not _has_rows(dataloader.dataset):
+            return output
+        places = np.argsort(self._get_eval_sampler(dataloader.dataset))
+        predictions, labels = output.predictions, output.label_ids
+        return output._replace(
+            predictions=None if predictions is None else tuple(part[places] for part in predictions),
+            label_ids=None if labels is None else labels[places],
+        )
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval", **gen_kwargs):
@@ -359,7 +435,8 @@ class T5Trainer(Seq2SeqTrainer):
             decoder_inputs = inputs["decoder_input_ids"]
         if len(texts) > 1:
             sources["decoder_attention_mask"] = _block_causal_mask(len(texts), length, targets.device, rows)
-        logits = model(**sources, decoder_input_ids=decoder_inputs.flatten(1)).logits.unflatten(1, targets.shape[1:])
+        logits = model(**sources, decoder_input_ids=decoder_inputs.flatten(1), use_cache=False).logits
+        logits = logits.unflatten(1, targets.shape[1:])
         if labels is not None:
             statistics[:, :4] = _teacher_forced(logits[:, 0], targets[:, 0])
             if isinstance(self.data_collator, MixtureDataCollator):
@@ -403,6 +480,17 @@ def _by_kind(logits: torch.Tensor, labels: torch.Tensor, kinds: torch.Tensor, co
     columns = (torch.zeros(len(kinds), count, device=kinds.device) for _ in range(3))
     values = (nats, torch.ones_like(nats), correct)
     return torch.cat([c.scatter_add_(1, kinds, v) for c, v in zip(columns, values, strict=True)], dim=1)
+
+
+def row_lengths(rows) -> np.ndarray:
+    """[rows] tokens of each row's source."""
+    sources = rows["input_ids"] if isinstance(rows, Dataset) else (row["input_ids"] for row in rows)
+    return np.array([len(ids) for ids in sources])
+
+
+def _has_rows(dataset) -> bool:
+    """Whether these are rows in memory, whose lengths are known; not chunks of one length, nor a stream."""
+    return isinstance(dataset, (Dataset, list))
 
 
 # ---------------------------------------------------------------- the processes

@@ -20,6 +20,7 @@ from trainer_t5 import T5Trainer
 from training.optimizers import (
     OPTIMIZERS,
     AdamWRMSScaled,
+    MuonWithAdamW,
     build_scheduler,
     learning_rate_factor,
     optimizer_class_and_kwargs,
@@ -207,6 +208,56 @@ class AdamWRMSScaledTest(parameterized.TestCase):
             AdamWRMSScaled(random_parameters(1), **options)
 
 
+class MuonTest(parameterized.TestCase):
+    def optimizer(self, params, **options) -> MuonWithAdamW:
+        return MuonWithAdamW(params, {id(p) for p in params if p.ndim == 2}, **options)
+
+    def test_is_torchs_muon_and_our_adamw(self):
+        params = random_parameters(0)
+        copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+        optimizer = self.optimizer(params, lr=2e-2, weight_decay=0.1)
+        muon = torch.optim.Muon(
+            [p for p in copies if p.ndim == 2], lr=5e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+        )
+        adamw = AdamWRMSScaled([p for p in copies if p.ndim != 2], lr=2e-2, weight_decay=0.1)
+        for step in range(4):
+            set_gradients(params, step)
+            set_gradients(copies, step)
+            for each in (optimizer, muon, adamw):
+                each.step()
+        for p, expected in zip(params, copies, strict=True):
+            torch.testing.assert_close(p, expected, rtol=0, atol=0)
+
+    def test_a_reloaded_state_goes_on_identically(self):
+        params = random_parameters(0)
+        optimizer = self.optimizer(params)
+        for step in range(3):
+            set_gradients(params, step)
+            optimizer.step()
+        copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+        other = self.optimizer(copies, lr=1.0)
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(optimizer.state_dict(), Path(folder) / "optimizer.pt")
+            other.load_state_dict(torch.load(Path(folder) / "optimizer.pt", weights_only=True))
+        for step in range(3, 5):
+            for each, opt in ((params, optimizer), (copies, other)):
+                set_gradients(each, step)
+                opt.step()
+        for p, expected in zip(copies, params, strict=True):
+            torch.testing.assert_close(p, expected, rtol=0, atol=0)
+
+    def test_a_schedule_moves_both_rates(self):
+        optimizer = self.optimizer(random_parameters(0), lr=0.4)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+        optimizer.step()
+        scheduler.step()
+        self.assertEqual(scheduler.get_last_lr(), [0.2, 0.05])
+
+    def test_without_matrices_it_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "none among the parameters"):
+            MuonWithAdamW([torch.nn.Parameter(torch.ones(3))], set())
+
+
 class ScheduleTest(parameterized.TestCase):
     def rates(self, steps, total=65_536, kind=PreTrainingArguments, **flags) -> list[float]:
         """The learning rates at `steps` as a run with these flags would have them."""
@@ -352,9 +403,24 @@ class ChoiceTest(parameterized.TestCase):
         args = arguments(kind, stage, optim=name, **flags)
         self.assertEqual(args.learning_rate, DEFAULT_LEARNING_RATES[stage][name])
         self.assertEqual(arguments(kind, stage, optim=name, learning_rate=0.5, **flags).learning_rate, 0.5)
-        expected = {"pre_training": (2e-2, 1e-2, 1e-3, 1e-3), "fine_tuning": (1e-2, 1e-3, 3e-4, 3e-4)}[stage]
-        names = ("adamw_rms_scaled", "adafactor", "adamw_torch", "adamw_torch_fused")
+        expected = {"pre_training": (2e-2, 1e-2, 1e-3, 1e-3, 2e-2), "fine_tuning": (1e-2, 1e-3, 3e-4, 3e-4, 1e-2)}[
+            stage
+        ]
+        names = ("adamw_rms_scaled", "adafactor", "adamw_torch", "adamw_torch_fused", "muon")
         self.assertEqual(args.learning_rate, dict(zip(names, expected, strict=True))[name])
+
+    def test_muon_reaches_the_layers_matrices(self):
+        optimizer = self.optimizer(optim="muon", weight_decay=0.1)
+        self.assertIsInstance(optimizer, MuonWithAdamW)
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        groups = {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
+        self.assertCountEqual(groups, names.values())
+        for name, group in groups.items():
+            matrix = name.rsplit(".", 2)[-2] in ("q", "k", "v", "o", "wi_0", "wi_1", "wo")
+            self.assertEqual(group["muon"], matrix, name)
+            self.assertEqual(group["lr"], 5e-3 if matrix else 2e-2)
+            self.assertEqual(group["weight_decay"], 0.0 if "layer_norm" in name or "bias" in name else 0.1, name)
+        self.assertEqual(optimizer.param_groups[0]["lr"], 2e-2)  # the one that is logged
 
     @parameterized.parameters("adam", "sgd", "adamw_bnb_8bit", "")
     def test_other_optimizers_are_refused(self, name):
@@ -362,7 +428,7 @@ class ChoiceTest(parameterized.TestCase):
             arguments(optim=name)
 
     def test_under_zero_only_elementwise_optimizers_are_taken(self):
-        for name in ("adafactor",):
+        for name in ("adafactor", "muon"):
             args = arguments(optim=name)
             args.deepspeed = {"zero_optimization": {"stage": 2}}
             with self.assertRaisesRegex(ValueError, f"--optim {name}: ZeRO .* use --optim adamw_torch"):

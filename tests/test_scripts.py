@@ -317,6 +317,16 @@ class PreTrainTest(ScriptTest):
         self.assertAlmostEqual(results["train_loss"], expected["train_loss"], delta=2e-3)
         self.assertAlmostEqual(results["eval_loss"], expected["eval_loss"], delta=5e-3)
 
+    def test_precompile_leaves_nothing_but_the_compilers_cache(self):
+        flags = pre_training_flags(self.folder / "run", max_steps=1, save_steps=1, precompile=True)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), self.assertRaises(SystemExit) as raised:
+            pre_train_t5.main(argv_of(flags | dict(torch_compile_backend="aot_eager")))
+        self.assertEqual(raised.exception.code, 0)
+        self.assertIn("--precompile: compiled in two steps and kept in", printed.getvalue())
+        self.assertEmpty(list((self.folder / "run").glob("*")))
+        self.assert_refused("--precompile fills the cache of --torch_compile", pre_train_t5.main, **flags)
+
 
 # ---------------------------------------------------------------- fine-tuning
 def topic_rows(count: int, seed: int) -> list[dict]:

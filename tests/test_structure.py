@@ -53,6 +53,8 @@ LAYERS = (
         "kernels.attention",
         "tasks.columns",
         "tasks.metrics",
+        "training.fused_model",
+        "training.loss",
         "training.optimizers",
         "training.packing",
     },
@@ -73,7 +75,7 @@ LAYERS = (
         "training.sharding",
         "training.trackers",
     },
-    {"tasks.mixtures"},
+    {"tasks.batching", "tasks.mixtures"},
     {  # what a run is made of
         "tasks.examples",
         "trainer_t5",

@@ -223,9 +223,12 @@ def was_restarted() -> bool:
 
 
 # ---------------------------------------------------------------- the loss that is being averaged
-def save_loss_state(folder: Path, rank: int, running: float, total: float, last_logged_step: int) -> None:
+def save_loss_state(
+    folder: Path, rank: int, running: float, total: float, last_logged_step: int, running_z_loss: float = 0.0
+) -> None:
     """Writes what Trainer forgets: the sum of losses since the last log, so that a resumed run logs the same means."""
     state = {"running_loss": running, "total_loss": total, "last_logged_step": last_logged_step}
+    state["running_z_loss"] = running_z_loss
     (folder / f"loss_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
 
@@ -237,4 +240,6 @@ def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
     states = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     if len(states) == num_ranks:
         return json.loads((folder / f"loss_state_{rank}.json").read_text(encoding="utf-8"))
-    return states[0] | {"running_loss": sum(state["running_loss"] for state in states) / len(states)}
+    running = sum(state["running_loss"] for state in states) / len(states)
+    z_loss = sum(state.get("running_z_loss", 0.0) for state in states) / num_ranks  # it is added up over the ranks
+    return states[0] | {"running_loss": running, "running_z_loss": z_loss}

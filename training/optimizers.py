@@ -4,15 +4,18 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
-OPTIMIZERS = ("adamw_rms_scaled", "adamw_torch", "adamw_torch_fused", "adafactor")
+OPTIMIZERS = ("adamw_rms_scaled", "adamw_torch", "adamw_torch_fused", "adafactor", "muon")
 OWN_SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant", "constant_with_warmup")
-# These two look at whole weight matrices; ZeRO hands an optimizer flat slices, on which they compute something else.
-NEEDS_WHOLE_TENSORS = ("adamw_rms_scaled", "adafactor")
-# FSDP2's slices know their whole: norms are right on them, but not the row and column means that Adafactor keeps.
-NOT_UNDER_FSDP = ("adafactor",)
+# These look at whole weight matrices; ZeRO hands an optimizer flat slices, on which they compute something else.
+NEEDS_WHOLE_TENSORS = ("adamw_rms_scaled", "adafactor", "muon")
+# FSDP2's slices know their whole: norms are right on them, but not the row and column means that Adafactor keeps, and
+# Muon's products have not been tried on them.
+NOT_UNDER_FSDP = ("adafactor", "muon")
+MUON_RATE = 0.25  # Muon's share of the learning rate
 
 
 class AdamWRMSScaled(torch.optim.Optimizer):
@@ -37,42 +40,113 @@ class AdamWRMSScaled(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                self._update(params, group)
+            self._update_group(group)
         return loss
 
-    def _update(self, params: list[torch.Tensor], group: dict) -> None:
-        for p in params:
-            if not self.state[p]:
-                self.state[p].update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-            self.state[p]["step"] += 1
-        grads = [p.grad for p in params]
-        first = [self.state[p]["exp_avg"] for p in params]
-        second = [self.state[p]["exp_avg_sq"] for p in params]
+    def _update_group(self, group: dict) -> None:
+        params = [p for p in group["params"] if p.grad is not None]
+        if not params:
+            return
         beta1, beta2 = group["betas"]
-        torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
-        denominators = torch._foreach_sqrt(second)
-        torch._foreach_add_(denominators, group["eps"])
+        # The rates stay on the device: asking for their values would make the CPU wait for the GPU at every tensor.
+        rates = [_whole(norm).float() for norm in torch._foreach_norm(params)]
+        torch._foreach_mul_(rates, [p.numel() ** -0.5 for p in params])
+        torch._foreach_clamp_min_(rates, group["min_rms"])
+        torch._foreach_mul_(rates, group["lr"])
+        if group["weight_decay"]:
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        steps = {}  # {steps taken: the same on the device}, nearly always one
+        for p, rate in zip(params, rates, strict=True):
+            state = self.state[p]
+            if not state:
+                state.update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+            state["step"] += 1
+            taken = state["step"]
+            if taken not in steps:
+                steps[taken] = torch.full((), float(taken), device=p.device)
+            # torch's own kernel of AdamW, which reads and writes every number once, here with a rate for each tensor.
+            # It adds eps to the corrected root of v, the rule above to the root itself.
+            torch._fused_adamw_(
+                [_here(p)],
+                [_here(p.grad)],
+                [_here(state["exp_avg"])],
+                [_here(state["exp_avg_sq"])],
+                [],
+                [steps[taken]],
+                lr=rate,
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=0.0,
+                eps=group["eps"] / math.sqrt(1 - beta2**taken),
+                amsgrad=False,
+                maximize=False,
+            )
 
-        norms = torch._foreach_norm(params)
-        for p, m, denominator, norm in zip(params, first, denominators, norms, strict=True):
-            step = self.state[p]["step"]
-            correction = math.sqrt(1 - beta2**step) / (1 - beta1**step)
-            # The scale stays on the device: asking for its value would make the CPU wait for the GPU at every tensor.
-            scale = (norm / math.sqrt(p.numel())).clamp_(min=group["min_rms"]) * (group["lr"] * correction)
-            if group["weight_decay"]:
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-            p.sub_(m.div(denominator).mul_(scale))
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, under FSDP2 the one that all ranks make up together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def optimizer_class_and_kwargs(args) -> tuple[type, dict] | None:
-    """What Trainer's `optimizer_cls_and_kwargs` takes for `args.optim`; None leaves torch's AdamW to Trainer itself."""
-    if args.optim == "adamw_rms_scaled":
-        betas = (args.adam_beta1, args.adam_beta2)
-        return AdamWRMSScaled, dict(lr=args.learning_rate, betas=betas, eps=args.adam_epsilon)
+def _here(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, under FSDP2 this rank's slice of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class MuonWithAdamW(AdamWRMSScaled):
+    """torch.optim.Muon for the matrices of the layers, RMS-scaled AdamW for all else, under one learning rate.
+
+        tensors                                            rule                                  rate
+        q, k, v, o, wi*, wo of all layers (`matrices`)     Muon, momentum 0.95, nesterov,        lr / 4
+                                                           5 Newton-Schulz steps
+        embedding, head, norms, relative position bias     AdamWRMSScaled                        lr
+
+    Muon's step is its orthogonalised momentum times 0.2 sqrt(larger side) ("match_rms_adamw"), a step of the size of
+    AdamW's whatever the shape; a quarter of the rate is what reached RMS-scaled AdamW's loss in a trial of 4M
+    parameters (results/LOG.md). Weight decay is decoupled in both, times the group's own rate. (Jordan et al. 2024;
+    Liu et al. 2025, "Muon is scalable for LLM training".)
+    """
+
+    def __init__(self, params, matrices: set[int], lr=2e-2, **options):
+        """matrices: id() of the tensors that Muon is for. Raises ValueError if none of `params` is among them."""
+        groups = list(params)
+        groups = groups if isinstance(groups[0], dict) else [{"params": groups}]
+        rest = [g | {"params": [p for p in g["params"] if id(p) not in matrices], "muon": False} for g in groups]
+        muon = [g | {"params": [p for p in g["params"] if id(p) in matrices], "muon": True} for g in groups]
+        muon = [group for group in muon if group["params"]]
+        if not muon:
+            raise ValueError("Muon is for matrices, and there is none among the parameters")
+        self._muon = torch.optim.Muon([p for group in muon for p in group["params"]])
+        settings = {name: value for name, value in self._muon.defaults.items() if name != "weight_decay"}
+        settings |= dict(lr=MUON_RATE * lr, adjust_lr_fn="match_rms_adamw")
+        # The first group's rate is the one that is logged.
+        super().__init__([g for g in rest if g["params"]] + [settings | group for group in muon], lr=lr, **options)
+
+    def _update_group(self, group: dict) -> None:
+        if not group["muon"]:
+            super()._update_group(group)
+            return
+        # State and groups are ours, so that saving, loading and schedules see one optimizer.
+        self._muon.state, self._muon.param_groups = self.state, [group]
+        self._muon.step()
+
+
+def layer_matrices(model: torch.nn.Module) -> set[int]:
+    """id() of the weights of all linear layers but the head."""
+    linears = (m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and not n.endswith("lm_head"))
+    return {id(linear.weight) for linear in linears}
+
+
+def optimizer_class_and_kwargs(args, model: torch.nn.Module | None = None) -> tuple[type, dict] | None:
+    """What Trainer's `optimizer_cls_and_kwargs` takes for `args.optim`; None leaves torch's AdamW to Trainer itself.
+
+    model: for "muon", whose matrices it names.
+    """
+    if args.optim in ("adamw_rms_scaled", "muon"):
+        kwargs = dict(lr=args.learning_rate, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon)
+        if args.optim == "muon":
+            return MuonWithAdamW, kwargs | {"matrices": layer_matrices(model)}
+        return AdamWRMSScaled, kwargs
     if args.optim == "adafactor":
         # T5's own use: factored second moments, steps scaled by the tensor's RMS, no momentum, our schedule.
         return Adafactor, dict(lr=args.learning_rate, scale_parameter=True, relative_step=False, warmup_init=False)

@@ -67,7 +67,8 @@ def start_run(
     """Installs our callbacks, prints what the run will do and need, checks that it is there, and writes run.json.
 
     Unless the run goes on from a `checkpoint`, what an earlier one left there is deleted, once all checks are passed.
-    With `--dry_run` it ends the process after the plan. Too little disk or memory is the user's error, exit code 2.
+    With `--dry_run` it ends the process after the plan; with `--precompile` the two steps that follow write no file.
+    Too little disk or memory is the user's error, exit code 2.
 
     flags: the parsed dataclasses. Memory is what weights, gradients and optimizer take, without activations (in mixed
     precision the weights stay float32); disk is the model, and the checkpoints while one more is being written.
@@ -133,6 +134,10 @@ def start_run(
         print_once("--dry_run: nothing was trained or written")
         finish_process_group()
         raise SystemExit(0)
+    if args.precompile:  # two steps that leave no trace but the compiler's cache
+        for callback in (MetricsFileCallback, LossCurveCallback):
+            trainer.remove_callback(callback)
+        return
     clear_output_dir(args, checkpoint)
     if is_first_process():
         arguments = {}

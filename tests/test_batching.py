@@ -1,0 +1,145 @@
+"""Tests of batches in few shapes: buckets, their collator, the order of the rows, and the runs they are for.
+
+Hermetic; a T5 of a few thousand weights on made-up rows. A few seconds.
+"""
+
+import itertools
+import tempfile
+
+import numpy as np
+import torch
+from absl.testing import absltest, parameterized
+from test_trainer_t5 import LABELS, curve, make_model, make_trainer, pad_rows, ragged_rows
+from torch._dynamo.utils import counters
+
+from data_t5 import EpochSampler
+from tasks.batching import BucketCollator, bucket_lengths
+from training.loss import IGNORE_INDEX, compute_loss_in_forward
+
+
+class BucketLengthsTest(parameterized.TestCase):
+    @parameterized.parameters(range(6))
+    def test_no_choice_pads_less(self, seed):
+        generator = np.random.default_rng(seed)
+        lengths = generator.integers(1, 70, size=40)
+        sizes = sorted({-(-int(length) // 8) * 8 for length in lengths})
+        for count in (1, 2, 3, 20):
+            found = bucket_lengths(lengths, count)
+            self.assertEqual(found, sorted(set(found)))
+            self.assertLessEqual(len(found), count)
+            self.assertEqual(found[-1], sizes[-1])
+            fewest = min(
+                self.padded_tokens(lengths, [*chosen, sizes[-1]])
+                for chosen in itertools.combinations(sizes[:-1], min(count, len(sizes)) - 1)
+            )
+            self.assertEqual(self.padded_tokens(lengths, found), fewest)
+
+    @staticmethod
+    def padded_tokens(lengths, buckets) -> int:
+        return sum(min(bucket for bucket in buckets if bucket >= length) for length in lengths)
+
+    def test_examples(self):
+        self.assertEqual(bucket_lengths([3, 5, 30, 31, 33], 2), [8, 40])
+        self.assertEqual(bucket_lengths([7], 4), [8])
+
+
+def bucket_collator(rows: int = 8) -> BucketCollator:
+    return BucketCollator(0, 0, source_lengths=[8, 16], target_length=8, rows=rows)
+
+
+class CollatorTest(parameterized.TestCase):
+    def test_shapes_are_static_and_rows_whole(self):
+        rows = ragged_rows(8, seed=0)
+        short = [row for row in rows if len(row["input_ids"]) <= 8][:3]
+        for chosen, source in ((short, 8), (rows, 16)):
+            batch = bucket_collator()(chosen)
+            self.assertEqual({name: tuple(t.shape) for name, t in batch.items()},
+                             dict(input_ids=(8, source), attention_mask=(8, source), labels=(8, 8),
+                                  decoder_input_ids=(8, 8)))  # fmt: skip
+            for number, row in enumerate(chosen):
+                length = len(row["input_ids"])
+                self.assertEqual(batch["input_ids"][number].tolist(), row["input_ids"] + [0] * (source - length))
+                self.assertEqual(batch["attention_mask"][number].tolist(), [1] * length + [0] * (source - length))
+                labels = row["labels"] + [IGNORE_INDEX] * (8 - len(row["labels"]))
+                self.assertEqual(batch["labels"][number].tolist(), labels)
+            self.assertTrue((batch["labels"][len(chosen) :] == IGNORE_INDEX).all())
+
+    @parameterized.parameters("eager", "sdpa")
+    def test_loss_and_gradients_are_those_of_tight_padding(self, attention):
+        rows = ragged_rows(5, seed=0)
+        model = make_model().double().train()
+        model.set_attn_implementation(attention)
+        compute_loss_in_forward(model)
+        found = []
+        for batch in (pad_rows(rows), bucket_collator()(rows)):
+            model.zero_grad()
+            loss = model(**batch).loss
+            loss.backward()
+            found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+        for tight, padded in zip(*found, strict=True):
+            torch.testing.assert_close(padded, tight, rtol=1e-10, atol=1e-12)
+
+
+class SamplerTest(parameterized.TestCase):
+    def test_batches_hold_one_bucket_each_and_every_row_comes_once(self):
+        buckets = np.random.default_rng(0).integers(0, 3, size=1003)
+        sampler = EpochSampler(1003, seed=1, buckets=buckets, batch=16)
+        orders = []
+        for epoch in (0, 1, 0):
+            sampler.set_epoch(epoch)
+            orders.append(list(sampler))
+            self.assertCountEqual(orders[-1], range(1003))
+            batches = [orders[-1][start : start + 16] for start in range(0, 1003, 16)]
+            mixed = [batch for batch in batches if len(set(buckets[batch])) > 1]
+            self.assertLessEqual(len(mixed), 3)  # what remained of three buckets
+            in_order_of_buckets = [buckets[batch[0]] for batch in batches if batch not in mixed]
+            self.assertNotEqual(in_order_of_buckets, sorted(in_order_of_buckets))
+        self.assertEqual(orders[0], orders[2])
+        self.assertNotEqual(orders[0], orders[1])
+
+
+class RunTest(parameterized.TestCase):
+    def trainer(self, rows, **flags):
+        args = dict(max_steps=-1, num_train_epochs=2, per_device_train_batch_size=8) | flags
+        trainer = make_trainer(tempfile.mkdtemp(), rows=rows, **args)
+        trainer.train_collator = bucket_collator()
+        return trainer
+
+    def test_compiled_training_meets_few_shapes(self):
+        """Two source lengths are two graphs, the last batch's missing rows included; the losses are the uncompiled."""
+        torch._dynamo.reset()
+        counters.clear()
+        rows = ragged_rows(43, seed=0)
+        plain, compiled = self.trainer(rows), self.trainer(rows, torch_compile_backend="aot_eager")
+        plain.train()
+        self.assertEqual(counters["stats"]["unique_graphs"], 0)
+        compiled.train()
+        self.assertEqual(counters["stats"]["unique_graphs"], 2)
+        self.assertEmpty(counters["graph_break"])
+        np.testing.assert_allclose(curve(plain), curve(compiled), rtol=1e-4)
+        self.assertEqual(compiled.state.global_step, 2 * 6)
+
+    def test_evaluation_pads_as_ever(self):
+        trainer = self.trainer(ragged_rows(8, seed=0))
+        self.assertIs(trainer.get_eval_dataloader(ragged_rows(8, seed=0)).collate_fn, trainer.data_collator)
+        self.assertIs(trainer.get_train_dataloader().collate_fn, trainer.train_collator)
+
+    def test_predictions_come_in_the_order_of_the_rows(self):
+        """Though evaluation takes the longest rows first: each row alone has the same answer and label."""
+        rows = ragged_rows(13, seed=0)
+        trainer = make_trainer(tempfile.mkdtemp(), rows=rows, per_device_eval_batch_size=4)
+        trainer.class_label_ids = LABELS
+        shapes = []
+        collate = trainer.data_collator
+        trainer.data_collator = lambda rows: shapes.append(max(len(r["input_ids"]) for r in rows)) or collate(rows)
+        output = trainer.predict(rows)
+        self.assertEqual(shapes, sorted(shapes, reverse=True))
+        self.assertGreater(shapes[0], shapes[-1])
+        for number, row in enumerate(rows):
+            alone = trainer.predict([row])
+            np.testing.assert_allclose(output.predictions[1][number], alone.predictions[1][0], rtol=1e-4, atol=1e-4)
+            self.assertEqual([i for i in output.label_ids[number].tolist() if i >= 0], row["labels"])
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,187 @@
+"""Cross-entropy and z-loss summed over target tokens, and the model whose forward pass ends in them.
+
+    compute_loss_in_forward(model, z_loss=1e-4)
+    model(input_ids=..., labels=..., num_items_in_batch=...)["loss"]     # given labels: the loss, no logits
+    model(input_ids=..., decoder_input_ids=...).logits                   # without them: as ever
+
+With the loss inside the forward pass one compiled graph holds head and loss, mixed precision never turns logits into a
+float32 output, and DDP and ZeRO hand on one number.
+
+Legend of shapes: N target positions of a batch (B * T), D d_model, V vocabulary.
+"""
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from transformers.utils import ModelOutput
+
+IGNORE_INDEX = -100  # labels that no loss and no metric counts
+
+
+def loss_sums(
+    logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(what is minimised, the z-loss in it or None), both summed over the target tokens.
+
+    logits [..., V], labels [...] with -100 where nothing counts. What is minimised is the cross-entropy in nats plus
+    z_loss * (log Z)^2, where Z is the sum of exp(logits): it keeps log Z near 0, and with it logits within the range
+    where bfloat16 tells them apart (T5X's definition; Mesh TensorFlow, PaLM section 5).
+    """
+    flat, labels = _at_least_float32(logits).flatten(0, -2), labels.reshape(-1)
+    nats = F.cross_entropy(flat, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing)
+    if not z_loss:
+        return nats, None
+    log_z = torch.logsumexp(flat, dim=-1)
+    z = z_loss * (log_z.square() * labels.ne(IGNORE_INDEX)).sum()
+    return nats + z, z.detach()
+
+
+def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+class _ChunkedLossSums(torch.autograd.Function):
+    """loss_sums(hidden @ weight.T, ...), `chunk` target tokens at a time: [N, V] never exists.
+
+    The gradient of a chunk is made with its loss, from the same logits, so that the head's product is not repeated.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, labels, label_smoothing: float, z_loss: float, chunk: int):
+        device_type = hidden.device.type
+        dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
+        wants_gradient = any(ctx.needs_input_grad[:2])
+        with torch.autocast(device_type, enabled=False):
+            rows, matrix = hidden.to(dtype), weight.to(dtype)
+            d_hidden = torch.empty_like(rows) if wants_gradient else None
+            # Many small contributions are added up: in float32 at least.
+            d_weight = torch.zeros_like(_at_least_float32(weight)) if wants_gradient else None
+            total = z_total = _at_least_float32(rows.new_zeros(()))
+            for start in range(0, len(rows), chunk):
+                part = slice(start, start + chunk)
+                logits, wanted = _at_least_float32(rows[part] @ matrix.T), labels[part]
+                counted = wanted.ne(IGNORE_INDEX)
+                index = wanted.masked_fill(~counted, 0)[:, None]
+                log_z = torch.logsumexp(logits, dim=-1, keepdim=True)
+                nats = log_z - (1 - label_smoothing) * logits.gather(1, index)
+                if label_smoothing:
+                    nats = nats - label_smoothing * logits.mean(-1, keepdim=True)
+                z = z_loss * log_z.square()
+                total = total + ((nats + z) * counted[:, None]).sum()
+                z_total = z_total + (z * counted[:, None]).sum()
+                if wants_gradient:
+                    d_logits = (logits - log_z).exp_().mul_(1 + 2 * z_loss * log_z).sub_(label_smoothing / len(matrix))
+                    d_logits.scatter_add_(1, index, torch.full_like(log_z, label_smoothing - 1))
+                    d_logits = (d_logits * counted[:, None]).to(dtype)
+                    torch.mm(d_logits, matrix, out=d_hidden[part])
+                    d_weight += d_logits.T @ rows[part]
+        if wants_gradient:
+            ctx.save_for_backward(d_hidden.to(hidden.dtype), d_weight.to(weight.dtype))
+        ctx.mark_non_differentiable(z_total)
+        return total, z_total
+
+    @staticmethod
+    def backward(ctx, d_total, _):
+        d_hidden, d_weight = ctx.saved_tensors
+        return d_hidden * d_total, d_weight * d_total, None, None, None, None
+
+
+def chunked_loss_sums(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk: int = 1024,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As loss_sums of the logits hidden [..., D] @ weight [V, D].T, whose memory is that of `chunk` tokens' logits."""
+    flat = hidden.flatten(0, -2)
+    total, z = _ChunkedLossSums.apply(flat, weight, labels.reshape(-1), label_smoothing, z_loss, chunk)
+    return total, z if z_loss else None
+
+
+# ---------------------------------------------------------------- the forward pass
+@dataclass
+class LossOutput(ModelOutput):
+    """What the forward pass returns: two numbers, the second only with a z-loss, which the first contains."""
+
+    loss: torch.Tensor | None = None
+    z_loss: torch.Tensor | None = None
+
+
+class _Head(torch.nn.Linear):
+    """The head, which hands on its input while the chunked loss is to do its work."""
+
+    deferred = False
+
+    def forward(self, hidden):
+        return hidden if self.deferred else super().forward(hidden)
+
+
+@dataclass
+class _LossSettings:
+    label_smoothing: float
+    z_loss: float
+    chunk: int
+    compile_options: dict | None
+    compute: object = field(init=False)
+
+    def __post_init__(self):
+        self.compute = self._compute
+        if self.compile_options is not None:
+            # Whole and static: a graph break or a batch of yet another shape should be heard of, not paid for.
+            self.compute = torch.compile(self._compute, fullgraph=True, dynamic=False, **self.compile_options)
+
+    def _compute(self, model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
+        if "decoder_input_ids" not in inputs:
+            inputs = inputs | {"decoder_input_ids": model._shift_right(labels)}
+        if self.chunk:
+            model.lm_head.deferred = True
+        # transformers would otherwise copy all keys and values into a cache that training never reads.
+        outputs = model.plain_forward(**inputs, use_cache=False)
+        if self.chunk:
+            model.lm_head.deferred = False
+            options = (self.label_smoothing, self.z_loss, self.chunk)
+            total, z = chunked_loss_sums(outputs.logits, model.lm_head.weight, labels, *options)
+        else:
+            total, z = loss_sums(outputs.logits, labels, self.label_smoothing, self.z_loss)
+        divisor = labels.ne(IGNORE_INDEX).sum() if num_items is None else num_items
+        return LossOutput(total / divisor, None if z is None else z / divisor)
+
+
+@functools.cache
+def _with_loss(base: type) -> type:
+    """A class like `base` (and of its name, which checkpoints tell) whose forward pass computes the loss."""
+
+    @functools.wraps(base.forward)
+    def forward(self, *args, labels=None, num_items_in_batch=None, **kwargs):
+        if labels is None:
+            return base.forward(self, *args, **kwargs)
+        return self.loss_settings.compute(self, labels, num_items_in_batch, kwargs)
+
+    namespace = {"forward": forward, "plain_forward": base.forward, "__module__": base.__module__}
+    return type(base.__name__, (base,), namespace)
+
+
+def compute_loss_in_forward(
+    model: torch.nn.Module,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk: int = 0,
+    compile_options: dict | None = None,
+) -> None:
+    """Makes model(labels=[B, T], num_items_in_batch=..., **inputs) return a LossOutput.
+
+    num_items_in_batch: target tokens of all micro-batches and ranks of the optimizer step, None for this batch alone;
+    the loss is the sum over this batch divided by it. chunk: target tokens whose logits exist at a time, 0: all.
+    compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. The same options again
+    replace the former ones. The model's weights, names and class name stay as they are.
+    """
+    if not hasattr(model, "plain_forward"):
+        model.__class__ = _with_loss(type(model))
+    if chunk and not isinstance(model.lm_head, _Head):
+        model.lm_head.__class__ = _Head
+    model.loss_settings = _LossSettings(label_smoothing, z_loss, chunk, compile_options)
+    model.accepts_loss_kwargs = True  # and now it tells Trainer the truth
