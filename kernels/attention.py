@@ -24,8 +24,6 @@ from kernels.library import KERNELS, Kernel, aligned, torch_backward, torch_forw
 
 PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
 PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # of the largest value
-
-
 _forced: dict[str, str | None] = {"kernel": None, "bias_gradient": None}
 
 
@@ -93,28 +91,25 @@ def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = 
 
 def choose_kernel(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> Kernel:
     """The first kernel that neither refuses nor fails its probe; says so once (rank 0) with the reasons."""
-    per_example = bias is not None and bias.stride(0) != 0 and bias.shape[0] > 1
+    own = None if bias is None else tuple(bias.shape[i] > 1 and bias.stride(i) != 0 for i in (0, 1))
     strict = torch.are_deterministic_algorithms_enabled()
     shape = (q.shape[1], k.shape[1], q.shape[2], q.shape[3])
-    return KERNELS[_choice(q.device, q.dtype, shape, bias is not None, per_example, strict, _forced["kernel"])]
+    return KERNELS[_choice(q.device, q.dtype, shape, own, strict, _forced["kernel"])]
 
 
 @functools.cache
-def _choice(device, dtype, shape, biased: bool, per_example: bool, strict: bool, forced: str | None) -> str:  # noqa: ARG001
+def _choice(device, dtype, shape, own: tuple | None, strict: bool, forced: str | None) -> str:  # noqa: ARG001
+    """The kernel's name. own: whether examples and heads have biases of their own; None: there is no bias."""
     queries, keys, heads, width = shape
     like = [torch.empty(2, length, heads, width, dtype=dtype, device=device) for length in (queries, keys)]
     reasons = []
     for name in (forced,) if forced else KERNELS:
         reason = KERNELS[name].refuses(*like)
         if reason is None and name != "torch":  # against which the others are measured
-            reason = _probe(KERNELS[name], device, dtype, (queries, keys, min(heads, 2), width), biased, per_example)
+            reason = _probe(KERNELS[name], device, dtype, (queries, keys, min(heads, 2), width), own)
         if reason is None:
-            _say_once(
-                name,
-                choose_bias_gradient(device, dtype),
-                tuple(reasons),
-                f"{str(device)} {str(dtype).removeprefix('torch.')}",
-            )
+            where = f"{device} {str(dtype).removeprefix('torch.')}"
+            _say_once(name, choose_bias_gradient(device, dtype), tuple(reasons), where)
             return name
         reasons.append(f"{name}: {reason}")
     raise RuntimeError(f"attention kernel {forced} cannot serve {queries} x {keys} of width {width}: {reasons[0]}")
@@ -127,7 +122,7 @@ def _say_once(name: str, gradient: str, reasons: tuple[str, ...], where: str) ->
     print_once(f"attention: {name} on {where}, {KERNELS[name].about}; gradient of the bias by {gradient}{because}")
 
 
-def _probe(kernel: Kernel, device, dtype, shape, biased: bool, per_example: bool) -> str | None:
+def _probe(kernel: Kernel, device, dtype, shape, own: tuple | None) -> str | None:
     """Why the kernel's answer to a small random problem of this shape is wrong, or None if it is right."""
     queries, keys, heads, width = shape
     generator = torch.Generator().manual_seed(0)
@@ -138,11 +133,11 @@ def _probe(kernel: Kernel, device, dtype, shape, biased: bool, per_example: bool
     q, grad_out = random(2, queries, heads, width) * width**-0.5, random(2, queries, heads, width)
     k, v = random(2, keys, heads, width), random(2, keys, heads, width)
     bias = None
-    if biased:
-        bias = random(2 if per_example else 1, heads, queries, keys) + PROBE_SHIFT
-        if per_example:
+    if own is not None:
+        bias = random(2 if own[0] else 1, heads if own[1] else 1, queries, keys) + PROBE_SHIFT
+        if own[0]:  # by a mask
             bias[:, :, :, keys - keys // 4 :] = MASKED
-        bias = aligned(bias).expand(2, -1, -1, -1)
+        bias = aligned(bias).expand(2, heads, -1, -1)
     with torch.no_grad():
         wide = accumulation_dtype(dtype)
         x = [t.to(wide) for t in (q, k, v)]
@@ -164,7 +159,7 @@ def _probe(kernel: Kernel, device, dtype, shape, biased: bool, per_example: bool
 
 # ---------------------------------------------------------------- the operator
 def _added_scores(q, k, bias, mask, causal) -> torch.Tensor | None:
-    """All that is added to the scores in q's dtype, [B, H, Q, K]; a view of [1, H, Q, K] without a mask; or None."""
+    """All that is added to the scores: [B, H, Q, K] in q's dtype, expanded along what is shared; or None."""
     if bias is None and mask is None and not causal:
         return None
     added = q.new_zeros(1, 1, 1, k.shape[1]) if bias is None else bias.to(q.dtype)
@@ -175,8 +170,7 @@ def _added_scores(q, k, bias, mask, causal) -> torch.Tensor | None:
     if causal:
         lower = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
         added = torch.where(lower, added, MASKED)
-    added = aligned(added.expand(-1, q.shape[2], q.shape[1], -1))
-    return added.expand(q.shape[0], -1, -1, -1)
+    return aligned(added.expand(-1, -1, q.shape[1], -1)).expand(q.shape[0], q.shape[2], -1, -1)
 
 
 def _plain(device: torch.device) -> torch.autocast:
