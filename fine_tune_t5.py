@@ -57,7 +57,7 @@ from tasks.examples import (
 from tasks.metrics import check_metrics
 from tasks.mixtures import Mixture, average_of, mixing_rates
 from trainer_t5 import EvaluationTask, T5Trainer
-from training.checkpoints import check_resumed_data, check_resumed_model, prepare_output_dir
+from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir
 from training.runs import finish_run, set_up_tracking, start_run
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
@@ -201,6 +201,7 @@ def main(argv: list[str] | None = None) -> dict:
         fingerprints = {name: rows._fingerprint for name, rows in (data | {"train": train_dataset}).items()}
         fingerprints["tokenizer"] = tokenizer_fingerprint(tokenizer)
         check_resumed_data(checkpoint, fingerprints)
+        check_resumed_flags(checkpoint, task_args, training_args)
         eval_dataset, evaluation = build_evaluation(task_args, training_args, tasks, data, eval_rows, tokenizer)
         first = next(iter(evaluation.values()))
         set_generation_length(model, max(task.max_length - 1 for task in evaluation.values()))

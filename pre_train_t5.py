@@ -48,7 +48,7 @@ from tasks.metrics import (
     mixture_metrics,
 )
 from trainer_t5 import T5Trainer, global_batch_size
-from training.checkpoints import check_resumed_data, check_resumed_model, prepare_output_dir
+from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir
 from training.chunks import JoinedChunks, WeightedChunks, chunks_for
 from training.denoising import MixtureDataCollator, denoisers_of, with_mode_tokens
 from training.packing import enable_packing
@@ -214,6 +214,7 @@ def main(argv: list[str] | None = None) -> dict:
         fingerprints["tokenizer"] = tokenizer_fingerprint(tokenizer)
         check_resumed_model(checkpoint, model.config, training_args.optim)
         check_resumed_data(checkpoint, fingerprints)
+        check_resumed_flags(checkpoint, data_args, training_args)
         with training_args.main_process_first(desc="tokenising the text"):
             tokens = {name: tokenised(data_args, found, plain_tokenizer) for name, found in corpora.items()}
         chunks = cut_chunks(data_args, tokens, collator, training_args)

@@ -173,6 +173,11 @@ _SHAPE = (
     "model_type d_model d_kv d_ff num_heads num_layers num_decoder_layers vocab_size feed_forward_proj "
     "relative_attention_num_buckets relative_attention_max_distance tie_word_embeddings"
 ).split()
+# Flags that decide which examples a run sees, in which order, and how they are corrupted.
+_DECIDES_EXAMPLES = (
+    "seed data_seed objective input_seq_length noise_density mean_noise_span_length eos_between_documents mixing "
+    "mixing_cap mixing_temperature"
+).split()
 
 
 def check_resumed_model(checkpoint: str | None, config, optim: str) -> None:
@@ -206,6 +211,35 @@ def check_resumed_data(checkpoint: str | None, fingerprints: dict[str, str]) -> 
                 f"--resume_from_checkpoint {checkpoint}: its run had {described} of other contents: resume with the "
                 f"flags of that run, or take only the weights with --model_name_or_path {checkpoint}"
             )
+
+
+def check_resumed_flags(checkpoint: str | None, *groups) -> None:
+    """ValueError if one of the flags that decide which examples follow differs from what run.json tells of the run.
+
+    groups: the parsed dataclasses; flags that the run did not have yet are not compared.
+    """
+    if checkpoint is None:
+        return
+    saved = _read_json(Path(checkpoint).parent / "run.json").get("arguments", {})
+    now = {name: value for group in groups for name, value in vars(group).items()}
+    for name in _DECIDES_EXAMPLES:
+        if name in saved and name in now and saved[name] != now[name]:
+            raise ValueError(
+                f"--resume_from_checkpoint {checkpoint}: its run had --{name} {saved[name]}, now it is {now[name]}, and "
+                f"other examples would follow: resume with {saved[name]}, or take only the weights with "
+                f"--model_name_or_path {checkpoint}"
+            )
+
+
+def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:
+    """What to say when a run goes on with another global batch than run.json tells of; None if it is the same."""
+    before = checkpoint and _read_json(Path(checkpoint).parent / "run.json").get("sequences_per_step")
+    if not before or before == sequences:
+        return None
+    return (
+        f"resuming with {sequences} sequences a step instead of {before}: steps count the examples seen, so it goes on at "
+        f"another place than the run would have; {before} a step, however made up, goes on where it was"
+    )
 
 
 def _read_json(path: Path) -> dict:

@@ -25,7 +25,7 @@ from training.callbacks import (
     ThroughputCallback,
     install_callbacks,
 )
-from training.checkpoints import clear_output_dir
+from training.checkpoints import clear_output_dir, resumed_batch_notice
 from training.optimizers import scheduler_name
 from training.trackers import finish_tracking, start_tracking
 
@@ -118,6 +118,8 @@ def start_run(
         "disk": f"{human_bytes(disk)}{unlimited} in {output_dir}; {human_bytes(disk_there)} free",
     }
     start_summary(summary, title)
+    if notice := resumed_batch_notice(checkpoint, sequences):
+        print_once(notice)
     with exit_on_user_error():
         if disk > disk_there:
             raise ValueError(
@@ -146,6 +148,7 @@ def start_run(
             arguments |= values
         output_dir.mkdir(parents=True, exist_ok=True)
         record = run_record(arguments, trainer.model, tokens_per_step, fingerprints, examples)
+        record["sequences_per_step"] = sequences
         write_json(output_dir / "run.json", record)
     with exit_on_user_error():
         start_tracking(trainer, tracked_configuration(record, trainer.model) if is_first_process() else {}, checkpoint)
