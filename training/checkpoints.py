@@ -225,8 +225,8 @@ def check_resumed_flags(checkpoint: str | None, *groups) -> None:
     for name in _DECIDES_EXAMPLES:
         if name in saved and name in now and saved[name] != now[name]:
             raise ValueError(
-                f"--resume_from_checkpoint {checkpoint}: its run had --{name} {saved[name]}, now it is {now[name]}, and "
-                f"other examples would follow: resume with {saved[name]}, or take only the weights with "
+                f"--resume_from_checkpoint {checkpoint}: its run had --{name} {saved[name]}, now it is {now[name]}, "
+                f"and other examples would follow: resume with {saved[name]}, or take only the weights with "
                 f"--model_name_or_path {checkpoint}"
             )
 
@@ -237,8 +237,8 @@ def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:
     if not before or before == sequences:
         return None
     return (
-        f"resuming with {sequences} sequences a step instead of {before}: steps count the examples seen, so it goes on at "
-        f"another place than the run would have; {before} a step, however made up, goes on where it was"
+        f"resuming with {sequences} sequences a step instead of {before}: steps count the examples seen, so it goes on "
+        f"at another place than the run would have; {before} a step, however made up, goes on where it was"
     )
 
 
