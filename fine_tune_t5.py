@@ -58,7 +58,7 @@ from tasks.examples import (
     prepare_split,
     task_metrics,
 )
-from tasks.metrics import check_metrics
+from tasks.metrics import ERROR_METRICS, check_metrics
 from tasks.mixtures import Mixture, average_of, mixing_rates
 from tasks.streaming import evaluation_rows, open_corpus, stream_task
 from trainer_t5 import EvaluationTask, T5Trainer
@@ -94,6 +94,8 @@ def parse_flags(argv: list[str] | None):
     if training_args.metric_for_best_model in (None, "loss"):
         training_args.metric_for_best_model = f"eval_{main}"
         training_args.greater_is_better = True
+    if training_args.metric_for_best_model.endswith(ERROR_METRICS):
+        training_args.greater_is_better = False
     check_training(training_args, "fine_tuning")
     check_streaming(task_args, training_args)
     if task_args.streaming and len(tasks) > 1:

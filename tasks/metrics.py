@@ -173,6 +173,7 @@ _TEXT_METRICS_IN_CONTEXT = dict(referent_accuracy=_on_lists(referent_accuracy))
 _IN_CONTEXT = _CLASS_METRICS_IN_CONTEXT | _TEXT_METRICS_IN_CONTEXT
 METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS | _IN_CONTEXT
 PERCENT_METRICS = ("bleu",)  # these count to 100, all others to 1
+ERROR_METRICS = ("diacritic_error_rate",)  # of these less is better, of all others more
 # Every target is a text, but not every target is a class or a number: what a task may name goes by its target_type.
 _FITTING = {
     "class": _CLASS_METRICS | _TEXT_METRICS | _CLASS_METRICS_IN_CONTEXT,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import torch
 import yaml
 from absl.testing import absltest, parameterized
@@ -24,6 +25,7 @@ import fine_tune_t5
 import pre_train_t5
 import tasks.examples
 from constants import MODEL_SHAPES, PACKAGE_TOPIC_LABELS
+from corpora.example_series import make_series
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, count_parameters, create_model
 
@@ -60,6 +62,13 @@ RECIPES = {
     "fine_tune_installed_docs.yaml": Recipe(
         fine_tune_t5, "--model_name_or_path {folder}/model", build_config("tiny", 4096), 1_935_104, (128, 8)
     ),
+    "pre_train_own_ids.yaml": Recipe(
+        pre_train_t5,
+        f"--train_file {{folder}}/series.npy --config_overrides {TINY}",
+        build_config("tiny", 64 + 103),  # with pad, EOS, unk and the sentinels
+        935_680,
+        (64, 31),
+    ),
     "mt5_base_romanian_diacritics.yaml": Recipe(
         fine_tune_t5,
         "--model_name_or_path {folder}/model --train_file {folder}/books --shuffle_buffer_size 60 "
@@ -88,6 +97,7 @@ def write_data(folder: Path) -> None:
     (folder / "books").mkdir()
     for book in range(4):
         (folder / "books" / f"{book}.txt").write_text("\n\n".join(lines[book * 100 : book * 100 + 100]))
+    np.save(folder / "series.npy", make_series(40, 128))
     train_tokenizer(lines, folder / "model", 400)
     shape = dict(pair.split("=") for pair in TINY.split(","))
     tokenizer = load_tokenizer(str(folder / "model"))
@@ -111,8 +121,8 @@ class RecipeTest(parameterized.TestCase):
         lines = (FOLDER / name).read_text().splitlines()
         self.assertRegex(lines[0], r"^# [A-Z].*\S")
         script = Path(RECIPES[name].script.__file__).name
-        self.assertRegex(lines[1], rf"^#   accelerate launch {script} recipes/{name}")
         comments = "\n".join(line for line in lines if line.startswith("#"))
+        self.assertRegex(comments, rf"(?m)^#   accelerate launch {script} recipes/{name}")
         for word in ("Cost", "Expect"):
             self.assertRegex(comments, rf"(?s){word}\b.*[0-9]")
 
