@@ -472,10 +472,10 @@ def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_arg
     if strategy != "random":
         raise ValueError(f"--train_sampling_strategy {strategy}: a stream is always shuffled, by its blocks and "
                          "--shuffle_buffer_size")  # fmt: skip
-    for flag in ("length_buckets", "auto_find_batch_size", "precompile"):
+    for flag in ("length_buckets", "auto_find_batch_size"):
         if getattr(training_args, flag, None):
-            raise ValueError(f"--{flag} {getattr(training_args, flag)}: does not go with --streaming, whose rows are not "
-                             "known beforehand and whose batches are of one size")  # fmt: skip
+            raise ValueError(f"--{flag} {getattr(training_args, flag)}: does not go with --streaming, whose batches are "
+                             "cut on the fly, all of one size")  # fmt: skip
     training_args.ignore_data_skip = True  # of batches before a resumed step: the stream itself begins there
 
 
