@@ -128,6 +128,8 @@ class PreTrainingDataArguments:
         None, "Column of parquet or JSON files that holds lists of ready-made token ids, instead of text."
     )
     input_ids_dtype: str | None = option(None, f"Numbers in .bin files of ready-made ids: {', '.join(ID_TYPES)}.")
+    streaming: bool = option(False, "Read and tokenise text on the fly. Needs --max_steps and a tokenizer.")
+    shuffle_buffer_size: int = option(10_000, "Streaming: chunks shuffled at a time, over all ranks together.")
     validation_split_percentage: float = option(5.0, "Text held out when there is no validation text, in percent.")
     max_train_samples: int | None = option(None, "Use the first N training documents only.")
     max_eval_samples: int | None = option(None, "Evaluate on the first N chunks of the validation text only.")
@@ -171,6 +173,11 @@ class TaskArguments:
     mixing_temperature: float = option(2.0, "Root taken of the capped rows by --mixing temperature, at least 1.")
     max_train_samples: int | None = option(None, "Train on the first N rows only.")
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.")
+    streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")
+    shuffle_buffer_size: int = option(10_000, "Streaming: rows shuffled at a time, over all ranks together.")
+    max_piece_length: int | None = option(
+        None, "Tasks on running text: most characters of a piece. Not set: the task's."
+    )
     max_source_length: int | None = option(None, "Source length in tokens, longer ones are cut. Not set: the task's.")
     max_target_length: int | None = option(None, "Target length in tokens, longer texts are cut. Not set: the task's.")
     preprocessing_num_workers: int = option(1, "Processes that tokenise.")
@@ -376,6 +383,9 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     ):
         raise ValueError("--validation_split_percentage holds out training text when there is no --validation_file; "
                          "give one of them")  # fmt: skip
+    if args.streaming and args.validation_split_percentage != PreTrainingDataArguments.validation_split_percentage:
+        raise ValueError("--validation_split_percentage: the length of a stream is not known; its first documents are "
+                         "held out, for --max_eval_samples chunks, or give --validation_file")  # fmt: skip
     if not args.text_column:
         raise ValueError("--text_column: must be the name of a column")
     _check_counts(args)
@@ -412,7 +422,9 @@ def check_task(args: TaskArguments) -> dict:
             hint = did_you_mean(value, known, most=2)
             raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; there is {', '.join(known)}")
     for flag, path in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):
-        if path:
+        if path and args.streaming and flag == "--train_file":
+            expand_files(flag, [path])
+        elif path:
             check_file(flag, Path(path))
             if data_suffix(Path(path)) not in (*ROW_SUFFIXES, ".txt"):
                 raise ValueError(f"{flag} {path}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and .gz, "
@@ -427,7 +439,44 @@ def check_task(args: TaskArguments) -> dict:
         if getattr(args, name) is not None and getattr(args, name) < 2:
             raise ValueError(f"--{name} {getattr(args, name)}: must be at least 2 tokens, the last of which is EOS")
     _check_counts(args)
-    return DATASET_VALS[args.benchmark][args.dataset_name]
+    return _with_piece_length(DATASET_VALS[args.benchmark][args.dataset_name], args)
+
+
+def _with_piece_length(task: dict, args: TaskArguments) -> dict:
+    """The entry with the length of pieces that the flags ask for."""
+    length = args.max_piece_length
+    if length is None:
+        return task
+    if "max_piece_length" not in task or length < 1:
+        fault = "must be at least 1 character" if "max_piece_length" in task else "its rows are no pieces of text"
+        raise ValueError(f"--max_piece_length {length}: {fault} (task {args.dataset_name})")
+    return task | {"max_piece_length": length}
+
+
+def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:
+    """Contradictions among the flags of a stream; without one there is nothing to check."""
+    if not args.streaming:
+        default = type(args).__dataclass_fields__["shuffle_buffer_size"].default
+        if args.shuffle_buffer_size != default:
+            raise ValueError(f"--shuffle_buffer_size {args.shuffle_buffer_size}: goes with --streaming")
+        return
+    if training_args.max_steps < 1:
+        raise ValueError("--streaming needs --max_steps: nobody knows how long a stream is before it is over")
+    if args.shuffle_buffer_size < 1:
+        raise ValueError(f"--shuffle_buffer_size {args.shuffle_buffer_size}: must be at least 1 (blocks are shuffled "
+                         "even then, rows within them not)")  # fmt: skip
+    if args.max_train_samples is not None:
+        raise ValueError(f"--max_train_samples {args.max_train_samples}: which rows of a stream come first depends on "
+                         "the order; give a smaller file, or --max_steps")  # fmt: skip
+    strategy = getattr(training_args.train_sampling_strategy, "value", training_args.train_sampling_strategy)
+    if strategy != "random":
+        raise ValueError(f"--train_sampling_strategy {strategy}: a stream is always shuffled, by its blocks and "
+                         "--shuffle_buffer_size")  # fmt: skip
+    for flag in ("length_buckets", "auto_find_batch_size"):
+        if getattr(training_args, flag, None):
+            raise ValueError(f"--{flag} {getattr(training_args, flag)}: does not go with --streaming, whose batches "
+                             "are cut on the fly, all of one size")  # fmt: skip
+    training_args.ignore_data_skip = True  # of batches before a resumed step: the stream itself begins there
 
 
 def check_tasks(args: TaskArguments) -> dict[str, dict]:

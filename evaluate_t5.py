@@ -50,7 +50,7 @@ from tasks.examples import (
     task_metrics,
     test_splits,
 )
-from tasks.metrics import check_metrics, parse_class, parse_number
+from tasks.metrics import check_metrics, parse_class, parse_number, score_predictions
 from tasks.mixtures import average_of
 from trainer_t5 import T5Trainer, finish_process_group
 from training.callbacks import T5ProgressCallback, install_callbacks
@@ -240,6 +240,8 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
     answers = decode_texts(job.task, job.tokenizer, tokens) if generated else class_texts(job.task, statistics)
     if scored:
         numbers = {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
+        if job.task.get("max_piece_length"):
+            numbers |= copying_baseline(job, split)
         if trainer.args.report_to:
             trainer.log(dict(numbers))
     else:
@@ -247,6 +249,15 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
         if job.task["target_type"] != "text":
             numbers[f"{job.name}_{split}_invalid_outputs"] = sum(v == -1 for v in values_of(job.task, answers))
     return answers, numbers
+
+
+def copying_baseline(job: Job, split: str) -> dict[str, float]:
+    """The task's metrics of the sources themselves, as eval_copied_{metric}: what a model that changes nothing of a
+    text would score in restoring it."""
+    rows = job.rows[split]
+    references = [reference_texts(job.name, job.task, row) for row in rows]
+    scores = score_predictions(job.task, [source_text(job.task, row) for row in rows], references)
+    return {f"{job.prefix(split)}_copied_{name}": value for name, value in scores.items()}
 
 
 def values_of(task: dict, answers: list[str]) -> list[float]:

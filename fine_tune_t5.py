@@ -4,6 +4,8 @@
     accelerate launch fine_tune_t5.py --benchmark glue --dataset_name sst2 --model_name_or_path google/t5-v1_1-base
     accelerate launch fine_tune_t5.py --benchmark glue --dataset_name rte --data_dir glue/ --model_name_or_path out/base
     accelerate launch fine_tune_t5.py --benchmark glue --dataset_name cola,sst2,rte --mixing equal    # or all
+    accelerate launch fine_tune_t5.py --benchmark text --dataset_name restore_diacritics --streaming --max_steps 10000 \
+        --train_file 'books/*.txt' --model_name_or_path google/mt5-base
     deepspeed fine_tune_t5.py --deepspeed zero_stage2_config.json --benchmark glue --dataset_name mnli --bf16
 
 Without flags it runs recipes/fine_tune_installed_docs.yaml. Classification is scored by teacher forcing, which gives
@@ -23,6 +25,7 @@ from arguments_t5 import (
     TaskArguments,
     check_best_metric,
     check_model,
+    check_streaming,
     check_tasks,
     check_training,
     parse_overrides,
@@ -31,6 +34,7 @@ from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import print_once
 from common.reports import human_time
 from constants import DEMO_CHECKPOINTS
+from corpora.streams import resume as resume_stream
 from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
 from data_t5 import task_tokenizer
 from model_t5 import (
@@ -54,8 +58,9 @@ from tasks.examples import (
     prepare_split,
     task_metrics,
 )
-from tasks.metrics import check_metrics
+from tasks.metrics import ERROR_METRICS, check_metrics
 from tasks.mixtures import Mixture, average_of, mixing_rates
+from tasks.streaming import evaluation_rows, open_corpus, stream_task
 from trainer_t5 import EvaluationTask, T5Trainer
 from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir
 from training.runs import finish_run, set_up_tracking, start_run
@@ -89,7 +94,12 @@ def parse_flags(argv: list[str] | None):
     if training_args.metric_for_best_model in (None, "loss"):
         training_args.metric_for_best_model = f"eval_{main}"
         training_args.greater_is_better = True
+    if training_args.metric_for_best_model.endswith(ERROR_METRICS):
+        training_args.greater_is_better = False
     check_training(training_args, "fine_tuning")
+    check_streaming(task_args, training_args)
+    if task_args.streaming and len(tasks) > 1:
+        raise ValueError(f"--streaming goes with one task, --dataset_name names {len(tasks)}")
     check_best_metric(training_args.metric_for_best_model, list(dict.fromkeys([*known, main])))
     if model_args.model_name_or_path is None and model_args.config_name is None:
         model_args.model_name_or_path = next((path for path in DEMO_CHECKPOINTS if is_local_model(path)), None)
@@ -115,12 +125,18 @@ def build_model(model_args: ModelArguments, tokenizer):
     return model
 
 
-def prepare_tasks(task_args: TaskArguments, tasks: dict[str, dict], tokenizer) -> tuple[dict, dict, dict[str, int]]:
+def prepare_tasks(task_args: TaskArguments, tasks: dict[str, dict], tokenizer, corpus=None) -> tuple[dict, dict, dict]:
     """({name: tokenised rows}, {(task, split): evaluation rows as they are}, {name: rows before any limit}) of the
-    training and evaluation splits of all tasks. A name is the split's, or for several tasks task/split."""
+    training and evaluation splits of all tasks. A name is the split's, or for several tasks task/split. Where the
+    training rows are streamed from `corpus`, those to evaluate on alone, which may be the first ones of the corpus."""
     rows, data, eval_rows, examples = {}, {}, {}, {}
     for task_name, task in tasks.items():  # all are read before the long work
         args = dataclasses.replace(task_args, dataset_name=task_name)
+        if corpus is not None:
+            rows |= {
+                (task_name, split): found for split, found in evaluation_rows(task_name, task, args, corpus).items()
+            }
+            continue
         for split in ("train", *eval_splits(task)):
             rows[task_name, split] = load_rows(task_name, task, args, split)
     for (task_name, split), found in rows.items():
@@ -195,13 +211,21 @@ def main(argv: list[str] | None = None) -> dict:
             tokenizer = load_tokenizer(name) if name else task_tokenizer(model_args, task_args)
         model = build_model(model_args, tokenizer)
         check_resumed_model(checkpoint, model.config, training_args.optim)
+        corpus = open_corpus(*next(iter(tasks.items())), task_args) if task_args.streaming else None
         with training_args.main_process_first(desc="preparing the task"):
-            data, eval_rows, examples = prepare_tasks(task_args, tasks, tokenizer)
-        train_dataset = data["train"] if len(tasks) == 1 else build_mixture(task_args, tasks, data)
-        fingerprints = {name: rows._fingerprint for name, rows in (data | {"train": train_dataset}).items()}
+            data, eval_rows, examples = prepare_tasks(task_args, tasks, tokenizer, corpus)
+        fingerprints = {name: rows._fingerprint for name, rows in data.items()}
+        if corpus is not None:
+            train_dataset = stream_task(*next(iter(tasks.items())), task_args, corpus, tokenizer, training_args)
+            fingerprints["train"] = corpus.fingerprint
+        else:
+            train_dataset = data["train"] if len(tasks) == 1 else build_mixture(task_args, tasks, data)
+            fingerprints["train"] = train_dataset._fingerprint
         fingerprints["tokenizer"] = tokenizer_fingerprint(tokenizer)
         check_resumed_data(checkpoint, fingerprints)
         check_resumed_flags(checkpoint, task_args, training_args)
+        if corpus is not None:
+            resume_stream(train_dataset, checkpoint)
         eval_dataset, evaluation = build_evaluation(task_args, training_args, tasks, data, eval_rows, tokenizer)
         first = next(iter(evaluation.values()))
         set_generation_length(model, max(task.max_length - 1 for task in evaluation.values()))
@@ -231,6 +255,7 @@ def main(argv: list[str] | None = None) -> dict:
         fingerprints=fingerprints,
         rows={
             "from": model_args.model_name_or_path or f"scratch ({model_args.config_name})",
+            "stream": corpus and corpus.description,
             "rows": ", ".join(f"{len(rows):,} of {examples[name]:,} {name}" for name, rows in data.items()),
             "mixture": f"{train_dataset.described()} ({task_args.mixing})" if len(tasks) > 1 else None,
             "steps": f"{trainer.args.num_train_epochs:g} epochs" if training_args.max_steps <= 0 else None,

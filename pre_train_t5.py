@@ -4,6 +4,8 @@
     accelerate launch pre_train_t5.py recipes/my.yaml --learning_rate 1e-2
     accelerate launch pre_train_t5.py --config_name t5-v1_1-base --train_file 'corpus/*.jsonl.gz' --output_dir out/base
     accelerate launch pre_train_t5.py --model_name_or_path google/t5-v1_1-base --train_file my.txt
+    accelerate launch pre_train_t5.py --streaming --dataset_name allenai/c4 --dataset_config_name en \
+        --tokenizer_name google/t5-v1_1-base --config_name t5-v1_1-base   # tokenised on the fly
 
 Without flags it runs recipes/pre_train_installed_docs.yaml, which names its cost and the numbers to expect. Writes the
 model and tokenizer, all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
@@ -22,12 +24,15 @@ from arguments_t5 import (
     check_best_metric,
     check_model,
     check_pre_training_data,
+    check_streaming,
     check_training,
     parse_overrides,
 )
 from common.command_line import exit_on_user_error, parse_arguments
 from common.reports import human_count, human_time
 from corpora.own_ids import ids_offset, ids_tokenizer
+from corpora.pre_training_streams import first_tokens, open_streams, stream_chunks
+from corpora.streams import resume as resume_stream
 from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
 from data_t5 import corpus_weights, find_corpora, find_sources, id_format, joined, tokenised, tokenizer_for
@@ -68,6 +73,14 @@ def parse_flags(argv: list[str] | None):
     check_model(model_args, own_ids=id_format(data_args) is not None)
     check_pre_training_data(data_args)
     check_training(training_args, "pre_training")
+    check_streaming(data_args, training_args)
+    for given, what in (
+        (data_args.objective != "span_corruption", f"--objective {data_args.objective}"),
+        (corpus_weights(data_args), "corpora drawn by weight"),
+        (id_format(data_args), "ready-made ids"),
+    ):
+        if data_args.streaming and given:
+            raise ValueError(f"--streaming does not go with {what}: leave it out")
     known = [*LANGUAGE_MODEL_METRICS, *(f"loss_{name}" for name in denoisers_of(data_args.objective))]
     known += [f"{corpus}_{metric}" for corpus in corpus_weights(data_args) for metric in CORPUS_METRICS]
     check_best_metric(training_args.metric_for_best_model, known)
@@ -80,6 +93,13 @@ def find_text(model_args: ModelArguments, data_args: PreTrainingDataArguments):
     one without a name), and the tokenizer loaded or trained on all."""
     name = model_args.tokenizer_name or model_args.model_name_or_path
     tokenizer = load_tokenizer(name) if name else None
+    if data_args.streaming:
+        if tokenizer is None:
+            raise ValueError(
+                "--streaming needs --tokenizer_name: create_tokenizer.py trains one on a sample of the text"
+            )
+        sources = open_streams(data_args)
+        return sources, {"": sources}, tokenizer
     corpora = find_corpora(data_args)
     sources = joined(corpora) if corpora else find_sources(data_args)
     if tokenizer is None and id_format(data_args) is not None:
@@ -157,6 +177,20 @@ def cut_chunks(data_args: PreTrainingDataArguments, tokens: dict[str, dict], col
     return chunks
 
 
+def open_stream(data_args: PreTrainingDataArguments, sources: dict, collator, tokenizer, training_args, checkpoint):
+    """({"": {"validation": tokens}}, {"train": stream, "validation": chunks}) of text that is read on the fly; the
+    stream goes on where the checkpoint left it. ValueError if there is nothing to evaluate on."""
+    length = collator.tokens_length
+    tokens = first_tokens(data_args, sources, tokenizer, length)
+    stream = stream_chunks(data_args, sources["train"], tokenizer, length, training_args)
+    resume_stream(stream, checkpoint)
+    validation = chunks_for(collator, tokens.tokens, 0, data_args.max_eval_samples)
+    if not len(validation) and training_args.eval_strategy != "no":
+        raise ValueError(f"the validation text ({len(tokens.tokens)} tokens) gives no chunk of {length} tokens: give a "
+                         "longer --validation_file, or set --eval_strategy no")  # fmt: skip
+    return {"": {"validation": tokens}}, {"train": stream, "validation": validation}
+
+
 def build_metrics(data_args: PreTrainingDataArguments, tokens: dict[str, dict], collator, chunks: dict):
     """The function that turns an evaluation's statistics into metrics, of each corpus too where there are several."""
 
@@ -179,10 +213,10 @@ def build_metrics(data_args: PreTrainingDataArguments, tokens: dict[str, dict], 
 
 def plan_rows(data_args: PreTrainingDataArguments, tokens: dict, words: int, collator, chunks: dict, epochs: float):
     """The rows of the summary that say what is read, how it is corrupted, and how often each corpus will be seen."""
-    files = [files["train"] for files in tokens.values()]
+    files = [next(iter(files.values())) if data_args.streaming else files["train"] for files in tokens.values()]
     text_bytes, count = sum(file.text_bytes for file in files), sum(len(file.tokens) for file in files)
     rows = {
-        "documents": f"{sum(file.documents for file in files):,} "
+        "documents": f"{sum(file.documents for file in files):,} {'read for validation ' * data_args.streaming}"
         f"({sum(file.empty_documents for file in files):,} empty ones left out)",
         "tokenizer": f"{words:,} words" + (f", {text_bytes / count:.2f} bytes per token" if text_bytes else ""),
     }
@@ -215,9 +249,12 @@ def main(argv: list[str] | None = None) -> dict:
         check_resumed_model(checkpoint, model.config, training_args.optim)
         check_resumed_data(checkpoint, fingerprints)
         check_resumed_flags(checkpoint, data_args, training_args)
-        with training_args.main_process_first(desc="tokenising the text"):
-            tokens = {name: tokenised(data_args, found, plain_tokenizer) for name, found in corpora.items()}
-        chunks = cut_chunks(data_args, tokens, collator, training_args)
+        if data_args.streaming:
+            tokens, chunks = open_stream(data_args, sources, collator, plain_tokenizer, training_args, checkpoint)
+        else:
+            with training_args.main_process_first(desc="tokenising the text"):
+                tokens = {name: tokenised(data_args, found, plain_tokenizer) for name, found in corpora.items()}
+            chunks = cut_chunks(data_args, tokens, collator, training_args)
     set_up_tracking(training_args)
 
     if isinstance(collator, MixtureDataCollator):
@@ -232,10 +269,11 @@ def main(argv: list[str] | None = None) -> dict:
         compute_metrics=build_metrics(data_args, tokens, collator, chunks),
     )
     tokens_per_step = round(global_batch_size(training_args) * collator.tokens_length)
-    steps_per_epoch = len(chunks["train"]) // global_batch_size(training_args)
-    steps = training_args.max_steps
-    if steps <= 0:
-        steps = math.ceil(training_args.num_train_epochs * steps_per_epoch)
+    steps, epochs = training_args.max_steps, math.nan  # of a stream nobody knows how long they are
+    if not data_args.streaming:
+        steps_per_epoch = len(chunks["train"]) // global_batch_size(training_args)
+        steps = steps if steps > 0 else math.ceil(training_args.num_train_epochs * steps_per_epoch)
+        epochs = steps / steps_per_epoch
     start_run(
         trainer,
         title="pre-training",
@@ -243,16 +281,19 @@ def main(argv: list[str] | None = None) -> dict:
         tokens_per_step=tokens_per_step,
         flops_per_sequence=flops_per_sequence(model.config, collator.inputs_length, collator.targets_length),
         examples={
-            split: sum(files[split].documents_read for files in tokens.values()) for split in ("train", "validation")
+            split: sum(files[split].documents_read for files in tokens.values())
+            for split in next(iter(tokens.values()))
         },
         fingerprints=fingerprints,
         rows={
             "text": sources["train"].description,
-            **plan_rows(data_args, tokens, len(tokenizer), collator, chunks, steps / steps_per_epoch),
-            "chunks": f"{len(chunks['train']):,} training, {len(chunks['validation']):,} validation, of "
+            **plan_rows(data_args, tokens, len(tokenizer), collator, chunks, epochs),
+            "chunks": f"{'a stream' if data_args.streaming else format(len(chunks['train']), ',')} training, "
+            f"{len(chunks['validation']):,} validation, of "
             f"{collator.tokens_length:.0f} tokens -> {collator.inputs_length} in, {collator.targets_length} out",
             "tokens": f"{human_count(tokens_per_step)} a step, "
-            f"{human_count(tokens_per_step * steps)} in all ({steps / steps_per_epoch:.1f} epochs)",
+            f"{human_count(tokens_per_step * steps)} in all"
+            + ("" if math.isnan(epochs) else f" ({epochs:.1f} epochs)"),
         },
         checkpoint=checkpoint,
     )

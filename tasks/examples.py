@@ -7,8 +7,9 @@ A row goes through three steps, each visible below: `read_split` (the task's own
 import contextlib
 import difflib
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ from common.command_line import did_you_mean
 from common.processes import print_once
 from constants import DATASET_VALS
 from corpora.cache import cached
-from corpora.files import data_suffix, open_text, read_rows, read_tsv
+from corpora.files import data_suffix, is_plain_text, open_text, read_rows, read_text_documents, read_tsv
 from corpora.hub import load_dataset_splits
+from corpora.streams import cut_sentences
 from corpora.tokenizers import tokenizer_fingerprint
 from data_t5 import builtin_corpus
 from model_t5 import IGNORE_INDEX
@@ -31,7 +33,8 @@ from tasks.transforms import TRANSFORMS, UNFOLDS
 _REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
 _OPTIONAL = (
     "prefix labels hub builtin files file_columns file_columns_by_split exclude_rows eval_splits test_splits "
-    "train_with submission_file metric_columns transform unfold separators train_rows_where merge_references"
+    "train_with submission_file metric_columns transform unfold separators train_rows_where merge_references "
+    "max_piece_length"
 ).split()
 _TARGET_TYPES = ("class", "number", "text")
 
@@ -84,36 +87,37 @@ def main_metric(task: dict) -> str:
 
 
 # ---------------------------------------------------------------- rows
-def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[dict]:
+def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int | None = None) -> list[dict]:
     """All rows of a split as {column: value} with the entry's column names. ValueError if there are none.
 
-    Rows of a test split have the target column only where their labels are public.
+    Rows of a test split have the target column only where their labels are public. limit: read no more rows of a file
+    of one's own.
     """
     own_file = {"train": args.train_file, eval_splits(task)[0]: args.validation_file}.get(split)
     if own_file:
-        rows = list(read_split(name, task, split, Path(own_file)))
+        rows = list(itertools.islice(read_split(name, task, split, Path(own_file)), limit))
     elif split == "train" and task.get("train_with"):
         other = task["train_with"]
         return load_rows(other, DATASET_VALS[args.benchmark][other], args, split)
-    elif task.get("builtin"):
-        folder = builtin_corpus(Path(args.data_cache_dir).expanduser()) / task["builtin"]
-        rows = list(read_split(name, task, split, folder / f"{split}.jsonl"))
-    elif args.data_dir or (task.get("files") and not task.get("hub")):
-        rows = list(read_split(name, task, split, _files_of_split(name, task, args.data_dir, split)))
-    elif task.get("hub"):
-        rows = _hub_rows(name, task, split)
+    elif files := files_of_split(name, task, args, split):
+        rows = list(read_split(name, task, split, files))
     else:
-        raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
+        rows = _hub_rows(name, task, split)
     if split == "train":
-        wanted = task.get("train_rows_where", {}).items()
-        rows = [row for row in rows if all(row[key] == value for key, value in wanted)]
+        rows = training_rows(task, rows)
     if not rows:
         raise ValueError(f"task {name}, split {split}: no rows")
     if split == "train":
-        return one_row_per_reference(task, rows)
+        return rows
     if _may_hide_answers(task, split) and _hides_answers(task, rows):
         rows = [{column: value for column, value in row.items() if column != task["target"]} for row in rows]
     return merged_references(task, rows) if task.get("merge_references") else rows
+
+
+def training_rows(task: dict, rows: list[dict]) -> list[dict]:
+    """Those that the entry wants for training, one for each reference."""
+    wanted = task.get("train_rows_where", {}).items()
+    return one_row_per_reference(task, [row for row in rows if all(row[key] == value for key, value in wanted)])
 
 
 def _may_hide_answers(task: dict, split: str) -> bool:
@@ -126,6 +130,20 @@ def _hides_answers(task: dict, rows: list[dict]) -> bool:
     return any(row.get(column) in (None, -1) for row in rows for column in columns) or all(
         row[task["target"]] in ("", []) for row in rows
     )
+
+
+def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Path | dict[str, Path] | None:
+    """The file of a split that the entry names, or {column: text file}; None where it is on the Hub.
+
+    ValueError if it is nowhere.
+    """
+    if task.get("builtin"):
+        return builtin_corpus(Path(args.data_cache_dir).expanduser()) / task["builtin"] / f"{split}.jsonl"
+    if args.data_dir or (task.get("files") and not task.get("hub")):
+        return _files_of_split(name, task, args.data_dir, split)
+    if not task.get("hub"):
+        raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
+    return None
 
 
 def _files_of_split(name: str, task: dict, data_dir: str | None, split: str) -> Path | dict[str, Path]:
@@ -148,26 +166,51 @@ def _hub_rows(name: str, task: dict, split: str) -> list[dict]:
     splits = load_dataset_splits(hub_name, config, f"task {name}, data set")
     if split not in splits:
         raise ValueError(f"task {name}: {hub_name} has no split {split}; there is {', '.join(splits)}")
-    rows = raw_rows(task, splits[split].to_list(), {}, hub_name)
-    return [_picked(name, task, split, {}, row, where) for row, where in rows]
+    return list(rows_of(name, task, split, splits[split].to_list(), {}, hub_name))
 
 
 def read_split(name: str, task: dict, split: str, path: Path | dict[str, Path]) -> Iterator[dict]:
     """Rows of one file under the entry's column names, which files of one's own may use as they are; or of several
     text files {column: path}."""
     if isinstance(path, dict):
-        for row, where in raw_rows(task, read_parallel(path), {}, " and ".join(map(str, path.values()))):
-            yield _picked(name, task, split, {}, row, where)
+        yield from rows_of(name, task, split, read_parallel(path), {}, " and ".join(map(str, path.values())))
+    else:
+        yield from rows_of(name, task, split, read_records(task, split, path), renamed_columns(task, split), str(path))
+
+
+def read_records(task: dict, split: str, path: Path) -> Iterator[dict]:
+    """What stands in one file, without what the split must leave out."""
+    if task.get("max_piece_length") and is_plain_text(path):
+        yield from ({"text": document} for document in read_text_documents(path))
         return
-    renamed = task.get("file_columns_by_split", {}).get(split, task.get("file_columns", {}))
     id_columns, excluded = _excluded_rows(task, split, path)
     if data_suffix(path) in (".tsv", ".txt"):
+        renamed = renamed_columns(task, split)
         rows = read_tsv(path, header=not all(isinstance(renamed.get(column), int) for column in _columns(task)))
     else:
         rows = read_rows(path)
-    for row, where in raw_rows(task, rows, renamed, str(path)):
-        if tuple(row.get(column) for column in id_columns) not in excluded:
-            yield _picked(name, task, split, renamed, row, where)
+    yield from (row for row in rows if tuple(row.get(column) for column in id_columns) not in excluded)
+
+
+def renamed_columns(task: dict, split: str) -> dict:
+    """{column: its name or index in the files of a split}, where that is another."""
+    return task.get("file_columns_by_split", {}).get(split, task.get("file_columns", {}))
+
+
+def rows_of(name: str, task: dict, split: str, records: Iterable[dict], renamed: dict, where: str) -> Iterator[dict]:
+    """The rows of a task that records of a file or data set become: cut into pieces, unfolded, renamed, transformed."""
+    for row, place in raw_rows(task, _pieces(task, records), renamed, where):
+        yield _picked(name, task, split, renamed, row, place)
+
+
+def _pieces(task: dict, records: Iterable[dict]) -> Iterator[dict]:
+    """The records, or where the column text of a task is running text, one for each sentence-like piece of it."""
+    length = task.get("max_piece_length")
+    for record in records:
+        if length and isinstance(record.get("text"), str):
+            yield from (record | {"text": piece} for piece in cut_sentences(record["text"], length))
+        else:
+            yield record
 
 
 def _columns(task: dict) -> list[str]:

@@ -28,6 +28,7 @@ from tasks.answers import (
     squad_exact_match,
     squad_f1,
 )
+from tasks.restoration import diacritic_error_rate, word_accuracy
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction, PreTrainedTokenizerBase
@@ -154,7 +155,7 @@ def _bleu(predictions: Sequence[str], references: Texts) -> float:
 
 
 def _on_lists(metric: Callable) -> Callable:
-    """A metric of tasks/answers.py, whose references are always lists."""
+    """A metric of tasks/answers.py or restoration.py, whose references are always lists."""
     return functools.wraps(metric)(lambda predictions, references, *more: metric(
         predictions, _reference_lists(references), *more))  # fmt: skip
 
@@ -165,12 +166,14 @@ _TEXT_METRICS = dict(exact_match=_exact_match, bleu=_bleu) | {
     name: functools.partial(_rouge, name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")
 }
 _TEXT_METRICS |= {metric.__name__: _on_lists(metric) for metric in (squad_exact_match, squad_f1, final_number_accuracy)}
+_TEXT_METRICS |= {metric.__name__: _on_lists(metric) for metric in (word_accuracy, diacritic_error_rate)}
 # These take a third argument: for each example the values of the entry's `metric_columns`.
 _CLASS_METRICS_IN_CONTEXT = dict(question_exact_match=question_exact_match)
 _TEXT_METRICS_IN_CONTEXT = dict(referent_accuracy=_on_lists(referent_accuracy))
 _IN_CONTEXT = _CLASS_METRICS_IN_CONTEXT | _TEXT_METRICS_IN_CONTEXT
 METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS | _IN_CONTEXT
 PERCENT_METRICS = ("bleu",)  # these count to 100, all others to 1
+ERROR_METRICS = ("diacritic_error_rate",)  # of these less is better, of all others more
 # Every target is a text, but not every target is a class or a number: what a task may name goes by its target_type.
 _FITTING = {
     "class": _CLASS_METRICS | _TEXT_METRICS | _CLASS_METRICS_IN_CONTEXT,

@@ -47,18 +47,21 @@ LAYERS = (
     },
     {  # pure functions
         "common.curves",
+        "corpora.blocks",
         "corpora.installed_docs",
         "corpora.tokenizers",
         "data_collator_t5",
         "kernels.attention",
         "tasks.columns",
-        "tasks.metrics",
         "training.fused_model",
         "training.loss",
+        "tasks.restoration",
         "training.optimizers",
         "training.packing",
     },
     {
+        "corpora.streams",
+        "tasks.metrics",
         "training.denoising",
     },
     {
@@ -77,11 +80,13 @@ LAYERS = (
     },
     {"tasks.batching", "tasks.mixtures"},
     {  # what a run is made of
+        "corpora.pre_training_streams",
         "tasks.examples",
         "trainer_t5",
         "training.chunks",
     },
     {
+        "tasks.streaming",
         "training.runs",
         "training.sweep_files",
     },
