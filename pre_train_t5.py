@@ -51,8 +51,11 @@ from trainer_t5 import T5Trainer, global_batch_size
 from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir
 from training.chunks import JoinedChunks, WeightedChunks, chunks_for
 from training.denoising import MixtureDataCollator, denoisers_of, with_mode_tokens
+from training.new_vocabulary import change_vocabulary, same_vocabulary
 from training.packing import enable_packing
 from training.runs import finish_run, set_up_tracking, start_run
+from training.samples import SamplesCallback
+from training.trackers import log_table
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 
@@ -91,10 +94,18 @@ def find_text(model_args: ModelArguments, data_args: PreTrainingDataArguments):
 
 
 def build_model(model_args: ModelArguments, tokenizer, plain_size: int):
-    """The checkpoint, or a new model of the chosen shape whose vocabulary fits the tokenizer. plain_size: the
-    tokenizer's size before mode tokens were added to it."""
+    """(model, what became of the vocabulary or None): the checkpoint, given the tokenizer's words if they are others
+    than its own, or a new model of the chosen shape whose vocabulary fits the tokenizer. plain_size: the tokenizer's
+    size before mode tokens were added to it."""
+    changed = None
     if model_args.model_name_or_path:
         model = load_model(model_args.model_name_or_path, model_args.attn_implementation)
+        own = (
+            load_tokenizer(model_args.model_name_or_path, "--model_name_or_path") if model_args.tokenizer_name else None
+        )
+        if own is not None and not same_vocabulary(own, tokenizer):
+            words = change_vocabulary(model, own, tokenizer)
+            changed = f"{words['kept']:,} words keep their embeddings, {words['new']:,} new ones start at their mean"
     else:
         overrides = parse_overrides(model_args.config_overrides)
         config = build_config(model_args.config_name or "t5-v1_1-small", len(tokenizer), overrides)
@@ -110,7 +121,7 @@ def build_model(model_args: ModelArguments, tokenizer, plain_size: int):
     if ids_offset(tokenizer):  # what a reader of ready-made ids must know
         model.config.input_ids_offset = ids_offset(tokenizer)
         model.config.sentinel_ids = find_sentinel_ids(tokenizer).tolist()
-    return model
+    return model, changed
 
 
 def build_collator(data_args: PreTrainingDataArguments, tokenizer, decoder_start_token_id: int):
@@ -205,7 +216,7 @@ def main(argv: list[str] | None = None) -> dict:
         with training_args.main_process_first(desc="finding the text"):
             sources, corpora, plain_tokenizer = find_text(model_args, data_args)
         tokenizer = with_mode_tokens(plain_tokenizer, data_args.objective)  # tokens are cached for the plain one
-        model = build_model(model_args, tokenizer, len(plain_tokenizer))
+        model, changed_vocabulary = build_model(model_args, tokenizer, len(plain_tokenizer))
         # Built before the long work: it refuses lengths and densities that cannot be.
         collator = build_collator(data_args, tokenizer, model.config.decoder_start_token_id)
         fingerprints = {split: source.fingerprint for split, source in sources.items()}
@@ -231,6 +242,9 @@ def main(argv: list[str] | None = None) -> dict:
         processing_class=tokenizer,
         compute_metrics=build_metrics(data_args, tokens, collator, chunks),
     )
+    if training_args.num_samples and trainer.eval_dataset is not None and isinstance(collator, T5DataCollator):
+        samples = (training_args.output_dir, tokenizer, chunks["validation"], collator, training_args.num_samples)
+        trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
     tokens_per_step = round(global_batch_size(training_args) * collator.tokens_length)
     steps_per_epoch = len(chunks["train"]) // global_batch_size(training_args)
     steps = training_args.max_steps
@@ -248,6 +262,7 @@ def main(argv: list[str] | None = None) -> dict:
         fingerprints=fingerprints,
         rows={
             "text": sources["train"].description,
+            "vocabulary": changed_vocabulary,
             **plan_rows(data_args, tokens, len(tokenizer), collator, chunks, steps / steps_per_epoch),
             "chunks": f"{len(chunks['train']):,} training, {len(chunks['validation']):,} validation, of "
             f"{collator.tokens_length:.0f} tokens -> {collator.inputs_length} in, {collator.targets_length} out",

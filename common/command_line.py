@@ -46,6 +46,7 @@ USUAL_TRAINING_FLAGS = {
     "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
     "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
     "metric_for_best_model early_stopping_patience",
+    "publishing": "push_to_hub hub_model_id hub_strategy hub_private_repo",
 }
 # What transformers says of these in several lines.
 SHORT_HELP = {
@@ -53,11 +54,15 @@ SHORT_HELP = {
     "dataloader_num_workers": "Processes that load data beside the training process.",
     "deepspeed": "DeepSpeed's JSON file, such as zero_stage2_config.json.",
     "generation_num_beams": "Beams of --predict_with_generate. Not set: the model's own, else greedy.",
+    "hub_model_id": "Repository, such as me/my-t5. Not set: the name of --output_dir.",
+    "hub_private_repo": "Make the repository private when it is created.",
+    "hub_strategy": "When: end, every_save, checkpoint or all_checkpoints (these two with the training's state).",
     "load_best_model_at_end": "End with the checkpoint that has the best main metric.",
     "max_grad_norm": "Gradients are clipped to this norm; 0: never.",
     "metric_for_best_model": "Main metric, such as eval_loss. Not set: the loss, or the task's first metric.",
     "num_train_epochs": "Passes over the training data, unless --max_steps is given.",
     "predict_with_generate": "Evaluate the texts that the model generates, instead of scoring labels.",
+    "push_to_hub": "Upload the model to the Hugging Face Hub; without it nothing leaves the machine.",
     "resume_from_checkpoint": "Go on from this checkpoint folder; without a value from the newest in --output_dir.",
     "run_name": "Name of the run in the trackers. Not set: that of --output_dir.",
     "save_strategy": "When to save: no, steps, epoch or best.",
