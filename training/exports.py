@@ -178,9 +178,10 @@ def _at(log_probs: np.ndarray, tokens: list[int]) -> np.ndarray:
 def compare(kind: str, wanted: Answers, everything: list[np.ndarray], found: Answers) -> dict:
     """{"texts", "same_tokens", "near_ties", "largest_difference", "tolerance"}; ValueError if the engine is not the
     same model: `kind` names the tolerance."""
-    tolerance, same, ties, largest = TOLERANCES[kind], 0, 0, 0.0
+    tolerance, same, ties = TOLERANCES[kind], 0, 0
+    pairs = zip(found.log_probs, wanted.log_probs, strict=True)
+    largest = float(np.concatenate([np.abs(one - other) for one, other in pairs]).max(initial=0))
     for number, tokens in enumerate(wanted.tokens):
-        largest = max(largest, float(np.abs(found.log_probs[number] - wanted.log_probs[number]).max(initial=0)))
         if found.tokens[number] == tokens:
             same += 1
             continue

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HFValidationError, HTTPError  # of the library that it speaks HTTP with
 from huggingface_hub.utils import validate_repo_id
 
 # What lies in a run's folder and is not published: states of the training, local paths, the trackers' own files.
@@ -11,6 +11,7 @@ NOT_PUBLISHED = (
     "optimizer* scheduler* scaler* rng_state* trainer_state.json training_args.bin loss_state_* manifest.json latest "
     "global_step* zero_to_fp32.py run.json predictions.jsonl checkpoint-* wandb* runs* trackio* _* .*"
 ).split()
+UPLOAD_ERRORS = (HTTPError, OSError, ValueError)
 
 
 def check_repository_name(flag: str, name: str) -> None:
@@ -25,7 +26,7 @@ def create_repository(name: str, private: bool | None = None, token: str | None 
     """Makes the model repository if it is not there; returns its full name. ValueError if the Hub refuses."""
     try:
         return HfApi(token=token).create_repo(name, private=private, exist_ok=True).repo_id
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except UPLOAD_ERRORS as error:
         raise ValueError(f"{flag} {name}: {reason(error)}") from None
 
 
@@ -36,7 +37,7 @@ def upload(folder: Path, name: str, private: bool | None, message: str, token: s
         done = HfApi(token=token).upload_folder(
             repo_id=repository, folder_path=folder, commit_message=message, ignore_patterns=NOT_PUBLISHED
         )
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except UPLOAD_ERRORS as error:
         raise ValueError(f"the model is whole in {folder}, but the upload to {name} failed: {reason(error)}") from None
     return str(done.repo_url)
 
