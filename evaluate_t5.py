@@ -135,6 +135,8 @@ def parse_flags(argv: list[str] | None):
     """The groups of flags, checked, and a Job for each task; the output folder is chosen if none was named."""
     evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv)
     check_attention(evaluation.attn_implementation)
+    if evaluation.interactive:
+        return evaluation, task_args, run_args, []
     if is_submission(task_args, run_args):
         names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
         if not names or evaluation.split or task_args.max_eval_samples:
@@ -325,6 +327,9 @@ def finish(run_args: EvaluationRunArguments, jobs: list[Job], results: dict, mis
 
 def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments) -> dict:
     """Answers lines at a prompt, or piped in; {"lines": how many}. Writes no file."""
+    for name in ("generation_num_beams", "generation_max_length"):
+        if getattr(run_args, name) is not None and getattr(run_args, name) < 1:
+            raise ValueError(f"--{name} {getattr(run_args, name)}: must be at least 1")
     tokenizer = load_tokenizer(evaluation.tokenizer_name or evaluation.model_name_or_path, "--model_name_or_path")
     model = load_model(evaluation.model_name_or_path, evaluation.attn_implementation).to(run_args.device).eval()
     fit_vocabulary(model, len(tokenizer))

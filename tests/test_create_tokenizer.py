@@ -35,7 +35,7 @@ def lines(seed: int = 0, count: int = 900) -> list[str]:
     words = {}
     for name, (first, size) in SCRIPTS.items():
         letters = [chr(first + n) for n in range(size)]
-        words[name] = ["".join(chooser.choices(letters, k=chooser.randint(1, 5))) for _ in range(60)]
+        words[name] = ["".join(chooser.choices(letters, k=chooser.randint(1, 5))) for _ in range(150)]
     made = []
     for _ in range(count):
         script = words[chooser.choice(list(words))]
@@ -134,7 +134,7 @@ class IdsTest(TestCase):
 
 class SourcesTest(TestCase):
     def train(self, *argv, code=None):
-        shared = ("--vocab_size", 900, "--character_coverage", 0.99, "--data_cache_dir", self.folder / "cache")
+        shared = ("--vocab_size", 700, "--character_coverage", 0.99, "--data_cache_dir", self.folder / "cache")
         return run(*shared, "--output_dir", self.out, *argv, code=code)
 
     def test_a_saved_data_set_its_stream_and_a_file_are_the_same_text(self):
