@@ -28,7 +28,7 @@ from common.reports import end_summary, human_count, start_summary
 from constants import DATASET_VALS
 from corpora.cache import made_aside
 from corpora.files import check_file, is_plain_text, read_rows, read_text_documents
-from corpora.tokenizers import load_tokenizer
+from corpora.tokenizers import has_tokenizer, load_tokenizer
 from model_t5 import UntiedHeadIsIntended, count_parameters, fit_vocabulary
 from tasks.examples import eval_splits, load_rows, source_text
 from training.exports import (
@@ -118,8 +118,7 @@ def find_tokenizer(args: ExportArguments, checkpoint: str):
     if args.tokenizer_name:
         return load_tokenizer(args.tokenizer_name)
     folder = Path(checkpoint)
-    names = ("tokenizer.json", "tokenizer_config.json", "spiece.model")
-    places = [place for place in (folder, folder.parent) if any((place / name).is_file() for name in names)]
+    places = [place for place in (folder, folder.parent) if has_tokenizer(place)]
     if folder.is_dir() and not places:
         raise ValueError(f"no tokenizer in {folder} or above it: name one with --tokenizer_name")
     return load_tokenizer(str(places[0]) if places else checkpoint, "--model_name_or_path")

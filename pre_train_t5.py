@@ -28,7 +28,7 @@ from arguments_t5 import (
 from common.command_line import exit_on_user_error, parse_arguments
 from common.reports import human_count, human_time
 from corpora.own_ids import ids_offset, ids_tokenizer
-from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
+from corpora.tokenizers import has_tokenizer, load_tokenizer, tokenizer_fingerprint
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
 from data_t5 import corpus_weights, find_corpora, find_sources, id_format, joined, tokenised, tokenizer_for
 from model_t5 import (
@@ -93,6 +93,18 @@ def find_text(model_args: ModelArguments, data_args: PreTrainingDataArguments):
     return sources, corpora or {"": sources}, tokenizer
 
 
+def adapt_vocabulary(model_args: ModelArguments, model, tokenizer) -> str | None:
+    """Gives the checkpoint the words of `--tokenizer_name` if they are others than its own; what became of them."""
+    folder = Path(model_args.model_name_or_path)
+    if folder.is_dir() and not has_tokenizer(folder):
+        return "the checkpoint names no words: --tokenizer_name is taken for its own"
+    own = load_tokenizer(model_args.model_name_or_path, "--model_name_or_path")
+    if same_vocabulary(own, tokenizer):
+        return None
+    words = change_vocabulary(model, own, tokenizer)
+    return f"{words['kept']:,} words keep their embeddings, {words['new']:,} new ones start at their mean"
+
+
 def build_model(model_args: ModelArguments, tokenizer, plain_size: int):
     """(model, what became of the vocabulary or None): the checkpoint, given the tokenizer's words if they are others
     than its own, or a new model of the chosen shape whose vocabulary fits the tokenizer. plain_size: the tokenizer's
@@ -100,12 +112,7 @@ def build_model(model_args: ModelArguments, tokenizer, plain_size: int):
     changed = None
     if model_args.model_name_or_path:
         model = load_model(model_args.model_name_or_path, model_args.attn_implementation)
-        own = (
-            load_tokenizer(model_args.model_name_or_path, "--model_name_or_path") if model_args.tokenizer_name else None
-        )
-        if own is not None and not same_vocabulary(own, tokenizer):
-            words = change_vocabulary(model, own, tokenizer)
-            changed = f"{words['kept']:,} words keep their embeddings, {words['new']:,} new ones start at their mean"
+        changed = adapt_vocabulary(model_args, model, tokenizer) if model_args.tokenizer_name else None
     else:
         overrides = parse_overrides(model_args.config_overrides)
         config = build_config(model_args.config_name or "t5-v1_1-small", len(tokenizer), overrides)

@@ -108,6 +108,11 @@ def _as_sentencepiece(tokenizer, byte_fallback: bool):
     return PreTrainedTokenizerFast(tokenizer_object=type(backend).from_str(json.dumps(content)), **special)
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds the files of a tokenizer."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "spiece.model"))
+
+
 def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):
     """A tokenizer folder or Hub name. ValueError naming the flag if there is none."""
     from transformers import AutoTokenizer

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import pre_train_t5
+from arguments_t5 import ModelArguments
 from model_t5 import build_config, create_model, load_model
 from training.new_vocabulary import change_vocabulary, matching_ids, same_vocabulary
 
@@ -131,6 +132,12 @@ class ScriptTest(parameterized.TestCase):
         )
         self.assertEqual(load_model(str(folder / "out")).config.vocab_size, 128)
         self.assertTrue(same_vocabulary(AutoTokenizer.from_pretrained(folder / "out"), NEW))
+        (folder / "bare").mkdir()
+        model_of(False).save_pretrained(folder / "bare")
+        args = ModelArguments(model_name_or_path=str(folder / "bare"), tokenizer_name=str(folder / "old"))
+        model, said = pre_train_t5.build_model(args, OLD)
+        self.assertIn("taken for its own", said)
+        self.assertEqual(model.config.vocab_size, 64)
         argv[argv.index("--max_steps") + 1] = "3"
         with contextlib.redirect_stdout(io.StringIO()):
             results = pre_train_t5.main([*argv, "--resume_from_checkpoint"])
