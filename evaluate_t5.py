@@ -135,6 +135,8 @@ def parse_flags(argv: list[str] | None):
     """The groups of flags, checked, and a Job for each task; the output folder is chosen if none was named."""
     evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv)
     check_attention(evaluation.attn_implementation)
+    if run_args.push_to_hub:
+        raise ValueError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
     if evaluation.interactive:
         return evaluation, task_args, run_args, []
     if is_submission(task_args, run_args):

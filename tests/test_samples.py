@@ -89,6 +89,8 @@ class PromptTest(TestCase):
     @parameterized.parameters(
         (["--model_name_or_path", "{folder}"], "--model_name_or_path .*: no tokenizer there"),
         (["--interactive", "--generation_num_beams", "0"], "--generation_num_beams 0: must be at least 1"),
+        (["--generation_max_length", "0"], "--generation_max_length 0: must be at least 1"),
+        (["--push_to_hub"], "--push_to_hub: an evaluation uploads nothing"),
         (["--interactiv"], "--interactiv: no such flag; did you mean --interactive"),
     )
     def test_refused(self, flags, message):

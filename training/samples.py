@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from common.reports import write_aside
 
@@ -100,7 +101,7 @@ class SamplesCallback(TrainerCallback):
             self._write(kept if state.global_step else [])
 
     def on_evaluate(self, args, state, control, model=None, **_):
-        together = is_deepspeed_zero3_enabled() or args.fsdp  # there a forward pass takes all ranks
+        together = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)  # a forward pass takes all ranks
         if not (state.is_world_process_zero or together):
             return
         was_training = model.training
