@@ -14,6 +14,7 @@ import copy
 import io
 import json
 import logging
+import pickle
 import shutil
 import warnings
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ def _gathered(folder: Path, kind: str, scratch: Path) -> dict[str, torch.Tensor]
             joined.unlink()
         else:
             state = torch.load(folder / FSDP_WHOLE, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError, AssertionError, EOFError, IndexError) as error:
+    except (OSError, ValueError, LookupError, RuntimeError, AssertionError, EOFError, pickle.PickleError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"--model_name_or_path {folder}: its shards cannot be joined ({first})") from None
     state = state.get("model", state)
