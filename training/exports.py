@@ -157,17 +157,19 @@ def pytorch_answers(model: PreTrainedModel, sources: list[list[int]], wanted: An
         decoder_start_token_id=model.config.decoder_start_token_id,
         pad_token_id=model.config.pad_token_id,
         eos_token_id=model.config.eos_token_id,
-        max_new_tokens=NEW_TOKENS,
-    )  # not the checkpoint's own, which may forbid repetitions or ask for beams
+        max_length=NEW_TOKENS + 1,
+    )
+    own, model.generation_config = model.generation_config, plain  # its own may forbid repetitions or ask for beams
     tokens, along, everything = [], [], []
     for number, source in enumerate(sources):
         ids = torch.tensor([source], device=model.device)
-        written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=plain)
+        written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
         tokens.append(written[0, 1:].tolist())
         along.append(wanted.tokens[number] if wanted else tokens[-1])
         inputs = torch.tensor([[model.config.decoder_start_token_id, *along[-1][:-1]]], device=model.device)
         logits = model(input_ids=ids, decoder_input_ids=inputs).logits[0].float()
         everything.append(logits.log_softmax(-1).cpu().numpy())
+    model.generation_config = own
     return Answers(tokens, [_at(all_, found) for all_, found in zip(everything, along, strict=True)]), everything
 
 

@@ -123,7 +123,7 @@ class SamplesCallback(TrainerCallback):
 @torch.no_grad()
 def fill(model: PreTrainedModel, input_ids: torch.Tensor, new_tokens: int, num_beams: int = 1) -> list[list[int]]:
     """What the model writes to each row of ids [N, S] (no padding), greedily unless beams are asked for."""
-    options = dict(max_new_tokens=new_tokens, num_beams=num_beams, do_sample=False)
+    options = dict(max_length=new_tokens + 1, num_beams=num_beams, do_sample=False)  # it counts the start token too
     return model.generate(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **options).tolist()
 
 
