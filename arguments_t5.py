@@ -281,7 +281,7 @@ class PreTrainingArguments(T5TrainingArguments):
     eval_steps: float | None = option(2_000, "Steps between evaluations.")
     save_steps: float = option(2_000, "Steps between checkpoints.")
     save_total_limit: int | None = option(2, "Checkpoints kept.")
-    num_samples: int = option(3, "Held-out texts whose gaps the model fills after each evaluation (samples.md). 0: off")
+    num_samples: int = option(3, "Texts whose gaps the model fills at each evaluation, in samples.md; 0: none.")
 
 
 @dataclass

@@ -36,7 +36,8 @@ def option(default, help: str):
 
 # Flags of Seq2SeqTrainingArguments that `--help` shows, by theme and in this order; the others stand in `--help_all`.
 USUAL_TRAINING_FLAGS = {
-    "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed report_to run_name project",
+    "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed report_to run_name project "
+    "push_to_hub hub_model_id",
     "length and batch": "max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
     "dataloader_num_workers",
     "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
@@ -46,7 +47,6 @@ USUAL_TRAINING_FLAGS = {
     "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
     "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
     "metric_for_best_model early_stopping_patience",
-    "publishing": "push_to_hub hub_model_id hub_strategy hub_private_repo",
 }
 # What transformers says of these in several lines.
 SHORT_HELP = {
@@ -55,8 +55,6 @@ SHORT_HELP = {
     "deepspeed": "DeepSpeed's JSON file, such as zero_stage2_config.json.",
     "generation_num_beams": "Beams of --predict_with_generate. Not set: the model's own, else greedy.",
     "hub_model_id": "Repository, such as me/my-t5. Not set: the name of --output_dir.",
-    "hub_private_repo": "Make the repository private when it is created.",
-    "hub_strategy": "When: end, every_save, checkpoint or all_checkpoints (these two with the training's state).",
     "load_best_model_at_end": "End with the checkpoint that has the best main metric.",
     "max_grad_norm": "Gradients are clipped to this norm; 0: never.",
     "metric_for_best_model": "Main metric, such as eval_loss. Not set: the loss, or the task's first metric.",
