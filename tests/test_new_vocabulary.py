@@ -135,7 +135,7 @@ class ScriptTest(parameterized.TestCase):
         (folder / "bare").mkdir()
         model_of(False).save_pretrained(folder / "bare")
         args = ModelArguments(model_name_or_path=str(folder / "bare"), tokenizer_name=str(folder / "old"))
-        model, said = pre_train_t5.build_model(args, OLD)
+        model, said = pre_train_t5.build_model(args, OLD, len(OLD))
         self.assertIn("taken for its own", said)
         self.assertEqual(model.config.vocab_size, 64)
         argv[argv.index("--max_steps") + 1] = "3"
