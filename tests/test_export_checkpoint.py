@@ -413,7 +413,7 @@ class CardTest(TestCase):
     def test_a_hub_that_refuses_is_said_before_the_training(self):
         with FakeHub(refuse={"repos/create": 400}) as hub:
             _, _, error = self.train("--push_to_hub", "--hub_model_id", "other/run", code=2)
-        self.assertRegex(error, "--hub_model_id other/run: .*400")
+        self.assertRegex(error, "--hub_model_id other/run: .*you may not do this")
         self.assertFalse((self.out / "model.safetensors").exists())
         self.assertEmpty(hub.commits)
 

@@ -56,4 +56,4 @@ def start_upload(folder: Path, name: str, message: str, token: str | None, into:
 
 def reason(error: Exception) -> str:
     """One line about what the Hub or the network said."""
-    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+    return " ".join(str(error).split())[:300] or type(error).__name__
