@@ -38,8 +38,8 @@ from tasks.mixtures import Mixture
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
 from training.denoising import MixtureDataCollator
 from training.fused_model import checkpoint_blocks_only, fuse_cross_projections, fuse_projections, use_bf16_residual
-from training.loss import compute_loss_in_forward
 from training.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
+from training.loss import compute_loss_in_forward
 from training.model_cards import model_card, read_run
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from training.packing import SEGMENTS
