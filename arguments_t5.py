@@ -39,6 +39,7 @@ from corpora.files import (
 )
 from corpora.own_ids import ID_TYPES, IdFormat, expand_id_files, holds_ids
 from training.denoising import denoisers_of
+from training.hub_uploads import check_repository_name
 from training.optimizers import NEEDS_WHOLE_TENSORS, NOT_UNDER_FSDP, OPTIMIZERS
 
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
@@ -62,6 +63,7 @@ LEAST = dict(
     z_loss=0,
     loss_chunk_size=0,
     length_buckets=0,
+    num_samples=0,
 )
 NAMED_CHOICES = {
     "optim": OPTIMIZERS,
@@ -131,6 +133,7 @@ class PreTrainingDataArguments:
     streaming: bool = option(False, "Read and tokenise text on the fly. Needs --max_steps and a tokenizer.")
     shuffle_buffer_size: int = option(10_000, "Streaming: chunks shuffled at a time, over all ranks together.")
     validation_split_percentage: float = option(5.0, "Text held out when there is no validation text, in percent.")
+    validation_split_count: int | None = option(None, "Or exactly this many documents are held out.")
     max_train_samples: int | None = option(None, "Use the first N training documents only.")
     max_eval_samples: int | None = option(None, "Evaluate on the first N chunks of the validation text only.")
     objective: str = option(
@@ -285,6 +288,7 @@ class PreTrainingArguments(T5TrainingArguments):
     eval_steps: float | None = option(2_000, "Steps between evaluations.")
     save_steps: float = option(2_000, "Steps between checkpoints.")
     save_total_limit: int | None = option(2, "Checkpoints kept.")
+    num_samples: int = option(3, "Texts whose gaps the model fills at each evaluation, in samples.md; 0: none.")
 
 
 @dataclass
@@ -386,6 +390,16 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     if args.streaming and args.validation_split_percentage != PreTrainingDataArguments.validation_split_percentage:
         raise ValueError("--validation_split_percentage: the length of a stream is not known; its first documents are "
                          "held out, for --max_eval_samples chunks, or give --validation_file")  # fmt: skip
+    if args.validation_split_count is not None:
+        if args.streaming:
+            raise ValueError("--validation_split_count: a stream holds out its first documents, for --max_eval_samples "
+                             "chunks; give that, or --validation_file")  # fmt: skip
+        if args.validation_split_count < 1:
+            raise ValueError(f"--validation_split_count {args.validation_split_count}: must be at least 1 document")
+        other = "--validation_file" if args.validation_file else "--validation_split_percentage"
+        default = PreTrainingDataArguments.validation_split_percentage
+        if args.validation_file or args.validation_split_percentage != default:
+            raise ValueError(f"--validation_split_count and {other} exclude each other: give one of them")
     if not args.text_column:
         raise ValueError("--text_column: must be the name of a column")
     _check_counts(args)
@@ -527,6 +541,10 @@ def check_training(args: T5TrainingArguments, stage: str) -> None:
         raise ValueError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
     if args.max_steps == -1 and not args.num_train_epochs > 0:
         raise ValueError(f"--num_train_epochs {args.num_train_epochs}: must be above 0")
+    if args.hub_model_id and not args.push_to_hub:
+        raise ValueError(f"--hub_model_id {args.hub_model_id}: nothing is uploaded without --push_to_hub")
+    if args.push_to_hub:
+        check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
     if not 0 <= args.label_smoothing_factor < 1:
         raise ValueError(f"--label_smoothing_factor {args.label_smoothing_factor}: must be at least 0 and below 1")
     if stage == "pre_training" and args.max_steps > 0 and args.num_train_epochs != 3:  # 3: transformers' default

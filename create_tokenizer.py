@@ -2,21 +2,31 @@
 
     python create_tokenizer.py --train_file 'corpus/*.txt' --vocab_size 32100 --output_dir out/tokenizer
     python create_tokenizer.py --train_file corpus.jsonl.gz --text_column content --config_name t5-v1_1-base
+    python create_tokenizer.py --dataset_name allenai/c4 --dataset_config_name it --streaming --max_train_samples 99999
 
 The folder loads with AutoTokenizer and AutoConfig, and goes into `--tokenizer_name` of the other scripts. 10 MB of text
-take about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus.
+take about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus. With
+--streaming a data set of the Hub is read as it arrives, which --max_train_samples should end.
 """
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from arguments_t5 import PreTrainingDataArguments, check_pre_training_data, check_vocab_size
-from common.command_line import exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
 from common.reports import end_summary
-from constants import NUM_SENTINELS
+from constants import BUILTIN_CORPUS, NUM_SENTINELS
+from corpora.cache import made_aside
+from corpora.files import column_texts
+from corpora.hub import load_dataset_splits
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from data_t5 import find_sources
 from model_t5 import build_config
+
+# nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: as it is.
+NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
 
 
 @dataclass
@@ -29,10 +39,12 @@ class TokenizerArguments:
     dataset_name: str | None = option(None, "Or a saved `datasets` folder, a Hub name, or the built-in installed_docs.")
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
-    output_dir: str = option("out/tokenizer", "Folder to write; must be empty.")
+    streaming: bool = option(False, "Read the data set as it arrives, without storing it first.")
+    max_train_samples: int | None = option(None, "Read the first N documents only.")
+    output_dir: str = option("out/tokenizer", "Folder to write; must be empty. It appears when it is whole.")
     vocab_size: int = option(32_100, f"Words, {NUM_SENTINELS} sentinels included (T5: 32,100).")
     byte_fallback: bool = option(False, "Write unknown letters as bytes (256 words) instead of <unk>.")
-    normalization: str = option("nmt_nfkc", "SentencePiece's rule: nmt_nfkc (T5's), nfkc, identity; *_cf lower-case.")
+    normalization: str = option("nmt_nfkc", f"SentencePiece's rule (nmt_nfkc is T5's): {', '.join(NORMALIZATIONS)}.")
     character_coverage: float = option(
         0.9995, "Share of the text's letters that get a piece (0.9995 for large scripts)."
     )
@@ -46,12 +58,46 @@ def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
     check_vocab_size(args.vocab_size)
     if not 0.9 <= args.character_coverage <= 1:
         raise ValueError(f"--character_coverage {args.character_coverage}: must lie between 0.9 and 1")
+    if args.normalization not in NORMALIZATIONS:
+        raise ValueError(f"--normalization {args.normalization}: must be one of {', '.join(NORMALIZATIONS)}")
+    if args.max_sentences < 1:
+        raise ValueError(f"--max_sentences {args.max_sentences}: must be at least 1")
+    if args.streaming and args.dataset_name in (None, BUILTIN_CORPUS):
+        raise ValueError("--streaming goes with a data set in --dataset_name; files are read as a stream anyway")
+    check_folder("--output_dir", args.output_dir)
     if Path(args.output_dir).is_dir() and any(Path(args.output_dir).iterdir()):
         raise ValueError(f"--output_dir {args.output_dir} is not empty: name another folder")
-    shared = ("train_file", "dataset_name", "dataset_config_name", "text_column", "data_cache_dir")
+    shared = "train_file dataset_name dataset_config_name text_column max_train_samples data_cache_dir".split()
     data_args = PreTrainingDataArguments(**{name: getattr(args, name) for name in shared})
     check_pre_training_data(data_args)
     return data_args
+
+
+def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments) -> tuple[str, Iterator[str]]:
+    """(what the text is, its documents, at most --max_train_samples of them)."""
+    if args.streaming:
+        splits = load_dataset_splits(args.dataset_name, args.dataset_config_name, "--dataset_name", streaming=True)
+        if "train" not in splits:
+            raise ValueError(f"--dataset_name {args.dataset_name}: has no split called train")
+        rows = iter(splits["train"])
+        row = next(rows, {})
+        if args.text_column not in row:
+            raise ValueError(f"--text_column {args.text_column}: {args.dataset_name} has the columns {', '.join(row)}")
+        documents = column_texts(itertools.chain([row], rows), args.text_column, args.dataset_name)
+        described = f"{args.dataset_name}, streamed"
+    else:
+        source = find_sources(data_args)["train"]
+        described, documents = source.description, source.documents()
+    limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
+    return described + limit, itertools.islice(documents, args.max_train_samples)
+
+
+def _with_first(documents: Iterator[str]) -> tuple[Iterator[str], str]:
+    """(the same documents, the first that is not empty); ValueError if there is none."""
+    first = next((text for text in documents if text.strip()), None)
+    if first is None:
+        raise ValueError("there is no text to train a tokenizer on")
+    return itertools.chain([first], documents), first.strip()
 
 
 def main(argv: list[str] | None = None) -> str:
@@ -59,29 +105,32 @@ def main(argv: list[str] | None = None) -> str:
     with exit_on_user_error():
         (args,) = parse_arguments([TokenizerArguments], argv)
         data_args = check_tokenizer(args)
-        source = find_sources(data_args)["train"]
         if args.config_name:
             build_config(args.config_name)  # an unknown name is refused before the training
-        train_tokenizer(
-            source.documents(),
-            Path(args.output_dir),
-            args.vocab_size,
-            args.byte_fallback,
-            args.normalization,
-            args.character_coverage,
-            args.max_sentences,
-        )
-        tokenizer = load_tokenizer(args.output_dir)
-        if args.config_name:
-            build_config(args.config_name, len(tokenizer)).save_pretrained(args.output_dir)
-    sample = next(text for text in source.documents() if text.strip())[:60]
+        described, documents = find_documents(args, data_args)
+        documents, first = _with_first(documents)
+        with made_aside(Path(args.output_dir)) as folder:
+            train_tokenizer(
+                documents,
+                folder,
+                args.vocab_size,
+                args.byte_fallback,
+                args.normalization,
+                args.character_coverage,
+                args.max_sentences,
+            )
+            tokenizer = load_tokenizer(str(folder))
+            if args.config_name:
+                build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
+    sample = first[:60]
     end_summary(
         {
-            "text": source.description,
+            "text": described,
             "words": f"{len(tokenizer):,}, sentinels {tokenizer.convert_tokens_to_ids('<extra_id_0>')} downwards",
             "example": f"{sample!r} -> {' '.join(tokenizer.tokenize(sample))}",
             "written to": args.output_dir,
-            "next": f"accelerate launch pre_train_t5.py --tokenizer_name {args.output_dir} --config_name mini ...",
+            "next": f"accelerate launch pre_train_t5.py --tokenizer_name {args.output_dir} "
+            f"--config_name {args.output_dir if args.config_name else 'mini'} ...",
         },
         title="tokenizer",
     )

@@ -35,6 +35,7 @@ from training.manifests import file_digest
 
 TOKENIZER_SENTENCES = 200_000  # sample for a tokenizer that is trained on the way; enough for a small vocabulary
 TOKENISE_BATCH = 2_000_000  # characters handed to the tokenizer's threads at once
+HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch where their number is given
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
 TOKENS_FORMAT = 3  # part of the cache's keys: raise it when the same text would give other tokens
 
@@ -202,8 +203,12 @@ def tokenised(args: PreTrainingDataArguments, sources: dict[str, Source], tokeni
     """Token files of "train" and "validation", from the cache or tokenised now with a progress bar."""
     choices = [TOKENS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents, args.max_train_samples]
     choices += [(split, source.fingerprint, source.column) for split, source in sources.items()]
+    count = args.validation_split_count
+    if count and "validation" in sources:
+        raise ValueError(f"--validation_split_count {count}: {sources['validation'].description} is the validation "
+                         "text already; leave the flag out")  # fmt: skip
     if "validation" not in sources:
-        choices.append(args.validation_split_percentage)
+        choices.append(args.validation_split_percentage if count is None else ["documents", count])
     key = hashlib.sha256(repr(choices).encode()).hexdigest()
 
     def build(folder: Path) -> None:
@@ -216,6 +221,9 @@ def tokenised(args: PreTrainingDataArguments, sources: dict[str, Source], tokeni
             blocks = [(False, used)]
             if "validation" not in sources:
                 blocks = split_documents(used, args.validation_split_percentage)
+                if count:
+                    first_pass = itertools.islice(source.documents(), args.max_train_samples)
+                    blocks = split_off_documents(used, count, sum(1 for text in first_pass if text.strip()))
             with _progress(source.size) as bar:
                 for held_out, block in blocks:
                     writer = writers["validation" if held_out else split]
@@ -268,6 +276,28 @@ def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tup
                 block, size = [], 0
     if block:
         yield False, block
+
+
+def split_off_documents(documents: Iterable[str], count: int, total: int) -> Iterator[tuple[bool, list[str]]]:
+    """(held out, documents) blocks: exactly `count` of the `total` documents that are not empty, in stretches of up to
+    HELD_OUT_NEIGHBOURS spread evenly over the text. ValueError unless at least as many are left to train on.
+
+    Of 10 documents 2 -> the stretches [8, 9]; 100 of 1,000 -> [450 ... 499] and [950 ... 999].
+    """
+    if count * 2 > total:
+        raise ValueError(f"--validation_split_count {count}: the text has {total:,} documents, and at most half of "
+                         "them can be held out")  # fmt: skip
+    stretches = -(-count // HELD_OUT_NEIGHBOURS)
+    starts, ends = [], []  # numbers of documents: each stretch closes its share of the text
+    for number in range(stretches):
+        ends.append((number + 1) * total // stretches)
+        starts.append(ends[-1] - ((number + 1) * count // stretches - number * count // stretches))
+    number, stretch = 0, 0
+    for document in documents:
+        if stretch < stretches and number == ends[stretch]:
+            stretch += 1
+        yield stretch < stretches and number >= starts[stretch], [document]
+        number += bool(document.strip())
 
 
 def _progress(total_bytes: int | None) -> tqdm:

@@ -5,6 +5,7 @@
     python evaluate_t5.py --benchmark glue --dataset_name all --data_dir glue/ --model_name_or_path out/mixture
     python evaluate_t5.py --benchmark glue --dataset_name all --do_predict --model_name_or_path 'out/glue/{task}'
     torchrun --nproc_per_node 2 evaluate_t5.py --benchmark glue --dataset_name qqp --model_name_or_path out/qqp
+    python evaluate_t5.py --interactive --model_name_or_path out/pre_train_t5     # The cat <extra_id_0> on the mat.
 
 Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jsonl (a line per row) and, for
 `--dataset_name all --do_predict`, the GLUE server's submission.zip into --output_dir. Several tasks (cola,rte or all)
@@ -55,8 +56,10 @@ from tasks.mixtures import average_of
 from trainer_t5 import T5Trainer, finish_process_group
 from training.callbacks import T5ProgressCallback, install_callbacks
 from training.runs import set_up_tracking
+from training.samples import prompt
 from training.trackers import finish_tracking, log_table, start_tracking
 
+INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
 TRACKED_ROWS = 64  # of each split, shown as a table by the trackers of --report_to
 GLUE_WANTS_WORDS = ("mnli", "ax", "qnli", "rte")  # answered with the label's words; the other classes as 0 and 1
@@ -76,6 +79,9 @@ class EvaluationArguments:
         None, "Attention: eager, sdpa or t5_fused (which evaluates with sdpa). Not set: transformers' choice."
     )
     split: str | None = option(None, "Not set: the task's evaluation splits, or with --do_predict its test splits.")
+    interactive: bool = option(
+        False, "Answer the lines of standard input: gaps <extra_id_0> are filled, or a task done."
+    )
     allow_missing: bool = option(False, "Of several tasks leave out those without data or checkpoint.")
 
 
@@ -129,6 +135,10 @@ def parse_flags(argv: list[str] | None):
     """The groups of flags, checked, and a Job for each task; the output folder is chosen if none was named."""
     evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv)
     check_attention(evaluation.attn_implementation)
+    if run_args.push_to_hub:
+        raise ValueError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
+    if evaluation.interactive:
+        return evaluation, task_args, run_args, []
     if is_submission(task_args, run_args):
         names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
         if not names or evaluation.split or task_args.max_eval_samples:
@@ -328,10 +338,24 @@ def finish(run_args: EvaluationRunArguments, jobs: list[Job], results: dict, mis
     end_summary(shown | left_out | {"written to": f"{folder}: {files}", "next": next_step})
 
 
+def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments) -> dict:
+    """Answers lines at a prompt, or piped in; {"lines": how many}. Writes no file."""
+    for name in ("generation_num_beams", "generation_max_length"):
+        if getattr(run_args, name) is not None and getattr(run_args, name) < 1:
+            raise ValueError(f"--{name} {getattr(run_args, name)}: must be at least 1")
+    tokenizer = load_tokenizer(evaluation.tokenizer_name or evaluation.model_name_or_path, "--model_name_or_path")
+    model = load_model(evaluation.model_name_or_path, evaluation.attn_implementation).to(run_args.device).eval()
+    fit_vocabulary(model, len(tokenizer))
+    length = run_args.generation_max_length or task_args.max_target_length or INTERACTIVE_LENGTH
+    return {"lines": prompt(model, tokenizer, length, run_args.generation_num_beams or 1)}
+
+
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
     with exit_on_user_error():
         evaluation, task_args, run_args, jobs = parse_flags(argv)
+        if evaluation.interactive:
+            return interact(evaluation, task_args, run_args)
         prepare_output_dir(run_args, jobs)
         with run_args.main_process_first(desc="preparing the task"):
             jobs, missing = load_data(jobs, evaluation)

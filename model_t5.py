@@ -132,7 +132,7 @@ def load_model(name_or_path: str, attn_implementation: str | None = None) -> Pre
     if attn_implementation is not None:
         kwargs["attn_implementation"] = attn_implementation
     try:
-        with _UntiedHeadIsIntended():
+        with UntiedHeadIsIntended():
             model, report = AutoModelForSeq2SeqLM.from_pretrained(
                 name_or_path, config=config, dtype=torch.float32, output_loading_info=True, **kwargs
             )
@@ -162,7 +162,7 @@ def _prepared(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-class _UntiedHeadIsIntended(logging.Filter):
+class UntiedHeadIsIntended(logging.Filter):
     """Silences the one warning that calls T5 v1.1's separate head a mistake, and nothing else."""
 
     def __enter__(self):

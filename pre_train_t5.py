@@ -33,7 +33,7 @@ from common.reports import human_count, human_time
 from corpora.own_ids import ids_offset, ids_tokenizer
 from corpora.pre_training_streams import first_tokens, open_streams, stream_chunks
 from corpora.streams import resume as resume_stream
-from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
+from corpora.tokenizers import has_tokenizer, load_tokenizer, tokenizer_fingerprint
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
 from data_t5 import corpus_weights, find_corpora, find_sources, id_format, joined, tokenised, tokenizer_for
 from model_t5 import (
@@ -56,8 +56,11 @@ from trainer_t5 import T5Trainer, global_batch_size
 from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir
 from training.chunks import JoinedChunks, WeightedChunks, chunks_for
 from training.denoising import MixtureDataCollator, denoisers_of, with_mode_tokens
+from training.new_vocabulary import change_vocabulary, same_vocabulary
 from training.packing import enable_packing
 from training.runs import finish_run, set_up_tracking, start_run
+from training.samples import SamplesCallback
+from training.trackers import log_table
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 
@@ -110,11 +113,26 @@ def find_text(model_args: ModelArguments, data_args: PreTrainingDataArguments):
     return sources, corpora or {"": sources}, tokenizer
 
 
+def adapt_vocabulary(model_args: ModelArguments, model, tokenizer) -> str | None:
+    """Gives the checkpoint the words of `--tokenizer_name` if they are others than its own; what became of them."""
+    folder = Path(model_args.model_name_or_path)
+    if folder.is_dir() and not has_tokenizer(folder):
+        return "the checkpoint names no words: --tokenizer_name is taken for its own"
+    own = load_tokenizer(model_args.model_name_or_path, "--model_name_or_path")
+    if same_vocabulary(own, tokenizer):
+        return None
+    words = change_vocabulary(model, own, tokenizer)
+    return f"{words['kept']:,} words keep their embeddings, {words['new']:,} new ones start at their mean"
+
+
 def build_model(model_args: ModelArguments, tokenizer, plain_size: int):
-    """The checkpoint, or a new model of the chosen shape whose vocabulary fits the tokenizer. plain_size: the
-    tokenizer's size before mode tokens were added to it."""
+    """(model, what became of the vocabulary or None): the checkpoint, given the tokenizer's words if they are others
+    than its own, or a new model of the chosen shape whose vocabulary fits the tokenizer. plain_size: the tokenizer's
+    size before mode tokens were added to it."""
+    changed = None
     if model_args.model_name_or_path:
         model = load_model(model_args.model_name_or_path, model_args.attn_implementation)
+        changed = adapt_vocabulary(model_args, model, tokenizer) if model_args.tokenizer_name else None
     else:
         overrides = parse_overrides(model_args.config_overrides)
         config = build_config(model_args.config_name or "t5-v1_1-small", len(tokenizer), overrides)
@@ -130,7 +148,7 @@ def build_model(model_args: ModelArguments, tokenizer, plain_size: int):
     if ids_offset(tokenizer):  # what a reader of ready-made ids must know
         model.config.input_ids_offset = ids_offset(tokenizer)
         model.config.sentinel_ids = find_sentinel_ids(tokenizer).tolist()
-    return model
+    return model, changed
 
 
 def build_collator(data_args: PreTrainingDataArguments, tokenizer, decoder_start_token_id: int):
@@ -239,7 +257,7 @@ def main(argv: list[str] | None = None) -> dict:
         with training_args.main_process_first(desc="finding the text"):
             sources, corpora, plain_tokenizer = find_text(model_args, data_args)
         tokenizer = with_mode_tokens(plain_tokenizer, data_args.objective)  # tokens are cached for the plain one
-        model = build_model(model_args, tokenizer, len(plain_tokenizer))
+        model, changed_vocabulary = build_model(model_args, tokenizer, len(plain_tokenizer))
         # Built before the long work: it refuses lengths and densities that cannot be.
         collator = build_collator(data_args, tokenizer, model.config.decoder_start_token_id)
         fingerprints = {split: source.fingerprint for split, source in sources.items()}
@@ -268,6 +286,9 @@ def main(argv: list[str] | None = None) -> dict:
         processing_class=tokenizer,
         compute_metrics=build_metrics(data_args, tokens, collator, chunks),
     )
+    if training_args.num_samples and trainer.eval_dataset is not None and isinstance(collator, T5DataCollator):
+        samples = (training_args.output_dir, tokenizer, chunks["validation"], collator, training_args.num_samples)
+        trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
     tokens_per_step = round(global_batch_size(training_args) * collator.tokens_length)
     steps, epochs = training_args.max_steps, math.nan  # of a stream nobody knows how long they are
     if not data_args.streaming:
@@ -287,6 +308,7 @@ def main(argv: list[str] | None = None) -> dict:
         fingerprints=fingerprints,
         rows={
             "text": sources["train"].description,
+            "vocabulary": changed_vocabulary,
             **plan_rows(data_args, tokens, len(tokenizer), collator, chunks, epochs),
             "chunks": f"{'a stream' if data_args.streaming else format(len(chunks['train']), ',')} training, "
             f"{len(chunks['validation']):,} validation, of "

@@ -25,7 +25,9 @@ from torch.utils.data import SequentialSampler
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import HubStrategy
 
+from common.command_line import exit_on_user_error
 from common.processes import is_first_process, print_once
 from corpora.streams import StreamDataset, StreamLoader, save_state
 from data_collator_t5 import T5DataCollator
@@ -37,7 +39,9 @@ from tasks.mixtures import Mixture
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
 from training.denoising import MixtureDataCollator
 from training.fused_model import checkpoint_blocks_only, fuse_cross_projections, fuse_projections, use_bf16_residual
+from training.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
 from training.loss import compute_loss_in_forward
+from training.model_cards import model_card, read_run
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from training.packing import SEGMENTS
 from training.preemption import PreemptionCallback, exit_preempted, outlive_signals
@@ -281,9 +285,52 @@ class T5Trainer(Seq2SeqTrainer):
         if self.args.should_save:
             self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
             publish(aside, final)
+            self._finish_current_push()  # of the checkpoint before, which may have to go now
             rotate(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
+            if self.args.push_to_hub:
+                self._push_from_checkpoint(str(final))
             shutil.rmtree(output_dir / SAVING, ignore_errors=True)  # empty by now
         self.accelerator.wait_for_everyone()
+
+    # ------------------------------------------------------------ the Hub
+    def init_hf_repo(self, token=None, private=None):
+        """As Trainer's; a Hub that refuses is the user's error, and a dry run makes no repository."""
+        self._uploads = []
+        if self.is_world_process_zero() and not self.args.dry_run:
+            name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+            private = self.args.hub_private_repo if private is None else private
+            with exit_on_user_error():
+                self.hub_model_id = create_repository(name, private, token or self.args.hub_token, "--hub_model_id")
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """As Trainer's, which asks while the checkpoint is still being written: then nothing happens, and a second time
+        when it is whole. The model goes up without the states of the training; `--hub_strategy` adds those."""
+        if self._is_saving or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
+            return
+        folder, message = Path(checkpoint_folder), f"Training in progress, step {self.state.global_step:,}"
+        token = self.args.hub_token
+        self._uploads.append(start_upload(folder, self.hub_model_id, message, token, ignore=NOT_PUBLISHED))
+        whole = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: folder.name}
+        if self.args.hub_strategy in whole:
+            into = whole[self.args.hub_strategy]
+            self._uploads.append(start_upload(folder, self.hub_model_id, f"{message}, {into}", token, into=into))
+
+    def _finish_current_push(self) -> None:
+        """Waits for the uploads in the background and names those that failed; the training goes on without them."""
+        for upload_ in self.__dict__.pop("_uploads", []):
+            if error := upload_.exception():
+                print_once(f"an upload to {self.hub_model_id} failed ({reason(error)}); the next save tries again")
+        self._uploads = []
+
+    def push_to_hub(self, commit_message: str = "End of training", **_) -> str | None:
+        """Uploads the finished run's folder with its model card; returns its address. ValueError if that fails."""
+        if not self.is_world_process_zero():
+            return None
+        self._finish_current_push()
+        folder = Path(self.args.output_dir)
+        card = model_card(self.hub_model_id, read_run(folder), self.model, has_curve=(folder / "loss.png").is_file())
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        return upload(folder, self.hub_model_id, self.args.hub_private_repo, commit_message, self.args.hub_token)
 
     # ------------------------------------------------------------ numbers that are none
     def _get_grad_norm(self, model, grad_norm=None):

@@ -36,7 +36,8 @@ def option(default, help: str):
 
 # Flags of Seq2SeqTrainingArguments that `--help` shows, by theme and in this order; the others stand in `--help_all`.
 USUAL_TRAINING_FLAGS = {
-    "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed report_to run_name project",
+    "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed report_to run_name project "
+    "push_to_hub hub_model_id",
     "length and batch": "max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
     "dataloader_num_workers",
     "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
@@ -53,11 +54,13 @@ SHORT_HELP = {
     "dataloader_num_workers": "Processes that load data beside the training process.",
     "deepspeed": "DeepSpeed's JSON file, such as zero_stage2_config.json.",
     "generation_num_beams": "Beams of --predict_with_generate. Not set: the model's own, else greedy.",
+    "hub_model_id": "Repository, such as me/my-t5. Not set: the name of --output_dir.",
     "load_best_model_at_end": "End with the checkpoint that has the best main metric.",
     "max_grad_norm": "Gradients are clipped to this norm; 0: never.",
     "metric_for_best_model": "Main metric, such as eval_loss. Not set: the loss, or the task's first metric.",
     "num_train_epochs": "Passes over the training data, unless --max_steps is given.",
     "predict_with_generate": "Evaluate the texts that the model generates, instead of scoring labels.",
+    "push_to_hub": "Upload the model to the Hugging Face Hub; without it nothing leaves the machine.",
     "resume_from_checkpoint": "Go on from this checkpoint folder; without a value from the newest in --output_dir.",
     "run_name": "Name of the run in the trackers. Not set: that of --output_dir.",
     "save_strategy": "When to save: no, steps, epoch or best.",

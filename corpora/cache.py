@@ -1,14 +1,16 @@
 """Folders that are made once, appear whole and are checked at every use."""
 
 import contextlib
+import os
 import re
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from common.processes import is_first_process, print_once
-from training.manifests import difference, write_manifest
+from training.manifests import difference, fsync, write_manifest
 
 
 def cached(cache: Path, name: str, key: str, build, overwrite: bool = False) -> Path:
@@ -62,3 +64,30 @@ def _put_in_place(aside: Path, final: Path, overwrite: bool) -> None:
             final.rename(grave / "old")
         shutil.rmtree(grave, ignore_errors=True)
     raise OSError(f"{final}: other processes keep replacing it")
+
+
+@contextlib.contextmanager
+def made_aside(final: Path, overwrite: bool = False) -> Iterator[Path]:
+    """An empty folder to fill, which appears as `final` by one rename when the `with` block ends well, else not at all.
+
+    FileExistsError if `final` holds files by then and `overwrite` is not set.
+    """
+    final.absolute().parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.absolute().parent))
+    try:
+        yield aside
+        umask = os.umask(0)
+        os.umask(umask)
+        for path in [*aside.rglob("*"), aside]:
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)  # temporary files are for this user alone
+            fsync(path)
+        if final.is_dir() and any(final.iterdir()):
+            if not overwrite:
+                raise FileExistsError(f"{final} is not empty")
+            grave = Path(tempfile.mkdtemp(prefix=".replaced-", dir=aside.parent))
+            final.rename(grave / "old")
+            shutil.rmtree(grave, ignore_errors=True)
+        aside.rename(final)  # also over an empty folder
+        fsync(aside.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

@@ -67,7 +67,9 @@ def train_tokenizer(
         raise ValueError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
     (output_dir / "spiece.model").write_bytes(model.getvalue())
     tokenizer = T5Tokenizer.from_pretrained(str(output_dir), extra_ids=NUM_SENTINELS)
-    (_with_byte_fallback(tokenizer) if byte_fallback else tokenizer).save_pretrained(str(output_dir))
+    if byte_fallback or not normalization.startswith("nmt_"):
+        tokenizer = _as_sentencepiece(tokenizer, byte_fallback)
+    tokenizer.save_pretrained(str(output_dir))
 
 
 def _parts_of(line: str) -> Iterator[str]:
@@ -76,18 +78,39 @@ def _parts_of(line: str) -> Iterator[str]:
     return cut_at_spaces(line, TOKENIZER_SENTENCE // 4)  # a character has at most four bytes
 
 
-def _with_byte_fallback(tokenizer):
-    """The same tokenizer with bytes for unknown letters, which transformers' class T5Tokenizer always switches off."""
+def _as_sentencepiece(tokenizer, byte_fallback: bool):
+    """The same tokenizer where transformers' class T5Tokenizer, which rebuilds itself at every loading, is not exact.
+
+    It always switches off bytes for unknown letters. And it cuts words at every kind of white space: sentencepiece does
+    so at plain spaces alone, to which only the nmt_ rules turn no-break spaces, tabs and the like.
+    """
     from transformers import PreTrainedTokenizerFast
 
     backend = tokenizer.backend_tokenizer
     content = json.loads(backend.to_str())
-    content["model"]["byte_fallback"] = True
+    content["model"]["byte_fallback"] = byte_fallback
+    rules = content["normalizer"] or {"type": "Sequence", "normalizers": []}
+    rules = rules.get("normalizers", [rules])
+    rules = [rule for rule in rules if rule["type"] == "Precompiled"]
+    for pattern, replacement in ((" {2,}", " "), ("^ | $", "")):
+        rules.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": replacement})
+    content["normalizer"] = {"type": "Sequence", "normalizers": rules}
+    content["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": "always",
+        "split": True,
+    }
     space = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
     content["decoder"] = {"type": "Sequence", "decoders": [space, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]}
     special = {name: getattr(tokenizer, name) for name in ("pad_token", "eos_token", "unk_token")}
     return PreTrainedTokenizerFast(tokenizer_object=type(backend).from_str(json.dumps(content)), **special)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds the files of a tokenizer."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "spiece.model"))
 
 
 def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):

@@ -309,6 +309,40 @@ class RunTest(TestCase):
         self.run_to_end("--max_steps", "6")
         changes = (("noise_density", "0.15", "0.3"), ("seed", "42", "43"), ("input_seq_length", "32", "40"))
         for flag, before, now in changes:
+            self.run_to_end("--resume_from_checkpoint", f"--{flag}", now, code=2)
+            said = (self.folder / "log").read_text()
+            self.assertRegex(said, rf"its run had --{flag} {before}, now it is {now}, and other examples would follow")
+
+    def test_another_global_batch_is_said(self):
+        self.run_to_end("--max_steps", "6")
+        size = ["--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "1"]
+        self.run_to_end("--max_steps", "8", "--resume_from_checkpoint", *size)
+        self.assertRegex((self.folder / "log").read_text(), r"resuming with 3 sequences a step instead of \d+: ")
+        self.run_to_end("--max_steps", "9", "--resume_from_checkpoint", *size)
+        self.assertEqual((self.folder / "log").read_text().count("sequences a step instead of"), 1)
+
+    def test_the_checkpoint_of_a_stop_is_kept_beside_a_better_one(self):
+        """save_total_limit 1 keeps the best one; Trainer's tidying at the end would delete the newer."""
+        whole = self.run_to_end(script="fine_tune", output="whole")
+        plain = preemption.PreemptionCallback.on_step_end
+
+        def told_at_twenty(callback, args, state, control, **kwargs):
+            state.best_global_step = state.best_global_step and 6  # whatever the metrics say, the first was the best
+            if state.global_step == 20:
+                callback._received = signal.SIGTERM
+            plain(callback, args, state, control, **kwargs)
+
+        with mock.patch.object(preemption.PreemptionCallback, "on_step_end", told_at_twenty):
+            self.run_to_end(script="fine_tune", code=preemption.PREEMPTED_EXIT_CODE)
+        steps = [int(c.name.split("-")[1]) for c in checkpoints_of(self.folder / "out")]
+        self.assertEqual(steps[-1], 20)
+        self.assertEqual(self.run_to_end("--resume_from_checkpoint", script="fine_tune")["steps"], whole["steps"])
+
+    def wait_for_step(self, step: int) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            path = self.folder / "out" / "metrics.jsonl"
+            if path.exists() and any(line["step"] >= step for line in read_metrics(path)):
                 return
             time.sleep(0.005)
         self.fail((self.folder / "log").read_text())

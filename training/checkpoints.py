@@ -23,7 +23,16 @@ from common.processes import is_first_process, print_once
 from training.manifests import MANIFEST, difference, fsync, write_manifest
 
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
-RUN_FILES = ("metrics.jsonl", "all_results.json", "run.json", "loss.png", "predictions.jsonl", "trackers.json")
+RUN_FILES = (
+    "metrics.jsonl",
+    "all_results.json",
+    "run.json",
+    "loss.png",
+    "predictions.jsonl",
+    "trackers.json",
+    "samples.md",
+    "README.md",
+)
 
 
 # ---------------------------------------------------------------- writing

@@ -167,14 +167,19 @@ def sharding(trainer: T5Trainer) -> str:
 def finish_run(trainer: T5Trainer, train_metrics: dict, shown: dict[str, str], next_command: str) -> dict:
     """Evaluates, saves model and tokenizer, writes all_results.json, says where it all is and returns the results."""
     results = dict(train_metrics)
-    trainer.save_model()
+    trainer.save_model(_internal_call=True)  # which keeps it from uploading before there are results
     trainer.save_state()
     if trainer.eval_dataset is not None and trainer.args.eval_strategy != "no":
         results |= _evaluated_just_now(trainer) or trainer.evaluate()
     tracked = finish_tracking(trainer)
+    failed = uploaded = None
     if is_first_process():
         output_dir = Path(trainer.args.output_dir)
         write_json(output_dir / "all_results.json", results)
+        try:
+            uploaded = trainer.push_to_hub() if trainer.args.push_to_hub else None
+        except ValueError as error:
+            failed = error
         numbers = {
             name.removeprefix("eval_").replace("_", " "): f"{value:.4f}"
             for name, value in results.items()
@@ -182,8 +187,11 @@ def finish_run(trainer: T5Trainer, train_metrics: dict, shown: dict[str, str], n
         }
         files = "all_results.json, metrics.jsonl, loss.png, run.json"
         shown |= {"written to": f"{output_dir}: the model, {files}", "tracked": "; ".join(tracked) or None}
-        end_summary(numbers | shown | {"next": next_command})
+        end_summary(numbers | shown | {"uploaded to": uploaded, "next": next_command})
     finish_process_group()
+    if failed:
+        raise SystemExit(f"{failed}; later: python export_checkpoint.py --model_name_or_path "
+                         f"{trainer.args.output_dir} --push_to_hub {trainer.hub_model_id}")  # fmt: skip
     return results
 
 

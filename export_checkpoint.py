@@ -1,0 +1,235 @@
+"""Export any checkpoint as a clean Hugging Face folder with a model card, and for CTranslate2 and ONNX beside it.
+
+    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --output_dir out/export
+    python export_checkpoint.py --model_name_or_path out/pre_train_t5/checkpoint-2000 --dtype bfloat16
+    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats ctranslate2 ctranslate2_int8 onnx
+    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --push_to_hub me/my-t5
+
+Takes what our runs write under any launcher, and the shards of DeepSpeed's ZeRO-1 to 3 and of FSDP. Each format is
+loaded again and compared with PyTorch on real texts before it is kept: greedy tokens must be equal, log-probabilities
+within a tolerance that the end says. The folder appears when all of it is whole. A model of 1M parameters takes 20 s of
+one core in all formats. CTranslate2 and ONNX need the packages of requirements_export.txt.
+"""
+
+import dataclasses
+import importlib.util
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from arguments_t5 import PreTrainingArguments, TaskArguments
+from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
+from common.processes import print_once
+from common.reports import end_summary, human_count, start_summary
+from constants import DATASET_VALS
+from corpora.cache import made_aside
+from corpora.files import check_file, is_plain_text, read_rows, read_text_documents
+from corpora.tokenizers import has_tokenizer, load_tokenizer
+from model_t5 import UntiedHeadIsIntended, count_parameters, fit_vocabulary
+from tasks.examples import eval_splits, load_rows, source_text
+from training.exports import (
+    NEEDS,
+    TOLERANCES,
+    compare,
+    encode,
+    find_checkpoint,
+    load_any_checkpoint,
+    pytorch_answers,
+    write_format,
+)
+from training.hub_uploads import check_repository_name, upload
+from training.model_cards import model_card, read_run, task_of
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# What a model is compared on when neither --samples_file nor its run names a text.
+TEXTS = (
+    "The city lies <extra_id_0> the river, and its oldest bridge was built <extra_id_1> the twelfth century.",
+    "In mathematics, a group is a set <extra_id_0> an operation that combines any two <extra_id_1> elements.",
+    "She opened the door, looked <extra_id_0> and said that nobody had been there since <extra_id_1>.",
+    "Le musée est ouvert tous les jours <extra_id_0> dix heures à <extra_id_1>.",
+    "Der Zug nach <extra_id_0> fährt heute von Gleis 7 ab 🚆, etwa <extra_id_1> Minuten später.",
+    "Приложение <extra_id_0> на русском языке.",
+    "summarize: The committee met on Tuesday. It discussed the budget, and postponed the vote to the next week.",
+    "A short one <extra_id_0>.",
+)
+
+
+@dataclass
+class ExportArguments:
+    """What is exported, where to, and how."""
+
+    _argument_group_name = "export"
+
+    model_name_or_path: str = option(
+        PreTrainingArguments.output_dir, "Run's folder, checkpoint-N, folder of shards, or Hub name."
+    )
+    config_name: str | None = option(None, "Folder with config.json, where shards have none in or above them.")
+    tokenizer_name: str | None = option(None, "Tokenizer. Not set: the checkpoint's own, or that of the folder above.")
+    output_dir: str = option("out/export", "Folder to write. Must be empty or overwritten.")
+    overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new export is whole.")
+    formats: list[str] = option(
+        ["huggingface"], f"{', '.join(TOLERANCES)}; the first is always written, the others into folders of it."
+    )
+    dtype: str = option("float32", "Weights of the Hugging Face folder: float32, bfloat16.")
+    samples_file: str | None = option(
+        None, "Texts to compare on: a line each, or rows with a column `source` (a predictions.jsonl)."
+    )
+    num_samples: int = option(8, "Texts that are compared.")
+    license: str | None = option(None, "Licence for the model card, such as apache-2.0.")
+    language: list[str] | None = option(None, "Languages for the model card, such as en it.")
+    push_to_hub: str | None = option(None, "Upload the folder to this model repository, such as me/my-t5.")
+    hub_private: bool = option(False, "Make the repository private when it is created.")
+
+
+def check_flags(args: ExportArguments) -> None:
+    """ValueError for what cannot work, before any weight is read."""
+    for kind in args.formats:
+        if kind not in TOLERANCES:
+            raise ValueError(f"--formats {kind}: no such format{did_you_mean(kind, TOLERANCES)}; there is "
+                             f"{', '.join(TOLERANCES)}")  # fmt: skip
+        missing = [package for package in NEEDS.get(kind, ()) if importlib.util.find_spec(package) is None]
+        if missing:
+            raise ValueError(f"--formats {kind}: needs {' and '.join(missing)}: pip install -r requirements_export.txt")
+    if args.dtype not in DTYPES:
+        raise ValueError(f"--dtype {args.dtype}: must be one of {', '.join(DTYPES)}")
+    if args.num_samples < 1:
+        raise ValueError(f"--num_samples {args.num_samples}: must be at least 1")
+    if args.samples_file:
+        check_file("--samples_file", Path(args.samples_file))
+    if args.config_name and not (Path(args.config_name) / "config.json").is_file():
+        raise ValueError(f"--config_name {args.config_name}: no config.json there")
+    check_folder("--output_dir", args.output_dir)
+    folder, model = Path(args.output_dir).resolve(), Path(args.model_name_or_path).resolve()
+    if folder == model or folder in model.parents:
+        raise ValueError(f"--output_dir {args.output_dir} holds the checkpoint: name another folder")
+    if folder.is_dir() and any(folder.iterdir()) and not args.overwrite_output_dir:
+        raise ValueError(f"--output_dir {args.output_dir} is not empty: name another folder, or give "
+                         "--overwrite_output_dir")  # fmt: skip
+    if args.push_to_hub:
+        check_repository_name("--push_to_hub", args.push_to_hub)
+
+
+def find_tokenizer(args: ExportArguments, checkpoint: str):
+    """The tokenizer that was named, or the one in the checkpoint's folder or the folder above."""
+    if args.tokenizer_name:
+        return load_tokenizer(args.tokenizer_name)
+    folder = Path(checkpoint)
+    places = [place for place in (folder, folder.parent) if has_tokenizer(place)]
+    if folder.is_dir() and not places:
+        raise ValueError(f"no tokenizer in {folder} or above it: name one with --tokenizer_name")
+    return load_tokenizer(str(places[0]) if places else checkpoint, "--model_name_or_path")
+
+
+def run_folder(checkpoint: str) -> Path:
+    """Where run.json of the checkpoint's run is: its folder, or the one above."""
+    folder = Path(checkpoint)
+    return folder.parent if not (folder / "run.json").is_file() and (folder.parent / "run.json").is_file() else folder
+
+
+def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
+    """(source texts, where they are from): --samples_file, the held-out rows of the run's task, or TEXTS."""
+    if args.samples_file:
+        path = Path(args.samples_file)
+        if is_plain_text(path):
+            texts = (text for text in read_text_documents(path) if text)
+        else:
+            texts = (str(row["source"]) for row in read_rows(path, ["source"]))
+        found = [text for text, _ in zip(texts, range(args.num_samples), strict=False)]
+        if not found:
+            raise ValueError(f"--samples_file {path}: holds no text")
+        return found, path.name
+    names = task_of(run)
+    task = DATASET_VALS.get(names[0], {}).get(names[1]) if names else None
+    if task:
+        known = {field.name for field in dataclasses.fields(TaskArguments)}
+        task_args = TaskArguments(**{key: value for key, value in run["arguments"].items() if key in known})
+        split = eval_splits(task)[0]
+        try:
+            rows = load_rows(names[1], task, task_args, split)[: args.num_samples]
+            return [source_text(task, row) for row in rows], f"{len(rows)} {split} rows of {'/'.join(names)}"
+        except (ValueError, OSError) as error:
+            print_once(f"the rows of {'/'.join(names)} cannot be read here ({error}): comparing on built-in sentences")
+    return list(TEXTS[: args.num_samples]), "built-in sentences"
+
+
+def write_hugging_face(folder: Path, model, tokenizer, dtype: torch.dtype):
+    """Writes weights, configuration, generation settings and tokenizer; returns the model as the folder holds it.
+
+    ValueError unless every tensor comes back with the very bits of the checkpoint, rounded to `dtype`.
+    """
+    wanted = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+    model.to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with UntiedHeadIsIntended():
+        again = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).eval()
+    if not again.state_dict().keys() >= wanted.keys():
+        raise ValueError(f"huggingface: lost {sorted(wanted.keys() - again.state_dict().keys())[:3]}: not written")
+    different = [name for name, tensor in wanted.items() if not torch.equal(again.state_dict()[name], tensor)]
+    if different:
+        raise ValueError(f"huggingface: {different[0]} is not what the checkpoint holds (is it finite?): not written")
+    model.float()
+    return again.float()
+
+
+def export(args: ExportArguments, folder: Path, model, tokenizer, texts: list[str]) -> dict[str, dict]:
+    """Writes all formats into `folder`: what the comparison of each found. ValueError if one differs."""
+    sources, found = encode(tokenizer, texts), {}
+    again = write_hugging_face(folder, model, tokenizer, DTYPES[args.dtype])
+    if encode(load_tokenizer(str(folder)), texts) != sources:
+        raise ValueError("huggingface: the tokenizer gives other ids when it is loaded again: not written")
+    wanted, everything = pytorch_answers(model, sources)  # of the very weights that were exported
+    found["huggingface"] = compare("huggingface", wanted, everything, pytorch_answers(again, sources, wanted)[0])
+    del again
+    for kind in [kind for kind in TOLERANCES if kind in args.formats and kind != "huggingface"]:
+        print_once(f"writing and comparing {kind}")
+        found[kind] = write_format(kind, model, tokenizer, folder / kind, sources, (wanted, everything))
+    return found
+
+
+def main(argv: list[str] | None = None) -> dict[str, dict]:
+    """Runs the script; returns what was found about each format."""
+    with exit_on_user_error():
+        (args,) = parse_arguments([ExportArguments], argv)
+        check_flags(args)
+        checkpoint = find_checkpoint(args.model_name_or_path)
+        tokenizer = find_tokenizer(args, checkpoint)
+        record = read_run(run_folder(checkpoint))
+        texts, texts_from = texts_to_compare(args, record["run"])
+        with tempfile.TemporaryDirectory() as scratch:
+            model = load_any_checkpoint(checkpoint, args.config_name and Path(args.config_name), Path(scratch))
+        fit_vocabulary(model, len(tokenizer))
+        start_summary(
+            {
+                "checkpoint": checkpoint,
+                "model": f"{human_count(count_parameters(model))} parameters",
+                "compared on": f"{len(texts)} texts: {texts_from}",
+            },
+            title="export",
+        )
+        with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
+            found = export(args, folder, model, tokenizer, texts)
+            curve = run_folder(checkpoint) / "loss.png"
+            if curve.is_file():
+                shutil.copy(curve, folder / "loss.png")
+            name = args.push_to_hub or Path(args.output_dir).name
+            card = model_card(name, record, model, args.license, args.language, found, curve.is_file())
+            (folder / "README.md").write_text(card, encoding="utf-8")
+        rows = {
+            kind: f"{result['same_tokens']} of {result['texts']} texts with PyTorch's tokens"
+            + (f", {result['near_ties']} with others after a near tie" if result["near_ties"] else "")
+            + f"; log-probabilities within {result['largest_difference']:.2g} (allowed {result['tolerance']:g})"
+            for kind, result in found.items()
+        }
+        address = None
+        if args.push_to_hub:
+            address = upload(Path(args.output_dir), args.push_to_hub, args.hub_private or None, "Model, with its card")
+    end_summary(rows | {"written to": args.output_dir, "uploaded to": address}, title="exported")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,469 @@
+"""Exports: from every kind of checkpoint, into every format, with a card; and uploads against a Hub of one thread.
+
+A model of a few thousand weights with random ones, so that logits are far from each other. CTranslate2 and ONNX are
+optional packages: their tests skip themselves by name. About 25 s on one core.
+"""
+
+import atexit
+import contextlib
+import functools
+import importlib.util
+import io
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+import yaml
+from absl.testing import absltest, parameterized
+from fake_hub import FakeHub
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+import export_checkpoint
+import pre_train_t5
+from corpora.tokenizers import load_tokenizer, train_tokenizer
+from model_t5 import build_config, create_model
+from training import exports
+from training.hub_uploads import NOT_PUBLISHED
+from training.model_cards import changed_flags, model_card
+
+ROOT = Path(export_checkpoint.__file__).resolve().parent
+SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=1, num_decoder_layers=1)
+TEXTS = list(export_checkpoint.TEXTS[:3])
+
+
+def has(kind: str) -> bool:
+    return all(importlib.util.find_spec(package) for package in exports.NEEDS[kind])
+
+
+def sentences(count: int) -> list[str]:
+    chooser = random.Random(0)
+    syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
+    words = ["".join(chooser.choices(syllables, k=chooser.randint(1, 3))) for _ in range(500)]
+    return [" ".join(chooser.choices(words, k=12)).capitalize() + "." for _ in range(count)]
+
+
+@functools.cache
+def workspace() -> Path:
+    """`whole`: a checkpoint of a T5 v1.1; `tied`: one of T5 v1.0; none of the tests changes them."""
+    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_export_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "text.txt").write_text("\n".join(sentences(400)) + "\n")
+    train_tokenizer(sentences(400), folder / "tokenizer", 330)
+    torch.manual_seed(0)
+    for name, changes in (("whole", {}), ("tied", {"feed_forward_proj": "relu", "tie_word_embeddings": True})):
+        model = create_model(build_config("tiny", 330, SHAPE | changes))
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.7)
+        model.save_pretrained(folder / name)
+        load_tokenizer(str(folder / "tokenizer")).save_pretrained(folder / name)
+    return folder
+
+
+def run(script, *argv, code: int | None = None) -> tuple[object, str, str]:
+    """(what main returns, stdout, stderr)."""
+    out, err, result = io.StringIO(), io.StringIO(), None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            result = script.main([str(word) for word in argv])
+            ended = None
+        except SystemExit as stop:
+            ended = stop.code
+    assert (ended if isinstance(ended, int | None) else 1) == code, (ended, out.getvalue()[-500:], err.getvalue())
+    return result, out.getvalue(), err.getvalue() + (ended if isinstance(ended, str) else "")
+
+
+class TestCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.out = self.folder / "out"
+
+    def export(self, source, *more, code: int | None = None):
+        return run(
+            export_checkpoint,
+            "--model_name_or_path",
+            source,
+            "--output_dir",
+            self.out,
+            "--num_samples",
+            3,
+            *more,
+            code=code,
+        )
+
+    def assert_same_weights(self, one: Path, two: Path):
+        first, second = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
+        self.assertEqual(first.keys(), second.keys())
+        for name, tensor in first.items():
+            self.assertTrue(torch.equal(tensor, second[name]), name)
+
+
+class HuggingFaceTest(TestCase):
+    @parameterized.parameters("whole", "tied")
+    def test_a_clean_folder_with_the_same_model(self, name):
+        found, printed, _ = self.export(workspace() / name)
+        self.assertEqual(found["huggingface"]["same_tokens"], 3)
+        self.assertEqual(found["huggingface"]["largest_difference"], 0)
+        self.assertRegex(printed, "3 of 3 texts with PyTorch's tokens")
+        names = {path.name for path in self.out.iterdir()}
+        wanted = {"config.json", "generation_config.json", "model.safetensors", "README.md"}
+        self.assertEqual(names - {"tokenizer.json", "tokenizer_config.json", "spiece.model"}, wanted)
+        self.assert_same_weights(workspace() / name, self.out)
+        self.assertEqual(AutoTokenizer.from_pretrained(self.out)("Bada.").input_ids[-1], 1)
+        self.assertEqual(self.out.stat().st_mode & 0o444, 0o444, "others may read it")
+
+    def test_bfloat16_is_the_rounded_checkpoint(self):
+        self.export(workspace() / "whole", "--dtype", "bfloat16")
+        before, after = (
+            load_file(workspace() / "whole" / "model.safetensors"),
+            load_file(self.out / "model.safetensors"),
+        )
+        for name, tensor in before.items():
+            self.assertTrue(torch.equal(tensor.bfloat16(), after[name]), name)
+        self.assertEqual(json.loads((self.out / "config.json").read_text())["dtype"], "bfloat16")
+
+    def test_a_run_that_has_not_ended_gives_its_newest_whole_checkpoint(self):
+        run_folder = self.folder / "run"
+        for step in (2, 4, 6):
+            shutil.copytree(workspace() / "whole", run_folder / f"checkpoint-{step}")
+            (run_folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+        weights = run_folder / "checkpoint-6" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:900])
+        _, printed, _ = self.export(run_folder)
+        self.assertRegex(printed, "checkpoint-6 is damaged and skipped")
+        self.assertRegex(printed, "newest whole checkpoint, .*checkpoint-4")
+
+    def test_an_export_that_fails_leaves_nothing(self):
+        with mock.patch("export_checkpoint.model_card", side_effect=ValueError("the disk is full")):
+            self.export(workspace() / "whole", code=2)
+        self.assertEmpty(list(self.folder.iterdir()))
+
+    def test_an_earlier_export_is_replaced_as_a_whole(self):
+        self.export(workspace() / "whole")
+        (self.out / "old").write_text("x")
+        self.export(workspace() / "tied", "--overwrite_output_dir")
+        self.assertFalse((self.out / "old").exists())
+        self.assert_same_weights(workspace() / "tied", self.out)
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["out"])
+
+    def test_weights_that_come_back_changed_are_refused(self):
+        class Other(AutoModelForSeq2SeqLM):
+            @classmethod
+            def from_pretrained(cls, *args, **kwargs):
+                model = AutoModelForSeq2SeqLM.from_pretrained(*args, **kwargs)
+                model.decoder.final_layer_norm.weight.data[3] += 1e-3
+                return model
+
+        with mock.patch("export_checkpoint.AutoModelForSeq2SeqLM", Other):
+            _, _, error = self.export(workspace() / "whole", code=2)
+        self.assertRegex(error, "decoder.final_layer_norm.weight is not what the checkpoint holds")
+
+
+class ShardsTest(TestCase):
+    """Folders of shards without model.safetensors give the weights of the whole checkpoint."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
+
+    def checkpoint(self) -> Path:
+        folder = self.folder / "run" / "checkpoint-2"
+        folder.mkdir(parents=True)
+        for path in (workspace() / "whole").iterdir():
+            if path.name != "model.safetensors":
+                shutil.copy(path, folder.parent)  # configuration and tokenizer lie in the run's folder
+        return folder
+
+    @parameterized.parameters(("pytorch_model_fsdp_0", "model"), ("pytorch_model_fsdp_0", ""), ("", ""))
+    def test_fsdp_shards(self, below, key):
+        folder = self.checkpoint()
+        state = {f"_orig_mod.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        torch.distributed.checkpoint.save({key: state} if key else state, checkpoint_id=folder / below, no_dist=True)
+        self.export(folder)
+        self.assert_same_weights(workspace() / "whole", self.out)
+
+    def test_fsdp_whole_state(self):
+        folder = self.checkpoint()
+        torch.save(self.model.state_dict(), folder / "pytorch_model_fsdp.bin")
+        self.export(folder)
+        self.assert_same_weights(workspace() / "whole", self.out)
+
+    def test_zero(self):
+        """A checkpoint that DeepSpeed's own engine wrote with ZeRO-3, on one rank."""
+        folder = self.checkpoint()
+        done = subprocess.run(
+            [sys.executable, "-c", ZERO, str(workspace() / "whole"), str(folder)],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+        self.assertFalse((folder / "model.safetensors").exists())
+        self.export(folder)
+        self.assert_same_weights(workspace() / "whole", self.out)
+
+    def test_shards_that_do_not_fit(self):
+        folder = self.checkpoint()
+        state = {name: tensor for name, tensor in self.model.state_dict().items() if "final_layer_norm" not in name}
+        torch.save(state, folder / "pytorch_model_fsdp.bin")
+        _, _, error = self.export(folder, code=2)
+        self.assertRegex(error, "checkpoint-2: the checkpoint lacks 2 tensors")
+
+
+ZERO = """
+import os, sys, socket
+os.environ.update(DS_ACCELERATOR="cpu", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+import deepspeed, torch
+from model_t5 import load_model
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # a faster sum over ranks; it would be compiled first
+deepspeed.init_distributed(dist_backend="gloo")
+model = load_model(sys.argv[1])
+config = dict(train_batch_size=1, zero_optimization=dict(stage=3), zero_allow_untested_optimizer=True)
+engine, *_ = deepspeed.initialize(model=model, config=config, optimizer=torch.optim.AdamW(model.parameters()))
+engine.save_checkpoint(sys.argv[2], tag="global_step2")
+torch.distributed.destroy_process_group()
+"""
+
+
+class EnginesTest(TestCase):
+    @parameterized.parameters(
+        *[(name, kind) for name in ("whole", "tied") for kind in ("ctranslate2", "ctranslate2_int8")]
+    )
+    def test_ctranslate2(self, name, kind):
+        if not has(kind):
+            self.skipTest("needs ctranslate2 (requirements_export.txt)")
+        with mock.patch.dict(exports.TOLERANCES, {"ctranslate2_int8": 3.0}):  # weights of deviation 0.7 round coarsely
+            found, _, _ = self.export(workspace() / name, "--formats", kind)
+        self.assertEqual(found[kind]["same_tokens"] + found[kind]["near_ties"], 3)
+        self.assert_same_weights(workspace() / name, self.out)  # int8 rounds in place: not these
+        import ctranslate2
+
+        tokenizer = load_tokenizer(str(self.out))
+        pieces = tokenizer.convert_ids_to_tokens(tokenizer(TEXTS[0]).input_ids)
+        answer = ctranslate2.Translator(str(self.out / kind)).translate_batch([pieces], beam_size=1)
+        self.assertNotEmpty(answer[0].hypotheses[0])
+
+    def test_onnx(self):
+        if not has("onnx"):
+            self.skipTest("needs onnx, onnxscript and onnxruntime (requirements_export.txt)")
+        found, _, _ = self.export(workspace() / "whole", "--formats", "onnx")
+        self.assertEqual(found["onnx"]["same_tokens"], 3)
+        import onnxruntime
+
+        model = AutoModelForSeq2SeqLM.from_pretrained(self.out).eval()
+        encoder, decoder = (
+            onnxruntime.InferenceSession(str(self.out / "onnx" / f"{part}_model.onnx"))
+            for part in ("encoder", "decoder")
+        )
+        chooser = np.random.default_rng(0)
+        for rows, source, target in ((1, 1, 1), (3, 40, 21)):  # other sizes than the exporter's example
+            ids, mask = chooser.integers(3, 330, (rows, source)), np.ones((rows, source), dtype=np.int64)
+            mask[:, source // 2 + 1 :] = 0
+            written = chooser.integers(3, 330, (rows, target))
+            hidden = encoder.run(None, {"input_ids": ids, "attention_mask": mask})[0]
+            inputs = {"input_ids": written, "encoder_hidden_states": hidden, "encoder_attention_mask": mask}
+            with torch.no_grad():
+                wanted = model(
+                    torch.from_numpy(ids),
+                    attention_mask=torch.from_numpy(mask),
+                    decoder_input_ids=torch.from_numpy(written),
+                ).logits
+            np.testing.assert_allclose(decoder.run(None, inputs)[0], wanted.numpy(), atol=1e-3)
+
+    def test_the_names_of_what_is_missing(self):
+        with mock.patch("importlib.util.find_spec", return_value=None):
+            _, _, error = self.export(workspace() / "whole", "--formats", "onnx", code=2)
+        self.assertRegex(error, "--formats onnx: needs onnx and onnxscript and onnxruntime: pip install -r req")
+
+
+class CompareTest(parameterized.TestCase):
+    """compare() refuses another model, and only that."""
+
+    def setUp(self):
+        super().setUp()
+        logits = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.9995]])
+        self.everything = [logits.log_softmax(-1).numpy()]
+        self.wanted = exports.Answers([[0, 1]], [exports._at(self.everything[0], [0, 1])])
+
+    def found(self, tokens, off=0.0):
+        return exports.compare(
+            "onnx",
+            self.wanted,
+            self.everything,
+            exports.Answers([tokens], [self.wanted.log_probs[0] + np.float32(off)]),
+        )
+
+    def test_same_and_near_ties(self):
+        self.assertEqual(self.found([0, 1], 5e-4)["same_tokens"], 1)
+        self.assertEqual(self.found([0, 2])["near_ties"], 1)  # 5e-4 nats between the two best
+
+    @parameterized.parameters(([1, 1], 0.0, "from token 1 on"), ([0], 0.0, "from token 2 on"),
+                              ([0, 1], 2e-3, "0.002 nats off"), ([0, 1], float("nan"), "nan nats off"))  # fmt: skip
+    def test_refused(self, tokens, off, message):
+        with self.assertRaisesRegex(ValueError, message):
+            self.found(tokens, off)
+
+
+class CardTest(TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.run_folder = workspace() / "run"
+        flags = dict(
+            train_file=workspace() / "text.txt", tokenizer_name=workspace() / "tokenizer", config_name="tiny",
+            config_overrides=",".join(f"{k}={v}" for k, v in SHAPE.items()), input_seq_length=32, max_steps=2,
+            warmup_steps=1, per_device_train_batch_size=4, gradient_accumulation_steps=1, logging_steps=1, eval_steps=2,
+            max_eval_samples=4, output_dir=cls.run_folder, data_cache_dir=workspace() / "cache", report_to="none",
+            disable_tqdm="true", preprocessing_num_workers=1, noise_density=0.2,
+        )  # fmt: skip
+        if not cls.run_folder.exists():
+            run(pre_train_t5, *[word for key, value in flags.items() for word in (f"--{key}", value)])
+        cls.flags = flags
+
+    def test_is_filled_from_the_run(self):
+        self.export(self.run_folder, "--license", "apache-2.0", "--language", "en", "it")
+        card = (self.out / "README.md").read_text()
+        front = yaml.safe_load(card.split("---")[1])
+        self.assertEqual(front["license"], "apache-2.0")
+        self.assertEqual(front["language"], ["en", "it"])
+        self.assertEqual(front["library_name"], "transformers")
+        results = json.loads((self.run_folder / "all_results.json").read_text())
+        self.assertIn(f"| loss | {results['eval_loss']:.4g} |", card)
+        self.assertIn("`text.txt`", card)
+        self.assertNotIn(str(workspace()), card, "no local path")
+        self.assertIn("| `noise_density` | 0.2 |", card)
+        self.assertIn("2 steps", card)
+        self.assertIn("](loss.png)", card)
+        self.assertTrue((self.out / "loss.png").is_file())
+        code = card.split("```python\n")[1].split("```")[0].replace('"out"', repr(str(self.out)))
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(code, "README.md", "exec"), {})  # what the card says works
+        self.assertNotEmpty(printed.getvalue())
+
+    def test_changed_flags_are_the_scripts_own(self):
+        arguments = json.loads((self.run_folder / "run.json").read_text())["arguments"]
+        changed = changed_flags(arguments)
+        self.assertEqual(changed["input_seq_length"], "32")
+        self.assertEqual(changed["train_file"], "text.txt")
+        self.assertNoCommonElements(changed, ["output_dir", "data_cache_dir", "seed", "mean_noise_span_length"])
+
+    def test_of_a_fine_tuned_model(self):
+        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
+        arguments = dict(benchmark="glue", dataset_name="cola", model_name_or_path="google/t5-v1_1-base", seed=7)
+        record = dict(
+            run=dict(arguments=arguments), results=dict(eval_matthews_correlation=0.5, eval_loss=1.0), metrics=[]
+        )
+        front = yaml.safe_load(model_card("me/cola", record, model).split("---")[1])
+        self.assertEqual(front["base_model"], "google/t5-v1_1-base")
+        self.assertEqual(front["datasets"], ["nyu-mll/glue"])
+        (result,) = front["model-index"][0]["results"]
+        self.assertEqual(result["metrics"][0]["value"], 0.5)
+
+    # ------------------------------------------------------------ uploads
+    def train(self, *more, code=None):
+        words = [
+            word for key, value in (self.flags | dict(output_dir=self.out)).items() for word in (f"--{key}", value)
+        ]
+        return run(pre_train_t5, *words, *more, code=code)
+
+    def test_export_is_uploaded_as_it_is(self):
+        with FakeHub() as hub:
+            _, printed, _ = self.export(workspace() / "whole", "--push_to_hub", "me/mine", "--hub_private")
+        self.assertEqual(hub.repositories["me/mine"]["visibility"], "private")
+        (commit,) = hub.commits
+        self.assertEqual(commit["files"], {path.name: path.read_bytes() for path in self.out.iterdir()})
+        self.assertIn('from_pretrained("me/mine")', commit["files"]["README.md"].decode())
+        self.assertIn("uploaded to", printed)
+
+    def test_runs_upload_whole_checkpoints_and_end_with_the_card(self):
+        with FakeHub() as hub:
+            _, printed, _ = self.train("--push_to_hub", "--hub_model_id", "me/run", "--hub_strategy", "all_checkpoints",
+                                       "--save_steps", 1, "--save_total_limit", 1)  # fmt: skip
+        self.assertIn("uploaded to", printed)
+        *steps, last = hub.commits
+        whole = {name.split("/")[0] for commit in steps for name in commit["files"] if "/" in name}
+        self.assertEqual(whole, {"checkpoint-1", "checkpoint-2"})
+        for commit in steps:
+            names = {name.split("/")[-1] for name in commit["files"]}
+            self.assertIn("model.safetensors", names)
+            self.assertEqual("manifest.json" in names, "/" in next(iter(commit["files"])), "only whole ones have it")
+        self.assertIn("| loss |", last["files"]["README.md"].decode())
+        self.assertContainsSubset({"model.safetensors", "all_results.json", "loss.png", "samples.md"}, last["files"])
+        self.assertNoCommonElements({"run.json", "training_args.bin", "trainer_state.json"}, last["files"])
+        self.assertIn("run.json", NOT_PUBLISHED)
+
+    def test_nothing_is_uploaded_without_the_flag_or_by_a_dry_run(self):
+        with FakeHub() as hub:
+            self.train("--push_to_hub", "--dry_run", code=0)
+            self.export(workspace() / "whole", "--overwrite_output_dir")
+        self.assertEmpty(hub.requests)
+
+    def test_a_hub_that_refuses_is_said_before_the_training(self):
+        with FakeHub(refuse={"repos/create": 400}) as hub:
+            _, _, error = self.train("--push_to_hub", "--hub_model_id", "other/run", code=2)
+        self.assertRegex(error, "--hub_model_id other/run: .*you may not do this")
+        self.assertFalse((self.out / "model.safetensors").exists())
+        self.assertEmpty(hub.commits)
+
+    def test_a_failed_upload_loses_nothing(self):
+        with FakeHub(refuse={"/commit/": 403}):
+            _, printed, error = self.train("--push_to_hub", code=1)
+        self.assertTrue((self.out / "all_results.json").is_file())
+        self.assertRegex(printed, "an upload to nobody/out failed")
+        self.assertRegex(error, "the model is whole in .*; later: python export_checkpoint.py")
+
+
+class BadInputTest(TestCase):
+    @parameterized.named_parameters(
+        ("format", ["--formats", "onxx"], r"--formats onxx: no such format \(did you mean onnx\?\)"),
+        ("dtype", ["--dtype", "float16"], "--dtype float16: must be one of float32, bfloat16"),
+        ("no_folder", ["--model_name_or_path", "{folder}/nowhere"], "nowhere: no tokenizer there"),
+        ("no_weights", ["--model_name_or_path", "{folder}/empty"], "--model_name_or_path .*empty: no weights there.*no|"
+         "no tokenizer in .*empty or above it"),
+        ("no_config", ["--model_name_or_path", "{folder}/bare", "--tokenizer_name", "{good}/tokenizer"],
+         "no config.json in .*bare or .*--config_name"),
+        ("config_name", ["--config_name", "{folder}"], "--config_name .*: no config.json there"),
+        ("output", ["--output_dir", "{good}"], "--output_dir .* holds the checkpoint: name another folder"),
+        ("not_empty", ["--output_dir", "{folder}"], "--output_dir .* is not empty: .* --overwrite_output_dir"),
+        ("repository", ["--push_to_hub", "a/b/c"], "--push_to_hub a/b/c: "),
+        ("samples", ["--samples_file", "{folder}/none.txt"], "--samples_file .*none.txt: no such file"),
+        ("blank", ["--samples_file", "{folder}/blank.txt"], "--samples_file .*blank.txt: holds no text"),
+        ("column", ["--samples_file", "{folder}/rows.jsonl"], "rows.jsonl, row 1: no column source; there is text"),
+        ("count", ["--num_samples", "0"], "--num_samples 0: must be at least 1"),
+        ("flag", ["--dtypes", "x"], "--dtypes: no such flag; did you mean --dtype"),
+        ("tokenizer", ["--tokenizer_name", "{folder}"], "--tokenizer_name .*: no tokenizer there"),
+        ("shards", ["--model_name_or_path", "{folder}/fsdp"], "its shards cannot be joined"),
+    )  # fmt: skip
+    def test_refused(self, flags, message):
+        (self.folder / "empty").mkdir()
+        (self.folder / "bare").mkdir()
+        (self.folder / "bare" / "model.safetensors").touch()
+        (self.folder / "bare" / "model.safetensors").rename(self.folder / "bare" / "pytorch_model_fsdp.bin")
+        (self.folder / "blank.txt").write_text("\n\n \n")
+        (self.folder / "rows.jsonl").write_text('{"text": "x"}\n')
+        shutil.copytree(workspace() / "whole", self.folder / "fsdp")
+        (self.folder / "fsdp" / "model.safetensors").unlink()
+        (self.folder / "fsdp" / "pytorch_model_fsdp.bin").write_bytes(b"PK no archive")
+        given = {"--model_name_or_path": workspace() / "whole", "--output_dir": self.out}
+        words = [word.format(folder=self.folder, good=workspace()) for word in flags]
+        given = {name: value for name, value in given.items() if name not in words}
+        argv = [*words, *[word for pair in given.items() for word in pair]]
+        _, _, error = run(export_checkpoint, *argv, code=2)
+        self.assertRegex(error, f"^[^\n]*error: [^\n]*({message})[^\n]*\n$")
+        self.assertFalse(self.out.exists())
+
+
+if __name__ == "__main__":
+    absltest.main()

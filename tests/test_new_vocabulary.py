@@ -1,0 +1,148 @@
+"""A checkpoint with another tokenizer: kept rows are the old ones exactly, new ones the mean, embedding and head."""
+
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+
+import torch
+from absl.testing import absltest, parameterized
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
+
+import pre_train_t5
+from arguments_t5 import ModelArguments
+from model_t5 import build_config, create_model, load_model
+from training.new_vocabulary import change_vocabulary, matching_ids, same_vocabulary
+
+SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=1, num_decoder_layers=1)
+SENTINELS = [f"<extra_id_{number}>" for number in range(20)]
+
+
+def tokenizer_of(words: list[str], special=("<pad>", "</s>", "<unk>")) -> PreTrainedTokenizerFast:
+    """One word, one id: special tokens, `words`, then the sentinels, of which the first has the last id."""
+    every = [*special, *words, *reversed(SENTINELS)]
+    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(every)}, unk_token=special[2]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = dict(zip(("pad_token", "eos_token", "unk_token"), special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, additional_special_tokens=SENTINELS, **names)
+
+
+OLD = tokenizer_of([f"w{n}" for n in range(40)])
+NEW = tokenizer_of(["w7", "nuovo", *[f"w{n}" for n in range(20, 40)], *[f"n{n}" for n in range(60)]])
+
+
+def model_of(tied: bool):
+    torch.manual_seed(0)
+    changes = dict(feed_forward_proj="relu", tie_word_embeddings=True) if tied else {}
+    return create_model(build_config("tiny", len(OLD), SHAPE | changes)).eval()
+
+
+class ChangeVocabularyTest(parameterized.TestCase):
+    @parameterized.parameters(False, True)
+    def test_every_row(self, tied):
+        model = model_of(tied)
+        embedding, head = model.shared.weight.detach().clone(), model.lm_head.weight.detach().clone()
+        words = change_vocabulary(model, OLD, NEW)
+        kept = 3 + len(SENTINELS) + 21
+        self.assertEqual(words, {"kept": kept, "new": len(NEW) - kept})
+        self.assertEqual(model.config.vocab_size, 128)  # 105 words, in whole tiles
+        before, after = OLD.get_vocab(), NEW.get_vocab()
+        for old_weight, weight in ((embedding, model.shared.weight), (head, model.lm_head.weight)):
+            self.assertEqual(weight.shape, (128, 16))
+            mean = old_weight[: len(OLD)].double().mean(0).float()
+            for word, number in after.items():
+                wanted = old_weight[before[word]] if word in before else mean
+                self.assertTrue(torch.equal(weight[number], wanted), word)
+            self.assertTrue(torch.equal(weight[len(NEW) :], mean.expand(128 - len(NEW), 16)))
+        self.assertEqual(model.lm_head.weight is model.shared.weight, tied)
+        self.assertIs(model.encoder.embed_tokens.weight, model.shared.weight)
+        self.assertIs(model.decoder.embed_tokens.weight, model.shared.weight)
+
+    @parameterized.parameters(False, True)
+    def test_it_reads_what_it_knew_as_before(self, tied):
+        """A text of kept words has the same hidden states; logits of kept words are the old ones."""
+        model = model_of(tied)
+        text, answer = "w7 w25 <extra_id_0> w39", "<extra_id_0> w30"
+        pairs = matching_ids(OLD, NEW)
+        with torch.no_grad():
+            old = model(**OLD(text, return_tensors="pt"), labels=OLD(answer, return_tensors="pt").input_ids).logits
+            change_vocabulary(model, OLD, NEW)
+            new = model(**NEW(text, return_tensors="pt"), labels=NEW(answer, return_tensors="pt").input_ids).logits
+        torch.testing.assert_close(new[..., list(pairs)], old[..., list(pairs.values())])
+
+    @parameterized.parameters(False, True)
+    def test_survives_saving_and_training(self, tied):
+        model = model_of(tied)
+        change_vocabulary(model, OLD, NEW)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            again = load_model(folder)
+            plain = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        for name, tensor in model.state_dict().items():
+            self.assertTrue(torch.equal(again.state_dict()[name], tensor), name)
+            self.assertTrue(torch.equal(plain.state_dict()[name], tensor), name)
+        labels = NEW("n3 nuovo", return_tensors="pt").input_ids
+        again(**NEW("nuovo n5", return_tensors="pt"), labels=labels).loss.backward()
+        self.assertGreater(again.lm_head.weight.grad.abs().sum().item(), 0)
+
+    def test_special_tokens_are_matched_by_what_they_are_for(self):
+        other = tokenizer_of(["w1"], special=("[PAD]", "[EOS]", "[UNK]"))
+        pairs = matching_ids(OLD, other)
+        self.assertEqual([pairs[number] for number in range(3)], [0, 1, 2])
+        self.assertEqual(pairs[other.convert_tokens_to_ids("<extra_id_0>")], OLD.convert_tokens_to_ids("<extra_id_0>"))
+        moved = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "P": 1, "E": 2, "U": 3}, unk_token="U")),
+            pad_token="P", eos_token="E", unk_token="U",
+        )  # fmt: skip
+        model = model_of(False)
+        change_vocabulary(model, OLD, moved)
+        for config in (model.config, model.generation_config):
+            self.assertEqual([config.pad_token_id, config.eos_token_id, config.decoder_start_token_id], [1, 2, 1])
+
+    def test_same_vocabulary(self):
+        self.assertTrue(same_vocabulary(OLD, tokenizer_of([f"w{n}" for n in range(40)])))
+        self.assertFalse(same_vocabulary(OLD, NEW))
+
+    def test_a_tokenizer_that_never_was_the_models(self):
+        model = create_model(build_config("tiny", 3, SHAPE))
+        with self.assertRaisesRegex(ValueError, "own tokenizer has 1[0-9]+ words and the model only 64 rows"):
+            change_vocabulary(model, NEW, OLD)
+
+
+class ScriptTest(parameterized.TestCase):
+    def test_pre_training_goes_on_in_the_new_words_and_resumes(self):
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        model_of(False).save_pretrained(folder / "old")
+        OLD.save_pretrained(folder / "old")
+        NEW.save_pretrained(folder / "new")
+        text = [" ".join(f"w{20 + (n * m) % 20} n{(n + m) % 60}" for m in range(12)) for n in range(200)]
+        (folder / "text.txt").write_text("\n".join(text) + "\n")
+        flags = dict(
+            model_name_or_path=folder / "old", tokenizer_name=folder / "new", train_file=folder / "text.txt",
+            input_seq_length=16, max_steps=2, warmup_steps=1, per_device_train_batch_size=4, logging_steps=1,
+            gradient_accumulation_steps=1, save_steps=1, max_eval_samples=8, output_dir=folder / "out", eval_steps=2,
+            report_to="none", data_cache_dir=folder / "cache", disable_tqdm="true", preprocessing_num_workers=1,
+        )  # fmt: skip
+        argv = [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            pre_train_t5.main(argv)
+        self.assertRegex(
+            printed.getvalue(), r"vocabulary +44 words keep their embeddings, 61 new ones start at their mean"
+        )
+        self.assertEqual(load_model(str(folder / "out")).config.vocab_size, 128)
+        self.assertTrue(same_vocabulary(AutoTokenizer.from_pretrained(folder / "out"), NEW))
+        (folder / "bare").mkdir()
+        model_of(False).save_pretrained(folder / "bare")
+        args = ModelArguments(model_name_or_path=str(folder / "bare"), tokenizer_name=str(folder / "old"))
+        model, said = pre_train_t5.build_model(args, OLD, len(OLD))
+        self.assertIn("taken for its own", said)
+        self.assertEqual(model.config.vocab_size, 64)
+        argv[argv.index("--max_steps") + 1] = "3"
+        with contextlib.redirect_stdout(io.StringIO()):
+            results = pre_train_t5.main([*argv, "--resume_from_checkpoint"])
+        self.assertGreater(results["eval_loss"], 0)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,185 @@
+"""What the model writes into gaps: spans, samples.md of a run, and the prompt of evaluate_t5.py."""
+
+import contextlib
+import io
+import re
+from unittest import mock
+
+import torch
+from absl.testing import absltest, parameterized
+from test_export_checkpoint import SHAPE, TestCase, run, workspace
+
+import evaluate_t5
+import pre_train_t5
+from corpora.tokenizers import load_tokenizer
+from data_t5 import split_off_documents
+from model_t5 import load_model
+from training import samples
+
+
+class SpansTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ([99, 5, 6, 98, 7, 1, 8], {0: [5, 6], 1: [7]}),  # what stands after EOS does not count
+        ([0, 4, 98, 7, 99, 5], {1: [7], 0: [5]}),  # nor what stands before the first sentinel
+        ([99, 5, 99, 6, 98, 7], {0: [5], 1: [7]}),  # nor a sentinel that comes again
+        ([99, 98, 1], {0: [], 1: []}),
+        ([5, 6], {}),
+    )
+    def test_spans(self, ids, expected):
+        self.assertEqual(samples.spans(ids, [99, 98, 97], 1), expected)
+
+    def test_section(self):
+        rows = [["The [1] by [2].", "1", "old | bridge", "house"], ["The [1] by [2].", "2", "1200", ""]]
+        self.assertEqual(
+            samples.as_markdown(600, rows),
+            "## Step 600\n\nThe [1] by [2].\n\n| gap | hidden | filled in |\n|---|---|---|\n"
+            "| 1 | old \\| bridge | house |\n| 2 | 1200 |  |\n\n",
+        )
+
+
+class PromptTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        self.tokenizer = load_tokenizer(str(workspace() / "tokenizer"))
+
+    def answers(self, written: str, lines: list[str]) -> list[str]:
+        ids = self.tokenizer(written).input_ids
+        model = load_model(str(workspace() / "whole"))
+        with mock.patch.object(samples, "fill", return_value=[ids]):
+            return list(samples.answers_to(lines, model, self.tokenizer, 8))
+
+    def test_gaps_are_filled_in_the_users_own_text(self):
+        written = "<extra_id_0> bada <extra_id_1> kuli"
+        lines = ["Unknown Ж <extra_id_0>, or <extra_id_1>!", "", " only <extra_id_1> \n", "<extra_id_7>?"]
+        expected = ["Unknown Ж bada, or kuli!", "only kuli", "<extra_id_7>?"]
+        self.assertEqual(self.answers(written, lines), expected)
+
+    def test_a_line_without_gaps_is_a_task(self):
+        self.assertEqual(self.answers("bada kuli", ["summarize: bada"]), ["bada kuli"])
+
+    def test_the_answer_is_what_generate_gives(self):
+        model = load_model(str(workspace() / "whole")).eval()
+        ids = self.tokenizer("bada kuli", return_tensors="pt").input_ids
+        wanted = self.tokenizer.decode(model.generate(ids, max_new_tokens=8)[0], skip_special_tokens=True).strip()
+        self.assertEqual(list(samples.answers_to(["bada kuli"], model, self.tokenizer, 8)), [wanted])
+
+    def test_piped_through_the_script(self):
+        stdin = io.StringIO("bada <extra_id_0> kuli\n\nbada\n")
+        with mock.patch("sys.stdin", stdin):
+            result, printed, _ = run(
+                evaluate_t5,
+                "--interactive",
+                "--model_name_or_path",
+                workspace() / "whole",
+                "--generation_max_length",
+                6,
+            )
+        self.assertEqual(result, {"lines": 2})
+        self.assertLen(printed.splitlines(), 2)
+        self.assertRegex(printed.splitlines()[0], "^bada .* kuli$")
+
+    def test_a_terminal_is_asked(self):
+        stdin = io.StringIO("bada\n")
+        stdin.isatty = lambda: True
+        model = load_model(str(workspace() / "whole"))
+        with mock.patch("sys.stdin", stdin), contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.assertEqual(samples.prompt(model, self.tokenizer, 4, 1), 1)
+        self.assertRegex(printed.getvalue(), "^> .*\n> $")
+
+    @parameterized.parameters(
+        (["--model_name_or_path", "{folder}"], "--model_name_or_path .*: no tokenizer there"),
+        (["--interactive", "--generation_num_beams", "0"], "--generation_num_beams 0: must be at least 1"),
+        (["--generation_max_length", "0"], "--generation_max_length 0: must be at least 1"),
+        (["--push_to_hub"], "--push_to_hub: an evaluation uploads nothing"),
+        (["--interactiv"], "--interactiv: no such flag; did you mean --interactive"),
+    )
+    def test_refused(self, flags, message):
+        argv = [word.format(folder=self.folder) for word in flags]
+        argv += ["--interactive"] if "--interactive" not in argv else []
+        argv += [] if "--model_name_or_path" in argv else ["--model_name_or_path", str(workspace() / "whole")]
+        _, _, error = run(evaluate_t5, *argv, code=2)
+        self.assertRegex(error, message)
+
+
+class RunTest(TestCase):
+    def train(self, *more, code=None):
+        flags = dict(
+            train_file=workspace() / "text.txt", tokenizer_name=workspace() / "tokenizer", config_name="tiny",
+            config_overrides=",".join(f"{key}={value}" for key, value in SHAPE.items()), input_seq_length=64,
+            warmup_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=1, logging_steps=1,
+            max_eval_samples=6, output_dir=self.out, data_cache_dir=self.folder / "cache", report_to="none",
+            disable_tqdm="true", preprocessing_num_workers=1, eval_steps=1, save_steps=1,
+        )  # fmt: skip
+        return run(
+            pre_train_t5, *[word for key, value in flags.items() for word in (f"--{key}", value)], *more, code=code
+        )
+
+    def sections(self) -> list[str]:
+        return re.split(r"(?m)^(?=## Step )", (self.out / samples.SAMPLES_FILE).read_text())[1:]
+
+    def test_samples_md_shows_the_same_held_out_texts_at_every_evaluation_and_goes_on(self):
+        self.train("--max_steps", 2, "--num_samples", 2)
+        first = self.sections()
+        self.assertEqual([text.split()[2] for text in first], ["1", "2"])
+        texts = [[line for line in text.splitlines() if "[1]" in line] for text in first]
+        self.assertLen(texts[0], 2)
+        self.assertEqual(texts[0], texts[1])
+        hidden = [re.findall(r"(?m)^\| \d \| ([^|]*) \|", text) for text in first]
+        self.assertEqual(hidden[0], hidden[1])
+        self.assertNotEmpty(hidden[0])
+        corpus = "".join((workspace() / "text.txt").read_text().split())
+        for span in hidden[0]:
+            self.assertIn("".join(span.split()), corpus)
+        self.train("--max_steps", 3, "--num_samples", 2, "--resume_from_checkpoint", self.out / "checkpoint-1")
+        again = self.sections()
+        self.assertEqual([text.split()[2] for text in again], ["1", "2", "3"])
+        self.assertEqual(again[0], first[0])
+
+    def test_samples_change_nothing_of_the_run(self):
+        weights = []
+        for count in (0, 3):
+            self.train("--max_steps", 2, "--num_samples", count, "--overwrite_output_dir", "--dropout_rate", 0.1)
+            weights.append(load_model(str(self.out)).state_dict())
+            self.assertEqual((self.out / samples.SAMPLES_FILE).exists(), bool(count))
+        for name, tensor in weights[0].items():
+            self.assertTrue(torch.equal(tensor, weights[1][name]), name)
+
+    @parameterized.parameters(
+        (["--num_samples", "-1"], "--num_samples -1: must be at least 0"),
+        (["--validation_split_count", "0"], "--validation_split_count 0: must be at least 1 document"),
+        (
+            ["--validation_split_count", "300"],
+            "--validation_split_count 300: the text has 400 documents, and at most half",
+        ),
+        (
+            ["--validation_split_count", "3", "--validation_split_percentage", "3"],
+            "exclude each other: give one of them",
+        ),
+        (["--hub_model_id", "me/x"], "--hub_model_id me/x: nothing is uploaded without --push_to_hub"),
+        (["--push_to_hub", "--hub_model_id", "a/b/c"], "--hub_model_id a/b/c: "),
+    )
+    def test_refused(self, flags, message):
+        _, _, error = self.train("--max_steps", 1, *flags, code=2)
+        self.assertRegex(error, message)
+
+    def test_a_number_of_documents_is_held_out(self):
+        _, printed, _ = self.train("--max_steps", 1, "--validation_split_count", 120, "--dry_run", code=0)
+        self.assertRegex(printed, r"documents +280 \(0 empty")
+
+
+class HeldOutDocumentsTest(parameterized.TestCase):
+    @parameterized.parameters((10, 2), (1000, 100), (1000, 500), (7, 3), (101, 50), (333, 1), (5000, 777))
+    def test_exactly_so_many_in_stretches(self, total, count):
+        documents = [f"d{number}" for number in range(total)]
+        with_empty = [text for number, document in enumerate(documents) for text in ([""] * (number % 3) + [document])]
+        blocks = list(split_off_documents(with_empty, count, total))
+        self.assertEqual([text for _, block in blocks for text in block], with_empty, "nothing is lost or moved")
+        held = [int(text[1:]) for out, block in blocks for text in block if out and text]
+        self.assertLen(held, count)
+        stretches = 1 + sum(two - one > 1 for one, two in zip(held, held[1:], strict=False))
+        self.assertLessEqual(stretches, -(-count // 50))
+        self.assertLessEqual(max(b - a for a, b in zip([-1, *held], held, strict=False)), total // stretches + 2)
+
+
+if __name__ == "__main__":
+    absltest.main()

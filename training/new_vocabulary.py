@@ -1,0 +1,64 @@
+"""A checkpoint given another tokenizer: pieces that both know keep their weights, new ones start at the old mean."""
+
+import torch
+from transformers import PreTrainedModel
+
+from constants import VOCAB_SIZE_MULTIPLE
+
+_ROLES = ("pad_token", "eos_token", "unk_token")  # matched by what they are for, whatever they are called
+
+
+def matching_ids(old, new) -> dict[int, int]:
+    """{id in the new tokenizer: id in the old one} of equal pieces, sentinels by their names, and special tokens.
+
+    {"▁the": 5, "<extra_id_0>": 99} and {"▁the": 7, "<extra_id_0>": 199, "▁il": 8} -> {7: 5, 199: 99}
+    """
+    before = old.get_vocab()
+    pairs = {number: before[piece] for piece, number in new.get_vocab().items() if piece in before}
+    for role in _ROLES:
+        one, other = getattr(old, f"{role}_id"), getattr(new, f"{role}_id")
+        if one is not None and other is not None:
+            pairs[other] = one
+    return pairs
+
+
+def same_vocabulary(old, new) -> bool:
+    """Whether two tokenizers give the same pieces the same ids."""
+    return old.get_vocab() == new.get_vocab()
+
+
+@torch.no_grad()
+def change_vocabulary(model: PreTrainedModel, old, new) -> dict[str, int]:
+    """Gives `model`, trained with the tokenizer `old`, the rows that the tokenizer `new` needs; {"kept", "new"} words.
+
+    Embedding and output head alike, tied or not: row n of a piece that `old` knows too is its old row, every other
+    row (also those that round the vocabulary up) is the mean of all rows that `old` has words for. ValueError if `old`
+    has words that the model has no rows for.
+    """
+    rows = model.get_input_embeddings().num_embeddings
+    if len(old) > rows:
+        raise ValueError(f"the checkpoint's own tokenizer has {len(old)} words and the model only {rows} rows")
+    pairs = matching_ids(old, new)
+    to, source = (torch.tensor(ids, dtype=torch.long) for ids in (list(pairs), list(pairs.values())))
+    tied = model.lm_head.weight is model.shared.weight
+    size = -(-len(new) // VOCAB_SIZE_MULTIPLE) * VOCAB_SIZE_MULTIPLE
+
+    def replanted(weight: torch.Tensor) -> torch.nn.Parameter:
+        """[rows, d_model] -> [size, d_model]."""
+        grown = weight[: len(old)].double().mean(0).to(weight.dtype).repeat(size, 1)
+        grown[to] = weight[source]
+        return torch.nn.Parameter(grown)
+
+    embedding = torch.nn.Embedding(size, model.config.d_model, device=model.device)
+    embedding.weight = replanted(model.shared.weight)
+    head = embedding.weight if tied else replanted(model.lm_head.weight)
+    model.set_input_embeddings(embedding)
+    model.lm_head.weight, model.lm_head.out_features = head, size
+    starts_with_pad = model.config.decoder_start_token_id == old.pad_token_id
+    for config in (model.config, model.encoder.config, model.decoder.config, model.generation_config):
+        if hasattr(config, "vocab_size"):
+            config.vocab_size = size
+        config.pad_token_id, config.eos_token_id = new.pad_token_id, new.eos_token_id
+        if starts_with_pad:
+            config.decoder_start_token_id = new.pad_token_id
+    return {"kept": len(pairs), "new": len(new) - len(pairs)}

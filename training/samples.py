@@ -1,0 +1,165 @@
+"""What the model writes into gaps, for eyes: samples.md after each evaluation of pre-training, and a prompt.
+
+## Step 600
+
+The [1] was built in [2] by the king.
+
+| gap | hidden | filled in |
+|---|---|---|
+| 1 | old bridge | house |
+"""
+
+# ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, TrainerCallback
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
+
+from common.reports import write_aside
+
+SAMPLES_FILE = "samples.md"
+COLUMNS = ["text", "gap", "hidden", "filled in"]  # of `gap_rows`
+SHOWN_GAPS = 4  # of each text
+NEW_TOKENS = 48  # enough for those
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+
+
+def spans(ids: Iterable[int], sentinel_ids: list[int], eos_id: int) -> dict[int, list[int]]:
+    """What follows each sentinel up to the next one or EOS: [99, 5, 6, 98, 7, 1] -> {0: [5, 6], 1: [7]} with sentinels
+    99, 98, ... A sentinel that comes again counts once."""
+    places = {sentinel: number for number, sentinel in enumerate(sentinel_ids)}
+    found, current = {}, None
+    for token in ids:
+        if token == eos_id:
+            break
+        if token in places:
+            new = places[token] not in found
+            current = found.setdefault(places[token], []) if new else None
+        elif current is not None:
+            current.append(token)
+    return found
+
+
+def gap_rows(tokenizer, sources, targets, written, sentinel_ids: list[int]) -> list[list[str]]:
+    """Rows of COLUMNS for the first gaps of each text; sources, targets, written: lists of ids [N][...]."""
+    rows, eos = [], tokenizer.eos_token_id
+    for source, target, answer in zip(sources, targets, written, strict=True):
+        hidden, filled = spans(target, sentinel_ids, eos), spans(answer, sentinel_ids, eos)
+        text = ""
+        for number, sentinel in enumerate(sentinel_ids[: min(SHOWN_GAPS, len(hidden))]):
+            before, source = _cut(source, sentinel)
+            text += f"{tokenizer.decode(before, skip_special_tokens=True)} [{number + 1}] "
+        ends = [source.index(token) for token in (*sentinel_ids, eos) if token in source]
+        text += tokenizer.decode(source[: min(ends, default=None)], skip_special_tokens=True)
+        for number in sorted(hidden)[:SHOWN_GAPS]:
+            shown = [tokenizer.decode(found.get(number, [])).strip() for found in (hidden, filled)]
+            rows.append([text.strip(), str(number + 1), *shown])
+    return rows
+
+
+def _cut(ids: list[int], token: int) -> tuple[list[int], list[int]]:
+    """([3, 4, 99, 5], 99) -> ([3, 4], [5])."""
+    place = ids.index(token)
+    return ids[:place], ids[place + 1 :]
+
+
+def as_markdown(step: int, rows: list[list[str]]) -> str:
+    """The section of one evaluation."""
+    lines = [f"## Step {step}", ""]
+    for text in dict.fromkeys(row[0] for row in rows):
+        table = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row[1:])} |" for row in rows
+                 if row[0] == text]  # fmt: skip
+        lines += [" ".join(text.split()), "", "| gap | hidden | filled in |", "|---|---|---|", *table, ""]
+    return "\n".join(lines) + "\n"
+
+
+class SamplesCallback(TrainerCallback):
+    """After each evaluation, lets the model fill the gaps of the same few held-out texts, greedily, into samples.md.
+
+    collator: makes the gaps, as in evaluation. count: texts, spread over the evaluation set. `show(name, columns,
+    rows)`, if given, is called with the same rows for the trackers. A resumed run drops what came after its step.
+    """
+
+    def __init__(self, output_dir: str | Path, tokenizer, dataset, collator, count: int, show=None):
+        self.path, self.tokenizer, self.show = Path(output_dir) / SAMPLES_FILE, tokenizer, show
+        count = min(count, len(dataset))
+        numbers = [number * len(dataset) // count for number in range(count)]
+        batched = hasattr(dataset, "__getitems__")  # as torch's data loader asks it
+        self.batch = collator(dataset.__getitems__(numbers) if batched else [dataset[number] for number in numbers])
+        self.sentinel_ids = [int(number) for number in collator.sentinel_ids]
+
+    def on_train_begin(self, args, state, control, **_):
+        if state.is_world_process_zero and self.path.exists():
+            sections = re.split(r"(?m)^(?=## Step )", self.path.read_text(encoding="utf-8"))
+            kept = [text for text in sections if text and int(text.split()[2]) <= state.global_step]
+            self._write(kept if state.global_step else [])
+
+    def on_evaluate(self, args, state, control, model=None, **_):
+        together = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)  # a forward pass takes all ranks
+        if not (state.is_world_process_zero or together):
+            return
+        was_training = model.training
+        written = fill(model.eval(), self.batch["input_ids"].to(args.device), NEW_TOKENS)
+        model.train(was_training)
+        if not state.is_world_process_zero:
+            return
+        targets = self.batch["labels"].tolist()
+        rows = gap_rows(self.tokenizer, self.batch["input_ids"].tolist(), targets, written, self.sentinel_ids)
+        earlier = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        self._write([earlier, as_markdown(state.global_step, rows)])
+        if self.show is not None:
+            self.show("samples", COLUMNS, rows)
+
+    def _write(self, sections: list[str]) -> None:
+        write_aside(self.path, lambda aside: aside.write_text("".join(sections), encoding="utf-8"))
+
+
+@torch.no_grad()
+def fill(model: PreTrainedModel, input_ids: torch.Tensor, new_tokens: int, num_beams: int = 1) -> list[list[int]]:
+    """What the model writes to each row of ids [N, S] (no padding), greedily unless beams are asked for."""
+    options = dict(max_length=new_tokens + 1, num_beams=num_beams, do_sample=False)  # it counts the start token too
+    return model.generate(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **options).tolist()
+
+
+def answers_to(
+    lines: Iterable[str], model: PreTrainedModel, tokenizer, new_tokens: int, num_beams: int = 1
+) -> Iterator[str]:
+    """For each line that is not empty: itself with its <extra_id_n> gaps filled, or where it has none, the answer."""
+    sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{number}>" for number in range(100)])
+    for line in map(str.strip, lines):
+        if not line:
+            continue
+        ids = torch.tensor([tokenizer(line)["input_ids"]], device=model.device)
+        (written,) = fill(model, ids, new_tokens, num_beams)
+        if not _SENTINEL.search(line):
+            yield tokenizer.decode(written, skip_special_tokens=True).strip()
+            continue
+        found = spans(written, sentinels, tokenizer.eos_token_id)
+        texts = {number: tokenizer.decode(span, skip_special_tokens=True).strip() for number, span in found.items()}
+        # a gap that the model left out stays as it is, so that it is seen
+        yield _SENTINEL.sub(lambda gap, texts=texts: texts.get(int(gap[1]), gap[0]), line)
+
+
+def prompt(model: PreTrainedModel, tokenizer, new_tokens: int, num_beams: int) -> int:
+    """Answers the lines of standard input until it ends; a terminal is shown a prompt. Returns how many there were."""
+
+    def lines() -> Iterator[str]:
+        asks = sys.stdin.isatty()
+        while True:
+            print("> " if asks else "", end="", flush=True)
+            line = sys.stdin.readline()
+            if not line:
+                return
+            yield line
+
+    count = 0
+    for answer in answers_to(lines(), model, tokenizer, new_tokens, num_beams):
+        print(answer, flush=True)
+        count += 1
+    return count
