@@ -76,7 +76,9 @@ def build_parser() -> Parser:
                 "--alone", action="store_true", help="What a rung adds on the lowest rung instead of all below it."
             )
             command.add_argument(
-                "--compile", action=argparse.BooleanOptionalAction, help="torch.compile in its rungs. Not set: on a GPU."
+                "--compile",
+                action=argparse.BooleanOptionalAction,
+                help="torch.compile where it belongs. Not set: on a GPU.",
             )
         if name in ("all", "attention"):
             command.add_argument("--target_length", type=positive, help="Target tokens. Not set: T5's for the source.")

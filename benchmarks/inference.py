@@ -135,9 +135,7 @@ def measure_generate(
 
     @torch.no_grad()
     def generate(cache: str | None) -> None:
-        texts[cache] = model.generate(
-            source, attention_mask=torch.ones_like(source), cache_implementation=cache, **lengths
-        )
+        texts[cache] = model.generate(source, attention_mask=mask, cache_implementation=cache, **lengths)
 
     for name, cache in (("dynamic", None), ("static", "static")):
         row = {"name": name, "what": f"{name} cache{', compiled' if cache and device.type == 'cuda' else ''}"}

@@ -27,6 +27,7 @@ SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with thes
 PERFORMANCE = re.compile(r"mfu|total_flos|.*_(per_second|runtime|time|gib)")  # of a key: it is no quality of the model
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 SHORT_NAMES = {"learning_rate": "lr", "sequences_per_second": "seq/s", "tokens_per_second": "tok/s"}
+SHORT_NAMES |= {"padding_share": "padding", "peak_memory_gib": "GiB"}
 
 
 # ---------------------------------------------------------------- numbers for people

@@ -14,7 +14,7 @@ from absl.testing import absltest, parameterized
 import constants
 
 ROOT = Path(constants.__file__).parent
-FOLDERS = ("common", "corpora", "kernels", "tasks", "training")
+FOLDERS = ("benchmarks", "common", "corpora", "kernels", "tasks", "training")
 FILES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 FILES |= {
     f"{path.parent.name}.{path.stem}": path
@@ -46,6 +46,7 @@ LAYERS = (
         "tasks.transforms",
     },
     {  # pure functions
+        "benchmarks.measure",
         "common.curves",
         "corpora.installed_docs",
         "corpora.tokenizers",
@@ -55,6 +56,7 @@ LAYERS = (
         "tasks.metrics",
         "training.fused_model",
         "training.loss",
+        "training.memory",
         "training.optimizers",
         "training.packing",
     },
@@ -77,11 +79,17 @@ LAYERS = (
     },
     {"tasks.batching", "tasks.mixtures"},
     {  # what a run is made of
+        "benchmarks.material",
         "tasks.examples",
         "trainer_t5",
         "training.chunks",
     },
     {
+        "benchmarks.attention",
+        "benchmarks.inference",
+        "benchmarks.inputs",
+        "benchmarks.plan",
+        "benchmarks.step",
         "training.runs",
         "training.sweep_files",
     },
