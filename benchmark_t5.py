@@ -25,6 +25,7 @@ from benchmarks.material import ATTENTION, full_name
 from benchmarks.measure import failure, free_memory, machine, matrix_product_flops, pick_device, table
 from common.command_line import check_folder, exit_on_user_error
 from common.reports import environment_record, human_time, plain_json, write_json
+from data_collator_t5 import compute_input_and_target_lengths
 
 # Sizes where no flag is given: what a training run has on a GPU, and what a CPU does in seconds.
 DEFAULTS = {
@@ -121,6 +122,8 @@ def complete(args: argparse.Namespace) -> None:
         if Path(args.output).is_dir():
             raise ValueError(f"--output {args.output}: is a folder; name a file, such as results/benchmark.json")
     args.start = time.monotonic()
+    if args.source_length is not None and args.source_length < 3:
+        raise ValueError(f"--source_length {args.source_length}: must be at least 3 (a kept token, a sentinel, EOS)")
     if args.command == "plan":
         plan.check_flags(args)
         return
@@ -144,7 +147,7 @@ def complete(args: argparse.Namespace) -> None:
     if getattr(args, "workers", 0) < 0:
         raise ValueError(f"--workers {args.workers}: must not be negative")
     if args.target_length is None:
-        args.target_length = inputs.compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
+        args.target_length = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
 
 
 # ---------------------------------------------------------------- commands

@@ -57,7 +57,6 @@ def check_flags(args) -> None:
         raise ValueError(f"--optim {args.optim}: must be one of {', '.join(OPTIMIZER_STATES)}")
     if not 0 < args.mfu <= 1:
         raise ValueError(f"--mfu {args.mfu}: must lie between 0 and 1")
-    compute_input_and_target_lengths(args.source_length, 0.15, 3.0)
 
 
 def parameter_shapes(config) -> list[tuple[int, ...]]:
