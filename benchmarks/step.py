@@ -61,6 +61,7 @@ PLAIN = STEP_OPTIONS | dict(
     compile_mode=None,  # of torch.compile
     optimizer="adamw_torch",
     batch_factor=1,  # times --batch
+    compile_optimizer=False,
     ours=False,
 )
 LADDER = (
@@ -82,9 +83,15 @@ LADDER = (
         dict(fused_projections=True, fused_cross_projections=True),
         (795, 920),
     ),
+    Rung(
+        "compiled_optimizer",
+        "RMS-scaled AdamW as one compiled update",
+        dict(optimizer="adamw_rms_scaled", compile_optimizer=True),
+        (805, 935),
+    ),
     Rung("cuda_graphs", "torch.compile's mode reduce-overhead", dict(compile_mode="reduce-overhead")),
     Rung("batch_2x", "twice the batch", dict(batch_factor=2), (885, 1065)),
-    Rung("rms_scaled", "RMS-scaled AdamW", dict(optimizer="adamw_rms_scaled"), extra=True),
+    Rung("muon", "Muon for the matrices, AdamW for the rest", dict(optimizer="muon"), extra=True),
     Rung("z_loss", "z-loss 1e-4", dict(z_loss=1e-4), extra=True),
     Rung("loss_chunks", "head and loss 1,024 target tokens at a time", dict(loss_chunk_size=1024), extra=True),
     Rung("autotune", "torch.compile's mode max-autotune", dict(compile_mode="max-autotune"), extra=True),
@@ -133,7 +140,7 @@ class TrainingStep:
         elif settings["compile"]:
             model = torch.compile(model, mode=settings["compile_mode"])
         self.model, self.parameters = model, list(model.parameters())
-        self.optimizer = build_optimizer(settings["optimizer"], model)
+        self.optimizer = build_optimizer(settings, model)
 
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
@@ -168,14 +175,16 @@ def set_up(model: torch.nn.Module, settings: dict) -> None:
     trainer_t5.set_up_step(model, SimpleNamespace(**options, torch_compile_backend="inductor"))
 
 
-def build_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of `--optim name`, at a learning rate so small that any number of steps stays finite."""
+def build_optimizer(settings: dict, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of `--optim`, at a learning rate so small that any number of steps stays finite."""
+    name = settings["optimizer"]
     if name in ("adamw_torch", "adamw_torch_fused"):
         return torch.optim.AdamW(model.parameters(), lr=1e-5, fused=name.endswith("fused"))
     if name not in OPTIMIZERS:
         raise NotAvailableError(f"there is no optimizer {name}")
     args = SimpleNamespace(optim=name, learning_rate=1e-5, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-6)
-    kind, arguments = optimizer_class_and_kwargs(args)
+    args.compile_optimizer = settings["compile_optimizer"]
+    kind, arguments = optimizer_class_and_kwargs(args, model)
     return kind(model.parameters(), **arguments)
 
 
@@ -226,7 +235,8 @@ def measure_steps(
             continue
         say(f"{rung.name}: {rung.text}")
         settings = settings_of(rung.name, alone)
-        settings["compile"] &= compiled
+        for name in ("compile", "compile_optimizer"):
+            settings[name] &= compiled
         entry.result["settings"] = {name: value for name, value in settings.items() if value != PLAIN[name]}
         prepare(entry, settings, config, batch, source_length, device, bf16)
         if not in_turn and entry.step is not None:
