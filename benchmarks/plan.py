@@ -162,18 +162,17 @@ def make_plan(args) -> dict:
             "gpu_memory_gb": hardware["memory_gb"],
         },
         "optimizers": [
-            {"name": name, "gib": optimizer_bytes(name, shapes) / 2**30, "sharded": sharded(name, shapes, processes)}
+            {"name": name, "gib": optimizer_bytes(name, shapes) / 2**30, **sharded(name, shapes, processes)}
             for name in OPTIMIZER_STATES
         ],
         "rows": rows,
     }
 
 
-def sharded(optimizer: str, shapes: list, processes: int) -> str | float:
-    """GiB of the state on each process under ZeRO, or why there is none."""
-    if optimizer in NEEDS_WHOLE_TENSORS:
-        return "FSDP2 only: needs whole matrices"
-    return optimizer_bytes(optimizer, shapes) / processes / 2**30
+def sharded(optimizer: str, shapes: list, processes: int) -> dict:
+    """GiB of the state on each process where it is divided, and under what it is not."""
+    note = "not under ZeRO: needs whole matrices" if optimizer in NEEDS_WHOLE_TENSORS else ""
+    return {"divided_gib": optimizer_bytes(optimizer, shapes) / processes / 2**30, "note": note}
 
 
 COLUMNS = {
@@ -210,6 +209,6 @@ def text_of(plan: dict) -> str:
             table(plan["rows"], COLUMNS),
             "",
             "state of the optimizers, GiB in all and on each GPU when divided:",
-            table(plan["optimizers"], {"name": "", "gib": "{:.2f}", "sharded": ""}),
+            table(plan["optimizers"], {"name": "", "gib": "{:.2f}", "divided_gib": "{:.2f}", "note": ""}),
         ]
     )

@@ -89,11 +89,11 @@ LADDER = (
         dict(optimizer="adamw_rms_scaled", compile_optimizer=True),
         (805, 935),
     ),
-    Rung("cuda_graphs", "torch.compile's mode reduce-overhead", dict(compile_mode="reduce-overhead")),
     Rung("batch_2x", "twice the batch", dict(batch_factor=2), (885, 1065)),
     Rung("muon", "Muon for the matrices, AdamW for the rest", dict(optimizer="muon"), extra=True),
     Rung("z_loss", "z-loss 1e-4", dict(z_loss=1e-4), extra=True),
     Rung("loss_chunks", "head and loss 1,024 target tokens at a time", dict(loss_chunk_size=1024), extra=True),
+    Rung("cuda_graphs", "torch.compile's mode reduce-overhead", dict(compile_mode="reduce-overhead"), extra=True),
     Rung("autotune", "torch.compile's mode max-autotune", dict(compile_mode="max-autotune"), extra=True),
 )
 

@@ -88,6 +88,14 @@ class CommandsTest(BenchmarkTest):
         self.assertContainsSubset(["device", "threads", "load_average", "cpus"], written["hardware"])
         self.assertEqual(written["arguments"]["model"], "tiny")
 
+    @absltest.skipUnless(torch.cuda.is_available(), "needs a GPU")
+    def test_step_on_a_gpu(self):
+        found, _ = self.run_main("step", "--model", "mini", "--rows", "best", "--batch", "8", "--rounds", "2")
+        for row in found["rows"]:
+            self.assertNotIn("error", row)
+            self.assertBetween(row["peak_memory_gib"], 0.1, 8)
+            self.assertBetween(row["mfu"], 0, 1)
+
     def test_collator(self):
         flags = ["--batch", "4", "--source_length", "32", "--rounds", "2"]
         found, printed = self.run_main("collator", *flags)
