@@ -121,7 +121,8 @@ def complete(args: argparse.Namespace) -> None:
         check_folder("--output", str(Path(args.output).parent))
         if Path(args.output).is_dir():
             raise ValueError(f"--output {args.output}: is a folder; name a file, such as results/benchmark.json")
-    args.start = time.monotonic()
+    args.recorded = sorted(vars(args).keys() - {"function", "output", "folder"})
+    args.environment, args.start = environment_record(), time.monotonic()
     if args.source_length is not None and args.source_length < 3:
         raise ValueError(f"--source_length {args.source_length}: must be at least 3 (a kept token, a sentinel, EOS)")
     if args.command == "plan":
@@ -267,9 +268,9 @@ def peak_flops(args) -> float:
 
 def save(args, result: dict) -> None:
     if args.output:
-        flags = {n: v for n, v in vars(args).items() if n not in ("function", "rungs", "start", "deadline")}
-        record = environment_record() | {"arguments": flags, "seconds": time.monotonic() - args.start}
-        record["hardware"] |= machine(getattr(args, "device", torch.device("cpu")))
+        flags = {name: getattr(args, name) for name in args.recorded}
+        record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
+        record["hardware"] = record["hardware"] | machine(getattr(args, "device", torch.device("cpu")))
         write_json(args.output, record | result)
 
 
