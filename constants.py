@@ -51,16 +51,24 @@ ATTENTION_IMPLEMENTATIONS = (
 )  # the last is attention_t5.py's; flex_attention is wrong on T5
 NUM_SENTINELS = 100  # <extra_id_0> ... <extra_id_99>
 
+
 # ---------------------------------------------------------------- hardware
-# Dense matrix peaks in TFLOP/s from the makers' data sheets (H200: what a matrix product reached), for MFU. The first
+# From the makers' data sheets: dense matrix peaks in TFLOP/s (H200: what a matrix product reached), for MFU, and the
+# memory in GB. For plans, GB/s of the memory, of a GPU's links within a machine in one direction (NVLink, else PCIe 4.0
+# x16) and of its network card (200 and 400 Gb/s in DGX A100 and H100/H200; 100 Gb/s assumed for the others). The first
 # name that is part of the device's name counts.
+def _gpu(bf16: float, tf32: float, memory: float, speed: float, link: float, network: float) -> dict[str, float]:
+    names = ("bf16", "tf32", "memory_gb", "memory_gb_per_second", "link_gb_per_second", "network_gb_per_second")
+    return dict(zip(names, (bf16, tf32, memory, speed, link, network), strict=True))
+
+
 HARDWARE_PEAKS = {
-    "H200": dict(bf16=790.0, tf32=494.0),
-    "H100": dict(bf16=989.0, tf32=494.0),
-    "A100": dict(bf16=312.0, tf32=156.0),
-    "L40S": dict(bf16=362.0, tf32=183.0),
-    "RTX 4090": dict(bf16=165.0, tf32=82.6),
-    "RTX 3090": dict(bf16=71.0, tf32=35.6),
+    "H200": _gpu(790.0, 494.0, 141, 4800, 450, 50),
+    "H100": _gpu(989.0, 494.0, 80, 3350, 450, 50),
+    "A100": _gpu(312.0, 156.0, 80, 2039, 300, 25),
+    "L40S": _gpu(362.0, 183.0, 48, 864, 32, 12.5),
+    "RTX 4090": _gpu(165.0, 82.6, 24, 1008, 32, 12.5),
+    "RTX 3090": _gpu(71.0, 35.6, 24, 936, 32, 12.5),
 }
 
 # ---------------------------------------------------------------- denoising

@@ -37,6 +37,7 @@ TOKENIZER_SENTENCES = 200_000  # sample for a tokenizer that is trained on the w
 TOKENISE_BATCH = 2_000_000  # characters handed to the tokenizer's threads at once
 HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch where their number is given
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
+SAMPLER_BLOCK = 65_536  # examples whose numbers are handed out at once
 TOKENS_FORMAT = 3  # part of the cache's keys: raise it when the same text would give other tokens
 
 
@@ -444,4 +445,7 @@ class EpochSampler(torch.utils.data.Sampler):
         order = generator.permutation(self.num_examples)[: len(self)]
         if self.buckets is not None:
             order = self._in_batches_of_one_bucket(order, generator)
-        return iter((order + (self.epoch * self.num_examples if self.count_epochs else 0)).tolist())
+        first = self.epoch * self.num_examples if self.count_epochs else 0
+        # Python's numbers take 36 bytes each: a block of them at a time.
+        blocks = (order[start : start + SAMPLER_BLOCK] for start in range(0, len(order), SAMPLER_BLOCK))
+        return (number for block in blocks for number in (block + first).tolist())

@@ -15,6 +15,7 @@ metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, set_seed
@@ -42,6 +43,7 @@ from model_t5 import (
     check_model_source,
     create_model,
     fit_vocabulary,
+    flops_per_sequence,
     is_local_model,
     load_model,
     set_dropout,
@@ -250,7 +252,7 @@ def main(argv: list[str] | None = None) -> dict:
         title=f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}",
         flags=[model_args, task_args, training_args],
         tokens_per_step=None,
-        flops_per_sequence=None,
+        flops_per_sequence=partial(flops_per_sequence, model.config),
         examples=examples,
         fingerprints=fingerprints,
         rows={

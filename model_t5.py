@@ -9,6 +9,7 @@ Two facts of transformers 5.x that this module is about:
 Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_model, I heads * d_kv, F d_ff.
 """
 
+import copy
 import logging
 import pickle
 from pathlib import Path
@@ -95,7 +96,9 @@ def create_model(config: T5Config, attn_implementation: str | None = None) -> Pr
     T5 v1.0 configurations (tied head, outputs scaled by d_model^-0.5) are left as they are.
     """
     kwargs = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-    model = AutoModelForSeq2SeqLM.from_config(config, **kwargs)
+    # A copy: _prepared writes the untied head into the model's configuration, from which a second model would get three
+    # embeddings.
+    model = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config), **kwargs)
     if not getattr(config, "scale_decoder_outputs", False):
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
         torch.nn.init.normal_(model.lm_head.weight, mean=0.0, std=config.initializer_factor * config.d_model**-0.5)

@@ -36,6 +36,7 @@ from model_t5 import IGNORE_INDEX, shift_right, use_one_embedding_module
 from tasks.batching import BucketCollator
 from tasks.metrics import STATISTICS
 from tasks.mixtures import Mixture
+from training.callbacks import ThroughputCallback
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
 from training.denoising import MixtureDataCollator
 from training.fused_model import checkpoint_blocks_only, fuse_cross_projections, fuse_projections, use_bf16_residual
@@ -387,6 +388,14 @@ class T5Trainer(Seq2SeqTrainer):
         return bool(self.accelerator.reduce(flags, reduction="sum").item())
 
     # ------------------------------------------------------------ data order
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """As Trainer's; the batches of the step are counted for the log."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ThroughputCallback):
+                callback.count_batches(batches)
+        return batches, num_items
+
     def get_train_dataloader(self):
         """As Trainer's, with data workers that outlive the signals at which the run is to save and stop.
 

@@ -27,6 +27,7 @@ SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with thes
 PERFORMANCE = re.compile(r"mfu|total_flos|.*_(per_second|runtime|time|gib)")  # of a key: it is no quality of the model
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 SHORT_NAMES = {"learning_rate": "lr", "sequences_per_second": "seq/s", "tokens_per_second": "tok/s"}
+SHORT_NAMES |= {"padding_share": "padding", "peak_memory_gib": "GiB"}
 
 
 # ---------------------------------------------------------------- numbers for people
@@ -165,7 +166,24 @@ def run_record(arguments: dict, model, tokens_per_step: int, fingerprints: dict,
     """The content of run.json: what is needed to say later which code, data and machine made a model.
 
     arguments: all flags; those that hold secrets (hub_token, ..., see SECRET_ENDINGS) are left out. examples: rows per
-    split, {"train": 10_000, "validation": 500}. `git` is {"commit": None, "dirty": None} outside a checkout.
+    split, {"train": 10_000, "validation": 500}.
+    """
+    record = {
+        **environment_record(),
+        "arguments": _without_secrets(arguments),
+        # Tied tensors come once out of parameters(); ZeRO-3 leaves empty shells whose true size is ds_numel.
+        "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
+        "tokens_per_step": tokens_per_step,
+        "fingerprints": fingerprints,
+        "examples": examples,
+    }
+    return plain_json(record)
+
+
+def environment_record() -> dict:
+    """When and where something ran: {"started", "versions", "git", "hardware"}.
+
+    `git` is {"commit": None, "dirty": None} outside a checkout.
     """
     versions = {"python": platform.python_version()}
     for package in VERSIONS_OF:
@@ -176,9 +194,8 @@ def run_record(arguments: dict, model, tokens_per_step: int, fingerprints: dict,
     commit = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain") if commit else None
     gpus = torch.cuda.device_count()
-    record = {
+    return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "arguments": _without_secrets(arguments),
         "versions": versions,
         "git": {"commit": commit, "dirty": None if changes is None else bool(changes)},
         "hardware": {
@@ -186,13 +203,7 @@ def run_record(arguments: dict, model, tokens_per_step: int, fingerprints: dict,
             "gpus": gpus,
             "gpu_name": torch.cuda.get_device_name(0) if gpus else None,
         },
-        # Tied tensors come once out of parameters(); ZeRO-3 leaves empty shells whose true size is ds_numel.
-        "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
-        "tokens_per_step": tokens_per_step,
-        "fingerprints": fingerprints,
-        "examples": examples,
     }
-    return plain_json(record)
 
 
 def start_summary(rows: dict[str, object], title: str = "run") -> None:

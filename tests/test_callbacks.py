@@ -277,8 +277,47 @@ class ThroughputTest(TestCase):
             logs = {"loss": 1.0}
             callback.on_log(None, state, None, logs=logs)
         self.assertNotIn("mfu", logs)
+        self.assertNotIn("padding_share", logs)  # no batch was seen
         self.assertAlmostEqual(logs["sequences_per_second"], 2 * 8 / 2.5)
         self.assertBetween(logs["peak_memory_gib"], 0.05, 64)  # this process has imported torch
+
+    def test_batches_of_different_lengths(self):
+        """Padding, tokens and FLOPs are those of the batches since the last log."""
+        flops = {(8, 4): 100.0, (6, 2): 50.0}
+        callback = ThroughputCallback(4, None, lambda source, target: flops[source, target], peak_flops=1000.0)
+        state, labels = make_state(), torch.ones(2, 4, dtype=torch.long)
+        mask = torch.ones(2, 8, dtype=torch.long)
+        mask[0, 5:] = 0
+        labels[1, 2:] = -100
+        long = {"input_ids": mask, "attention_mask": mask, "labels": labels}
+        short = {"input_ids": mask[:, :6], "labels": labels[:, :2]}  # without a mask nothing is padding
+        with mock.patch("time.perf_counter", Clock()) as clock:
+            callback.on_train_begin(None, state, None)
+            for batches in ([long, short], [short, short]):  # two steps of two micro-batches
+                callback.count_batches(batches)
+                self.run_steps(callback, clock, state, 1)
+            logs = {"loss": 1.0}
+            callback.on_log(None, state, None, logs=logs)
+            # Positions 24 + 3 * 16; 3 + 2 of them hold nothing. 2 steps in 2.5 s, 8 sequences counted.
+            self.assertAlmostEqual(logs["padding_share"], 5 / 72)
+            self.assertAlmostEqual(logs["tokens_per_second"], (72 - 5) / 2.5)
+            self.assertAlmostEqual(logs["mfu"], 2 * (100.0 + 3 * 50.0) / 2.5 / 1000)
+            callback.count_batches([short, short])
+            self.run_steps(callback, clock, state, 1)
+            logs = {"loss": 1.0}
+            callback.on_log(None, state, None, logs=logs)
+            self.assertEqual(logs["padding_share"], 0.0)
+            self.assertAlmostEqual(logs["tokens_per_second"], 32 / 1.5)
+            self.assertAlmostEqual(logs["mfu"], 2 * 2 * 50.0 / 1.5 / 1000)
+
+    def test_time_left(self):
+        callback, state = ThroughputCallback(8, 100), make_state(10, max_steps=20)
+        with mock.patch("time.perf_counter", Clock()) as clock:
+            callback.on_train_begin(None, state, None)
+            self.run_steps(callback, clock, state, 4, evaluate=3.5)  # 5 s a step, with everything
+            logs = {"loss": 1.0}
+            callback.on_log(None, state, None, logs=logs)
+        self.assertAlmostEqual(logs["seconds_left"], 6 * 5.0)
 
     def test_evaluation_without_training_is_harmless(self):
         callback = ThroughputCallback(8, 100)
@@ -302,7 +341,7 @@ class TrainerTest(TestCase):
         train, evaluation = (True, False), (False, True)
         expected = [(1, *train), (2, *train), (2, *evaluation), (3, *train), (4, *train), (4, *evaluation)]
         self.assertEqual(steps, [*expected, (4, False, False)])  # the last: train_runtime, train_loss
-        speed = {"sequences_per_second", "tokens_per_second", "peak_memory_gib"}
+        speed = {"sequences_per_second", "tokens_per_second", "peak_memory_gib", "seconds_left"}
         for line, seen in zip(whole, reporter.seen, strict=True):
             self.assertEqual(speed & line.keys(), speed if "loss" in line else set())
             self.assertContainsSubset(speed & line.keys(), seen, "the reporter does not see the fields added")
@@ -337,7 +376,7 @@ class TrainerTest(TestCase):
         self.assertLen(lines, 4)  # two logs, an evaluation and the end
         self.assertIn("training: 100%", bars.getvalue())
         self.assertIn("evaluation: ", bars.getvalue())
-        self.assertRegex(bars.getvalue(), r"2/2 .*loss=\d\.\d+ lr=0\.005 eval_loss=\d")
+        self.assertRegex(bars.getvalue(), r"2/2 .*left=0\.0 s loss=\d\.\d+ lr=0\.005 eval_loss=\d")
 
 
 class ProgressTest(TestCase):

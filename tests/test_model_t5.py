@@ -177,6 +177,13 @@ class ShapeTest(ModelTest):
             loss = token_mean_loss(model(input_ids=ids, decoder_input_ids=ids), torch.randint(0, 32_000, (2, 40)))
         self.assertBetween(loss.item(), 10.0, 11.5)
 
+    def test_a_second_model_from_the_same_configuration(self):
+        """transformers reads tie_word_embeddings for the stacks' embeddings too: these stay one matrix."""
+        config = build_config("tiny", 90, TINY)
+        first, second = create_model(config), create_model(config)
+        self.assertEqual(count_parameters(first), count_parameters(second))
+        self.assertIs(second.encoder.embed_tokens.weight, second.shared.weight)
+
     def test_initializer_factor_reaches_the_head(self):
         wide = dict(d_model=64, vocab_size=512)
         head = self.tiny(**wide).lm_head.weight.std()

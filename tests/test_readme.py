@@ -8,6 +8,7 @@ from pathlib import Path
 from absl.testing import absltest, parameterized
 
 import arguments_t5
+import benchmark_t5
 import create_tokenizer
 import evaluate_t5
 import fine_tune_t5
@@ -61,13 +62,16 @@ class ReadmeTest(parameterized.TestCase):
         argv = words[words.index(script) + 1 :]
         self.assertIn(script, {p.name for p in ROOT.glob("*.py")})
         if argv == ["--help"]:
-            modules = (create_tokenizer, evaluate_t5, fine_tune_t5, plot_runs, pre_train_t5, report_glue, sweep_t5)
+            modules = (benchmark_t5, create_tokenizer, evaluate_t5, fine_tune_t5, plot_runs, pre_train_t5)
+            modules += (report_glue, sweep_t5)
             module = {Path(m.__file__).name: m for m in modules}[script]
             try:
                 code = module.main(argv)
             except SystemExit as stop:
                 code = stop.code
             self.assertEqual(code, 0)
+        elif script == "benchmark_t5.py":
+            benchmark_t5.complete(benchmark_t5.build_parser().parse_args(argv))
         elif script == "sweep_t5.py":
             sweep = read_sweep(str(ROOT / argv[0]))
             self.assertTrue(sweep["parameters"])

@@ -14,7 +14,7 @@ from absl.testing import absltest, parameterized
 import constants
 
 ROOT = Path(constants.__file__).parent
-FOLDERS = ("common", "corpora", "kernels", "tasks", "training")
+FOLDERS = ("benchmarks", "common", "corpora", "kernels", "tasks", "training")
 FILES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 FILES |= {
     f"{path.parent.name}.{path.stem}": path
@@ -47,6 +47,7 @@ LAYERS = (
         "tasks.transforms",
     },
     {  # pure functions
+        "benchmarks.measure",
         "common.curves",
         "corpora.blocks",
         "corpora.installed_docs",
@@ -57,6 +58,7 @@ LAYERS = (
         "training.fused_model",
         "training.loss",
         "tasks.restoration",
+        "training.memory",
         "training.optimizers",
         "training.packing",
     },
@@ -85,6 +87,7 @@ LAYERS = (
     {"tasks.batching", "tasks.mixtures"},
     {  # what a run is made of
         "corpora.pre_training_streams",
+        "benchmarks.material",
         "tasks.examples",
         "trainer_t5",
         "training.chunks",
@@ -92,6 +95,11 @@ LAYERS = (
     {
         "tasks.streaming",
         "training.exports",
+        "benchmarks.attention",
+        "benchmarks.inference",
+        "benchmarks.inputs",
+        "benchmarks.plan",
+        "benchmarks.step",
         "training.runs",
         "training.sweep_files",
     },

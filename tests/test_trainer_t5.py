@@ -558,7 +558,9 @@ class RunTest(TrainerTest):
         quietly(trainer.train)
         lines = read_metrics(self.folder / "metrics.jsonl")
         self.assertEqual([line["step"] for line in lines if "loss" in line], list(range(1, 13)))
-        self.assertContainsSubset(["loss", "grad_norm", "learning_rate", "sequences_per_second", "epoch"], lines[0])
+        self.assertContainsSubset(
+            ["loss", "grad_norm", "learning_rate", "sequences_per_second", "padding_share", "epoch"], lines[0]
+        )
         self.assertGreater((self.folder / "loss.png").stat().st_size, 1000)
 
     @parameterized.parameters(

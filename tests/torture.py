@@ -31,7 +31,9 @@ from common.reports import read_metrics
 from training.checkpoints import SAVING, newest_whole_checkpoint
 
 SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixture": fine_tune_t5.main}
-TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparation_time")
+# Figures of the machine, and of the stretch between two logs, which a resumed run begins anew.
+TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparation_time", "seconds_left")
+TIMES += ("padding_share",)
 
 
 def material(folder: Path) -> dict[str, list[str]]:

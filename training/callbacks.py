@@ -9,13 +9,11 @@ Files and bars are rank 0's; the fields of ThroughputCallback are added to the l
 
 # ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
 
-
-# ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
-
 import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -86,29 +84,52 @@ class MetricsFileCallback(TrainerCallback):
 
 # ---------------------------------------------------------------- speed
 class ThroughputCallback(TrainerCallback):
-    """Adds sequences_per_second, tokens_per_second, mfu and peak_memory_gib to the training logs (those with "loss").
+    """Adds to the training logs (those with "loss") sequences_per_second, tokens_per_second, mfu, padding_share,
+    peak_memory_gib and seconds_left.
 
     A stopwatch runs from the first step to each log and stands still from the last step before an evaluation or a save
-    to the first step after it. Waiting for data counts; the first log includes warm-up and compilation.
+    to the first step after it. Waiting for data counts; the first log includes warm-up and compilation. seconds_left is
+    a matter of the clock on the wall: what all steps to come will take at the mean speed so far, evaluations included.
 
     sequences_per_step, tokens_per_step: per optimizer step, over all ranks and accumulation steps (a short last batch
-    is counted as full). flops_per_sequence: of the model, forward and backward. peak_flops: FLOP/s of all devices
-    together. peak_memory_gib: see peak_memory_bytes.
+    is counted as full); tokens_per_step None: the tokens of this rank's batches, padding left out, times the ranks.
+    flops_per_sequence: forward and backward; a number, or where lengths differ a function of the padded (source,
+    target) lengths. So MFU counts the work on padding too, and padding_share, the share of positions of this rank's
+    sources and targets that hold none, says how much of it that is. peak_flops: FLOP/s of all devices together.
+    peak_memory_gib: see peak_memory_bytes. T5Trainer hands every batch to count_batches.
     """
 
     def __init__(
         self,
         sequences_per_step: int,
         tokens_per_step: int | None,
-        flops_per_sequence: float | None = None,
+        flops_per_sequence: float | Callable[[int, int], float] | None = None,
         peak_flops: float | None = None,
     ):
         self.sequences_per_step, self.tokens_per_step = sequences_per_step, tokens_per_step
         self.flops_per_sequence, self.peak_flops = flops_per_sequence, peak_flops
+        self._clear_counts()
+
+    def _clear_counts(self) -> None:
+        # What the batches since the last log held. `filled` may be a tensor: reading it would make the CPU wait.
+        self.sequences = self.positions = self.filled = self.flops = 0
+
+    def count_batches(self, batches: list[dict[str, torch.Tensor]]) -> None:
+        """Takes note of micro-batches {"input_ids" [B, S], "labels" [B, T][, "attention_mask" [B, S]]} of this rank."""
+        for batch in batches:
+            source, labels = batch["input_ids"], batch["labels"]
+            mask = batch.get("attention_mask")
+            self.sequences += len(source)
+            self.positions += source.numel() + labels.numel()
+            self.filled += (source.numel() if mask is None else mask.sum()) + labels.ge(0).sum()  # -100: padding
+            if callable(self.flops_per_sequence):
+                self.flops += len(source) * self.flops_per_sequence(source.shape[1], labels.shape[1])
 
     def on_train_begin(self, args, state, control, **_):
         self.seconds, self.logged_step = 0.0, state.global_step  # seconds of training since the log at logged_step
         self.running_since = self.last_end = None
+        self.began, self.began_step = time.perf_counter(), state.global_step
+        self._clear_counts()
 
     def on_step_begin(self, args, state, control, **_):
         if self.running_since is None:
@@ -134,15 +155,31 @@ class ThroughputCallback(TrainerCallback):
             self.last_end = time.perf_counter()
             self.seconds += self.last_end - self.running_since
             self.running_since = self.last_end
-        steps = state.global_step - self.logged_step
+        steps, filled = state.global_step - self.logged_step, float(self.filled)
         if steps > 0 and self.seconds > 0:
-            logs["sequences_per_second"] = steps * self.sequences_per_step / self.seconds
-            if self.tokens_per_step:  # None where lengths differ from batch to batch
+            rate = logs["sequences_per_second"] = steps * self.sequences_per_step / self.seconds
+            if self.tokens_per_step:
                 logs["tokens_per_second"] = steps * self.tokens_per_step / self.seconds
-            if self.flops_per_sequence and self.peak_flops:
-                logs["mfu"] = logs["sequences_per_second"] * self.flops_per_sequence / self.peak_flops
+            elif self.sequences:
+                logs["tokens_per_second"] = rate * filled / self.sequences
+            flops = self.flops_per_sequence
+            if callable(flops):
+                flops = self.flops / self.sequences if self.sequences else None
+            if flops and self.peak_flops:
+                logs["mfu"] = rate * flops / self.peak_flops
+        if self.positions:
+            logs["padding_share"] = 1 - filled / self.positions
         logs["peak_memory_gib"] = peak_memory_bytes() / 2**30
+        if state.max_steps > 0 and state.global_step > self.began_step:
+            logs["seconds_left"] = seconds_left(state, self.began, self.began_step)
         self.seconds, self.logged_step = 0.0, state.global_step
+        self._clear_counts()
+
+
+def seconds_left(state, began: float, began_step: int) -> float:
+    """What the steps still to come take at the mean speed since `began` (perf_counter), when began_step was done."""
+    rate = (time.perf_counter() - began) / (state.global_step - began_step)
+    return rate * (state.max_steps - state.global_step)
 
 
 def peak_memory_bytes() -> int:
@@ -155,11 +192,17 @@ def peak_memory_bytes() -> int:
 
 
 # ---------------------------------------------------------------- progress
+IN_THE_BAR = (
+    "loss learning_rate sequences_per_second tokens_per_second mfu padding_share peak_memory_gib eval_loss"
+).split()
+
+
 class T5ProgressCallback(TrainerCallback):
     """Progress of training and of each evaluation on rank 0, and one readable line a log:
 
-        step 200/1,000  epoch 0.4  loss 2.314  grad_norm 0.81  lr 0.008  seq/s 51.2  left 3 min 10 s
+        step 200/1,000  epoch 0.4  loss 2.314  grad_norm 0.81  lr 0.008  seq/s 51.2  mfu 0.41  left 3 min 10 s
 
+    The bar shows the latest of IN_THE_BAR and the time left.
     Without a terminal, or with `--disable_tqdm true`, there are no bars, only the lines: a job's log stays readable.
     """
 
@@ -198,18 +241,19 @@ class T5ProgressCallback(TrainerCallback):
             return
         parts = [f"step {state.global_step:,}/{state.max_steps:,}"] if state.max_steps > 0 else []
         parts += [
-            f"{SHORT_NAMES.get(key, key)} {short_number(value)}" for key, value in logs.items() if key != "total_flos"
+            f"{SHORT_NAMES.get(key, key)} {short_number(value)}"
+            for key, value in logs.items()
+            if key not in ("total_flos", "seconds_left")
         ]
         if "loss" in logs and self.began is not None and state.global_step > self.began_step:
-            rate = (time.perf_counter() - self.began) / (state.global_step - self.began_step)
-            parts.append(f"left {human_time(rate * (state.max_steps - state.global_step))}")
+            self.latest["left"] = human_time(seconds_left(state, self.began, self.began_step))
+            parts.append(f"left {self.latest['left']}")
         if args.disable_tqdm:
             print("  ".join(parts), flush=True)
             return
         tqdm.write("  ".join(parts))
         if self.bar is not None:
-            shown = ("loss", "learning_rate", "sequences_per_second", "eval_loss")
-            self.latest |= {SHORT_NAMES.get(key, key): short_number(logs[key]) for key in shown if key in logs}
+            self.latest |= {SHORT_NAMES.get(key, key): short_number(logs[key]) for key in IN_THE_BAR if key in logs}
             self.bar.set_postfix_str(" ".join(f"{key}={value}" for key, value in self.latest.items()))
 
     def on_train_end(self, args, state, control, **_):

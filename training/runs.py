@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -59,7 +60,7 @@ def start_run(
     flags: list,
     rows: dict[str, str],
     tokens_per_step: int | None,
-    flops_per_sequence: int | None,
+    flops_per_sequence: int | Callable[[int, int], int] | None,
     examples: dict[str, int],
     fingerprints: dict[str, str],
     checkpoint: str | None,

@@ -1,0 +1,67 @@
+"""What is measured on: model shapes, random batches as pre-training makes them, attention implementations by name.
+
+Legend of shapes: B batch, S source length, T target length.
+"""
+
+import importlib
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from transformers import T5Config
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.t5.modeling_t5 import eager_attention_forward
+
+from benchmarks.measure import NotAvailableError
+from constants import MODEL_SHAPES
+from data_collator_t5 import T5DataCollator
+from model_t5 import build_config
+
+SMALL_VOCABULARY = 4096  # of the shapes that are trained with a tokenizer of their own
+# Attention implementations in the order of the tables, each with the module that registers it (None: transformers).
+ATTENTION = {"eager": None, "sdpa": None, "t5_fused": "attention_t5"}
+
+
+def full_name(model: str) -> str:
+    """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl". ValueError if there is none."""
+    for name in (model, f"t5-v1_1-{model}"):
+        if name in MODEL_SHAPES:
+            return name
+    raise ValueError(f"--model {model}: no such shape; there are {', '.join(n.split('-')[-1] for n in MODEL_SHAPES)}")
+
+
+def benchmark_config(name: str) -> T5Config:
+    """Configuration of a built-in shape, with the vocabulary that it is usually trained with."""
+    return build_config(name, None if name.startswith("t5-") else SMALL_VOCABULARY)
+
+
+def word_less_tokenizer(vocab_size: int) -> SimpleNamespace:
+    """What T5DataCollator asks of a tokenizer: 100 sentinels at the end of the vocabulary, and EOS 1."""
+    sentinels = {f"<extra_id_{number}>": vocab_size - 1 - number for number in range(100)}
+    return SimpleNamespace(get_vocab=lambda: sentinels, eos_token_id=1, name_or_path="none")
+
+
+def random_batches(
+    config: T5Config, batch: int, source_length: int, count: int, device: torch.device, seed: int = 0
+) -> tuple[list[dict[str, torch.Tensor]], T5DataCollator]:
+    """`count` batches {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T]} of random words, corrupted as
+    in pre-training; and the collator that made them."""
+    collator = T5DataCollator(word_less_tokenizer(config.vocab_size), source_length)
+    generator = np.random.default_rng(seed)
+    batches = []
+    for number in range(count):
+        tokens = generator.integers(3, config.vocab_size - 110, size=(batch, collator.tokens_length), dtype=np.int64)
+        examples = {"input_ids": tokens, "key": np.arange(batch) + number * batch}
+        batches.append({name: tensor.to(device) for name, tensor in collator(examples).items()})
+    return batches, collator
+
+
+def attention_function(name: str) -> Callable:
+    """The function that transformers calls for `--attn_implementation name`; NotAvailableError if there is none."""
+    try:
+        if ATTENTION.get(name):
+            importlib.import_module(ATTENTION[name])
+        return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
+    except (ImportError, KeyError) as error:
+        raise NotAvailableError(f"attention {name}: {str(error).strip(chr(34))}") from None

@@ -1,0 +1,394 @@
+"""Tests of benchmark_t5.py: every command through main([...]) at a tiny size, and what its figures are made of.
+
+No figure of speed is tested here: those of this project that are guaranteed have tests of their own. About 40 s.
+"""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import torch
+from absl.testing import absltest, parameterized
+
+import benchmark_t5
+from benchmarks import attention, inference, inputs, measure, plan, step
+from benchmarks.material import benchmark_config, full_name, random_batches, word_less_tokenizer
+from constants import HARDWARE_PEAKS, MODEL_SHAPES
+from data_collator_t5 import T5DataCollator
+from model_t5 import create_model
+from training.memory import communication_bytes
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = dict(d_model=32, d_kv=8, d_ff=48, num_heads=2, num_layers=1, num_decoder_layers=1)
+# What a GPU machine without data and tracking packages lacks.
+NOT_NEEDED = "datasets wandb deepspeed absl sentencepiece evaluate optuna matplotlib sklearn sacrebleu psutil".split()
+
+
+class BenchmarkTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.enter_context(mock.patch.dict(MODEL_SHAPES, {"tiny": TINY}))
+        self.enter_context(mock.patch.dict(measure.MATRIX, cpu=64))
+        self.enter_context(mock.patch.dict(benchmark_t5._peaks, clear=True))
+
+    def run_main(self, *argv: str) -> tuple[dict, str]:
+        """(the last line's JSON, everything printed)."""
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            result = benchmark_t5.main(list(argv))
+        printed = out.getvalue()
+        last = json.loads(printed.splitlines()[-1], parse_constant=lambda name: self.fail(f"{name} is not JSON"))
+        self.assertEqual(last.keys(), result.keys())
+        return last, printed
+
+
+class CommandsTest(BenchmarkTest):
+    def test_attention(self):
+        shape = ["--batch", "2", "--source_length", "12", "--target_length", "7", "--rounds", "2"]
+        found, printed = self.run_main("attention", *shape, "--implementations", "eager,sdpa,flash_of_tomorrow")
+        rows = {row["name"]: row for row in found["rows"]}
+        self.assertLen(rows, 9)
+        for kind in attention.KINDS:
+            for name in ("eager", "sdpa"):
+                row = rows[f"{kind} {name}"]
+                self.assertGreater(row["tflops"], 0)
+                self.assertLess(row["worst_error"], 1e-5)
+                self.assertEqual("dbias" in row["errors"], kind != "cross")
+            self.assertStartsWith(rows[f"{kind} flash_of_tomorrow"]["error"], "not available: attention flash_of")
+        self.assertRegex(printed, r"encoder eager +\d")
+
+    def test_step_reports_rates_that_fit_together_and_writes_them(self):
+        output = self.folder / "new" / "step.json"
+        flags = ["--batch", "2", "--source_length", "20", "--rounds", "2", "--steps", "2"]
+        found, _ = self.run_main("step", *flags, "--rows", "dropout_0,sdpa", "--output", str(output))
+        self.assertEqual([row["name"] for row in found["rows"]], ["dropout_0", "sdpa"])
+        for row in found["rows"]:
+            self.assertNotIn("error", row)
+            self.assertAlmostEqual(row["sequences_per_second"], 2000 / row["ms_per_step"], places=3)
+            raw = row["sequences_per_second"] * found["raw_tokens_per_sequence"]
+            self.assertAlmostEqual(row["raw_tokens_per_second"] / raw, 1, places=6)
+            tflops = row["sequences_per_second"] * found["gflops_per_sequence"] / 1000
+            self.assertAlmostEqual(row["tflops"] / tflops, 1, places=6)
+            self.assertAlmostEqual(row["mfu"], row["tflops"] / found["matrix_product_tflops"], places=6)
+            self.assertIsNone(row["expected"])  # predictions are for a GPU
+        self.assertEqual(found["order"], "in turn: A B C A B C")
+        written = json.loads(output.read_text())
+        self.assertEqual(written["rows"], found["rows"])
+        self.assertContainsSubset(["started", "versions", "git", "hardware", "arguments", "seconds"], written)
+        self.assertEqual(written["versions"]["torch"].split("+")[0], torch.__version__.split("+")[0])
+        self.assertContainsSubset(["device", "threads", "load_average", "cpus"], written["hardware"])
+        self.assertEqual(written["arguments"]["model"], "tiny")
+
+    @absltest.skipUnless(torch.cuda.is_available(), "needs a GPU")
+    def test_step_on_a_gpu(self):
+        found, _ = self.run_main("step", "--model", "mini", "--rows", "best", "--batch", "8", "--rounds", "2")
+        for row in found["rows"]:
+            self.assertNotIn("error", row)
+            self.assertBetween(row["peak_memory_gib"], 0.1, 8)
+            self.assertBetween(row["mfu"], 0, 1)
+
+    def test_collator(self):
+        flags = ["--batch", "4", "--source_length", "32", "--rounds", "2"]
+        found, printed = self.run_main("collator", *flags)
+        rates = {row["name"]: row["sequences_per_second"] for row in found["rows"]}
+        self.assertAlmostEqual(found["ratio"], rates["ours"] / rates["peer"])
+        self.assertIn("the per-example algorithm", printed)
+
+    def test_tokenise(self):
+        found, _ = self.run_main("tokenise", "--megabytes", "0.05", "--source_length", "64", "--rounds", "2")
+        ours, peer = found["rows"]
+        self.assertGreater(ours["chunks"], 100)
+        # Both join all documents; the peer loses the rest of every batch of a thousand.
+        self.assertBetween(ours["chunks"] - peer["chunks"], 0, 3)
+        self.assertAlmostEqual(found["ratio"], ours["megabytes_per_second"] / peer["megabytes_per_second"])
+
+    def test_tokenise_without_the_peer(self):
+        with mock.patch.dict(sys.modules, datasets=None):
+            found, printed = self.run_main("tokenise", "--megabytes", "0.02", "--source_length", "64", "--rounds", "2")
+        self.assertNotIn("ratio", found)
+        self.assertIn("not available: import of datasets halted", printed)
+
+    def test_load(self):
+        flags = ["--gigabytes", "0.002", "0.004", "--batch", "8", "--source_length", "64", "--seconds", "0.2"]
+        found, _ = self.run_main("load", *flags, "--workers", "1", "--folder", str(self.folder))
+        for row, size in zip(found["rows"], (0.002, 0.004), strict=True):
+            self.assertEqual(row["sequences"], int(size * 1e9) // 2 // 70)  # 70 raw tokens give a source of 64
+            self.assertGreater(row["sequences_per_second"], 0)
+            self.assertEqual(row["processes"], 2)
+            self.assertGreater(row["private_gib"], 0.01)
+        self.assertIn("private_growth_from_first_to_last_gib", found)
+        self.assertEmpty(list(self.folder.iterdir()))
+
+    def test_evaluate_asserts_that_both_ways_answer_alike(self):
+        flags = ["--examples", "24", "--batch", "8", "--source_length", "10", "--rounds", "2"]
+        found, _ = self.run_main("evaluate", *flags)
+        self.assertEqual(found["equal_answers"], 1.0)
+        # Some rows are answered with a label and some with none: both branches were compared.
+        self.assertBetween(found["answers_that_are_labels"], 0.05, 0.95)
+        with mock.patch.object(inference, "class_of", return_value=7), self.assertRaisesRegex(AssertionError, "same"):
+            inference.measure_evaluate("tiny", 8, 8, 10, torch.device("cpu"), False, 2)
+
+    @parameterized.parameters("1", "2")
+    def test_generate(self, beams):
+        flags = ["--batch", "2", "--source_length", "10", "--new_tokens", "4", "--rounds", "2", "--beams", beams]
+        found, _ = self.run_main("generate", *flags)
+        dynamic, static = found["rows"]
+        self.assertAlmostEqual(dynamic["tokens_per_second"], 4 * dynamic["sequences_per_second"])
+        if beams == "1":
+            self.assertEqual(found["equal_texts"], 1.0)
+            self.assertAlmostEqual(found["ratio"], static["tokens_per_second"] / dynamic["tokens_per_second"])
+        else:
+            self.assertStartsWith(static["error"], "not available: beams reorder the cache")
+
+    def test_plan(self):
+        found, printed = self.run_main("plan", "--model", "xl", "--nodes", "8", "--gpus", "8")
+        self.assertLen(found["rows"], 8)
+        self.assertIn("2.85B weights, on 8 x 8 H200", printed)
+        self.assertIn("assumed: 790 TFLOP/s at 45% MFU", printed)
+
+    def test_all_goes_on_after_a_failure_and_keeps_what_it_has(self):
+        output = self.folder / "all.json"
+        flags = ["--batch", "2", "--source_length", "20", "--rounds", "2", "--steps", "1", "--rows", "sdpa"]
+        flags += ["--gigabytes", "0.002", "--seconds", "0.1", "--workers", "0", "--megabytes", "0.02"]
+        flags += ["--examples", "8", "--new_tokens", "3", "--folder", str(self.folder), "--output", str(output)]
+        written = []
+
+        def fail(*_):
+            written.append(json.loads(output.read_text()))
+            raise RuntimeError("CUDA error: an illegal memory access")
+
+        with mock.patch.object(inference, "measure_evaluate", fail):
+            found, printed = self.run_main("all", *flags)
+        parts = ["collator", "tokenise", "load", "attention", "evaluate", "generate", "plan", "step"]
+        self.assertEqual(list(found["results"]), parts)
+        self.assertEqual(found["results"]["evaluate"]["error"], "RuntimeError: CUDA error: an illegal memory access")
+        self.assertEqual([name for name in parts if "error" in found["results"][name]], ["evaluate"])
+        self.assertIn("CUDA error", printed)
+        self.assertEqual(list(written[0]["results"]), parts[:4], "what was measured before is already on the disk")
+        self.assertEqual(json.loads(output.read_text())["results"], found["results"])
+
+    def test_all_stops_when_the_time_is_up(self):
+        with mock.patch.object(inputs, "measure_collator", lambda *_: time.sleep(0.1) or {"rows": [], "ratio": 1}):
+            found, _ = self.run_main("all", "--minutes", "0.001")
+        errors = [part.get("error") for part in found["results"].values()]
+        self.assertEqual(errors, [None] + ["not started: the time (--minutes) was up"] * 7)
+
+    def test_needs_neither_data_nor_tracking_packages(self):
+        """As on a GPU machine that has torch and transformers: the real command, with the others hidden."""
+        hiding = f"import sys; sys.modules.update(dict.fromkeys({NOT_NEEDED!r}))"
+        (self.folder / "sitecustomize.py").write_text(hiding)
+        command = [sys.executable, str(ROOT / "benchmark_t5.py"), "collator", "--batch", "4", "--rounds", "2"]
+        environment = os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=self.folder)
+        self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+        self.assertIn("ratio", json.loads(done.stdout.splitlines()[-1]))
+
+
+class FlagsTest(BenchmarkTest):
+    @parameterized.parameters(
+        (["stp"], "argument command: invalid choice: 'stp'"),
+        ([], "the following arguments are required: command"),
+        (["step", "--rows", "sdpa,fusion"], "--rows fusion: no such row; there are eager, dropout_0, sdpa, compile"),
+        (["step", "--model", "huge"], "--model huge: no such shape; there are tiny, mini, small, base, large, xl"),
+        (["step", "--batch", "0"], "argument --batch: 0: must be a whole number of at least 1"),
+        (["step", "--bath", "4"], "unrecognized arguments: --bath 4"),
+        (["all", "--minutes", "-1"], "argument --minutes: -1: must be a number greater than 0"),
+        (["load", "--gigabytes", "nan"], "argument --gigabytes: nan: must be a number greater than 0"),
+        (["load", "--gigabytes", "9000000"], "--gigabytes 9e.06: .* has .* GB free; use less, or another --folder"),
+        (["load", "--workers", "-2"], "--workers -2: must not be negative"),
+        (["collator", "--source_length", "2"], "--source_length 2: must be at least 3"),
+        (["collator", "--output", "."], r"--output \.: is a folder; name a file"),
+        (["plan", "--gpu", "H900"], "--gpu H900: must be one of H200, H100, A100"),
+        (["plan", "--optim", "sgd"], "--optim sgd: must be one of adamw_torch, "),
+        (["plan", "--nodes", "0"], "--nodes 0: must be at least 1"),
+        (["plan", "--mfu", "1.5"], r"--mfu 1\.5: must lie between 0 and 1"),
+        (["plan", "--model", "t6"], "--model t6: no such shape"),
+    )
+    def test_refused_with_one_line(self, argv, message):
+        with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as stopped:
+            benchmark_t5.main(argv)
+        self.assertEqual(stopped.exception.code, 2)
+        self.assertLen(errors.getvalue().splitlines(), 1)
+        self.assertRegex(errors.getvalue(), message)
+
+    @absltest.skipIf(torch.cuda.is_available(), "this machine has a GPU")
+    def test_no_gpu(self):
+        with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit):
+            benchmark_t5.main(["step", "--device", "cuda"])
+        self.assertIn("--device cuda: this machine has no GPU that PyTorch sees", errors.getvalue())
+
+    def test_names_of_shapes(self):
+        self.assertEqual(full_name("xl"), "t5-v1_1-xl")
+        self.assertEqual(full_name("t5-v1_1-base"), "t5-v1_1-base")
+        self.assertEqual(full_name("mini"), "mini")
+
+
+class LadderTest(BenchmarkTest):
+    def measured(self, *names: str, **flags) -> dict[str, dict]:
+        rungs = [rung for rung in step.LADDER if rung.name in names]
+        options = dict(rounds=2, steps=1, compiled=False, say=str) | flags
+        shape = ("tiny", rungs, options.pop("batch", 2), 20, torch.device("cpu"), False, 1e9)
+        return {row["name"]: row for row in step.measure_steps(*shape, **options)["rows"]}
+
+    def test_each_rung_is_on_top_of_the_others_or_alone(self):
+        before = dict(step.PLAIN)
+        for rung in step.LADDER:
+            settings = step.settings_of(rung.name)
+            if not rung.extra:
+                expected = before | rung.adds
+                expected["ours"] = settings["ours"]
+                self.assertEqual(settings, expected)
+                before = settings
+            alone = step.settings_of(rung.name, alone=True)
+            changed = {name for name, value in alone.items() if value != step.PLAIN[name]}
+            self.assertContainsSubset(changed, rung.adds.keys() | {"ours"})
+        self.assertTrue(step.settings_of("bf16_residual", alone=True)["ours"], "or it would not be switched on")
+        self.assertFalse(step.settings_of("compile")["ours"], "a peer")
+
+    def test_choices(self):
+        names = {rows: [rung.name for rung in step.chosen_rungs(rows)] for rows in ("all", "peers", "best", "sdpa")}
+        self.assertEqual(names["peers"], ["eager", "sdpa", "compile"])
+        self.assertEqual(names["best"], [*names["peers"], names["all"][-1]])
+        self.assertEqual(names["sdpa"], ["sdpa"])
+        self.assertNotIn("z_loss", names["all"])
+
+    def test_missing_ingredients_and_failures_are_rows(self):
+        def broken(self, count):  # noqa: ARG001
+            raise ArithmeticError("the loss became nan at step 4")
+
+        with mock.patch.object(step, "attention_function", side_effect=measure.NotAvailableError("no such kernel")):
+            rows = self.measured("sdpa")
+        self.assertEqual(rows["sdpa"]["error"], "not available: no such kernel")
+        with mock.patch.object(step.TrainingStep, "run", broken):
+            rows = self.measured("sdpa")
+        self.assertEqual(rows["sdpa"]["error"], "ArithmeticError: the loss became nan at step 4")
+        without = mock.patch.object(step, "trainer_t5", SimpleNamespace())
+        with without, mock.patch.object(step, "attention_function"), mock.patch.object(step, "create_model", eager):
+            rows = self.measured("sdpa", "fused_attention")
+        self.assertEqual(rows["fused_attention"]["error"], "not available: trainer_t5 has no set_up_step")
+        self.assertIn("sequences_per_second", rows["sdpa"])
+
+    def test_out_of_memory_takes_half_the_batch(self):
+        tried = []
+        real = step.TrainingStep.run
+
+        def run(self, count):
+            size = len(self.batches[0]["labels"])
+            tried.append(size)
+            if size > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return real(self, count)
+
+        with mock.patch.object(step.TrainingStep, "run", run):
+            rows = self.measured("sdpa", batch=8)
+        self.assertEqual(tried[:3], [8, 4, 2])
+        self.assertEqual(rows["sdpa"]["batch"], 2)
+        with mock.patch.object(step.TrainingStep, "run", side_effect=torch.OutOfMemoryError("CUDA out of memory")):
+            rows = self.measured("sdpa", batch=8)
+        self.assertEqual(rows["sdpa"]["error"], "OutOfMemoryError: CUDA out of memory")
+
+    def test_no_rung_begins_after_the_time(self):
+        rows = self.measured("eager", "sdpa", deadline=time.monotonic() - 1)
+        self.assertEqual({row["error"] for row in rows.values()}, {"not started: the time (--minutes) was up"})
+
+    def test_another_loss_is_no_speed(self):
+        rows = [{"first_loss": loss, "batch": 2, "settings": {"dropout": 0.0}} for loss in (9.0, 9.01, 8.0)]
+        rows.append({"first_loss": 3.0, "batch": 4, "settings": {"dropout": 0.0}})  # other examples
+        rows.append({"first_loss": 5.0, "batch": 2, "settings": {}})  # dropout
+        step.mark_other_losses(rows)
+        self.assertEqual([("error" in row) for row in rows], [False, False, True, False, False])
+
+    def test_the_weights_are_those_of_the_same_training(self):
+        """A rung trains: after three steps the loss on the same batch is lower, and the same with either kernel."""
+        config = benchmark_config("tiny")
+        batches, _ = random_batches(config, 4, 20, 1, torch.device("cpu"))
+        losses = {}
+        for name in ("dropout_0", "sdpa"):
+            settings = step.settings_of(name) | {"optimizer": "adamw_torch_fused"}
+            trained = step.TrainingStep(settings, config, batches, torch.device("cpu"), bf16=False)
+            for group in trained.optimizer.param_groups:
+                group["lr"] = 1e-3
+            losses[name] = [trained.run(1) for _ in range(4)]
+        np.testing.assert_allclose(losses["dropout_0"], losses["sdpa"], rtol=1e-4)
+        self.assertLess(losses["sdpa"][-1], losses["sdpa"][0] - 0.05)
+
+
+def eager(config, _=None):
+    return create_model(config, "eager")
+
+
+class PartsTest(BenchmarkTest):
+    def test_the_peer_collator_corrupts_as_t5_does(self):
+        """Put together again, its inputs and targets are the tokens; lengths are those of our collator."""
+        ours = T5DataCollator(word_less_tokenizer(1000), 64)
+        lengths = ours.inputs_length, ours.targets_length
+        peer = inputs.per_example_collator(word_less_tokenizer(1000), 0.15, 3.0, lengths)
+        tokens = np.random.default_rng(0).integers(3, 800, size=(8, ours.tokens_length))
+        batch = peer([{"input_ids": row} for row in tokens])
+        self.assertEqual(tuple(batch["input_ids"].shape), (8, lengths[0]))
+        self.assertEqual(tuple(batch["decoder_input_ids"].shape), (8, lengths[1]))
+        for row, source, target in zip(tokens, batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+            spans, sentinel = {}, None
+            for token in target[:-1]:
+                if token >= 900:
+                    sentinel, spans[token] = token, []
+                else:
+                    spans[sentinel].append(token)
+            self.assertEqual(list(spans), [999 - n for n in range(len(spans))])
+            whole = [word for token in source[:-1] for word in (spans.get(token, []) if token >= 900 else [token])]
+            self.assertEqual(whole, row.tolist())
+            self.assertEqual((source[-1], target[-1]), (1, 1))
+
+    def test_interleaved_goes_round(self):
+        calls = []
+        seconds = measure.interleaved({n: (lambda n=n: calls.append(n)) for n in "ab"}, rounds=3)
+        self.assertEqual("".join(calls), "ab" + "ab" * 3)
+        self.assertEqual({name: len(values) for name, values in seconds.items()}, {"a": 3, "b": 3})
+        seconds = measure.interleaved({"a": lambda: None}, rounds=9, deadline=time.monotonic() - 1)
+        self.assertLen(seconds["a"], 2)
+
+    def test_matrix_product(self):
+        self.assertBetween(measure.matrix_product_flops(torch.device("cpu"), torch.float32, rounds=2), 1e6, 1e14)
+
+    def test_table(self):
+        rows = [{"name": "one", "ms": 1.25, "mfu": 0.5}, {"name": "second", "error": "it broke"}]
+        rows.append({"name": "x", "ms": 10})
+        text = measure.table(rows, {"name": "", "ms": "{:.1f}", "mfu": "{:.0%}"})
+        self.assertEqual(text, "name      ms  mfu\none      1.2  50%\nsecond  it broke\nx       10.0")
+
+    def test_process_memory(self):
+        before = measure.process_memory()["private"]
+        block = np.ones(32 * 2**20, dtype=np.uint8)
+        grown = measure.process_memory()["private"] - before
+        self.assertBetween(grown / block.nbytes, 0.9, 1.5)
+        with self.assertRaisesRegex(measure.NotAvailableError, "the memory of process 0 cannot be read"):
+            measure.process_memory([0])
+
+    def test_plan_is_consistent(self):
+        hardware = HARDWARE_PEAKS["H200"]
+        sent = communication_bytes("zero3", 10**9, 8)
+        fast = plan.step_seconds(1e15, 0, sent, hardware, 1e15, 0.5)
+        self.assertAlmostEqual(fast["step"], 1e15 / (790e12 * 0.5))
+        slow = plan.step_seconds(1e15, 0, sent, hardware, 1e9, 0.5)
+        # The forward pass hides its third of the communication behind a third of the compute, and so on.
+        self.assertAlmostEqual(slow["step"], slow["communication"], places=6)
+        after = plan.step_seconds(1e15, 0, communication_bytes("zero2", 10**9, 8), hardware, 1e15, 0.5)
+        self.assertGreater(after["step"], fast["step"])
+
+    def test_gpus_have_all_figures(self):
+        for name, figures in HARDWARE_PEAKS.items():
+            self.assertEqual(figures.keys(), HARDWARE_PEAKS["H200"].keys(), name)
+            self.assertTrue(all(value > 0 for value in figures.values()), name)
+
+
+if __name__ == "__main__":
+    absltest.main()

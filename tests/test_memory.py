@@ -1,0 +1,330 @@
+"""Tests of training/memory.py: its formulas against what small models really hold, byte for byte where PyTorch tells.
+
+Saved tensors are counted with autograd's hooks, once for each storage; the peak of a step with the allocations that
+PyTorch's profiler reports; divided states in two gloo processes. About 25 s.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from absl.testing import absltest, parameterized
+from torch.profiler import ProfilerActivity, profile
+
+from model_t5 import build_config, create_model, token_mean_loss
+from training.memory import (
+    STRATEGIES,
+    activation_bytes,
+    block_parameters,
+    communication_bytes,
+    matrix_parameters,
+    optimizer_bytes,
+    state_bytes,
+)
+from training.optimizers import optimizer_class_and_kwargs
+
+ROOT = Path(__file__).resolve().parent.parent
+# (batch, source, target, changes to the shape): wide and narrow, long and short, deep and shallow, gated and not.
+SHAPES = {
+    "square": (2, 24, 16, {}),
+    "long": (3, 96, 40, {}),
+    "wide": (4, 20, 20, dict(d_model=96, d_ff=320, num_heads=3, d_kv=24)),
+    "deep decoder": (2, 32, 48, dict(num_layers=1, num_decoder_layers=4)),
+    "many words": (4, 16, 32, dict(vocab_size=4096, d_model=32)),
+    "ungated": (2, 40, 24, dict(feed_forward_proj="relu")),
+}
+
+
+def small_config(**changes):
+    shape = dict(d_model=64, d_kv=16, num_heads=2, d_ff=96, num_layers=2, num_decoder_layers=2)
+    return build_config("tiny", 640, shape | changes)
+
+
+def batch_of(config, batch: int, source: int, target: int) -> tuple[dict, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((batch, source), (batch, target), (batch, target))
+    ids, decoder_ids, labels = (torch.randint(3, config.vocab_size, size, generator=generator) for size in sizes)
+    return {"input_ids": ids, "decoder_input_ids": decoder_ids, "use_cache": False}, labels
+
+
+def saved_bytes(model, inputs: dict, labels: torch.Tensor, bf16: bool) -> tuple[int, torch.Tensor]:
+    """(bytes of all storages that autograd keeps for the backward pass, weights left out; the loss)."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    storages = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = (storage.nbytes(), tensor)  # the tensor: no address is used twice
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        loss = token_mean_loss(model(**inputs), labels)
+    return sum(size for size, _ in storages.values()), loss
+
+
+class ActivationsTest(parameterized.TestCase):
+    def assert_near(self, formula: float, measured: float, share: float):
+        self.assertLess(abs(formula / measured - 1), share, f"formula {formula:,}, measured {measured:,}")
+
+    @parameterized.product(shape=tuple(SHAPES), bf16=(False, True))
+    def test_what_autograd_saves(self, shape, bf16):
+        batch, source, target, changes = SHAPES[shape]
+        config = small_config(**changes)
+        model = create_model(config, "eager").train()
+        inputs, labels = batch_of(config, batch, source, target)
+        measured, _ = saved_bytes(model, inputs, labels, bf16)
+        formula = activation_bytes(config, batch, source, target, "eager", bf16, float32_softmax=False)
+        log_softmax = 4 * batch * target * config.vocab_size  # of formula.loss, the part that autograd saves
+        self.assert_near(formula.stored + formula.weight_copies + log_softmax, measured, 0.02)
+
+    @parameterized.parameters("square", "long", "deep decoder")
+    def test_a_kernel_that_keeps_no_weights(self, shape):
+        """On a CPU sdpa has such a kernel for a bias without gradient, which is what t5_fused hands over on a GPU."""
+        batch, source, target, changes = SHAPES[shape]
+        config = small_config(**changes)
+        model = create_model(config, "sdpa").train()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("relative_attention_bias" not in name)
+        measured, _ = saved_bytes(model, *batch_of(config, batch, source, target), False)
+        formula = activation_bytes(config, batch, source, target, "sdpa", False)
+        log_softmax = 4 * batch * target * config.vocab_size
+        self.assert_near(formula.stored + log_softmax, measured, 0.05)
+        eager = activation_bytes(config, batch, source, target, "eager", False)
+        self.assertGreater(eager.attention, formula.attention)
+        self.assertEqual(eager.stored - eager.attention, formula.stored - formula.attention)
+
+    @parameterized.product(shape=("square", "long", "deep decoder"), bf16=(False, True))
+    def test_checkpointing(self, shape, bf16):
+        batch, source, target, changes = SHAPES[shape]
+        config = small_config(**changes)
+        model = create_model(config, "eager").train()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        for module in model.modules():
+            if hasattr(module, "relative_attention_num_buckets"):
+                module.gradient_checkpointing = False  # else transformers keeps zeros with a gradient
+        inputs, labels = batch_of(config, batch, source, target)
+        measured, _ = saved_bytes(model, inputs, labels, bf16)
+        formula = activation_bytes(config, batch, source, target, "eager", bf16, True, float32_softmax=False)
+        log_softmax = 4 * batch * target * config.vocab_size
+        head = 2 * config.vocab_size * config.d_model if bf16 else 0  # the blocks' copies are made again
+        self.assert_near(formula.stored + head + log_softmax, measured, 0.1)
+
+    def test_a_layer_more_is_a_block_more(self):
+        """The recomputed block: what one decoder layer adds."""
+        batch, source, target, _ = SHAPES["long"]
+        sizes = []
+        for layers in (1, 2):
+            config = small_config(num_decoder_layers=layers)
+            model = create_model(config, "eager").train()
+            sizes.append(saved_bytes(model, *batch_of(config, batch, source, target), False)[0])
+        formula = activation_bytes(small_config(), batch, source, target, "eager", False, checkpointing=True)
+        encoder = small_config(num_decoder_layers=1)
+        larger = max(sizes[1] - sizes[0], self.encoder_block(encoder, batch, source, target))
+        self.assert_near(formula.recomputed, larger, 0.02)
+
+    def encoder_block(self, config, batch: int, source: int, target: int) -> int:
+        sizes = []
+        for layers in (1, 2):
+            config = small_config(num_decoder_layers=1, num_layers=layers)
+            model = create_model(config, "eager").train()
+            sizes.append(saved_bytes(model, *batch_of(config, batch, source, target), False)[0])
+        return sizes[1] - sizes[0]
+
+    @parameterized.product(shape=("long", "wide", "many words"), bf16=(False, True))
+    def test_peak_of_a_step(self, shape, bf16):
+        """The most memory between the start and the end of an accumulated micro-batch, on top of weights and
+        gradients: what the formula calls the total."""
+        batch, source, target, changes = SHAPES[shape]
+        batch *= 4
+        config = small_config(**changes)
+        model = create_model(config, "eager").train()
+        inputs, labels = batch_of(config, batch, source, target)
+
+        def micro_batch() -> None:
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                outputs = model(**inputs)
+                loss = token_mean_loss(outputs, labels)
+            loss.backward()
+
+        micro_batch()  # the gradients are there
+        formula = activation_bytes(config, batch, source, target, "eager", bf16, float32_softmax=False)
+        self.assert_near(formula.total, peak_bytes(micro_batch), 0.1)
+
+
+def peak_bytes(function) -> int:
+    """The most bytes that a call had allocated at a time, of those it allocated itself."""
+    with contextlib.redirect_stderr(None), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+class StatesTest(parameterized.TestCase):
+    @parameterized.parameters("adamw_torch", "adamw_rms_scaled", "adafactor")
+    def test_weights_gradients_and_optimizer(self, name):
+        config = small_config()
+        model = create_model(config)
+        inputs, labels = batch_of(config, 2, 16, 8)
+        token_mean_loss(model(**inputs), labels).backward()
+        args = SimpleNamespace(optim=name, learning_rate=1e-3, adam_beta1=0.9, adam_beta2=0.99, adam_epsilon=1e-6)
+        kind, kwargs = optimizer_class_and_kwargs(args) or (torch.optim.AdamW, {})
+        optimizer = kind(model.parameters(), **kwargs)
+        optimizer.step()
+        shapes = [tuple(p.shape) for p in model.parameters()]
+        states = state_bytes("ddp", config, shapes, name, processes=1)
+        self.assertEqual(states.weights, sum(p.nbytes for p in model.parameters()))
+        self.assertEqual(states.gradients, sum(p.grad.nbytes for p in model.parameters()))
+        kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+        measured = sum(value.nbytes for value in kept if value.numel() > 1)  # without the counters of steps
+        self.assertEqual(states.optimizer, measured)
+
+    def test_parameters_by_kind(self):
+        config = small_config(num_decoder_layers=3)
+        model = create_model(config)
+        products = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+        self.assertEqual(matrix_parameters(config), products)
+        block = sum(p.numel() for p in model.decoder.block[1].parameters())
+        self.assertEqual(block_parameters(config), block)
+
+    def test_the_papers_example(self):
+        """ZeRO, figure 1: 7.5 billion weights, 64 GPUs, K = 12: 120 GB without it, 16.6 GB and 1.9 GB with stages 2, 3.
+
+        The 120 GB are those of bfloat16 weights and gradients with a float32 copy; ours keeps float32 alone: the same
+        16 bytes a weight.
+        """
+        shapes, config = [(75_000, 100_000)], build_config("t5-v1_1-xl")
+        sizes = {}
+        for strategy in STRATEGIES:
+            states = state_bytes(strategy, config, shapes, "adamw_torch", 64)
+            sizes[strategy] = (states.weights + states.gradients + states.optimizer) / 1e9
+        self.assertAlmostEqual(sizes["ddp"], 120.0, places=1)
+        self.assertAlmostEqual(sizes["zero2"], 16.6, places=1)
+        self.assertAlmostEqual(sizes["zero3"], 1.9, places=1)
+        self.assertAlmostEqual(sizes["fsdp2"], 1.9, places=1)
+
+    def test_communication_of_the_paper(self):
+        """ZeRO, section 7: stages 1 and 2 send as much as data parallelism, 2 volumes; stage 3 sends 3."""
+        weights, processes = 1000, 1_000_000  # (N - 1) / N is 1
+        sent = {strategy: communication_bytes(strategy, weights, processes).total for strategy in STRATEGIES}
+        self.assertAlmostEqual(sent["zero2"], 2 * 2 * weights, delta=1)
+        self.assertAlmostEqual(sent["zero3"], 3 * 2 * weights, delta=1)
+        self.assertAlmostEqual(sent["fsdp2"], sent["zero3"])
+        self.assertAlmostEqual(sent["ddp"], 2 * 4 * weights, delta=1)  # in float32
+        self.assertEqual(communication_bytes("zero3", weights, 1).total, 0)
+        four = communication_bytes("zero2", weights, processes, accumulation=4)
+        self.assertAlmostEqual(four.total, (4 + 1) * 2 * weights, delta=1)
+        self.assertEqual(communication_bytes("ddp", weights, 8, accumulation=4), communication_bytes("ddp", weights, 8))
+
+    def test_unknown_names(self):
+        with self.assertRaisesRegex(ValueError, "--optim sgd: its memory is known for adamw_torch, "):
+            optimizer_bytes("sgd", [(2, 2)])
+        with self.assertRaisesRegex(ValueError, "no such strategy: zero1; there are ddp, zero2"):
+            state_bytes("zero1", small_config(), [(2, 2)], "adamw_torch", 2)
+
+
+# One rank: trains a step under fully_shard, and under DeepSpeed's ZeRO where it is installed, and prints its bytes.
+RANK = """
+    import json, os, sys, torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from test_memory import batch_of, small_config
+    from model_t5 import create_model, token_mean_loss
+
+    def nbytes(tensor):
+        return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).nbytes
+
+    def state_of(optimizer):
+        values = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+        return sum(nbytes(v) for v in values if v.numel() > 1)
+
+    config, found = small_config(), {}
+    inputs, labels = batch_of(config, 2, 16, 8)
+    dist.init_process_group("gloo")
+    model = create_model(config)
+    for block in [*model.encoder.block, *model.decoder.block]:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    token_mean_loss(model(**inputs), labels).backward()
+    optimizer.step()
+    found["fsdp2"] = [sum(nbytes(p) for p in model.parameters()), sum(nbytes(p.grad) for p in model.parameters()),
+                      state_of(optimizer)]
+    import deepspeed
+    deepspeed.ops.__compatible_ops__.clear()  # gloo alone: its own CPU kernels would first have to be compiled
+    for stage in (2, 3):
+        torch.manual_seed(0)
+        model = create_model(config)
+        settings = {"train_micro_batch_size_per_gpu": 2, "zero_allow_untested_optimizer": True,
+                    "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}}
+        optimizer = torch.optim.AdamW(model.parameters())
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+        loss = token_mean_loss(engine(**inputs), labels)
+        engine.backward(loss)
+        engine.step()
+        weights = [p.ds_tensor if stage == 3 else p for p in model.parameters()]
+        masters = [p for group in engine.optimizer.optimizer.param_groups for p in group["params"]]
+        if stage == 3:
+            masters = engine.optimizer.fp32_partitioned_groups_flat
+        found[f"zero{stage}"] = [sum(nbytes(p) for p in weights), None,
+                                 sum(nbytes(p) for p in masters) + state_of(engine.optimizer.optimizer)]
+    with open(sys.argv[1] + os.environ["RANK"], "w") as file:
+        json.dump(found, file)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+class PartitionsTest(parameterized.TestCase):
+    def test_two_processes_hold_what_the_formula_says(self):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "rank.py"
+            script.write_text(textwrap.dedent(RANK))
+            environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu"}
+            commands = [
+                subprocess.Popen(
+                    [sys.executable, str(script), f"{folder}/rank"],
+                    env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+                for rank in (0, 1)
+            ]
+            try:
+                printed = [command.communicate(timeout=240)[0] for command in commands]
+            finally:
+                for command in commands:
+                    command.kill()
+            self.assertEqual([command.returncode for command in commands], [0, 0], printed[0][-3000:])
+            ranks = [json.loads((Path(folder) / f"rank{rank}").read_text()) for rank in (0, 1)]
+        config = small_config()
+        shapes = [tuple(p.shape) for p in create_model(config).parameters()]
+        for strategy in ("fsdp2", "zero2", "zero3"):
+            formula = state_bytes(strategy, config, shapes, "adamw_torch", processes=2, bf16=False)
+            for found in ranks:
+                wanted = (formula.weights, formula.gradients, formula.optimizer)
+                for measured, expected in zip(found[strategy], wanted, strict=True):
+                    if measured is not None:
+                        self.assertLess(abs(measured / expected - 1), 0.02, f"{strategy}: {found[strategy]}, {wanted}")
+
+
+if __name__ == "__main__":
+    absltest.main()
