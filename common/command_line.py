@@ -124,7 +124,7 @@ class _HelpFormatter(argparse.HelpFormatter):
         return f"--{action.dest}" if action.option_strings else super()._format_action_invocation(action)
 
     def _get_help_string(self, action):
-        default = " ".join(action.default) if isinstance(action.default, list) else action.default
+        default = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
         shown = default not in (None, argparse.SUPPRESS, False, "") and "%(default)" not in action.help
         return action.help + (f" [{default}]" if shown else "")
 

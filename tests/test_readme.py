@@ -11,6 +11,7 @@ import arguments_t5
 import benchmark_t5
 import create_tokenizer
 import evaluate_t5
+import export_checkpoint
 import fine_tune_t5
 import plot_runs
 import pre_train_t5
@@ -59,11 +60,14 @@ class ReadmeTest(parameterized.TestCase):
             if job.endswith("sweep.slurm"):
                 words.insert(0, "sweep_t5.py")
         script = next(word for word in words if word.endswith(".py"))
+        if script.startswith("tests/"):
+            self.assertTrue((ROOT / script).is_file())
+            return
         argv = words[words.index(script) + 1 :]
         self.assertIn(script, {p.name for p in ROOT.glob("*.py")})
         if argv == ["--help"]:
             modules = (benchmark_t5, create_tokenizer, evaluate_t5, fine_tune_t5, plot_runs, pre_train_t5)
-            modules += (report_glue, sweep_t5)
+            modules += (export_checkpoint, report_glue, sweep_t5)
             module = {Path(m.__file__).name: m for m in modules}[script]
             try:
                 code = module.main(argv)
@@ -76,6 +80,8 @@ class ReadmeTest(parameterized.TestCase):
             sweep = read_sweep(str(ROOT / argv[0]))
             self.assertTrue(sweep["parameters"])
             self.assertLen(parse_arguments([sweep_t5.SweepArguments], argv[1:]), 1)
+        elif script == "export_checkpoint.py":
+            self.assertLen(parse_arguments([export_checkpoint.ExportArguments], argv), 1)
         elif script == "report_glue.py":
             self.assertNotEmpty(report_glue.parse_flags(argv)[0].tasks)
         elif script == "plot_runs.py":
