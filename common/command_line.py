@@ -91,7 +91,8 @@ class T5ArgumentParser(HfArgumentParser):
                 action.nargs, action.const = "?", RESUME_NEWEST
             if action.dest in SHORT_HELP and action.dest not in own:
                 action.help = SHORT_HELP[action.dest]
-            if not show_all and action.dest not in shown:
+            opposite = action.option_strings and action.option_strings[0] == f"--no_{action.dest}"
+            if opposite or not show_all and action.dest not in shown:
                 action.help = argparse.SUPPRESS
             elif action.help:
                 text = action.help.replace("%(default)s", "\0").replace("%%", "%").replace("%", "%%")
@@ -105,7 +106,8 @@ class T5ArgumentParser(HfArgumentParser):
         """Takes the flags of `themes` out of the one long group of transformers' flags, into groups of their own."""
         training = self._action_groups[-1]
         for title, names in themes.items():
-            found = {action.dest: action for action in training._group_actions if action.dest in names}
+            shown = [action for action in training._group_actions if action.help != argparse.SUPPRESS]
+            found = {action.dest: action for action in shown if action.dest in names}
             if found:
                 self.add_argument_group(title)._group_actions = [found[name] for name in names if name in found]
                 training._group_actions = [a for a in training._group_actions if a.dest not in found]
