@@ -1,7 +1,7 @@
 """Every recipe: it says what it is and costs, it runs for a few steps on local data of its layout with a tiny model,
 and its real model has the size and shapes it should have (built on the meta device: no memory, no download).
 
-A new recipe is one more entry of RECIPES.
+A new recipe is one more entry of RECIPES, or has tests of its own as those of test_workflows.py.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import test_workflows
 import torch
 import yaml
 from absl.testing import absltest, parameterized
@@ -114,7 +115,8 @@ class RecipeTest(parameterized.TestCase):
         write_data(cls.folder)
 
     def test_every_recipe_is_tested(self):
-        self.assertEqual({path.name for path in FOLDER.glob("*.yaml")}, set(RECIPES))
+        elsewhere = {f"{name}.yaml" for name in test_workflows.RECIPES}
+        self.assertEqual({path.name for path in FOLDER.glob("*.yaml")}, {*RECIPES, *elsewhere})
 
     @parameterized.parameters(*RECIPES)
     def test_the_head_says_what_it_is_how_to_run_it_what_it_costs_and_what_to_expect(self, name):
