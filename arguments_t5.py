@@ -123,6 +123,9 @@ class TaskArguments:
     validation_file: str | None = option(None, "File with validation rows instead of the task's own source.")
     max_train_samples: int | None = option(None, "Train on the first N rows only.")
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.")
+    streaming: bool = option(False, "Read training rows on the fly, from a file, folder, pattern or the Hub. "
+                             "Needs --max_steps.")  # fmt: skip
+    shuffle_buffer_size: int = option(10_000, "Streaming: rows that are shuffled at a time, over all ranks together.")
     max_source_length: int | None = option(None, "Source length in tokens, longer ones are cut. Not set: the task's.")
     max_target_length: int | None = option(None, "Target length in tokens, longer texts are cut. Not set: the task's.")
     preprocessing_num_workers: int = option(1, "Processes that tokenise.")
@@ -327,7 +330,9 @@ def check_task(args: TaskArguments) -> dict:
             hint = did_you_mean(value, known, most=2)
             raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; there is {', '.join(known)}")
     for flag, path in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):
-        if path:
+        if path and args.streaming and flag == "--train_file":
+            expand_files(flag, [path])
+        elif path:
             check_file(flag, Path(path))
             if data_suffix(Path(path)) not in (*ROW_SUFFIXES, ".txt"):
                 raise ValueError(f"{flag} {path}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and .gz, "
@@ -343,6 +348,28 @@ def check_task(args: TaskArguments) -> dict:
             raise ValueError(f"--{name} {getattr(args, name)}: must be at least 2 tokens, the last of which is EOS")
     _check_counts(args)
     return DATASET_VALS[args.benchmark][args.dataset_name]
+
+
+def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:
+    """Contradictions among the flags of a stream; without one there is nothing to check."""
+    if not args.streaming:
+        default = type(args).__dataclass_fields__["shuffle_buffer_size"].default
+        if args.shuffle_buffer_size != default:
+            raise ValueError(f"--shuffle_buffer_size {args.shuffle_buffer_size}: goes with --streaming")
+        return
+    if training_args.max_steps < 1:
+        raise ValueError("--streaming needs --max_steps: nobody knows how long a stream is before it is over")
+    if args.shuffle_buffer_size < 1:
+        raise ValueError(f"--shuffle_buffer_size {args.shuffle_buffer_size}: must be at least 1 (blocks are shuffled "
+                         "even then, rows within them not)")  # fmt: skip
+    if args.max_train_samples is not None:
+        raise ValueError(f"--max_train_samples {args.max_train_samples}: which rows of a stream come first depends on "
+                         "the order; give a smaller file, or --max_steps")  # fmt: skip
+    strategy = getattr(training_args.train_sampling_strategy, "value", training_args.train_sampling_strategy)
+    if strategy != "random":
+        raise ValueError(f"--train_sampling_strategy {strategy}: a stream is always shuffled, by its blocks and "
+                         "--shuffle_buffer_size")  # fmt: skip
+    training_args.ignore_data_skip = True  # of batches before a resumed step: the stream itself begins there
 
 
 def check_training(args: T5TrainingArguments, stage: str) -> None:

@@ -17,6 +17,10 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else. The fields o
     eval_splits         splits to report when there is more than "validation" (MNLI); the first is the main one
     test_splits         the same for prediction without labels; default "test"
     train_with          the task whose training rows this one borrows (AX has none of its own)
+    transform           name from tasks.transforms.TRANSFORMS: makes each row out of a row of the data
+    columns             the columns that the data must have, where a transform makes others out of them
+    max_piece_length    the first of `columns` is running text, of whole books too: a row is a sentence-like piece of at
+                        most so many characters; plain text files have a document on each line
     max_source_length, max_target_length   in tokens, EOS included
     submission_file     name inside the GLUE submission zip
 """
@@ -76,6 +80,22 @@ def _tsv(folder: str, **other: str) -> dict[str, str]:
     """Files of the official GLUE layout: _tsv("CoLA")["validation"] -> "CoLA/dev.tsv"."""
     names = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"} | other
     return {split: f"{folder}/{name}" for split, name in names.items()}
+
+
+def _restoring(transform: str, **other) -> dict:
+    """The text without diacritics -> the text. 200 characters of Romanian are some 70 tokens of mT5, at most 256."""
+    return dict(
+        inputs={"": "plain"},
+        target="text",
+        target_type="text",
+        metrics=["word_accuracy", "exact_match", "diacritic_error_rate"],
+        transform=transform,
+        columns=["text"],
+        max_piece_length=200,
+        max_source_length=256,
+        max_target_length=256,
+        **other,
+    )
 
 
 DATASET_VALS = {
@@ -252,6 +272,13 @@ DATASET_VALS = {
             builtin="docstring_summary",
             max_source_length=256,
             max_target_length=48,
+        ),
+    },  # Made from plain text in any language: --train_file names the text.
+    "text": {
+        "restore_diacritics": _restoring("restore_diacritics"),
+        # With Romanian's legacy letters mended, and Wikipedia as the text where none is named.
+        "restore_romanian_diacritics": _restoring(
+            "restore_romanian_diacritics", hub=("wikimedia/wikipedia", "20231101.ro")
         ),
     },
 }

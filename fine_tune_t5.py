@@ -3,6 +3,8 @@
     accelerate launch fine_tune_t5.py                         # built-in task, from the demo checkpoint if there is one
     accelerate launch fine_tune_t5.py --benchmark glue --dataset_name sst2 --model_name_or_path google/t5-v1_1-base
     accelerate launch fine_tune_t5.py --benchmark glue --dataset_name rte --data_dir glue/ --model_name_or_path out/base
+    accelerate launch fine_tune_t5.py --benchmark text --dataset_name restore_diacritics --streaming --max_steps 10000 \
+        --train_file 'books/*.txt' --model_name_or_path google/mt5-base
     deepspeed fine_tune_t5.py --deepspeed zero_stage2_config.json --benchmark glue --dataset_name mnli --bf16
 
 Without flags it runs recipes/fine_tune_installed_docs.yaml. Classification is scored by teacher forcing, which gives
@@ -20,6 +22,7 @@ from arguments_t5 import (
     TaskArguments,
     check_best_metric,
     check_model,
+    check_streaming,
     check_task,
     check_training,
     parse_overrides,
@@ -28,6 +31,7 @@ from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import print_once
 from common.reports import human_time
 from constants import DEMO_CHECKPOINTS
+from corpora.streams import resume as resume_stream
 from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
 from data_t5 import task_tokenizer
 from model_t5 import (
@@ -50,6 +54,7 @@ from tasks.examples import (
     task_metrics,
 )
 from tasks.metrics import check_metrics
+from tasks.streaming import evaluation_rows, open_corpus, stream_task
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed_data, check_resumed_model, prepare_output_dir
 from training.runs import finish_run, set_up_tracking, start_run
@@ -77,6 +82,7 @@ def parse_flags(argv: list[str] | None):
         training_args.metric_for_best_model = prefix + task["metrics"][0]
         training_args.greater_is_better = True
     check_training(training_args, "fine_tuning")
+    check_streaming(task_args, training_args)
     check_best_metric(training_args.metric_for_best_model, metric_names(task))
     if model_args.model_name_or_path is None and model_args.config_name is None:
         model_args.model_name_or_path = next((path for path in DEMO_CHECKPOINTS if is_local_model(path)), None)
@@ -102,11 +108,15 @@ def build_model(model_args: ModelArguments, tokenizer):
     return model
 
 
-def prepare_task(task_args: TaskArguments, task: dict, tokenizer) -> tuple[dict, dict[str, int]]:
-    """({split: tokenised rows}, {split: rows before any limit}) of the training split and all evaluation splits."""
+def prepare_task(task_args: TaskArguments, task: dict, tokenizer, corpus=None) -> tuple[dict, dict[str, int]]:
+    """({split: tokenised rows}, {split: rows before any limit}) of the training split and all evaluation splits; of
+    these alone where the training rows are streamed from `corpus`, which may lose its first rows to them."""
     name, data = task_args.dataset_name, {}
-    splits = ("train", *eval_splits(task))
-    rows = {split: load_rows(name, task, task_args, split) for split in splits}  # all are read before the long work
+    if corpus is not None:
+        rows = evaluation_rows(name, task, task_args, corpus)
+    else:
+        splits = ("train", *eval_splits(task))
+        rows = {split: load_rows(name, task, task_args, split) for split in splits}  # all, before the long work
     for split in rows:
         limit = task_args.max_train_samples if split == "train" else task_args.max_eval_samples
         data[split], _ = prepare_split(name, task, task_args, tokenizer, split, limit, rows[split])
@@ -126,11 +136,15 @@ def main(argv: list[str] | None = None) -> dict:
         model = build_model(model_args, tokenizer)
         labels = class_label_ids(task, tokenizer)
         check_resumed_model(checkpoint, model.config, training_args.optim)
+        corpus = open_corpus(task_args.dataset_name, task, task_args) if task_args.streaming else None
         with training_args.main_process_first(desc="preparing the task"):
-            data, examples = prepare_task(task_args, task, tokenizer)
+            data, examples = prepare_task(task_args, task, tokenizer, corpus)
         fingerprints = {split: dataset._fingerprint for split, dataset in data.items()}
         fingerprints["tokenizer"] = tokenizer_fingerprint(tokenizer)
         check_resumed_data(checkpoint, fingerprints)
+        if corpus is not None:
+            data["train"] = stream_task(task_args.dataset_name, task, task_args, corpus, tokenizer, training_args)
+            resume_stream(data["train"], checkpoint)
         set_generation_length(model, task_args.max_target_length or task["max_target_length"], labels)
     set_up_tracking(training_args)
 
@@ -156,7 +170,8 @@ def main(argv: list[str] | None = None) -> dict:
         fingerprints=fingerprints,
         rows={
             "from": model_args.model_name_or_path or f"scratch ({model_args.config_name})",
-            "rows": ", ".join(f"{len(data[split]):,} of {examples[split]:,} {split}" for split in data),
+            "stream": corpus and corpus.description,
+            "rows": ", ".join(f"{len(data[split]):,} of {count:,} {split}" for split, count in examples.items()),
             "steps": f"{trainer.args.num_train_epochs:g} epochs" if training_args.max_steps <= 0 else None,
             "metrics": f"{', '.join(task['metrics'])} from {mode}",
         },

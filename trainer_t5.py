@@ -21,6 +21,7 @@ from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
 
 from common.processes import is_first_process, print_once
+from corpora.streams import StreamDataset, StreamLoader, save_state
 from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset, EpochSampler
 from model_t5 import IGNORE_INDEX, shift_right, token_mean_loss
@@ -44,6 +45,11 @@ class _ResumeCallback(TrainerCallback):
         """The sampler's epoch. Trainer sets it too, but where several ranks resume within an epoch, the data loader
         that skips the batches already seen hides the sampler one wrapper too deep."""
         train_dataloader.set_epoch(int(state.epoch or 0))
+
+    def on_step_end(self, args, state, control, **_):  # noqa: ARG002
+        """The epochs of a stream: Trainer, which does not know its length, counts them as shares of --max_steps."""
+        if isinstance(self.trainer.train_dataset, StreamDataset):
+            state.epoch = self.trainer.train_dataset.passes_of(self.trainer.stream_loader.state)
 
 
 class T5Trainer(Seq2SeqTrainer):
@@ -69,7 +75,7 @@ class T5Trainer(Seq2SeqTrainer):
         self.preemption = PreemptionCallback()
         self.add_callback(_ResumeCallback(self))
         self.add_callback(self.preemption)
-        self._resumed_from, self._is_saving = None, False
+        self._resumed_from, self._is_saving, self.stream_loader = None, False, None
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
@@ -147,6 +153,8 @@ class T5Trainer(Seq2SeqTrainer):
                 self._total_loss_scalar,
                 self._globalstep_last_logged,
             )
+            if self.stream_loader is not None:
+                save_state(aside, self.args.process_index, self.stream_loader.state)
         except Exception as error:
             if not is_disk_full(error):
                 raise
@@ -201,7 +209,10 @@ class T5Trainer(Seq2SeqTrainer):
 
     def _examples_of_step(self, step: int) -> list[int]:
         """Numbers of the training examples in the global batch of a step (from 0); [] where the order is not ours."""
-        sampler, size = self._get_train_sampler(), global_batch_size(self.args)
+        size = global_batch_size(self.args)
+        if isinstance(self.train_dataset, StreamDataset):
+            return list(range(step * size, (step + 1) * size))
+        sampler = self._get_train_sampler()
         if not isinstance(sampler, EpochSampler):
             return []
         steps_per_epoch = max(1, math.ceil(len(sampler) / size))
@@ -224,7 +235,19 @@ class T5Trainer(Seq2SeqTrainer):
 
     # ------------------------------------------------------------ data order
     def get_train_dataloader(self):
-        """As Trainer's, with data workers that outlive the signals at which the run is to save and stop."""
+        """As Trainer's, with data workers that outlive the signals at which the run is to save and stop.
+
+        A stream has cut itself up for the ranks already, and so goes around accelerate's loaders."""
+        if isinstance(self.train_dataset, StreamDataset):
+            self.stream_loader = StreamLoader(
+                self.train_dataset,
+                self.data_collator,
+                self.args.dataloader_num_workers,
+                worker_init_fn=partial(outlive_signals, None),
+                pin_memory=self.args.dataloader_pin_memory,
+                prefetch_factor=self.args.dataloader_prefetch_factor,
+            )
+            return self.stream_loader
         loader = super().get_train_dataloader()
         for part in {loader, getattr(loader, "base_dataloader", loader)}:
             part.worker_init_fn = partial(outlive_signals, part.worker_init_fn)

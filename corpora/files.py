@@ -203,7 +203,7 @@ def _read_csv(path: Path) -> Iterator[dict]:
     with open_text(path) as stream:
         rows, line = csv.reader(stream, strict=True), 1  # strict: an open quote would swallow the rest of the file
         try:
-            header = _checked_header(next(rows, []), path)
+            header = checked_header(next(rows, []), path)
             for values in rows:
                 line += 1
                 if values and len(values) != len(header):
@@ -216,7 +216,8 @@ def _read_csv(path: Path) -> Iterator[dict]:
             raise ValueError(f"{path}, line {line + (line > 1)}: broken CSV ({problem})") from None
 
 
-def _checked_header(names: list[str], path: Path) -> list[str]:
+def checked_header(names: list[str], path: Path) -> list[str]:
+    """The names themselves; ValueError if two columns have the same."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"{path}, line 1: two columns are called {twice!r}")
@@ -232,7 +233,7 @@ def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
     """
     with open_text(path) as stream:
         lines = enumerate(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE), start=1)
-        names = _checked_header(next(lines, (1, []))[1], path) if header else None
+        names = checked_header(next(lines, (1, []))[1], path) if header else None
         for number, values in lines:
             if not values:  # an empty line
                 continue
@@ -264,10 +265,10 @@ def _read_json(path: Path) -> Iterator[dict]:
     with open_text(path) as stream:
         first = stream.readline()
         if first.lstrip().startswith("["):  # one array instead of one object a line
-            rows = enumerate(_parse_json(first + stream.read(), path), start=1)
+            rows = enumerate(parse_json(first + stream.read(), path), start=1)
         else:
             lines = enumerate(itertools.chain([first], stream), start=1)
-            rows = ((number, _parse_json(line, path, number)) for number, line in lines if line.strip())
+            rows = ((number, parse_json(line, path, number)) for number, line in lines if line.strip())
         for number, row in rows:
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, row {number}: must be a JSON object, got {type(row).__name__}")
@@ -277,8 +278,8 @@ def _read_json(path: Path) -> Iterator[dict]:
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def _parse_json(text: str, path: Path, line: int | None = None):
-    """line: the line of the file that `text` is; None for a whole file."""
+def parse_json(text: str, path: Path, line: int | None = None):
+    """The value that `text` is. ValueError names file and line. line: the one that `text` is; None for a whole file."""
     try:
         value = json.loads(text)
         if _SURROGATE.search(text):
@@ -294,8 +295,8 @@ def _parse_json(text: str, path: Path, line: int | None = None):
 
 
 # ---------------------------------------------------------------- documents
-_WIKI_OPEN = re.compile(r"^<doc (id|url|title)=.*>$")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+WIKI_OPEN = re.compile(r"^<doc (id|url|title)=.*>$")
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def read_text_documents(path: Path) -> Iterator[str]:
@@ -307,8 +308,8 @@ def read_text_documents(path: Path) -> Iterator[str]:
     page = None  # lines of the open <doc>, None outside
     with open_text(path) as stream:
         for line in stream:
-            line = _CONTROL.sub("", line).strip()
-            if page is None and _WIKI_OPEN.match(line):
+            line = CONTROL.sub("", line).strip()
+            if page is None and WIKI_OPEN.match(line):
                 page = []
             elif page is not None and line == "</doc>":
                 # The first line repeats the title: a page of nothing else is an empty one.

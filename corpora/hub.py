@@ -5,17 +5,26 @@ from pathlib import Path
 
 from common.processes import answers
 
+SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
 
-def load_dataset_splits(name: str, config: str | None, flag: str):
-    """A `datasets.DatasetDict` of a saved folder or a Hub name. ValueError with the reason if there is none."""
+
+def load_dataset_splits(name: str, config: str | None, flag: str, streaming: bool = False):
+    """A `datasets.DatasetDict` of a saved folder or a Hub name. ValueError with the reason if there is none.
+
+    streaming: an `IterableDatasetDict` of the same, of which nothing is read yet.
+    """
     import datasets
 
     do_not_wait_for_the_hub(name)
     try:
         if (Path(name) / "dataset_dict.json").is_file() or (Path(name) / "state.json").is_file():
             loaded = datasets.load_from_disk(name)
-            return loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
-        return datasets.load_dataset(name, config)
+            splits = loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
+            if streaming:
+                shards = {split: max(1, min(SAVED_SHARDS, len(rows))) for split, rows in splits.items()}
+                return {split: rows.to_iterable_dataset(shards[split]) for split, rows in splits.items()}
+            return splits
+        return datasets.load_dataset(name, config, streaming=streaming)
     except (OSError, ValueError, RuntimeError) as error:
         hint = "" if hub_is_reachable() else "; the Hub cannot be reached from here: give local files instead"
         reason = first_line(error)

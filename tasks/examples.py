@@ -7,6 +7,7 @@ A row goes through three steps, each visible below: `read_split` (the task's own
 import contextlib
 import difflib
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,17 +20,19 @@ from common.command_line import did_you_mean
 from common.processes import print_once
 from constants import DATASET_VALS
 from corpora.cache import cached
-from corpora.files import data_suffix, open_text, read_rows, read_tsv
+from corpora.files import data_suffix, is_plain_text, open_text, read_rows, read_text_documents, read_tsv
 from corpora.hub import load_dataset_splits
+from corpora.streams import cut_sentences
 from corpora.tokenizers import tokenizer_fingerprint
 from data_t5 import builtin_corpus
 from model_t5 import IGNORE_INDEX
 from tasks.metrics import STATISTICS, format_number_target, score_predictions, token_metrics
+from tasks.transforms import TRANSFORMS
 
 _REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
 _OPTIONAL = (
     "prefix labels hub builtin files file_columns file_columns_by_split exclude_rows eval_splits test_splits "
-    "train_with submission_file"
+    "train_with submission_file transform columns max_piece_length"
 ).split()
 _TARGET_TYPES = ("class", "number", "text")
 
@@ -48,6 +51,10 @@ def check_entry(name: str, task: dict) -> None:
     if task["target_type"] not in _TARGET_TYPES:
         possible = ", ".join(_TARGET_TYPES)
         raise ValueError(f"DATASET_VALS task {name}: target_type {task['target_type']}: must be one of {possible}")
+    if task.get("transform", "") not in ("", *TRANSFORMS):
+        hint = did_you_mean(task["transform"], TRANSFORMS)
+        raise ValueError(f"DATASET_VALS task {name}: no transform {task['transform']}{hint}; there is "
+                         f"{', '.join(TRANSFORMS)}")  # fmt: skip
     if task["target_type"] == "class" and len(set(task.get("labels", []))) < max(2, len(task.get("labels", []))):
         raise ValueError(f"DATASET_VALS task {name}: target_type class needs `labels`, at least two different ones")
 
@@ -71,31 +78,38 @@ def metric_names(task: dict) -> list[str]:
 
 
 # ---------------------------------------------------------------- rows
-def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[dict]:
+def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int | None = None) -> list[dict]:
     """All rows of a split as {column: value} with the entry's column names. ValueError if there are none.
 
-    Rows of a test split have the target column only where their labels are public.
+    Rows of a test split have the target column only where their labels are public. limit: read no more rows of a file
+    of one's own.
     """
     own_file = {"train": args.train_file, eval_splits(task)[0]: args.validation_file}.get(split)
     if own_file:
-        rows = list(read_split(name, task, split, Path(own_file)))
+        rows = list(itertools.islice(read_split(name, task, split, Path(own_file)), limit))
     elif split == "train" and task.get("train_with"):
         other = task["train_with"]
         return load_rows(other, DATASET_VALS[args.benchmark][other], args, split)
-    elif task.get("builtin"):
-        folder = builtin_corpus(Path(args.data_cache_dir).expanduser()) / task["builtin"]
-        rows = list(read_split(name, task, split, folder / f"{split}.jsonl"))
-    elif args.data_dir or (task.get("files") and not task.get("hub")):
-        rows = list(read_split(name, task, split, _file_of_split(name, task, args.data_dir, split)))
-    elif task.get("hub"):
-        rows = _hub_rows(name, task, split)
+    elif file := task_file(name, task, args, split):
+        rows = list(read_split(name, task, split, file))
     else:
-        raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
+        rows = _hub_rows(name, task, split)
     if not rows:
         raise ValueError(f"task {name}, split {split}: no rows")
     if split in test_splits(task) and any(row.get(task["target"]) in (None, -1) for row in rows):
         rows = [{column: value for column, value in row.items() if column != task["target"]} for row in rows]
     return rows  # GLUE's hidden labels are -1 on the Hub
+
+
+def task_file(name: str, task: dict, args: TaskArguments, split: str) -> Path | None:
+    """The file of a split that the entry names, or None where it is on the Hub. ValueError if it is nowhere."""
+    if task.get("builtin"):
+        return builtin_corpus(Path(args.data_cache_dir).expanduser()) / task["builtin"] / f"{split}.jsonl"
+    if args.data_dir or (task.get("files") and not task.get("hub")):
+        return _file_of_split(name, task, args.data_dir, split)
+    if not task.get("hub"):
+        raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
+    return None
 
 
 def _file_of_split(name: str, task: dict, data_dir: str | None, split: str) -> Path:
@@ -115,29 +129,66 @@ def _hub_rows(name: str, task: dict, split: str) -> list[dict]:
     splits = load_dataset_splits(hub_name, config, f"task {name}, data set")
     if split not in splits:
         raise ValueError(f"task {name}: {hub_name} has no split {split}; there is {', '.join(splits)}")
-    names = {column: column for column in (*task["inputs"].values(), task["target"])}
-    rows = enumerate(splits[split].to_list(), start=1)
-    return [_picked(name, task, split, names, row, f"{hub_name}, row {number}") for number, row in rows]
+    rows = enumerate(splits[split], start=1)
+    return [
+        made for number, row in rows for made in rows_of(name, task, split, row, f"{hub_name}, row {number}", own=False)
+    ]
 
 
 def read_split(name: str, task: dict, split: str, path: Path) -> Iterator[dict]:
     """Rows of one file under the entry's column names, which files of one's own may use as they are."""
-    renamed = task.get("file_columns_by_split", {}).get(split, task.get("file_columns", {}))
-    names = {column: renamed.get(column, column) for column in (*task["inputs"].values(), task["target"])}
+    for number, row in enumerate(raw_rows(task, split, path), start=1):
+        yield from rows_of(name, task, split, row, f"{path}, row {number}")
+
+
+def raw_rows(task: dict, split: str, path: Path) -> Iterator[dict]:
+    """Rows of one file as they stand there, without those that the entry excludes."""
+    if task.get("max_piece_length") and is_plain_text(path):
+        column = raw_columns(task)[0]
+        yield from ({column: document} for document in read_text_documents(path))
+        return
+    there = _names_there(task, split).values()
     id_columns, excluded = _excluded_rows(task, split, path)
     if data_suffix(path) in (".tsv", ".txt"):
-        rows = read_tsv(path, header=not all(isinstance(there, int) for there in names.values()))
+        rows = read_tsv(path, header=not all(isinstance(column, int) for column in there))
     else:
         rows = read_rows(path)
-    for number, row in enumerate(rows, start=1):
-        if tuple(row.get(column) for column in id_columns) not in excluded:
-            yield _picked(name, task, split, names, row, f"{path}, row {number}")
+    yield from (row for row in rows if tuple(row.get(column) for column in id_columns) not in excluded)
+
+
+def raw_columns(task: dict) -> list[str]:
+    """The columns that a row of the data must have: those that the texts are made of, or the transform asks for."""
+    return list(task.get("columns") or dict.fromkeys((*task["inputs"].values(), task["target"])))
+
+
+def _names_there(task: dict, split: str) -> dict:
+    """{column: its name or index in a file}."""
+    renamed = task.get("file_columns_by_split", {}).get(split, task.get("file_columns", {}))
+    return {column: renamed.get(column, column) for column in raw_columns(task)}
+
+
+def rows_of(name: str, task: dict, split: str, row: dict, where: str, own: bool = True) -> list[dict]:
+    """The rows of the task that a row of its data becomes: one, or the pieces of a document, each transformed.
+
+    own: a row of a file, whose columns may have other names. ValueError that begins with `where`.
+    """
+    names = _names_there(task, split) if own else {column: column for column in raw_columns(task)}
+    if not task.get("max_piece_length"):
+        return [_picked(name, task, split, names, row, where)]
+    column = raw_columns(task)[0]
+    text = row.get(names[column], row.get(column))
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"{where}: the column {column} holds no text, but a value of type {type(text).__name__}")
+    pieces = cut_sentences(text, task["max_piece_length"]) if text else []
+    if text is None:
+        pieces = [None]  # for the error of a missing column
+    return [_picked(name, task, split, names, row | {names[column]: piece}, where) for piece in pieces]
 
 
 def _picked(name: str, task: dict, split: str, names: dict, row: dict, where: str) -> dict:
     """The task's columns of a row, under either name; only the answers of a test split may be missing."""
     picked = {column: row.get(there, row.get(column)) for column, there in names.items()}
-    if split in test_splits(task) and picked[task["target"]] is None:
+    if split in test_splits(task) and picked.get(task["target"], 0) is None:
         del picked[task["target"]]
     for column, value in picked.items():
         there = names[column]
@@ -147,6 +198,8 @@ def _picked(name: str, task: dict, split: str, names: dict, row: dict, where: st
             raise ValueError(f"{where}: no column {there}{hint}, which task {name} needs; there is {columns}")
         if value is None:
             raise ValueError(f"{where}: the column {column} is empty, which task {name} needs")
+    if task.get("transform"):
+        picked = TRANSFORMS[task["transform"]](picked)
     if split not in test_splits(task):
         try:
             target_text(name, task, picked)

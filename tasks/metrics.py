@@ -13,11 +13,14 @@ import logging
 import math
 import numbers
 import os
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from tasks.transforms import strip_diacritics
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction, PreTrainedTokenizerBase
@@ -134,11 +137,66 @@ def _bleu(predictions: Sequence[str], references: Texts) -> float:
     return float(corpus_bleu(list(predictions), list(streams), force=True).score)  # force: no warning "tokenized?"
 
 
+def _word_accuracy(predictions: Sequence[str], references: Texts) -> float:
+    """Share of the references' words, between white space, that the predictions have in the same order, 0..1.
+
+    The words of a longest common subsequence count, over all examples together; of several references the one most of
+    which is there. ["si tot asa"], ["și tot așa"] -> 1/3; a word too many costs nothing here, but the exact match.
+    """
+    pairs = []
+    for text, texts in zip(predictions, _reference_lists(references), strict=True):
+        counts = [(_common_words(text.split(), other.split()), len(other.split())) for other in texts]
+        pairs.append(max(counts, key=lambda pair: pair[0] / max(pair[1], 1)))
+    return sum(right for right, _ in pairs) / max(1, sum(words for _, words in pairs))
+
+
+def _common_words(one: list[str], other: list[str]) -> int:
+    """Length of a longest common subsequence."""
+    if one == other:
+        return len(one)
+    row = [0] * (len(other) + 1)
+    for word in one:
+        diagonal = 0
+        for place, there in enumerate(other, start=1):
+            diagonal, row[place] = row[place], diagonal + 1 if word == there else max(row[place], row[place - 1])
+    return row[-1]
+
+
+def _diacritic_error_rate(predictions: Sequence[str], references: Texts) -> float:
+    """Share of the letters that could carry a mark and come out wrong, 0..1; lower is better.
+
+    A letter could carry a mark if its plain form (tasks.transforms.strip_diacritics, case aside) is that of a letter
+    which carries one anywhere in the references: in Romanian all a, i, s and t, marked or not. It comes out wrong if
+    the prediction has another letter in its place, or nothing. Places are those of an alignment of the plain forms
+    (difflib's matching blocks): the same ones where only marks differ. Of several references the nearest counts.
+    ["și tot asa sună"], ["și tot așa suna"] -> only s carries a mark here: ș ș s could, one of them is wrong -> 1/3.
+    """
+    lists = [[unicodedata.normalize("NFC", text) for text in texts] for texts in _reference_lists(references)]
+    marked = {letter for texts in lists for text in texts for letter in text if strip_diacritics(letter) != letter}
+    could = {strip_diacritics(letter).lower() for letter in marked}
+    pairs = []
+    for text, texts in zip(predictions, lists, strict=True):
+        counts = [_wrong_letters(unicodedata.normalize("NFC", text), other, could) for other in texts]
+        pairs.append(min(counts, key=lambda pair: pair[0] / max(pair[1], 1)))
+    return sum(wrong for wrong, _ in pairs) / max(1, sum(letters for _, letters in pairs))
+
+
+def _wrong_letters(prediction: str, reference: str, could: set[str]) -> tuple[int, int]:
+    """(letters of the reference that could carry a mark and are wrong in the prediction, those that could)."""
+    plain, other = strip_diacritics(reference), strip_diacritics(prediction)
+    blocks = [(0, 0, len(plain))]
+    if plain != other:
+        blocks = difflib.SequenceMatcher(None, plain, other, autojunk=False).get_matching_blocks()
+    places = [place for place, letter in enumerate(plain) if letter.lower() in could]
+    right = {a + i for a, b, size in blocks for i in range(size) if reference[a + i] == prediction[b + i]}
+    return sum(place not in right for place in places), len(places)
+
+
 _CLASS_METRICS = dict(accuracy=_accuracy, f1=_f1, f1_macro=_f1_macro, matthews_correlation=_matthews_correlation)
 _NUMBER_METRICS = dict(pearson=_pearson, spearman=_spearman)
-_TEXT_METRICS = dict(exact_match=_exact_match, bleu=_bleu) | {
-    name: functools.partial(_rouge, name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")
-}
+_TEXT_METRICS = dict(
+    exact_match=_exact_match, bleu=_bleu, word_accuracy=_word_accuracy, diacritic_error_rate=_diacritic_error_rate
+) | {name: functools.partial(_rouge, name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")}
 METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS
 # Every target is a text, but not every target is a class or a number: what a task may name goes by its target_type.
 _FITTING = {

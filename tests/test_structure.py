@@ -27,13 +27,20 @@ SOURCES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 LAYERS = (
     {"constants"},
     {"common.processes", "corpora.files", "training.manifests"},  # the process, files and folders, whatever for
-    {"common.command_line", "common.reports", "corpora.cache", "corpora.hub"},
+    {"common.command_line", "common.reports", "corpora.cache", "corpora.hub", "tasks.transforms"},
     {"attention_t5", "common.curves", "corpora.installed_docs", "corpora.tokenizers", "data_collator_t5"}
     | {"tasks.metrics", "training.optimizers"},  # pure functions
-    {"arguments_t5"},
-    {"data_t5", "model_t5", "training.callbacks", "training.checkpoints", "training.preemption"},  # services
+    {"arguments_t5", "corpora.blocks"},
+    {
+        "corpora.streams",
+        "data_t5",
+        "model_t5",
+        "training.callbacks",
+        "training.checkpoints",
+        "training.preemption",
+    },  # services
     {"tasks.examples", "trainer_t5"},  # what a run is made of
-    {"training.runs", "training.sweep_files"},
+    {"tasks.streaming", "training.runs", "training.sweep_files"},
 )
 # Imports between modules of one layer, each with its reason.
 WITHIN_A_LAYER: dict[tuple[str, str], str] = {}

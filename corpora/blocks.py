@@ -1,0 +1,256 @@
+"""A corpus cut into blocks that are found without reading it, and read one by one from any row on.
+
+    plain text, .jsonl      a block is a stretch of bytes, and has the lines that begin in it
+    .parquet                a row group
+    .csv                    a file, since only its beginning tells where a row begins; later rows are found at once
+    .json, .tsv, anything compressed, WikiExtractor's <doc> format
+                            a file; to go on within it, what comes before is read again
+    a Hub stream            a shard, or where there are few of them a row group
+
+`rows(block, start)` yields (place, row): given as `start`, a place begins with that row again, without reading more
+than the block, or where the format allows it (bytes) than the rest of the block.
+"""
+
+import csv
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from corpora.files import (
+    COMPRESSIONS,
+    CONTROL,
+    WIKI_OPEN,
+    check_file,
+    checked_header,
+    data_suffix,
+    is_plain_text,
+    open_text,
+    parse_json,
+    read_rows,
+    read_text_documents,
+)
+from corpora.hub import load_dataset_splits
+
+BLOCK_BYTES = 2**18  # of text: small enough that even a small corpus is well mixed, large enough to read at full speed
+FEW_SHARDS = 96  # of a Hub stream: a file of row groups is then worth opening before the start
+Rows = Iterator[tuple[int, dict]]
+
+
+class Block(NamedTuple):
+    """`start` and `end` are bytes, or for a row group its number."""
+
+    path: Path
+    kind: str
+    start: int = 0
+    end: int | None = None
+
+
+class Corpus:
+    """Blocks of rows, a subclass for each kind of source. `begin` holds places that replace the first of a block."""
+
+    description: str
+    fingerprint: str
+
+    def __init__(self, number_of_blocks: int):
+        self.number_of_blocks = number_of_blocks
+        self.first_block, self.first_place = 0, None  # what comes before is held out
+
+    def __len__(self) -> int:
+        return self.number_of_blocks - self.first_block
+
+    def rows(self, block: int, start: int | None = None) -> Rows:
+        """(place, row) of a block from `start` on."""
+        if block == 0 and start is None:
+            start = self.first_place
+        return self._rows(block + self.first_block, start)
+
+    def _rows(self, block: int, start: int | None) -> Rows:
+        raise NotImplementedError
+
+    def hold_out(self, amount: float, measure: Callable[[dict], float]) -> list[dict]:
+        """The first rows, until their measures add up to `amount`; from now on the corpus begins after them.
+
+        ValueError if there is nothing after them.
+        """
+        held_out, total = [], 0.0
+        for block in range(len(self)):
+            for place, row in self.rows(block):
+                if total >= amount:
+                    self.first_block += block
+                    self.first_place = place
+                    return held_out
+                held_out.append(row)
+                total += measure(row)
+        raise ValueError(f"{self.description}: too little text to hold some out for evaluation; give --validation_file")
+
+
+# ---------------------------------------------------------------- files
+class FileCorpus(Corpus):
+    """Local files. Plain text gives rows {"text": line}.
+
+    read_whole: reads (path) -> rows where a block is a file, instead of the usual reader of its format.
+    """
+
+    def __init__(self, flag: str, files: list[Path], read_whole: Callable[[Path], Iterator[dict]] | None = None):
+        self.read_whole = read_whole or _read_whole
+        self.blocks = []
+        for file in files:
+            check_file(flag, file)
+            self.blocks += _blocks_of(file, only_whole=read_whole is not None and is_plain_text(file))
+        super().__init__(len(self.blocks))
+        sizes = [(file.name, file.stat().st_size) for file in files]
+        self.fingerprint = hashlib.sha256(repr((BLOCK_BYTES, sizes)).encode()).hexdigest()
+        shown = files[0].name if len(files) == 1 else f"{len(files)} files"
+        self.description = f"{shown}, {sum(size for _, size in sizes) / 1e6:.1f} MB in {len(self.blocks):,} blocks"
+
+    def _rows(self, block: int, start: int | None) -> Rows:
+        block = self.blocks[block]
+        if block.kind == "text":
+            for place, line in _lines(block, start):
+                yield place, {"text": CONTROL.sub("", _decoded(line, block.path, place)).strip()}
+        elif block.kind == "jsonl":
+            for place, line in _lines(block, start):
+                if line.strip():
+                    yield place, _object(_decoded(line, block.path, place), block.path, place)
+        elif block.kind == "csv":
+            yield from _csv_rows(block.path, start or 0)
+        elif block.kind == "parquet":
+            yield from _row_group(block, start or 0)
+        else:
+            yield from itertools.islice(enumerate(self.read_whole(block.path)), start or 0, None)
+
+
+def _blocks_of(file: Path, only_whole: bool) -> list[Block]:
+    suffix = data_suffix(file)
+    if suffix == ".parquet":
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+
+        try:
+            with ParquetFile(file) as parquet:
+                return [Block(file, "parquet", group) for group in range(parquet.num_row_groups)]
+        except (OSError, ArrowException) as error:
+            raise ValueError(f"{file}: cannot be read ({error})") from None
+    kind = "text" if is_plain_text(file) else suffix[1:]
+    if only_whole or file.suffix.lower() in COMPRESSIONS or kind in ("json", "tsv") or _is_wiki(file, kind):
+        return [Block(file, "whole")]
+    if kind == "csv":
+        return [Block(file, "csv")]
+    size = file.stat().st_size
+    return [Block(file, kind, start, min(start + BLOCK_BYTES, size)) for start in range(0, size, BLOCK_BYTES)]
+
+
+def _is_wiki(file: Path, kind: str) -> bool:
+    if kind != "text":
+        return False
+    with open_text(file) as stream:
+        return WIKI_OPEN.match(stream.readline(10_000).strip()) is not None
+
+
+def _read_whole(path: Path) -> Iterator[dict]:
+    if is_plain_text(path):
+        return ({"text": document} for document in read_text_documents(path))
+    return read_rows(path)
+
+
+def _lines(block: Block, start: int | None) -> Iterator[tuple[int, bytes]]:
+    """(place, line) of the lines that begin within the block, from the one at byte `start` on."""
+    with block.path.open("rb") as stream:
+        if start is None and block.start:
+            stream.seek(block.start - 1)  # if this is the end of a line, the first of ours begins right here
+            stream.readline()
+        else:
+            stream.seek(start or 0)
+        place = stream.tell()
+        while place < block.end and (line := stream.readline()):
+            yield place, line
+            place += len(line)
+
+
+def _decoded(line: bytes, path: Path, place: int) -> str:
+    try:
+        text = line.decode("utf-8-sig" if place == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        byte = f"byte {line[error.start]:#04x} at {place + error.start:,}"
+        raise ValueError(f"{path}: not UTF-8 text ({byte}); convert it first") from None
+    return text.replace("\r\n", "\n")
+
+
+def _object(text: str, path: Path, place: int) -> dict:
+    row = parse_json(text, Path(f"{path} at byte {place:,}"))
+    if not isinstance(row, dict):
+        raise ValueError(f"{path} at byte {place:,}: must be a JSON object, got {type(row).__name__}")
+    return row
+
+
+def _csv_rows(path: Path, start: int) -> Rows:
+    """As corpora.files reads CSV; a place is the byte at which a row begins."""
+    with path.open("rb") as stream:
+        place = 0
+
+        def lines() -> Iterator[str]:
+            nonlocal place
+            for line in iter(stream.readline, b""):
+                text = _decoded(line, path, place)
+                place += len(line)
+                yield text
+
+        try:
+            header = checked_header(next(csv.reader(lines(), strict=True), []), path)
+            if start:
+                stream.seek(start)
+                place = start
+            begun = place
+            for values in csv.reader(lines(), strict=True):
+                if values and len(values) != len(header):
+                    raise ValueError(
+                        f"{path}, row at byte {begun:,}: {len(values)} fields, the header has {len(header)}"
+                    )
+                if values:
+                    yield begun, dict(zip(header, values, strict=True))
+                begun = place
+        except csv.Error as error:
+            raise ValueError(f"{path}, near byte {place:,}: broken CSV ({error})") from None
+
+
+def _row_group(block: Block, start: int) -> Rows:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    place = 0
+    try:
+        with ParquetFile(block.path) as file:
+            for batch in file.iter_batches(batch_size=1024, row_groups=[block.start]):
+                if place + len(batch) > start:
+                    skipped = max(0, start - place)
+                    yield from enumerate(batch.slice(skipped).to_pylist(), start=place + skipped)
+                place += len(batch)
+    except (OSError, ArrowException) as error:
+        raise ValueError(f"{block.path}: cannot be read ({error})") from None
+
+
+# ---------------------------------------------------------------- the Hub
+class HubCorpus(Corpus):
+    """A split of a data set on the Hub, or in a folder of its layout, read over the network as it is needed."""
+
+    def __init__(self, name: str, config: str | None, split: str, flag: str):
+        splits = load_dataset_splits(name, config, flag, streaming=True)
+        if split not in splits:
+            raise ValueError(f"{flag} {name}: has no split called {split}; there is {', '.join(splits)}")
+        self.dataset = splits[split]
+        if self.dataset.num_shards < FEW_SHARDS:
+            self.dataset = self.dataset.reshard()
+        super().__init__(self.dataset.num_shards)
+        self.fingerprint = hashlib.sha256(repr((name, config, split, len(self))).encode()).hexdigest()
+        self.description = f"{name}, {split}, a stream of {len(self):,} shards"
+
+    def _rows(self, block: int, start: int | None) -> Rows:
+        shard = self.dataset.shard(num_shards=self.number_of_blocks, index=block).skip(start or 0)
+        # Not iter(shard), which in a data worker would deal its shards out to the workers again.
+        place = start or 0
+        for batch in shard.iter(batch_size=100):
+            for values in zip(*batch.values(), strict=True):
+                yield place, dict(zip(batch, values, strict=True))
+                place += 1
