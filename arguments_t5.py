@@ -126,6 +126,9 @@ class TaskArguments:
     streaming: bool = option(False, "Read training rows on the fly, from a file, folder, pattern or the Hub. "
                              "Needs --max_steps.")  # fmt: skip
     shuffle_buffer_size: int = option(10_000, "Streaming: rows that are shuffled at a time, over all ranks together.")
+    max_piece_length: int | None = option(
+        None, "Tasks on running text: most characters of a piece. Not set: the task's."
+    )
     max_source_length: int | None = option(None, "Source length in tokens, longer ones are cut. Not set: the task's.")
     max_target_length: int | None = option(None, "Target length in tokens, longer texts are cut. Not set: the task's.")
     preprocessing_num_workers: int = option(1, "Processes that tokenise.")
@@ -347,7 +350,13 @@ def check_task(args: TaskArguments) -> dict:
         if getattr(args, name) is not None and getattr(args, name) < 2:
             raise ValueError(f"--{name} {getattr(args, name)}: must be at least 2 tokens, the last of which is EOS")
     _check_counts(args)
-    return DATASET_VALS[args.benchmark][args.dataset_name]
+    task = DATASET_VALS[args.benchmark][args.dataset_name]
+    if args.max_piece_length is None:
+        return task
+    if "max_piece_length" not in task or args.max_piece_length < 1:
+        fault = "must be at least 1 character" if "max_piece_length" in task else "its rows are no pieces of text"
+        raise ValueError(f"--max_piece_length {args.max_piece_length}: {fault} (task {args.dataset_name})")
+    return task | {"max_piece_length": args.max_piece_length}
 
 
 def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:
