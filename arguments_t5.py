@@ -92,6 +92,8 @@ class PreTrainingDataArguments:
     )
     validation_file: list[str] | None = option(None, "Validation text, as --train_file.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
+    streaming: bool = option(False, "Read and tokenise text on the fly. Needs --max_steps and a tokenizer.")
+    shuffle_buffer_size: int = option(10_000, "Streaming: chunks that are shuffled at a time, over all ranks together.")
     validation_split_percentage: float = option(5.0, "Text held out when there is no validation text, in percent.")
     max_train_samples: int | None = option(None, "Use the first N training documents only.")
     max_eval_samples: int | None = option(None, "Evaluate on the first N chunks of the validation text only.")
@@ -307,6 +309,9 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     ):
         raise ValueError("--validation_split_percentage holds out training text when there is no --validation_file; "
                          "give one of them")  # fmt: skip
+    if args.streaming and args.validation_split_percentage != PreTrainingDataArguments.validation_split_percentage:
+        raise ValueError("--validation_split_percentage: the length of a stream is not known; its first documents are "
+                         "held out, for --max_eval_samples chunks, or give --validation_file")  # fmt: skip
     if not args.text_column:
         raise ValueError("--text_column: must be the name of a column")
     _check_counts(args)
@@ -350,13 +355,18 @@ def check_task(args: TaskArguments) -> dict:
         if getattr(args, name) is not None and getattr(args, name) < 2:
             raise ValueError(f"--{name} {getattr(args, name)}: must be at least 2 tokens, the last of which is EOS")
     _check_counts(args)
-    task = DATASET_VALS[args.benchmark][args.dataset_name]
-    if args.max_piece_length is None:
+    return _with_piece_length(DATASET_VALS[args.benchmark][args.dataset_name], args)
+
+
+def _with_piece_length(task: dict, args: TaskArguments) -> dict:
+    """The entry with the length of pieces that the flags ask for."""
+    length = args.max_piece_length
+    if length is None:
         return task
-    if "max_piece_length" not in task or args.max_piece_length < 1:
+    if "max_piece_length" not in task or length < 1:
         fault = "must be at least 1 character" if "max_piece_length" in task else "its rows are no pieces of text"
-        raise ValueError(f"--max_piece_length {args.max_piece_length}: {fault} (task {args.dataset_name})")
-    return task | {"max_piece_length": args.max_piece_length}
+        raise ValueError(f"--max_piece_length {length}: {fault} (task {args.dataset_name})")
+    return task | {"max_piece_length": length}
 
 
 def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:

@@ -4,6 +4,8 @@
     accelerate launch pre_train_t5.py recipes/my.yaml --learning_rate 1e-2
     accelerate launch pre_train_t5.py --config_name t5-v1_1-base --train_file 'corpus/*.jsonl.gz' --output_dir out/base
     accelerate launch pre_train_t5.py --model_name_or_path google/t5-v1_1-base --train_file my.txt
+    accelerate launch pre_train_t5.py --streaming --dataset_name allenai/c4 --dataset_config_name en \
+        --tokenizer_name google/t5-v1_1-base --config_name t5-v1_1-base   # tokenised on the fly
 
 Without flags it runs recipes/pre_train_installed_docs.yaml, which names its cost and the numbers to expect. Writes the
 model and tokenizer, all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
@@ -22,11 +24,14 @@ from arguments_t5 import (
     check_best_metric,
     check_model,
     check_pre_training_data,
+    check_streaming,
     check_training,
     parse_overrides,
 )
 from common.command_line import exit_on_user_error, parse_arguments
 from common.reports import human_count, human_time
+from corpora.pre_training_streams import first_tokens, open_streams, stream_chunks
+from corpora.streams import resume as resume_stream
 from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
 from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset, find_sources, tokenised, tokenizer_for
@@ -58,6 +63,7 @@ def parse_flags(argv: list[str] | None):
     check_model(model_args)
     check_pre_training_data(data_args)
     check_training(training_args, "pre_training")
+    check_streaming(data_args, training_args)
     check_best_metric(training_args.metric_for_best_model, [*LANGUAGE_MODEL_METRICS])
     training_args.greater_is_better = (training_args.metric_for_best_model or "loss").endswith("accuracy")
     return model_args, data_args, training_args
@@ -66,8 +72,10 @@ def parse_flags(argv: list[str] | None):
 def find_text(model_args: ModelArguments, data_args: PreTrainingDataArguments):
     """(sources, tokenizer): the text that was named, and the tokenizer loaded or trained on it."""
     name = model_args.tokenizer_name or model_args.model_name_or_path
+    if data_args.streaming and not name:
+        raise ValueError("--streaming needs --tokenizer_name: create_tokenizer.py trains one on a sample of the text")
     tokenizer = load_tokenizer(name) if name else None
-    sources = find_sources(data_args)
+    sources = open_streams(data_args) if data_args.streaming else find_sources(data_args)
     if tokenizer is None:
         cache = Path(data_args.data_cache_dir).expanduser()
         tokenizer = tokenizer_for(sources["train"], model_args.vocab_size, cache)
@@ -90,13 +98,13 @@ def build_model(model_args: ModelArguments, tokenizer):
 def cut_chunks(
     data_args: PreTrainingDataArguments, tokens: dict, length: int, training_args
 ) -> dict[str, ChunkDataset]:
-    """Chunks of both splits. ValueError when there are too few for one step, or none to evaluate on."""
-    chunks = {
-        "train": ChunkDataset(tokens["train"].tokens, length, seed=training_args.seed),
-        "validation": ChunkDataset(tokens["validation"].tokens, length, max_chunks=data_args.max_eval_samples),
-    }
+    """Chunks of both splits, or where the text is streamed of validation alone. ValueError when there are too few for
+    one step, or none to evaluate on."""
+    chunks = {"validation": ChunkDataset(tokens["validation"].tokens, length, max_chunks=data_args.max_eval_samples)}
+    if "train" in tokens:
+        chunks = {"train": ChunkDataset(tokens["train"].tokens, length, seed=training_args.seed)} | chunks
     batch = global_batch_size(training_args)
-    if len(chunks["train"]) < batch:
+    if "train" in chunks and len(chunks["train"]) < batch:
         raise ValueError(
             f"the training text gives {len(chunks['train'])} chunks of {length} tokens, one step needs {batch}: use "
             "more text, a smaller --per_device_train_batch_size or --gradient_accumulation_steps, or a shorter "
@@ -131,15 +139,20 @@ def main(argv: list[str] | None = None) -> dict:
         fingerprints["tokenizer"] = tokenizer_fingerprint(tokenizer)
         check_resumed_model(checkpoint, model.config, training_args.optim)
         check_resumed_data(checkpoint, fingerprints)
-        with training_args.main_process_first(desc="tokenising the text"):
-            tokens = tokenised(data_args, sources, tokenizer)
+        if data_args.streaming:
+            tokens = {"validation": first_tokens(data_args, sources, tokenizer, collator.tokens_length)}
+            stream = stream_chunks(data_args, sources["train"], tokenizer, collator.tokens_length, training_args)
+            resume_stream(stream, checkpoint)
+        else:
+            with training_args.main_process_first(desc="tokenising the text"):
+                tokens = tokenised(data_args, sources, tokenizer)
         chunks = cut_chunks(data_args, tokens, collator.tokens_length, training_args)
     set_up_tracking(training_args)
 
     trainer = T5Trainer(
         model=model,
         args=training_args,
-        train_dataset=chunks["train"],
+        train_dataset=stream if data_args.streaming else chunks["train"],
         eval_dataset=chunks["validation"] if len(chunks["validation"]) else None,
         data_collator=collator,
         processing_class=tokenizer,
@@ -150,10 +163,12 @@ def main(argv: list[str] | None = None) -> dict:
         ),
     )
     tokens_per_step = global_batch_size(training_args) * collator.tokens_length
-    steps_per_epoch = len(chunks["train"]) // global_batch_size(training_args)
-    steps = training_args.max_steps
-    if steps <= 0:
-        steps = math.ceil(training_args.num_train_epochs * steps_per_epoch)
+    steps, epochs = training_args.max_steps, ""
+    if not data_args.streaming:
+        steps_per_epoch = len(chunks["train"]) // global_batch_size(training_args)
+        if steps <= 0:
+            steps = math.ceil(training_args.num_train_epochs * steps_per_epoch)
+        epochs = f" ({steps / steps_per_epoch:.1f} epochs)"
     start_run(
         trainer,
         title="pre-training",
@@ -164,12 +179,14 @@ def main(argv: list[str] | None = None) -> dict:
         fingerprints=fingerprints,
         rows={
             "text": sources["train"].description,
-            "documents": f"{tokens['train'].documents:,} ({tokens['train'].empty_documents:,} empty ones left out)",
-            "tokenizer": f"{len(tokenizer):,} words, {tokens['train'].bytes_per_token:.2f} bytes per token",
-            "chunks": f"{len(chunks['train']):,} training, {len(chunks['validation']):,} validation, of "
+            "documents": ", ".join(
+                f"{file.documents:,} {split} ({file.empty_documents:,} empty ones left out)"
+                for split, file in tokens.items()
+            ),
+            "tokenizer": f"{len(tokenizer):,} words, {next(iter(tokens.values())).bytes_per_token:.2f} bytes per token",
+            "chunks": f"{', '.join(f'{len(dataset):,} {split}' for split, dataset in chunks.items())}, of "
             f"{collator.tokens_length} tokens -> {collator.inputs_length} in, {collator.targets_length} out",
-            "tokens": f"{human_count(tokens_per_step)} a step, "
-            f"{human_count(tokens_per_step * steps)} in all ({steps / steps_per_epoch:.1f} epochs)",
+            "tokens": f"{human_count(tokens_per_step)} a step, {human_count(tokens_per_step * steps)} in all{epochs}",
         },
         checkpoint=checkpoint,
     )

@@ -69,6 +69,10 @@ class Corpus:
     def _rows(self, block: int, start: int | None) -> Rows:
         raise NotImplementedError
 
+    def all_rows(self) -> Rows:
+        """All rows in the order of the blocks."""
+        return ((place, row) for block in range(len(self)) for place, row in self.rows(block))
+
     def hold_out(self, amount: float, measure: Callable[[dict], float]) -> list[dict]:
         """The first rows, until their measures add up to `amount`; from now on the corpus begins after them.
 
@@ -88,13 +92,19 @@ class Corpus:
 
 # ---------------------------------------------------------------- files
 class FileCorpus(Corpus):
-    """Local files. Plain text gives rows {"text": line}.
+    """Local files. Plain text gives rows {text_column: line}.
 
     read_whole: reads (path) -> rows where a block is a file, instead of the usual reader of its format.
     """
 
-    def __init__(self, flag: str, files: list[Path], read_whole: Callable[[Path], Iterator[dict]] | None = None):
-        self.read_whole = read_whole or _read_whole
+    def __init__(
+        self,
+        flag: str,
+        files: list[Path],
+        text_column: str = "text",
+        read_whole: Callable[[Path], Iterator[dict]] | None = None,
+    ):
+        self.text_column, self.read_whole = text_column, read_whole or self._read_whole
         self.blocks = []
         for file in files:
             check_file(flag, file)
@@ -109,7 +119,7 @@ class FileCorpus(Corpus):
         block = self.blocks[block]
         if block.kind == "text":
             for place, line in _lines(block, start):
-                yield place, {"text": CONTROL.sub("", _decoded(line, block.path, place)).strip()}
+                yield place, {self.text_column: CONTROL.sub("", _decoded(line, block.path, place)).strip()}
         elif block.kind == "jsonl":
             for place, line in _lines(block, start):
                 if line.strip():
@@ -120,6 +130,11 @@ class FileCorpus(Corpus):
             yield from _row_group(block, start or 0)
         else:
             yield from itertools.islice(enumerate(self.read_whole(block.path)), start or 0, None)
+
+    def _read_whole(self, path: Path) -> Iterator[dict]:
+        if is_plain_text(path):
+            return ({self.text_column: document} for document in read_text_documents(path))
+        return read_rows(path)
 
 
 def _blocks_of(file: Path, only_whole: bool) -> list[Block]:
@@ -147,12 +162,6 @@ def _is_wiki(file: Path, kind: str) -> bool:
         return False
     with open_text(file) as stream:
         return WIKI_OPEN.match(stream.readline(10_000).strip()) is not None
-
-
-def _read_whole(path: Path) -> Iterator[dict]:
-    if is_plain_text(path):
-        return ({"text": document} for document in read_text_documents(path))
-    return read_rows(path)
 
 
 def _lines(block: Block, start: int | None) -> Iterator[tuple[int, bytes]]:
@@ -232,16 +241,17 @@ def _row_group(block: Block, start: int) -> Rows:
 
 
 # ---------------------------------------------------------------- the Hub
-class HubCorpus(Corpus):
-    """A split of a data set on the Hub, or in a folder of its layout, read over the network as it is needed."""
+def hub_corpora(name: str, config: str | None, flag: str, splits: tuple[str, ...]) -> dict[str, "HubCorpus"]:
+    """Those of the splits that a data set on the Hub has, or one in a folder of its layout or saved by `datasets`."""
+    found = load_dataset_splits(name, config, flag, streaming=True)
+    return {split: HubCorpus(name, config, split, found[split]) for split in splits if split in found}
 
-    def __init__(self, name: str, config: str | None, split: str, flag: str):
-        splits = load_dataset_splits(name, config, flag, streaming=True)
-        if split not in splits:
-            raise ValueError(f"{flag} {name}: has no split called {split}; there is {', '.join(splits)}")
-        self.dataset = splits[split]
-        if self.dataset.num_shards < FEW_SHARDS:
-            self.dataset = self.dataset.reshard()
+
+class HubCorpus(Corpus):
+    """A split that is read over the network as it is needed. dataset: a `datasets.IterableDataset`."""
+
+    def __init__(self, name: str, config: str | None, split: str, dataset):
+        self.dataset = dataset.reshard() if dataset.num_shards < FEW_SHARDS else dataset
         super().__init__(self.dataset.num_shards)
         self.fingerprint = hashlib.sha256(repr((name, config, split, len(self))).encode()).hexdigest()
         self.description = f"{name}, {split}, a stream of {len(self):,} shards"

@@ -3,10 +3,10 @@
 import numpy as np
 
 from arguments_t5 import T5TrainingArguments, TaskArguments
-from corpora.blocks import Corpus, FileCorpus, HubCorpus
+from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import expand_files
 from corpora.streams import StreamDataset, one_by_one
-from tasks.examples import build_tokenize_function, eval_splits, load_rows, raw_rows, rows_of, task_file
+from tasks.examples import build_tokenize_function, eval_splits, load_rows, raw_columns, raw_rows, rows_of, task_file
 
 HELD_OUT = 1_000  # rows of a text corpus, where neither --validation_file nor --max_eval_samples says otherwise
 
@@ -17,8 +17,13 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
     file = None if own else task_file(name, task, args, "train")
     if own or file:
         flag = "--train_file" if own else f"task {name}:"
-        return FileCorpus(flag, own or [file], None if is_text_corpus(task) else lambda p: raw_rows(task, "train", p))
-    return HubCorpus(*task["hub"], "train", f"task {name}, data set")
+        if is_text_corpus(task):
+            return FileCorpus(flag, own or [file], raw_columns(task)[0])
+        return FileCorpus(flag, own or [file], read_whole=lambda path: raw_rows(task, "train", path))
+    found = hub_corpora(*task["hub"], f"task {name}, data set", ("train",))
+    if "train" not in found:
+        raise ValueError(f"task {name}: {task['hub'][0]} has no split called train")
+    return found["train"]
 
 
 def is_text_corpus(task: dict) -> bool:

@@ -29,17 +29,10 @@ LAYERS = (
     {"common.processes", "corpora.files", "training.manifests"},  # the process, files and folders, whatever for
     {"common.command_line", "common.reports", "corpora.cache", "corpora.hub", "tasks.transforms"},
     {"attention_t5", "common.curves", "corpora.installed_docs", "corpora.tokenizers", "data_collator_t5"}
-    | {"tasks.metrics", "training.optimizers"},  # pure functions
-    {"arguments_t5", "corpora.blocks"},
-    {
-        "corpora.streams",
-        "data_t5",
-        "model_t5",
-        "training.callbacks",
-        "training.checkpoints",
-        "training.preemption",
-    },  # services
-    {"tasks.examples", "trainer_t5"},  # what a run is made of
+    | {"corpora.blocks", "tasks.metrics", "training.optimizers"},  # pure functions
+    {"arguments_t5", "corpora.streams"},
+    {"data_t5", "model_t5", "training.callbacks", "training.checkpoints", "training.preemption"},  # services
+    {"corpora.pre_training_streams", "tasks.examples", "trainer_t5"},  # what a run is made of
     {"tasks.streaming", "training.runs", "training.sweep_files"},
 )
 # Imports between modules of one layer, each with its reason.

@@ -1,0 +1,94 @@
+"""Text for pre-training that is read, tokenised and packed on the fly (`--streaming`): streams of chunks."""
+
+import numpy as np
+
+from arguments_t5 import PreTrainingDataArguments, T5TrainingArguments
+from constants import BUILTIN_CORPUS
+from corpora.blocks import Corpus, FileCorpus, hub_corpora
+from corpora.files import column_texts, expand_files
+from corpora.streams import StreamDataset, packed
+from corpora.tokenizers import plain_encoder, tokenizer_fingerprint
+from data_collator_t5 import example_keys
+from data_t5 import TokenFile, find_sources
+
+HELD_OUT = 512  # chunks, where neither --validation_file nor --max_eval_samples says otherwise
+
+
+def open_streams(args: PreTrainingDataArguments) -> dict[str, Corpus]:
+    """{"train": corpus} and, if there is one, {"validation": corpus}, of which nothing has been read."""
+    name = args.dataset_name or BUILTIN_CORPUS
+    if args.train_file:
+        paths = {"train": args.train_file, "validation": args.validation_file}
+        return {
+            split: FileCorpus(f"--{split}_file", expand_files(f"--{split}_file", given), args.text_column)
+            for split, given in paths.items()
+            if given
+        }
+    if name == BUILTIN_CORPUS:
+        return {split: FileCorpus("--dataset_name", source.files) for split, source in find_sources(args).items()}
+    found = hub_corpora(name, args.dataset_config_name, "--dataset_name", ("train", "validation"))
+    if "train" not in found:
+        raise ValueError(f"--dataset_name {name}: has no split called train")
+    return found
+
+
+def first_tokens(args: PreTrainingDataArguments, sources: dict[str, Corpus], tokenizer, length: int) -> TokenFile:
+    """The first `--max_eval_samples` chunks of the validation text; where there is none, of the training stream, whose
+    first documents are then held out."""
+    encode, eos, text_of = plain_encoder(tokenizer), end_of_document(args, tokenizer), text_reader(args)
+    tokens, documents, empty, size = [], 0, 0, 0
+
+    def chunks_in(row: dict) -> float:
+        nonlocal documents, empty, size
+        text = text_of(row)
+        ids = encode([text])[0] + eos if text.strip() else []
+        tokens.extend(ids)
+        documents += 1
+        empty += not ids
+        size += len(text.encode()) if ids else 0
+        return len(ids) / length
+
+    wanted = args.max_eval_samples or HELD_OUT
+    if "validation" in sources:
+        for _, row in sources["validation"].all_rows():
+            chunks_in(row)
+            if len(tokens) >= wanted * length:
+                break
+    else:
+        sources["train"].hold_out(wanted, chunks_in)
+    return TokenFile(np.array(tokens, dtype=np.uint32), documents, documents - empty, empty, size)
+
+
+def stream_chunks(
+    args: PreTrainingDataArguments, corpus: Corpus, tokenizer, length: int, training_args: T5TrainingArguments
+) -> StreamDataset:
+    """Batches {"input_ids": [B, length], "key": [B]} of chunks that are packed on the fly."""
+    stream = StreamDataset(
+        corpus,
+        packed(text_reader(args), plain_encoder(tokenizer), length, end_of_document(args, tokenizer)),
+        lambda numbers, chunks: {"input_ids": np.stack(chunks), "key": example_keys(training_args.seed, numbers)},
+        training_args.train_batch_size,
+        training_args.seed if training_args.data_seed is None else training_args.data_seed,
+        args.shuffle_buffer_size,
+        training_args.process_index,
+        max(1, training_args.world_size),
+        description=f"{length} {args.text_column} {args.eos_between_documents} {tokenizer_fingerprint(tokenizer)}",
+    )
+    stream.check_not_empty()
+    return stream
+
+
+def end_of_document(args: PreTrainingDataArguments, tokenizer) -> list[int]:
+    """What is put after a document: EOS, or as T5 does it, nothing."""
+    return [tokenizer.eos_token_id] if args.eos_between_documents else []
+
+
+def text_reader(args: PreTrainingDataArguments):
+    """row -> its text. ValueError where the column is not there, or holds something else."""
+
+    def text_of(row: dict) -> str:
+        if args.text_column not in row:
+            raise ValueError(f"--text_column {args.text_column}: a row has the columns {', '.join(row)}")
+        return next(column_texts([row], args.text_column, "a row of the stream"))
+
+    return text_of
