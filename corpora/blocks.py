@@ -69,6 +69,13 @@ class Corpus:
     def _rows(self, block: int, start: int | None) -> Rows:
         raise NotImplementedError
 
+    def share_read(self, block: int, place: int | None) -> float:
+        """Share of a block that lies before a place, 0 where only reading would tell."""
+        return self._share_read(block + self.first_block, place) if place else 0.0
+
+    def _share_read(self, block: int, place: int) -> float:  # noqa: ARG002
+        return 0.0
+
     def all_rows(self) -> Rows:
         """All rows in the order of the blocks."""
         return ((place, row) for block in range(len(self)) for place, row in self.rows(block))
@@ -131,6 +138,10 @@ class FileCorpus(Corpus):
         else:
             yield from itertools.islice(enumerate(self.read_whole(block.path)), start or 0, None)
 
+    def _share_read(self, block: int, place: int) -> float:
+        start, end = self.blocks[block].start, self.blocks[block].end
+        return (place - start) / (end - start) if end else 0.0
+
     def _read_whole(self, path: Path) -> Iterator[dict]:
         if is_plain_text(path):
             return ({self.text_column: document} for document in read_text_documents(path))
@@ -188,7 +199,7 @@ def _decoded(line: bytes, path: Path, place: int) -> str:
 
 
 def _object(text: str, path: Path, place: int) -> dict:
-    row = parse_json(text, Path(f"{path} at byte {place:,}"))
+    row = parse_json(text.strip(), Path(f"{path} at byte {place:,}"))
     if not isinstance(row, dict):
         raise ValueError(f"{path} at byte {place:,}: must be a JSON object, got {type(row).__name__}")
     return row

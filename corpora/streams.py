@@ -31,7 +31,7 @@ from corpora.blocks import Corpus
 from corpora.tokenizers import cut_at_spaces
 
 LANES = 24
-ENCODE_BATCH = 100_000  # characters that are tokenised at once for packing
+ENCODE_BATCH = 20_000  # characters that are tokenised at once for packing, and at most read too early
 Place = list  # [pass, block of the lane in this pass, place of the row in the block, units of the row to skip]
 Units = Callable[[Iterator[tuple[Place, dict]]], Iterator[tuple[Place, object]]]
 
@@ -260,10 +260,14 @@ class StreamDataset(torch.utils.data.IterableDataset):
                 lanes[lane].seek(number // self.lanes)
 
     def passes_of(self, state: dict) -> float:
-        """Passes over the corpus that a state stands for, in whole blocks, as far as this rank's lanes tell."""
-        per_pass = len(self.corpus) / self.lanes
-        places = [state["lanes"][lane][1] for lane in self.own_lanes]
-        return float(np.mean([place[0] + min(1, place[1] / per_pass) for place in places]))
+        """Passes over the corpus that a state stands for, as far as the buffers of this rank's lanes tell."""
+        passes = []
+        for lane in self.own_lanes:
+            number, block, place, _ = state["lanes"][lane][1]
+            blocks = self.order(number)[lane :: self.lanes]
+            done = block + (self.corpus.share_read(int(blocks[block]), place) if block < len(blocks) else 0)
+            passes.append(number + done / len(blocks))
+        return float(np.mean(passes))
 
     def load_state(self, states: list[dict]) -> None:
         """Goes on where the ranks of a run, of which there may have been another number, stopped.

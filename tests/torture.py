@@ -37,7 +37,7 @@ TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparat
 def material(folder: Path) -> dict[str, list[str]]:
     """Writes a small text and a task below `folder`; {script: its command line without --output_dir}."""
     chooser = random.Random(7)
-    words = ["".join(chooser.choices("aeioubcdlmnrst", k=chooser.randint(2, 7))) for _ in range(300)]
+    words = ["".join(chooser.choices("aeiouăbcdlmnrșt", k=chooser.randint(2, 7))) for _ in range(300)]
     lines = [" ".join(chooser.choices(words, k=chooser.randint(20, 60))) for _ in range(500)]
     (folder / "text.txt").write_text("\n".join(lines) + "\n")
     (folder / "CoLA").mkdir()
@@ -52,7 +52,16 @@ def material(folder: Path) -> dict[str, list[str]]:
     pre_train += f"--eval_steps 7 --max_eval_samples 32 {common}"
     fine_tune = f"--benchmark glue --dataset_name cola --data_dir {folder} --tokenizer_name {folder}/tokenizer "
     fine_tune += f"--num_train_epochs 4 --per_device_train_batch_size 16 --eval_strategy epoch {common}"
-    return {"pre_train": pre_train.split(), "fine_tune": fine_tune.split()}
+    streaming = f"--streaming true --shuffle_buffer_size 64 --save_steps 2 --tokenizer_name {folder}/tokenizer "
+    pre_train_stream = changed(pre_train.split(), *streaming.split())
+    del pre_train_stream[(place := pre_train_stream.index("--vocab_size")) : place + 2]
+    fine_tune_stream = f"--benchmark text --dataset_name restore_diacritics --train_file {folder}/text.txt {streaming} "
+    fine_tune_stream += "--max_piece_length 20 --max_target_length 16 --max_eval_samples 16 --max_steps 31 "
+    fine_tune_stream += "--warmup_steps 4 --per_device_train_batch_size 8 --gradient_accumulation_steps 2 "
+    fine_tune_stream += f"--eval_strategy steps --eval_steps 10 --save_strategy steps --save_total_limit 2 {common} "
+    fine_tune_stream += "--load_best_model_at_end false"
+    streams = {"pre_train_stream": pre_train_stream, "fine_tune_stream": fine_tune_stream.split()}
+    return {"pre_train": pre_train.split(), "fine_tune": fine_tune.split()} | streams
 
 
 def changed(argv: list[str], *flags: str) -> list[str]:
@@ -73,7 +82,7 @@ def start(script: str, argv: list[str], log: Path) -> int:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         sys.stdout = sys.stderr = os.fdopen(descriptor, "w", buffering=1)  # also where a test runner replaced them
-        SCRIPTS[script](argv)
+        SCRIPTS[script.removesuffix("_stream")](argv)
         sys.stdout.flush()
         os._exit(0)
     except SystemExit as exit_:
@@ -193,15 +202,17 @@ def material_of(folder: Path) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="SIGKILLs in all, half of them for each script")
+    parser.add_argument(
+        "--kills", type=int, default=200, help="SIGKILLs in all, as many for each script, streaming or not"
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments")
     parser.add_argument("--output", type=Path, help="JSON file for the counts")
     options = parser.parse_args()
     print(f"seed {options.seed}")
     record = {"seed": options.seed}
     with tempfile.TemporaryDirectory(prefix="t5_torture_") as folder:
-        for script in SCRIPTS:
-            record[script] = torture(Path(folder), script, options.kills // len(SCRIPTS), options.seed)
+        for script in (commands := material_of(Path(folder))):
+            record[script] = torture(Path(folder), script, options.kills // len(commands), options.seed)
             print(json.dumps({script: record[script]}))
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,531 @@
+"""Tests of corpora/blocks.py and streams.py: every example once, in one order for any ranks and workers, and from any
+place on without reading what came before. Then of both scripts with `--streaming`, up to killed runs."""
+
+import contextlib
+import gzip
+import io
+import itertools
+import json
+import random
+import shutil
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import torture
+from absl.testing import absltest, parameterized
+from transformers import AutoTokenizer
+
+import fine_tune_t5
+import pre_train_t5
+from arguments_t5 import FineTuningArguments, TaskArguments
+from constants import DATASET_VALS
+from corpora import blocks, streams
+from corpora.blocks import FileCorpus, hub_corpora
+from corpora.streams import Lane, StreamDataset, StreamLoader, cut_sentences, one_by_one, packed, resume, save_state
+from corpora.tokenizers import plain_encoder
+from tasks.streaming import open_corpus, stream_task
+
+EXAMPLES = 1_500
+CHOOSER = random.Random(5)
+TEXTS = [f"{number} {'ă' * CHOOSER.randint(0, 40)}" for number in range(EXAMPLES)]
+
+
+def write_text(folder: Path) -> list[Path]:
+    """Three files: line ends of both kinds, a byte-order mark, an empty line, no end at the end."""
+    parts = [TEXTS[:700], TEXTS[700:701], TEXTS[701:]]
+    for number, part in enumerate(parts):
+        text = "".join(line + ("\r\n" if i % 3 else "\n\n") for i, line in enumerate(part)).rstrip()
+        (folder / f"{number}.txt").write_bytes((b"\xef\xbb\xbf" if number == 0 else b"") + text.encode())
+    return sorted(folder.glob("*.txt"))
+
+
+def write_jsonl(folder: Path) -> list[Path]:
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return [folder / "a.jsonl"]
+
+
+def write_csv(folder: Path) -> list[Path]:
+    rows = "".join(f'{i},"{text}\r\n, ""x"""\r\n' for i, text in enumerate(TEXTS))  # a row of two lines
+    (folder / "a.csv").write_bytes(("id,text\r\n" + rows).encode())
+    return [folder / "a.csv"]
+
+
+def write_parquet(folder: Path) -> list[Path]:
+    for name, part in (("train-0", TEXTS[:900]), ("train-1", TEXTS[900:])):
+        pyarrow.parquet.write_table(pyarrow.table({"text": part}), folder / f"{name}.parquet", row_group_size=100)
+    return sorted(folder.glob("*.parquet"))
+
+
+def write_gzip(folder: Path) -> list[Path]:
+    for number in range(30):
+        with gzip.open(folder / f"{number:02}.txt.gz", "wt") as file:
+            file.write("\n".join(TEXTS[number * 50 : number * 50 + 50]))
+    return sorted(folder.glob("*.gz"))
+
+
+WRITERS = dict(text=write_text, jsonl=write_jsonl, csv=write_csv, parquet=write_parquet, gzip=write_gzip)
+
+
+class TestCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 1_000))
+
+    def corpus(self, kind: str):
+        folder = self.folder / kind
+        if not folder.exists():
+            folder.mkdir()
+            WRITERS["parquet" if kind == "hub" else kind](folder)
+        if kind == "hub":
+            return hub_corpora(str(folder), None, "--dataset_name", ("train",))["train"]
+        return FileCorpus("--train_file", sorted(folder.iterdir()))
+
+    def stream(self, kind="text", rank=0, ranks=1, passes=None, buffer=240, seed=3, batch=7) -> StreamDataset:
+        return StreamDataset(
+            self.corpus(kind),
+            one_by_one(lambda row: [int(row["text"].split()[0])] if row["text"] else []),
+            lambda numbers, units: list(zip(numbers.tolist(), units, strict=True)),
+            batch_size=batch, seed=seed, shuffle_buffer_size=buffer, rank=rank, ranks=ranks, passes=passes,
+        )  # fmt: skip
+
+    def examples(self, streams, workers=0, batches=None) -> dict[int, int]:
+        """{number of the example: its text} of all ranks together."""
+        found = []
+        for stream in streams:
+            for batch in itertools.islice(StreamLoader(stream, list, workers), batches):
+                found += batch
+        self.assertLen(dict(found), len(found), "an example number came twice")
+        return dict(found)
+
+
+def count_rows(stream: StreamDataset) -> list[int]:
+    """A list whose only entry counts the rows that the stream reads from now on."""
+    counted, rows = [0], stream.corpus._rows
+
+    def counting(block, start):
+        for found in rows(block, start):
+            counted[0] += 1
+            yield found
+
+    stream.corpus._rows = counting
+    return counted
+
+
+class OnceTest(TestCase):
+    @parameterized.product(ranks=(1, 2, 3, 4), workers=(0, 1, 2, 3))
+    def test_every_example_once_and_in_one_order(self, ranks, workers):
+        found = self.examples([self.stream(rank=r, ranks=ranks, passes=1) for r in range(ranks)], workers)
+        self.assertCountEqual(found.values(), range(EXAMPLES))
+        alone = self.examples([self.stream()], batches=EXAMPLES // 14)  # before the first lane is over
+        for number, text in alone.items():
+            self.assertEqual(found[number], text)
+
+    @parameterized.product(kind=(*WRITERS, "hub"), ranks=(1, 2))
+    def test_every_kind_of_source(self, kind, ranks):
+        found = self.examples([self.stream(kind, r, ranks, passes=1) for r in range(ranks)], workers=ranks - 1)
+        self.assertCountEqual(found.values(), range(EXAMPLES))
+
+    def test_each_pass_has_every_example_once_in_another_order(self):
+        found = list(self.examples([self.stream(passes=2)]).values())
+        self.assertCountEqual(found, [*range(EXAMPLES)] * 2)
+        half = found[: EXAMPLES // 2]
+        self.assertGreater(len(set(half)), 0.99 * len(half))  # no lane is far ahead of the others
+        self.assertNotEqual(self.stream().order(0).tolist(), self.stream().order(1).tolist())
+
+    def test_shuffled_and_decided_by_the_seed(self):
+        orders = {seed: list(self.examples([self.stream(seed=seed, passes=1)]).values()) for seed in (3, 4)}
+        self.assertEqual(orders[3], list(self.examples([self.stream(seed=3, passes=1)]).values()))
+        self.assertNotEqual(orders[3], orders[4])
+        neighbours = np.abs(np.diff(orders[3]))
+        self.assertGreater(np.median(neighbours), 100)  # of 500 that a random order has
+        unshuffled = list(self.examples([self.stream(buffer=1, passes=1)]).values())
+        self.assertNotEqual(orders[3], unshuffled)
+        self.assertCountEqual(orders[3], unshuffled)
+
+    @parameterized.parameters(1, 2, 3, 4, 6, 8, 12, 24)
+    def test_ranks_have_lanes_of_their_own(self, ranks):
+        lanes = [set(self.stream(rank=r, ranks=ranks).own_lanes) for r in range(ranks)]
+        self.assertEqual(set().union(*lanes), set(range(24)))
+        self.assertEqual(sum(map(len, lanes)), 24)
+
+    def test_a_rank_reads_its_own_blocks_alone(self):
+        streams = [self.stream(rank=r, ranks=4, passes=1) for r in range(4)]
+        counts = [count_rows(stream) for stream in streams]
+        self.examples(streams)
+        rows = sum(1 for _ in self.corpus("text").all_rows())
+        self.assertEqual(sum(count[0] for count in counts), rows)
+
+
+class ResumeTest(TestCase):
+    @parameterized.product(kind=(*WRITERS, "hub"), workers=(0, 2))
+    def test_goes_on_at_the_exact_example_without_replaying(self, kind, workers):
+        stopped, state = 120, None
+        expected = {}
+        whole = self.stream(kind)
+        rows_before = count_rows(whole)
+        loader = StreamLoader(whole, list, workers)
+        for step, batch in enumerate(itertools.islice(loader, stopped + 30), start=1):
+            if step == stopped:
+                state = json.loads(json.dumps(loader.state))
+            if step > stopped:
+                expected |= dict(batch)
+        resumed = self.stream(kind)
+        rows_after = count_rows(resumed)
+        resumed.load_state([state])
+        self.assertEqual(self.examples([resumed], batches=30), expected)
+        if workers == 0:
+            # What lies in the buffers, and the 210 examples since; compressed files are read again from their start.
+            most = 240 + 240 + 210 + (50 * 24 if kind == "gzip" else 0)
+            self.assertLessEqual(rows_after[0], most)
+            self.assertGreater(rows_before[0], 840)
+
+    @parameterized.parameters((1, 2), (2, 1), (2, 3), (4, 2), (3, 4))
+    def test_another_number_of_ranks_goes_on_with_the_same_examples(self, before, after):
+        size = 48
+        streams = [self.stream(rank=r, ranks=before, batch=size // before) for r in range(before)]
+        states = []
+        for stream in streams:
+            loader = StreamLoader(stream, list, 0)
+            list(itertools.islice(loader, 11))
+            states.append(json.loads(json.dumps(loader.state)))
+        resumed = [self.stream(rank=r, ranks=after, batch=size // after) for r in range(after)]
+        for stream in resumed:
+            stream.load_state(states)
+        found = self.examples(resumed, batches=5)
+        whole = self.examples([self.stream(batch=size)], batches=16)
+        self.assertEqual(found, {n: text for n, text in whole.items() if n >= 11 * size})
+
+    def test_state_does_not_depend_on_the_workers(self):
+        states = []
+        for workers in (0, 1, 3):
+            loader = StreamLoader(self.stream(batch=5), list, workers)
+            states.append([loader.state for _ in itertools.islice(loader, 60)])
+        self.assertEqual(states[0], states[1])
+        self.assertEqual(states[0], states[2])
+
+    def test_passes_are_counted(self):
+        stream = self.stream()
+        loader = StreamLoader(stream, list, 0)
+        passes = [stream.passes_of(loader.state) for _ in itertools.islice(loader, 2 * EXAMPLES // 7)]
+        self.assertEqual(passes, sorted(passes))
+        self.assertLess(passes[0], 0.01)
+        self.assertBetween(passes[EXAMPLES // 7], 0.8, 1.05)
+        self.assertBetween(passes[-1], 1.8, 2.05)
+
+    def test_another_stream_is_refused(self):
+        save_state(self.folder, 0, next(iter(self.stream()))[1])
+        resume(self.stream(), str(self.folder))
+        for changed in (self.stream(seed=4), self.stream(buffer=100), self.stream("jsonl")):
+            with self.assertRaisesRegex(
+                ValueError, "its run read another stream: files, --seed, --shuffle_buffer_size"
+            ):
+                resume(changed, str(self.folder))
+        with self.assertRaisesRegex(ValueError, "its run did not have --streaming"):
+            resume(self.stream(), str(self.folder / "text"))
+
+
+class BlockTest(TestCase):
+    @parameterized.product(size=(1, 2, 7, 50, 10_000), end=("\n", "\r\n", ""))
+    def test_lines_are_cut_nowhere(self, size, end):
+        lines = ["", "ăăă", "b" * 60, "", "ccc", "d"]
+        file = self.folder / "a.txt"
+        file.write_bytes("\r\n".join(lines).encode() + end.encode())
+        with mock.patch.object(blocks, "BLOCK_BYTES", size):
+            corpus = FileCorpus("--train_file", [file])
+            found = [row["text"] for _, row in corpus.all_rows()]
+        self.assertEqual(found, lines)
+        for block in range(len(corpus)):  # every place begins with its own row
+            rows = list(corpus.rows(block))
+            for number, (place, _) in enumerate(rows):
+                self.assertEqual(list(corpus.rows(block, place)), rows[number:])
+
+    @parameterized.parameters(*WRITERS, "hub")
+    def test_places_of_all_sources(self, kind):
+        corpus = self.corpus(kind)
+        for block in (0, len(corpus) - 1):
+            rows = list(corpus.rows(block))
+            for number in (0, 1, len(rows) // 2, len(rows) - 1):
+                number = min(number, len(rows) - 1)
+                self.assertEqual(list(corpus.rows(block, rows[number][0])), rows[number:])
+
+    def test_csv_reads_as_the_other_reader_does(self):
+        corpus = self.corpus("csv")
+        rows = [row for _, row in corpus.all_rows()]
+        self.assertEqual(rows, list(blocks.read_rows(self.folder / "csv" / "a.csv")))
+        self.assertEqual(rows[3], {"id": "3", "text": f'{TEXTS[3]}\n, "x"'})
+
+    def test_wiki_pages_are_read_whole(self):
+        (self.folder / "wiki_00").write_text('<doc id="1" title="A">\nA\n\nOne &amp; two.\nThree.\n</doc>\n')
+        corpus = FileCorpus("--train_file", [self.folder / "wiki_00"])
+        self.assertEqual([row["text"] for _, row in corpus.all_rows()], ["A\nOne & two.\nThree."])
+
+    @parameterized.named_parameters(
+        ("text", "a.txt", b"fine\n" * 5000 + b"caf\xe9\n", r"a.txt: not UTF-8 text \(byte 0xe9 at 25,003\)"),
+        ("jsonl", "a.jsonl", b'{"text": "a"}\n' * 300 + b'{"text": \n', r"a.jsonl at byte 4,200, line 1: broken JSON"),
+        (
+            "list",
+            "a.jsonl",
+            b'{"text": "a"}\n' * 300 + b"[1]\n",
+            "a.jsonl at byte 4,200: must be a JSON object, got list",
+        ),
+        ("csv", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"a\n", "row at byte 127: 1 fields, the header has 2"),
+        ("quote", "a.csv", b"text\n" + b"a\n" * 30 + b'"a\n', "near byte 68: broken CSV"),
+        ("header", "a.csv", b"text,text\na,b\n", "line 1: two columns are called 'text'"),
+    )
+    def test_broken_rows_are_named(self, name, content, message):
+        (self.folder / name).write_bytes(content)
+        with mock.patch.object(blocks, "check_file"), self.assertRaisesRegex(ValueError, message):
+            list(FileCorpus("--train_file", [self.folder / name]).all_rows())
+
+    def test_held_out_rows_are_not_trained_on(self):
+        for kind in (*WRITERS, "hub"):
+            stream = self.stream(kind, passes=1)
+            held_out = stream.corpus.hold_out(123, lambda row: bool(row["text"]))
+            found = self.examples([stream])
+            self.assertCountEqual([*(int(r["text"].split()[0]) for r in held_out if r["text"]), *found.values()],
+                                  range(EXAMPLES))  # fmt: skip
+            self.assertEqual(sum(bool(row["text"]) for row in held_out), 123)
+        with self.assertRaisesRegex(ValueError, "too little text to hold some out for evaluation; give --validation_f"):
+            self.corpus("text").hold_out(2 * EXAMPLES, lambda _: 1)
+
+
+class UnitsTest(TestCase):
+    @parameterized.parameters(
+        ("Se poate. El e metafora vieții!", 20, ["Se poate.", "El e metafora", "vieții!"]),
+        ("Se poate. El e metafora vieții!", 200, ["Se poate.", "El e metafora vieții!"]),
+        ("«Da.» Nu? — Ba... da\n* * *\n\n12.\nIon", 200, ["«Da.»", "Nu?", "— Ba...", "da", "Ion"]),
+        ("3.14 e un număr", 200, ["3.14 e un număr"]),
+        ("abcdefgh", 3, ["abc", "def", "gh"]),
+        ("", 10, []),
+    )
+    def test_sentences(self, text, longest, pieces):
+        self.assertEqual(cut_sentences(text, longest), pieces)
+
+    def test_a_book_on_one_line_is_cut_and_resumed_within(self):
+        book = " ".join(f"Propoziția {number}." for number in range(300))
+        (self.folder / "a.jsonl").write_text(json.dumps({"text": book}) + "\n")
+        with mock.patch.object(blocks, "BLOCK_BYTES", 10_000):
+            corpus = FileCorpus("--train_file", [self.folder / "a.jsonl"])
+
+        def stream():
+            return StreamDataset(corpus, one_by_one(lambda row: cut_sentences(row["text"], 50)),
+                                 lambda _, units: units, 8, 0, 20)  # fmt: skip
+
+        whole = [batch for batch, _ in itertools.islice(stream(), 60)]
+        self.assertCountEqual(set(sum(whole, [])), cut_sentences(book, 50))
+        (_, state), resumed = list(itertools.islice(stream(), 25))[-1], stream()
+        resumed.load_state([state])
+        self.assertEqual([batch for batch, _ in itertools.islice(resumed, 35)], whole[25:])
+
+    def test_packed_chunks_are_the_text_without_gap_or_padding(self):
+        encode = lambda texts: [list(map(ord, text)) for text in texts]  # noqa: E731
+        units = packed(lambda row: row["text"], encode, 10, [7])
+        rows = [([0, 0, place, 0], {"text": text}) for place, text in enumerate(TEXTS[:40] + ["", " "])]
+        chunks = list(units(rows))
+        tokens = [token for text in TEXTS[:40] for token in [*map(ord, text), 7]]
+        self.assertEqual(np.concatenate([chunk for _, chunk in chunks]).tolist(), tokens[: len(tokens) // 10 * 10])
+        self.assertEqual({len(chunk) for _, chunk in chunks}, {10})
+        for number in (1, 17, len(chunks) - 1):  # and again from the place of any of them
+            (_, _, place, skip), _ = chunks[number]
+            begun = [([0, 0, p, skip if p == place else 0], row) for (_, _, p, _), row in rows if p >= place]
+            again = list(units(begun))
+            self.assertEqual([c.tolist() for _, c in again], [c.tolist() for _, c in chunks[number:]])
+            self.assertEqual([p for p, _ in again], [p for p, _ in chunks[number:]])
+
+    def test_a_corpus_without_examples_is_refused(self):
+        (self.folder / "a.txt").write_text("* * *\n" * 10)
+        stream = StreamDataset(FileCorpus("--train_file", [self.folder / "a.txt"]),
+                               one_by_one(lambda row: cut_sentences(row["text"], 9)), list, 1, 0, 1)  # fmt: skip
+        with self.assertRaisesRegex(ValueError, "a.txt, .* gives no example to train on"):
+            stream.check_not_empty()
+
+    def test_lanes_fill_their_buffers_at_different_times(self):
+        stream = self.stream(buffer=480)
+        lanes = [Lane(stream, lane) for lane in range(stream.lanes)]
+        for lane in lanes:
+            lane.take(0)
+        self.assertEqual([len(lane.buffer) for lane in (lanes[0], lanes[11], lanes[23])], [1, 10, 20])
+        for lane in lanes:
+            lane.take(25)
+        self.assertEqual({len(lane.buffer) for lane in lanes}, {20})
+
+
+# ---------------------------------------------------------------- scripts
+class ScriptTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.workspace = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.commands = torture.material_of(cls.workspace)
+
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.enter_context(mock.patch("signal.signal"))
+        self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 2_000))
+        self.enter_context(mock.patch.object(streams, "ENCODE_BATCH", 500))
+
+    def run_script(self, script: str, *flags: str) -> tuple[int, str]:
+        """(exit code, what it printed)."""
+        code, text = 0, io.StringIO()
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            try:
+                torture.SCRIPTS[script](torture.changed(self.commands[f"{script}_stream"], *flags))
+            except SystemExit as stop:
+                code = stop.code
+        return code, text.getvalue()
+
+    @parameterized.parameters("pre_train", "fine_tune")
+    def test_resumed_runs_end_with_the_same_bits_and_replay_nothing(self, script):
+        flags = ["--max_steps", "9", "--save_steps", "6", "--eval_steps", "9", "--shuffle_buffer_size", "24"]
+        code, text = self.run_script(script, *flags, "--output_dir", str(self.folder / "whole"))
+        self.assertEqual(code, 0, text)
+        (self.folder / "resumed").mkdir()
+        for name in ("run.json", "metrics.jsonl"):
+            shutil.copy(self.folder / "whole" / name, self.folder / "resumed")
+        shutil.copytree(self.folder / "whole" / "checkpoint-6", self.folder / "resumed" / "checkpoint-6")
+        examined, rows = [], FileCorpus._rows
+
+        def counting(corpus, block, start):
+            for place, row in rows(corpus, block, start):
+                examined.append((block, place))
+                yield place, row
+
+        with mock.patch.object(FileCorpus, "_rows", counting):
+            where = ["--output_dir", str(self.folder / "resumed"), "--resume_from_checkpoint"]
+            code, text = self.run_script(script, *flags, *where)
+        self.assertEqual(code, 0, text)
+        self.assertEqual(torture.outcome(self.folder / "resumed"), torture.outcome(self.folder / "whole"))
+        corpus = FileCorpus("--train_file", [self.workspace / "text.txt"])
+        self.assertLess(len(set(examined)), sum(1 for _ in corpus.all_rows()) / 2)
+
+    def test_a_killed_run_ends_with_the_same_bits(self):
+        counts = torture.torture(self.workspace, "fine_tune_stream", 1, seed=random.randrange(2**31), show=lambda _: 0)
+        self.assertEqual(counts["kills"], 1)
+        self.assertEqual(counts["runs_compared"], 1)
+
+    def test_workers_change_nothing(self):
+        flags = [
+            "--max_steps",
+            "3",
+            "--eval_strategy",
+            "no",
+            "--save_strategy",
+            "no",
+            "--load_best_model_at_end",
+            "false",
+        ]
+        for workers in ("0", "2"):
+            out = str(self.folder / workers)
+            code, text = self.run_script("fine_tune", *flags, "--dataloader_num_workers", workers, "--output_dir", out)
+            self.assertEqual(code, 0, text)
+        weights = [(self.folder / w / "model.safetensors").read_bytes() for w in ("0", "2")]
+        self.assertEqual(*weights)
+
+    @parameterized.product(workers=("0", "1"))
+    def test_a_broken_row_far_inside_ends_in_one_line(self, workers):
+        text = (self.workspace / "text.txt").read_bytes()
+        (self.folder / "broken.txt").write_bytes(text + b"caf\xe9 fermecat.\n")
+        flags = ["--train_file", str(self.folder / "broken.txt"), "--max_steps", "500", "--save_strategy", "no",
+                 "--eval_strategy", "no", "--load_best_model_at_end", "false", "--shuffle_buffer_size", "100000",
+                 "--dataloader_num_workers", workers, "--output_dir", str(self.folder / "out")]  # fmt: skip
+        code, text = self.run_script("fine_tune", *flags)
+        self.assertEqual(code, 2, text)
+        self.assertRegex(text, r"(?m)error: .*broken.txt: not UTF-8 text \(byte 0xe9 at [0-9,]+\); convert it first$")
+        self.assertNotIn("Traceback", text)
+
+    @parameterized.named_parameters(
+        ("steps", "fine_tune", "--max_steps -1", "--streaming needs --max_steps"),
+        ("steps_2", "pre_train", "--max_steps -1", "--streaming needs --max_steps"),
+        ("buffer", "fine_tune", "--shuffle_buffer_size 0", "--shuffle_buffer_size 0: must be at least 1"),
+        ("limit", "fine_tune", "--max_train_samples 5", "--max_train_samples 5: which rows of a stream come first"),
+        ("order", "fine_tune", "--train_sampling_strategy sequential", "sequential: a stream is always shuffled"),
+        ("not", "fine_tune", "--streaming false", "--shuffle_buffer_size 64: goes with --streaming"),
+        ("files", "fine_tune", "--train_file no/such", "--train_file no/such: no such file"),
+        ("piece", "fine_tune", "--max_piece_length 0", "--max_piece_length 0: must be at least 1 character"),
+        (
+            "share",
+            "pre_train",
+            "--validation_split_percentage 3",
+            "--validation_split_percentage: the length of a stre",
+        ),
+        ("column", "pre_train", "--train_file {folder}/a.jsonl --text_column b", "--text_column b: a row has the col"),
+        ("none", "fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|too little text"),
+        ("hub", "pre_train", "--dataset_name {folder}/saved --train_file", "exclude each other|expected at least one"),
+    )
+    def test_refused_in_one_line(self, script, flags, message):
+        (self.folder / "a.jsonl").write_text('{"text": "a"}\n')
+        (self.folder / "stars.txt").write_text("* * *\n")
+        flags = flags.format(folder=self.folder).split()
+        code, text = self.run_script(script, *flags, "--output_dir", str(self.folder / "out"))
+        self.assertEqual(code, 2, text)
+        self.assertRegex(text, rf"(?m)error: .*({message}).*$")
+        self.assertNotIn("Traceback", text)
+        self.assertFalse((self.folder / "out").exists())
+
+    def test_pre_training_needs_a_tokenizer(self):
+        argv = ["--streaming", "--max_steps", "3", "--train_file", str(self.workspace / "text.txt"), "--report_to",
+                "none", "--output_dir", str(self.folder / "out")]  # fmt: skip
+        with contextlib.redirect_stderr(io.StringIO()) as err, self.assertRaises(SystemExit):
+            pre_train_t5.main(argv)
+        self.assertIn("--streaming needs --tokenizer_name", err.getvalue())
+
+    def test_a_stream_from_a_folder_of_the_hubs_layout(self):
+        write_parquet(self.folder)
+        flags = ["--max_steps", "2", "--output_dir", str(self.folder / "out"), "--eval_steps", "2", "--save_steps", "2"]
+        argv = torture.changed(self.commands["pre_train_stream"], *flags)
+        del argv[(place := argv.index("--train_file")) : place + 2]
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            results = pre_train_t5.main([*argv, "--dataset_name", str(self.folder)])
+        self.assertIn("a stream of 15 shards", text.getvalue())
+        self.assertGreater(results["train_loss"], 0)
+        task = {"restore_diacritics": DATASET_VALS["text"]["restore_diacritics"] | {"hub": (str(self.folder), None)}}
+        argv = torture.changed(self.commands["fine_tune_stream"], *flags, "--overwrite_output_dir")
+        del argv[(place := argv.index("--train_file")) : place + 2]
+        with mock.patch.dict(DATASET_VALS, text=task), contextlib.redirect_stdout(io.StringIO()) as text:
+            results = fine_tune_t5.main(argv)
+        self.assertIn("a stream of 15 shards", text.getvalue())
+        self.assertGreater(results["train_loss"], 0)
+
+    def test_labels_have_one_eos_and_are_cut(self):
+        """Sources are the plain text, targets the text; only the collator pads, labels with -100 and sources with 0."""
+        tokenizer = AutoTokenizer.from_pretrained(self.workspace / "tokenizer")
+        lines = ["cară bună. stătea la masă", "dă " * 60]
+        (self.folder / "a.txt").write_text("\n".join(lines * 30))
+        task = DATASET_VALS["text"]["restore_diacritics"] | {"max_piece_length": 90}
+        args = TaskArguments(train_file=str(self.folder / "a.txt"), streaming=True, max_source_length=24,
+                             max_target_length=24)  # fmt: skip
+        training_args = FineTuningArguments(output_dir=str(self.folder / "out"), per_device_train_batch_size=8,
+                                            max_steps=2, report_to="none")  # fmt: skip
+        stream = stream_task("restore_diacritics", task, args, open_corpus("x", task, args), tokenizer, training_args)
+        collator = fine_tune_t5.DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8)
+        encode, seen = plain_encoder(tokenizer), set()
+        texts = {
+            "cară bună.": "cara buna.",
+            "stătea la masă": "statea la masa",
+            ("dă " * 30).strip(): ("da " * 30).strip(),
+        }
+        for batch in itertools.islice(StreamLoader(stream, collator, 0), 12):
+            batch = {name: tensor.tolist() for name, tensor in batch.items()}
+            for source, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):
+                self.assertNotIn(-100, source)
+                self.assertEqual(mask, [int(token != tokenizer.pad_token_id) for token in source])
+                labels = [token for token in labels if token != -100]
+                source = source[: sum(mask)]
+                for ids in (source, labels):
+                    self.assertEqual(ids.count(tokenizer.eos_token_id), 1)
+                    self.assertEqual(ids[-1], tokenizer.eos_token_id)
+                    self.assertLessEqual(len(ids), 24)
+                target = next(t for t in texts if encode([t])[0][:23] == labels[:-1])
+                self.assertEqual(encode([texts[target]])[0][:23], source[:-1])
+                seen.add(target)
+        self.assertLen(seen, 3)
+
+
+if __name__ == "__main__":
+    absltest.main()
