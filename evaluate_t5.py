@@ -39,7 +39,7 @@ from tasks.examples import (
     task_metrics,
     test_splits,
 )
-from tasks.metrics import check_metrics, parse_class, parse_number
+from tasks.metrics import check_metrics, parse_class, parse_number, score_predictions
 from trainer_t5 import T5Trainer, finish_process_group
 from training.callbacks import T5ProgressCallback, install_callbacks
 from training.runs import set_up_tracking
@@ -197,6 +197,8 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
     answers = decode_texts(job.task, job.tokenizer, tokens) if generated else class_texts(job.task, statistics)
     if scored:
         numbers = {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
+        if job.task.get("max_piece_length"):
+            numbers |= copying_baseline(job, split, output.label_ids, prefix)
         if trainer.args.report_to:
             trainer.log(dict(numbers))
     else:
@@ -204,6 +206,14 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
         if job.task["target_type"] != "text":
             numbers[f"{job.name}_{split}_invalid_outputs"] = sum(v == -1 for v in values_of(job.task, answers))
     return answers, numbers
+
+
+def copying_baseline(job: Job, split: str, label_ids, prefix: str) -> dict[str, float]:
+    """The task's metrics of the sources themselves, as {prefix}_copied_{metric}: what a model that changes nothing of a
+    text would score in restoring it."""
+    sources = job.tokenizer.batch_decode(job.data[split]["input_ids"], skip_special_tokens=True)
+    scores = score_predictions(job.task, sources, decode_texts(job.task, job.tokenizer, label_ids))
+    return {f"{prefix}_copied_{name}": value for name, value in scores.items()}
 
 
 def values_of(task: dict, answers: list[str]) -> list[float]:
