@@ -211,7 +211,7 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
 def copying_baseline(job: Job, split: str, label_ids, prefix: str) -> dict[str, float]:
     """The task's metrics of the sources themselves, as {prefix}_copied_{metric}: what a model that changes nothing of a
     text would score in restoring it."""
-    sources = job.tokenizer.batch_decode(job.data[split]["input_ids"], skip_special_tokens=True)
+    sources = job.tokenizer.batch_decode(list(job.data[split]["input_ids"]), skip_special_tokens=True)
     scores = score_predictions(job.task, sources, decode_texts(job.task, job.tokenizer, label_ids))
     return {f"{prefix}_copied_{name}": value for name, value in scores.items()}
 

@@ -1,0 +1,154 @@
+"""Every recipe: it says what it is and costs, it runs for a few steps on local data of its layout with a tiny model,
+and its real model has the size and shapes it should have (built on the meta device: no memory, no download).
+
+A new recipe is one more entry of RECIPES.
+"""
+
+import contextlib
+import io
+import json
+import math
+import random
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import torch
+import yaml
+from absl.testing import absltest, parameterized
+from transformers import MT5Config, T5Config
+
+import data_t5
+import fine_tune_t5
+import pre_train_t5
+import tasks.examples
+from constants import MODEL_SHAPES, PACKAGE_TOPIC_LABELS
+from corpora.tokenizers import load_tokenizer, train_tokenizer
+from model_t5 import build_config, count_parameters, create_model
+
+FOLDER = Path(__file__).resolve().parent.parent / "recipes"
+TINY = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
+V1_1 = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0)
+
+
+@dataclass
+class Recipe:
+    """script: the one it is for. local: flags that put local data in place of what is downloaded, and a tiny model in
+    place of the real one; {folder} is that of `write_data`. config: of the real model. parameters: it must have so many
+    (for Hub models the number of their model card or of REFERENCE). lengths: tokens of source and target to try.
+    """
+
+    script: object
+    local: str
+    config: T5Config
+    parameters: int
+    lengths: tuple[int, int]
+    steps: str = field(
+        default="--max_steps 4 --eval_strategy steps --eval_steps 2 --save_strategy steps --save_steps 2"
+    )
+
+
+RECIPES = {
+    "pre_train_installed_docs.yaml": Recipe(
+        pre_train_t5,
+        f"--vocab_size 400 --config_overrides {TINY}",
+        build_config("tiny", 4096),
+        1_935_104,  # 2 x 4096 x 128 of the vocabulary, 0.9M of four layers: README's 1.9M
+        (64, 24),
+    ),
+    "fine_tune_installed_docs.yaml": Recipe(
+        fine_tune_t5, "--model_name_or_path {folder}/model", build_config("tiny", 4096), 1_935_104, (128, 8)
+    ),
+    "mt5_base_romanian_diacritics.yaml": Recipe(
+        fine_tune_t5,
+        "--model_name_or_path {folder}/model --train_file {folder}/books --shuffle_buffer_size 60 "
+        "--max_target_length 24",
+        MT5Config(vocab_size=250_112, **MODEL_SHAPES["t5-v1_1-base"], **V1_1),
+        582_401_280,  # v1.1-base with a larger vocabulary: 247,577,856 + 2 x 768 x (250,112 - 32,128)
+        (256, 256),
+    ),
+}
+
+
+def write_data(folder: Path) -> None:
+    """Small data in the layouts that the recipes read, and a tiny model with its tokenizer."""
+    chooser = random.Random(0)
+    words = ["".join(chooser.choices("aeiouăîșțbcdlmnr", k=chooser.randint(2, 7))) for _ in range(300)]
+    lines = [" ".join(chooser.choices(words, k=chooser.randint(8, 30))) + "." for _ in range(400)]
+
+    def write_rows(path: Path, rows: list[dict]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    for split, part in (("train", lines), ("validation", lines[:80])):  # corpora/installed_docs.py's layout
+        write_rows(folder / "docs" / f"{split}.jsonl", [{"text": line} for line in part])
+        topics = [{"text": text, "label": PACKAGE_TOPIC_LABELS[i % 10]} for i, text in enumerate(part)]
+        write_rows(folder / "docs" / "package_topic" / f"{split}.jsonl", topics)
+    (folder / "books").mkdir()
+    for book in range(4):
+        (folder / "books" / f"{book}.txt").write_text("\n\n".join(lines[book * 100 : book * 100 + 100]))
+    train_tokenizer(lines, folder / "model", 400)
+    shape = dict(pair.split("=") for pair in TINY.split(","))
+    tokenizer = load_tokenizer(str(folder / "model"))
+    create_model(build_config("tiny", len(tokenizer), {k: int(v) for k, v in shape.items()})).save_pretrained(
+        folder / "model"
+    )
+
+
+class RecipeTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        write_data(cls.folder)
+
+    def test_every_recipe_is_tested(self):
+        self.assertEqual({path.name for path in FOLDER.glob("*.yaml")}, set(RECIPES))
+
+    @parameterized.parameters(*RECIPES)
+    def test_the_head_says_what_it_is_how_to_run_it_what_it_costs_and_what_to_expect(self, name):
+        lines = (FOLDER / name).read_text().splitlines()
+        self.assertRegex(lines[0], r"^# [A-Z].*\S")
+        script = Path(RECIPES[name].script.__file__).name
+        self.assertRegex(lines[1], rf"^#   accelerate launch {script} recipes/{name}")
+        comments = "\n".join(line for line in lines if line.startswith("#"))
+        for word in ("Cost", "Expect"):
+            self.assertRegex(comments, rf"(?s){word}\b.*[0-9]")
+
+    @parameterized.parameters(*RECIPES)
+    def test_it_trains_evaluates_and_saves_with_a_tiny_model(self, name):
+        recipe = RECIPES[name]
+        out = Path(self.enter_context(tempfile.TemporaryDirectory())) / "out"
+        flags = f"{recipe.local} {recipe.steps} --per_device_train_batch_size 4 --per_device_eval_batch_size 8 "
+        flags += "--max_eval_samples 16 --logging_steps 1 --warmup_steps 2 --dataloader_num_workers 0 --report_to none "
+        flags += f"--disable_tqdm true --preprocessing_num_workers 1 --data_cache_dir {self.folder}/cache"
+        argv = [str(FOLDER / name), *flags.format(folder=self.folder).split(), "--output_dir", str(out)]
+        for module in (data_t5, tasks.examples):
+            docs = mock.patch.object(module, "builtin_corpus", return_value=self.folder / "docs")
+            self.enter_context(docs)
+        with contextlib.redirect_stdout(io.StringIO()):
+            results = recipe.script.main(argv)
+        self.assertTrue(math.isfinite(results["train_loss"]))
+        self.assertTrue(math.isfinite(results["eval_loss"]))
+        recorded = json.loads((out / "run.json").read_text())["arguments"]
+        for key, value in yaml.safe_load((FOLDER / name).read_text()).items():
+            if f"--{key}" not in argv:  # all the rest was as the recipe has it
+                self.assertEqual(recorded[key], value, key)
+        self.assertTrue((out / "model.safetensors").is_file())
+        self.assertLen(list(out.glob("checkpoint-*/trainer_state.json")), min(2, recorded["save_total_limit"] or 2))
+
+    @parameterized.parameters(*RECIPES)
+    def test_the_real_model_has_its_size_and_shapes(self, name):
+        recipe = RECIPES[name]
+        with torch.device("meta"):
+            model = create_model(recipe.config)
+            source, target = (torch.zeros(2, length, dtype=torch.long) for length in recipe.lengths)
+            logits = model(input_ids=source, decoder_input_ids=target).logits
+        self.assertEqual({parameter.device.type for parameter in model.parameters()}, {"meta"})
+        self.assertEqual(count_parameters(model), recipe.parameters)
+        self.assertEqual(tuple(logits.shape), (2, recipe.lengths[1], recipe.config.vocab_size))
+
+
+if __name__ == "__main__":
+    absltest.main()
