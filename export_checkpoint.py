@@ -8,7 +8,7 @@
 Takes what our runs write under any launcher, and the shards of DeepSpeed's ZeRO-1 to 3 and of FSDP. Each format is
 loaded again and compared with PyTorch on real texts before it is kept: greedy tokens must be equal, log-probabilities
 within a tolerance that the end says. The folder appears when all of it is whole. A model of 1M parameters takes 20 s of
-one core in all formats. CTranslate2 and ONNX need the packages of requirements_export.txt.
+one core in all formats.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ def check_flags(args: ExportArguments) -> None:
                              f"{', '.join(TOLERANCES)}")  # fmt: skip
         missing = [package for package in NEEDS.get(kind, ()) if importlib.util.find_spec(package) is None]
         if missing:
-            raise ValueError(f"--formats {kind}: needs {' and '.join(missing)}: pip install -r requirements_export.txt")
+            raise ValueError(f"--formats {kind}: needs {' and '.join(missing)}: pip install -r requirements.txt")
     if args.dtype not in DTYPES:
         raise ValueError(f"--dtype {args.dtype}: must be one of {', '.join(DTYPES)}")
     if args.num_samples < 1:
