@@ -78,9 +78,9 @@ def per_example_collator(tokenizer, noise_density: float, mean_span_length: floa
 def measure_collator(batch: int, source_length: int, rounds: int, seed: int = 0) -> dict:
     """{"rows": ours and the peer in examples/s, "ratio": ours over the peer} on one core, in turn A B A B.
 
-    Both get what their data set hands over: the peer `datasets`' rows, lists of numbers; ours a slice of a memory-mapped
-    array. Rates are those of the quickest turn, since other work on the machine only adds; "ratio_of_medians" tells
-    how much it did.
+    Both get what their data set hands over: the peer `datasets`' rows, lists of numbers; ours a slice of a
+    memory-mapped array. Rates are those of the quickest turn, since other work on the machine only adds;
+    "ratio_of_medians" tells how much it did.
     """
     tokenizer = word_less_tokenizer(VOCABULARY)
     ours = T5DataCollator(tokenizer, source_length)
