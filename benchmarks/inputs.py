@@ -10,11 +10,11 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
+from arguments_t5 import PreTrainingDataArguments
 from benchmarks.material import word_less_tokenizer
 from benchmarks.measure import NotAvailableError, failure, interleaved, median, process_memory
 from data_collator_t5 import T5DataCollator
@@ -167,13 +167,10 @@ def measure_tokenise(megabytes: float, length: int, rounds: int) -> dict:
         counts = {}
 
         def ours() -> None:
-            args = SimpleNamespace(
+            args = PreTrainingDataArguments(
                 data_cache_dir=f"{folder}/ours{next(turn)}",
-                eos_between_documents=False,
-                max_train_samples=None,
                 validation_split_percentage=0.0,
                 preprocessing_num_workers=os.cpu_count(),
-                overwrite_cache=False,
             )
             source = Source("generated", "generated", [text], "text", size=text.stat().st_size)
             tokens = tokenised(args, {"train": source}, tokenizer)["train"].tokens
