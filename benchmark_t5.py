@@ -133,7 +133,7 @@ def complete(args: argparse.Namespace) -> None:
     defaults = DEFAULTS[args.device.type] | dict(bf16=gpu, compile=gpu, target_length=None, gigabytes=[0.1])
     defaults |= dict(megabytes=4.0 if gpu else 1.0, examples=2048 if gpu else 64, new_tokens=64 if gpu else 16)
     if args.command == "collator":
-        defaults |= dict(batch=128, source_length=512, rounds=9)
+        defaults |= dict(batch=128, source_length=512, rounds=25)
     if args.command == "load":
         defaults |= dict(batch=128, source_length=512, gigabytes=[1.0])
     if args.command == "tokenise":
@@ -230,7 +230,7 @@ def run_all(args) -> dict:
         words = ["plan", "--model", "xl", "--nodes", "8", "--gpus", "8"]
         part = build_parser().parse_args(words) if name == "plan" else argparse.Namespace(**vars(args))
         if name == "collator":
-            part.batch, part.source_length, part.rounds = 128, 512, 9
+            part.batch, part.source_length, part.rounds = 128, 512, 25
         if name == "plan":
             complete(part)
         try:

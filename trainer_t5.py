@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate.utils import DynamoBackend
-from datasets import Dataset
 from torch._inductor.codecache import cache_dir
 from torch.utils.data import SequentialSampler
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
@@ -561,15 +560,20 @@ def _by_kind(logits: torch.Tensor, labels: torch.Tensor, kinds: torch.Tensor, co
     return torch.cat([c.scatter_add_(1, kinds, v) for c, v in zip(columns, values, strict=True)], dim=1)
 
 
+def _is_table(dataset) -> bool:
+    """Whether it is a `datasets` table of rows, told without that package, which a GPU machine may lack."""
+    return hasattr(dataset, "column_names") and hasattr(dataset, "__len__")
+
+
 def row_lengths(rows) -> np.ndarray:
     """[rows] tokens of each row's source."""
-    sources = rows["input_ids"] if isinstance(rows, Dataset) else (row["input_ids"] for row in rows)
+    sources = rows["input_ids"] if _is_table(rows) else (row["input_ids"] for row in rows)
     return np.array([len(ids) for ids in sources])
 
 
 def _has_rows(dataset) -> bool:
     """Whether these are rows in memory, whose lengths are known; not chunks of one length, nor a stream."""
-    return isinstance(dataset, (Dataset, list))
+    return isinstance(dataset, list) or _is_table(dataset)
 
 
 # ---------------------------------------------------------------- the processes

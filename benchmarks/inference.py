@@ -3,8 +3,8 @@
 import tempfile
 
 import torch
-from transformers import Seq2SeqTrainingArguments
 
+from arguments_t5 import FineTuningArguments
 from benchmarks.material import benchmark_config
 from benchmarks.measure import NotAvailableError, failure, interleaved, median
 from model_t5 import IGNORE_INDEX, create_model, set_generation_length
@@ -65,12 +65,14 @@ def classification_trainer(
     """A trainer with an untrained model, and `rows` random sources of one length."""
     torch.manual_seed(0)
     model = create_model(benchmark_config(config_name))
-    args = Seq2SeqTrainingArguments(
+    args = FineTuningArguments(
         output_dir=folder,
         per_device_eval_batch_size=batch,
         use_cpu=device.type == "cpu",
         bf16=bf16,
         report_to="none",
+        eval_strategy="no",
+        save_strategy="no",
         disable_tqdm=True,
         predict_with_generate=True,
     )

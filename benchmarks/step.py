@@ -61,7 +61,6 @@ PLAIN = STEP_OPTIONS | dict(
     compile_mode=None,  # of torch.compile
     optimizer="adamw_torch",
     batch_factor=1,  # times --batch
-    compile_optimizer=False,
     ours=False,
 )
 LADDER = (
@@ -83,12 +82,7 @@ LADDER = (
         dict(fused_projections=True, fused_cross_projections=True),
         (795, 920),
     ),
-    Rung(
-        "compiled_optimizer",
-        "RMS-scaled AdamW as one compiled update",
-        dict(optimizer="adamw_rms_scaled", compile_optimizer=True),
-        (805, 935),
-    ),
+    Rung("rms_scaled", "RMS-scaled AdamW, T5Trainer's default", dict(optimizer="adamw_rms_scaled"), (805, 935)),
     Rung("batch_2x", "twice the batch", dict(batch_factor=2), (885, 1065)),
     Rung("muon", "Muon for the matrices, AdamW for the rest", dict(optimizer="muon"), extra=True),
     Rung("z_loss", "z-loss 1e-4", dict(z_loss=1e-4), extra=True),
@@ -183,7 +177,6 @@ def build_optimizer(settings: dict, model: torch.nn.Module) -> torch.optim.Optim
     if name not in OPTIMIZERS:
         raise NotAvailableError(f"there is no optimizer {name}")
     args = SimpleNamespace(optim=name, learning_rate=1e-5, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-6)
-    args.compile_optimizer = settings["compile_optimizer"]
     kind, arguments = optimizer_class_and_kwargs(args, model)
     return kind(model.parameters(), **arguments)
 
@@ -235,8 +228,7 @@ def measure_steps(
             continue
         say(f"{rung.name}: {rung.text}")
         settings = settings_of(rung.name, alone)
-        for name in ("compile", "compile_optimizer"):
-            settings[name] &= compiled
+        settings["compile"] &= compiled
         entry.result["settings"] = {name: value for name, value in settings.items() if value != PLAIN[name]}
         prepare(entry, settings, config, batch, source_length, device, bf16)
         if not in_turn and entry.step is not None:

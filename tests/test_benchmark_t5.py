@@ -367,7 +367,7 @@ class PartsTest(BenchmarkTest):
 
     def test_process_memory(self):
         before = measure.process_memory()["private"]
-        block = np.ones(32 * 2**20, dtype=np.uint8)
+        block = np.ones(128 * 2**20, dtype=np.uint8)
         grown = measure.process_memory()["private"] - before
         self.assertBetween(grown / block.nbytes, 0.9, 1.5)
         with self.assertRaisesRegex(measure.NotAvailableError, "the memory of process 0 cannot be read"):

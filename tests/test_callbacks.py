@@ -302,12 +302,12 @@ class ThroughputTest(TestCase):
             self.assertAlmostEqual(logs["padding_share"], 5 / 72)
             self.assertAlmostEqual(logs["tokens_per_second"], (72 - 5) / 2.5)
             self.assertAlmostEqual(logs["mfu"], 2 * (100.0 + 3 * 50.0) / 2.5 / 1000)
-            callback.count_batches([short, short])
+            callback.count_batches([short, {**short, "input_segments": mask[:, :6] * 2}])  # packed, the last one padded
             self.run_steps(callback, clock, state, 1)
             logs = {"loss": 1.0}
             callback.on_log(None, state, None, logs=logs)
-            self.assertEqual(logs["padding_share"], 0.0)
-            self.assertAlmostEqual(logs["tokens_per_second"], 32 / 1.5)
+            self.assertAlmostEqual(logs["padding_share"], 1 / 32)
+            self.assertAlmostEqual(logs["tokens_per_second"], 31 / 1.5)
             self.assertAlmostEqual(logs["mfu"], 2 * 2 * 50.0 / 1.5 / 1000)
 
     def test_time_left(self):

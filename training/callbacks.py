@@ -115,13 +115,14 @@ class ThroughputCallback(TrainerCallback):
         self.sequences = self.positions = self.filled = self.flops = 0
 
     def count_batches(self, batches: list[dict[str, torch.Tensor]]) -> None:
-        """Takes note of micro-batches {"input_ids" [B, S], "labels" [B, T][, "attention_mask" [B, S]]} of this rank."""
+        """Takes note of micro-batches {"input_ids" [B, S], "labels" [B, T]} of this rank; "attention_mask" or
+        a packed batch's "input_segments" [B, S] is 0 where there is padding."""
         for batch in batches:
             source, labels = batch["input_ids"], batch["labels"]
-            mask = batch.get("attention_mask")
+            mask = batch.get("attention_mask", batch.get("input_segments"))
             self.sequences += len(source)
             self.positions += source.numel() + labels.numel()
-            self.filled += (source.numel() if mask is None else mask.sum()) + labels.ge(0).sum()  # -100: padding
+            self.filled += (source.numel() if mask is None else mask.ne(0).sum()) + labels.ge(0).sum()  # -100: padding
             if callable(self.flops_per_sequence):
                 self.flops += len(source) * self.flops_per_sequence(source.shape[1], labels.shape[1])
 
