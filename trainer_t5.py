@@ -32,7 +32,7 @@ from corpora.streams import StreamDataset, StreamLoader, save_state
 from data_collator_t5 import T5DataCollator
 from data_t5 import EpochSampler
 from model_t5 import IGNORE_INDEX, shift_right, use_one_embedding_module
-from tasks.batching import BucketCollator
+from tasks.batching import BucketCollator, FilledRows, FilledSampler
 from tasks.metrics import STATISTICS
 from tasks.mixtures import Mixture
 from training.callbacks import ThroughputCallback
@@ -411,14 +411,20 @@ class T5Trainer(Seq2SeqTrainer):
             return self.stream_loader
         for_evaluation = self.data_collator
         self.data_collator = self.train_collator or for_evaluation
+        rows, whole = self.train_dataset, self.args.train_batch_size * max(1, self.args.world_size)
+        filling = -len(self._get_train_sampler()) % whole
+        if self.args.world_size > 1 and filling:
+            self.train_dataset = FilledRows(rows, filling)
         loader = super().get_train_dataloader()
-        self.data_collator = for_evaluation
+        self.train_dataset, self.data_collator = rows, for_evaluation
         for part in {loader, getattr(loader, "base_dataloader", loader)}:
             part.worker_init_fn = partial(outlive_signals, part.worker_init_fn)
         return loader
 
     def _get_train_sampler(self, train_dataset=None):
         dataset = self.train_dataset if train_dataset is None else train_dataset
+        if isinstance(dataset, FilledRows):
+            return FilledSampler(self._get_train_sampler(dataset.rows), dataset)
         if self.args.train_sampling_strategy != "random":
             return super()._get_train_sampler(dataset)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed

@@ -6,7 +6,8 @@
 Legend of shapes: B rows of a batch, S one of the source lengths, T the target length.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -31,6 +32,45 @@ def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
         chosen = [[]] + [chosen[i] + [int(sizes[j])] for j, (_, i) in enumerate(step)]
         cost = [0.0] + [tokens for tokens, _ in step]
     return chosen[-1]
+
+
+class FilledRows(torch.utils.data.Dataset):
+    """Tokenised rows and behind them `filling` more that have no label, so that neither loss nor gradient knows them.
+
+    With them every rank's last batch is whole. accelerate would repeat rows instead, and train on them twice.
+    """
+
+    def __init__(self, rows, filling: int):
+        self.rows, self.filling = rows, filling
+        self.blank = {name: values[:1] for name, values in rows[0].items()} | {"labels": [IGNORE_INDEX]}
+
+    def __len__(self) -> int:
+        return len(self.rows) + self.filling
+
+    def __getitem__(self, number: int) -> dict:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: list[int]) -> list[dict]:
+        known = [number for number in numbers if number < len(self.rows)]
+        found = iter(self.rows.__getitems__(known) if known else ())
+        return [next(found) if number < len(self.rows) else dict(self.blank) for number in numbers]
+
+
+class FilledSampler(torch.utils.data.Sampler):
+    """The numbers of `sampler` in its order, and at the end of every epoch those of the filling of `FilledRows`."""
+
+    def __init__(self, sampler, rows: FilledRows):
+        self.sampler, self.rows = sampler, rows
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.sampler) + self.rows.filling
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain(self.sampler, range(len(self.rows.rows), len(self.rows)))
 
 
 class BucketCollator:

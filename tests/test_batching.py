@@ -9,12 +9,31 @@ import tempfile
 import numpy as np
 import torch
 from absl.testing import absltest, parameterized
+from datasets import Dataset
 from test_trainer_t5 import LABELS, curve, make_model, make_trainer, pad_rows, ragged_rows
 from torch._dynamo.utils import counters
 
 from data_t5 import EpochSampler
-from tasks.batching import BucketCollator, bucket_lengths
+from tasks.batching import BucketCollator, FilledRows, FilledSampler, bucket_lengths
 from training.loss import IGNORE_INDEX, compute_loss_in_forward
+
+
+class FilledRowsTest(parameterized.TestCase):
+    def test_every_row_once_and_nothing_to_learn_behind(self):
+        rows = [{"input_ids": [n + 5, 1], "attention_mask": [1, 1], "labels": [n + 5, 1]} for n in range(5)]
+        data = Dataset.from_list(rows)
+        filled = FilledRows(data, 3)
+        sampler = FilledSampler(EpochSampler(5, seed=1), filled)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            numbers = list(sampler)
+            self.assertLen(numbers, len(sampler))
+            self.assertLen(filled, 8)
+            found = filled.__getitems__(numbers)
+            self.assertCountEqual([tuple(row["labels"]) for row in found[:5]], [tuple(row["labels"]) for row in rows])
+            self.assertEqual([row["labels"] for row in found[5:]], [[IGNORE_INDEX]] * 3)
+            self.assertEqual({len(row["input_ids"]) for row in found[5:]}, {1})
+        self.assertNotEqual(numbers[:5], list(EpochSampler(5, seed=1)), "the epoch reaches the order")
 
 
 class BucketLengthsTest(parameterized.TestCase):
