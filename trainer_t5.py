@@ -24,7 +24,7 @@ from torch.utils.data import SequentialSampler
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import HubStrategy
+from transformers.trainer_utils import EvalPrediction, HubStrategy
 
 from common.command_line import exit_on_user_error
 from common.processes import is_first_process, print_once
@@ -444,16 +444,24 @@ class T5Trainer(Seq2SeqTrainer):
         return np.argsort(-row_lengths(eval_dataset), kind="stable").tolist()
 
     def evaluation_loop(self, dataloader, *args, **kwargs):
-        """As Trainer's, with predictions in the order of the rows, whatever the order in which they were made."""
-        output = super().evaluation_loop(dataloader, *args, **kwargs)
+        """As Trainer's, with predictions in the order of the rows, also for the metrics, whatever the order in which
+        they were made."""
         if not _has_rows(dataloader.dataset):
-            return output
+            return super().evaluation_loop(dataloader, *args, **kwargs)
         places = np.argsort(self._get_eval_sampler(dataloader.dataset))
-        predictions, labels = output.predictions, output.label_ids
-        return output._replace(
-            predictions=None if predictions is None else tuple(part[places] for part in predictions),
-            label_ids=None if labels is None else labels[places],
-        )
+
+        def in_row_order(predictions, labels) -> dict:
+            parts = None if predictions is None else tuple(part[places] for part in predictions)
+            return {"predictions": parts, "label_ids": None if labels is None else labels[places]}
+
+        compute = self.compute_metrics
+        if compute is not None:
+            self.compute_metrics = lambda out: compute(EvalPrediction(**in_row_order(out.predictions, out.label_ids)))
+        try:
+            output = super().evaluation_loop(dataloader, *args, **kwargs)
+        finally:
+            self.compute_metrics = compute
+        return output._replace(**in_row_order(output.predictions, output.label_ids))
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval", **gen_kwargs):

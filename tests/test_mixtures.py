@@ -26,7 +26,7 @@ from tasks.mixtures import Mixture, MixtureSampler, average_of, mixing_rates, sh
 
 SHAPE = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
 TIMES = ("runtime", "per_second")
-MACHINE = ("seconds", "peak_memory_gib", "mfu")
+MACHINE = ("seconds", "seconds_left", "peak_memory_gib", "mfu")
 FILES = {"train": "{}_train.jsonl", "validation": "{}_dev.jsonl"}
 
 

@@ -56,10 +56,10 @@ class BeforeARunTest(parameterized.TestCase):
         """A run in whose memory a forward pass of more than so many sequences does not fit."""
         forward = T5ForConditionalGeneration.forward
 
-        def cramped(model, input_ids, **inputs):
-            if model.training and len(input_ids) > sequences:
+        def cramped(model, **inputs):
+            if model.training and len(inputs["input_ids"]) > sequences:
                 raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB.")
-            return forward(model, input_ids, **inputs)
+            return forward(model, **inputs)
 
         self.argv = torture.changed(self.argv, *self.batch(6, 2))
         with mock.patch.object(T5ForConditionalGeneration, "forward", cramped):

@@ -603,7 +603,7 @@ class TrackingTest(TrainerTest):
     def test_without_login_it_is_offline_and_one_line_says_so(self):
         variables, lines = self.set_up()
         self.assertEqual(variables["WANDB_MODE"], "offline")
-        self.assertEqual(variables["WANDB_PROJECT"], "p")
+        self.assertEqual(variables["WANDB_PROJECT"], "t5_foundry")
         self.assertEqual(variables["WANDB_DIR"], str(self.folder / "run"))
         self.assertTrue((self.folder / "run").is_dir())
         self.assertLen(lines, 1)

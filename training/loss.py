@@ -161,7 +161,10 @@ def _with_loss(base: type) -> type:
             return base.forward(self, *args, **kwargs)
         return self.loss_settings.compute(self, labels, num_items_in_batch, kwargs)
 
-    namespace = {"forward": forward, "plain_forward": base.forward, "__module__": base.__module__}
+    def plain_forward(self, *args, **kwargs):
+        return base.forward(self, *args, **kwargs)
+
+    namespace = {"forward": forward, "plain_forward": plain_forward, "__module__": base.__module__}
     return type(base.__name__, (base,), namespace)
 
 
