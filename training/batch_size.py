@@ -32,7 +32,6 @@ def find_micro_batch(trainer) -> None:
         if trainer.any_rank(not _fits(trainer, longest[:size])):
             continue
         args.per_device_train_batch_size, args.gradient_accumulation_steps = size, steps
-        trainer.accelerator.gradient_accumulation_steps = steps
         trainer._train_batch_size = args.train_batch_size
         if (size, steps) != asked:
             print_once(f"--auto_find_batch_size: {size} x {steps} accumulated instead of {asked[0]} x {asked[1]}, "
