@@ -32,7 +32,7 @@ from arguments_t5 import (
     check_tasks,
 )
 from common.command_line import exit_on_user_error, option, parse_arguments
-from common.processes import is_first_process
+from common.processes import is_first_process, run_script
 from common.reports import end_summary, start_summary, write_json
 from constants import DATASET_VALS
 from corpora.tokenizers import load_tokenizer
@@ -394,4 +394,4 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -32,7 +32,7 @@ from arguments_t5 import (
     parse_overrides,
 )
 from common.command_line import exit_on_user_error, parse_arguments
-from common.processes import print_once
+from common.processes import print_once, run_script
 from common.reports import human_time
 from constants import DEMO_CHECKPOINTS
 from corpora.streams import resume as resume_stream
@@ -276,4 +276,4 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -29,6 +29,7 @@ from arguments_t5 import (
     parse_overrides,
 )
 from common.command_line import exit_on_user_error, parse_arguments
+from common.processes import run_script
 from common.reports import human_count, human_time
 from corpora.own_ids import ids_offset, ids_tokenizer
 from corpora.pre_training_streams import first_tokens, open_streams, stream_chunks
@@ -329,4 +330,4 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -1,8 +1,11 @@
 """What a process knows of itself: its rank, its hardware, its network."""
 
+import atexit
 import functools
 import os
 import socket
+import sys
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import torch
@@ -34,3 +37,23 @@ def answers(url: str) -> bool:
     except (OSError, ValueError):  # ValueError: no such port, or no such name
         return False
     return True
+
+
+def run_script(main: Callable[[], object]) -> None:
+    """Runs a script's main(). One of several processes then ends at once, with main's exit code.
+
+    Python's own shutdown races with the threads of the process group: now and then a rank aborts after all is done, and
+    the launcher reports a failed run, or a stop with exit code 75 becomes a crash. Exit handlers run all the same.
+    """
+    several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
+    try:
+        main()
+    except SystemExit as stop:
+        if not several or not isinstance(stop.code, int | None):
+            raise
+        code = stop.code or 0
+    if several:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

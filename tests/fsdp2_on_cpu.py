@@ -16,6 +16,7 @@ from accelerate.utils import DistributedType
 
 import fine_tune_t5
 import pre_train_t5
+from common.processes import run_script
 
 _as_accelerate_has_it = accelerate.state.AcceleratorState.__init__
 
@@ -31,4 +32,4 @@ def _with_fsdp(self, *args, fsdp_plugin=None, **kwargs):
 if __name__ == "__main__":
     accelerate.state.AcceleratorState.__init__ = _with_fsdp
     scripts = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main}
-    scripts[sys.argv[1]](sys.argv[2:])
+    run_script(lambda: scripts[sys.argv[1]](sys.argv[2:]))

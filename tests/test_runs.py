@@ -2,6 +2,9 @@
 
 import contextlib
 import io
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -15,6 +18,20 @@ from transformers import T5ForConditionalGeneration
 import pre_train_t5
 from training import runs
 from training.checkpoints import checkpoints_of
+
+
+class RunScriptTest(parameterized.TestCase):
+    @parameterized.product(processes=("1", "2"), code=(0, 75))
+    def test_exit_code_output_and_exit_handlers(self, processes, code):
+        program = (
+            "import atexit, sys; from common.processes import run_script; atexit.register(print, 'handler');\n"
+            "def main():\n    print('done', end=' ')\n    sys.exit(int(sys.argv[1])) if sys.argv[1] != '0' else None\n"
+            "run_script(main)"
+        )
+        environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(Path(pre_train_t5.__file__).parent)}
+        command = [sys.executable, "-c", program, str(code)]
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+        self.assertEqual((found.returncode, found.stdout), (code, "done handler\n"), found.stderr)
 
 
 class BeforeARunTest(parameterized.TestCase):
