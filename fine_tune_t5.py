@@ -271,7 +271,8 @@ def main(argv: list[str] | None = None) -> dict:
         train_metrics,
         shown={"training took": human_time(train_metrics["train_runtime"])},
         next_command=f"python evaluate_t5.py --model_name_or_path {training_args.output_dir} "
-        f"--benchmark {task_args.benchmark} --dataset_name {task_args.dataset_name}",
+        f"--benchmark {task_args.benchmark} --dataset_name {task_args.dataset_name}"
+        + (f" --data_dir {task_args.data_dir}" if task_args.data_dir else ""),
     )
 
 

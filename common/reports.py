@@ -24,7 +24,9 @@ from common.processes import is_first_process
 PROJECT = Path(__file__).resolve().parent.parent
 VERSIONS_OF = ("torch", "transformers", "accelerate", "datasets", "deepspeed")  # recorded in run.json where installed
 SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings never reach run.json
-PERFORMANCE = re.compile(r"mfu|total_flos|.*_(per_second|runtime|time|gib)")  # of a key: it is no quality of the model
+PERFORMANCE = re.compile(
+    r"mfu|total_flos|seconds_left|padding_share|.*_(per_second|runtime|time|gib)"
+)  # of a key: it is no quality of the model
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 SHORT_NAMES = {"learning_rate": "lr", "sequences_per_second": "seq/s", "tokens_per_second": "tok/s"}
 SHORT_NAMES |= {"padding_share": "padding", "peak_memory_gib": "GiB"}

@@ -186,7 +186,8 @@ def finish_run(trainer: T5Trainer, train_metrics: dict, shown: dict[str, str], n
             for name, value in results.items()
             if name.startswith("eval_") and not name.endswith(("runtime", "per_second", "preparation_time"))
         }
-        files = "all_results.json, metrics.jsonl, loss.png, run.json"
+        written = ("all_results.json", "metrics.jsonl", "loss.png", "samples.md", "run.json")
+        files = ", ".join(name for name in written if (output_dir / name).is_file())
         shown |= {"written to": f"{output_dir}: the model, {files}", "tracked": "; ".join(tracked) or None}
         end_summary(numbers | shown | {"uploaded to": uploaded, "next": next_command})
     finish_process_group()
