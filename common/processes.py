@@ -48,6 +48,11 @@ def run_script(main: Callable[[], object]) -> None:
     several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
     try:
         main()
+    except KeyboardInterrupt:
+        code = 130  # of a shell, for a program that Ctrl-C ended
+        print_once("\ninterrupted")
+        if not several:
+            raise SystemExit(code) from None
     except SystemExit as stop:
         if not several or not isinstance(stop.code, int | None):
             raise

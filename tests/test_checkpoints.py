@@ -275,7 +275,7 @@ class RunTest(TestCase):
         for name in ("weights", "metrics", "results", "log_history"):
             self.assertNotEqual(one[name], other[name], name)
 
-    @parameterized.parameters(signal.SIGTERM, signal.SIGUSR1)
+    @parameterized.parameters(signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
     def test_a_signal_saves_and_exits_with_75(self, number):
         whole = self.run_to_end(output="whole")
         pid = self.start("--save_steps", "1000")

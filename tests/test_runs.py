@@ -21,6 +21,15 @@ from training.checkpoints import checkpoints_of
 
 
 class RunScriptTest(parameterized.TestCase):
+    @parameterized.parameters("1", "2")
+    def test_ctrl_c_is_no_traceback(self, processes):
+        program = "from common.processes import run_script\ndef main():\n    raise KeyboardInterrupt\nrun_script(main)"
+        environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(Path(pre_train_t5.__file__).parent)}
+        found = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100
+        )
+        self.assertEqual((found.returncode, found.stdout, found.stderr), (130, "\ninterrupted\n", ""))
+
     @parameterized.product(processes=("1", "2"), code=(0, 75))
     def test_exit_code_output_and_exit_handlers(self, processes, code):
         program = (

@@ -1,4 +1,4 @@
-"""Leaving in time: SIGTERM, SIGUSR1 and a SLURM job's time limit end a run at the next step with a checkpoint.
+"""Leaving in time: SIGTERM, SIGUSR1, Ctrl-C and a job's time limit end a run at the next step with a checkpoint.
 
 The script then exits with code 75 (EX_TEMPFAIL of sysexits.h: try again later). slurm/train.slurm requeues a job that
 ends so; started again with the same command, the run goes on by itself (training/checkpoints.py).
@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from common.processes import print_once
 
 PREEMPTED_EXIT_CODE = 75
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # Seconds kept free before the job's time limit, beside twice the longest step: for writing the checkpoint.
 TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 
@@ -24,7 +24,7 @@ TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 class PreemptionCallback(TrainerCallback):
     """Saves and stops at the end of the step in which a signal came, or when the job's time runs out.
 
-    `reason` is then a sentence, else None. More signals change nothing; what must end at once takes SIGKILL. All ranks
+    `reason` is then a sentence, else None. More signals change nothing; a second Ctrl-C ends the run at once. All ranks
     stop at the same step, whichever got the signal: they compare notes over gloo at every step, which takes well below
     a millisecond and leaves a GPU's queue alone.
     """
@@ -42,6 +42,8 @@ class PreemptionCallback(TrainerCallback):
             self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
 
     def _note(self, number, _frame):
+        if number == signal.SIGINT == self._received:
+            raise KeyboardInterrupt
         self._received = number  # and again: SLURM sends SIGTERM twice within milliseconds
 
     def _restore_handlers(self):
