@@ -90,20 +90,18 @@ class ModelArguments:
     )
     config_overrides: str | None = option(None, "From scratch: changes to the shape, such as d_model=64,num_layers=2.")
     tokenizer_name: str | None = option(
-        None, "Tokenizer folder or Hub name. Not set: the checkpoint's own, or one trained on the training text."
+        None, "Tokenizer. Not set: the checkpoint's own, or one trained on the training text."
     )
     vocab_size: int = option(
         4096,
-        "Words of the tokenizer that is trained when none is given (100 sentinels included); for ready-made ids "
-        "without a tokenizer how many there are.",
+        "Words of the tokenizer trained when none is given, or number of ready-made ids.",
     )
     dropout_rate: float | None = option(
         None, "Dropout, 0 to 1. Not set: 0 in pre-training, the checkpoint's in fine-tuning."
     )
     attn_implementation: str | None = option(
         None,
-        "Attention: eager, sdpa, or t5_fused (library kernels with the bias's gradient: the fastest to train with, "
-        "without dropout). Not set: transformers' choice.",
+        "Attention: eager, sdpa or t5_fused (needs dropout 0). Not set: transformers' choice.",
     )
 
 
@@ -115,30 +113,27 @@ class PreTrainingDataArguments:
 
     dataset_name: str | None = option(
         None,
-        f"A saved `datasets` folder, a Hub name, or {BUILTIN_CORPUS} (English of the installed packages; default).",
+        f"A saved `datasets` folder, a Hub name, or (default) {BUILTIN_CORPUS}: English made here.",
     )
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
     train_file: list[str] | None = option(
         None,
-        f"Training text: files, folders or globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)}). "
-        "A named file of another or no ending is read as plain text. a.txt:0.7 b.txt:0.3: corpora with the share of "
-        "chunks that each gives.",
+        f"Text: files, folders, globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)}; other "
+        "names: plain text). a.txt:0.7 b.txt:0.3: corpora by weight.",
     )
     validation_file: list[str] | None = option(None, "Validation text, as --train_file.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
     input_ids_column: str | None = option(
-        None, "Column of parquet or JSON files that holds lists of ready-made token ids, instead of text."
+        None, "Column of parquet or JSON files with ready-made token ids, instead of text."
     )
-    input_ids_dtype: str | None = option(None, f"Numbers in .bin files of ready-made ids: {', '.join(ID_TYPES)}.")
+    input_ids_dtype: str | None = option(None, f"Numbers in .bin files of ids: {', '.join(ID_TYPES)}.")
     streaming: bool = option(False, "Read and tokenise text on the fly. Needs --max_steps and a tokenizer.")
     shuffle_buffer_size: int = option(10_000, "Streaming: chunks shuffled at a time, over all ranks together.")
     validation_split_percentage: float = option(5.0, "Text held out when there is no validation text, in percent.")
     validation_split_count: int | None = option(None, "Or exactly this many documents are held out.")
     max_train_samples: int | None = option(None, "Use the first N training documents only.")
     max_eval_samples: int | None = option(None, "Evaluate on the first N chunks of the validation text only.")
-    objective: str = option(
-        "span_corruption", f"What is hidden: one of OBJECTIVES (constants.py): {', '.join(OBJECTIVES)}."
-    )
+    objective: str = option("span_corruption", f"What is hidden: one of {', '.join(OBJECTIVES)}.")
     input_seq_length: int = option(512, "Encoder length in tokens after corruption, EOS included.")
     noise_density: float = option(
         DENOISERS["span_corruption"]["noise_density"], "Share of tokens hidden, between 0 and 1."
@@ -167,12 +162,8 @@ class TaskArguments:
     )
     train_file: str | None = option(None, "File with training rows instead of the task's own source.")
     validation_file: str | None = option(None, "File with validation rows instead of the task's own source.")
-    mixing: str = option(
-        "proportional", "How often several tasks are seen: proportional (to their rows), equal or temperature."
-    )
-    mixing_cap: int = option(
-        65_536, "Rows beyond which a task counts as no larger. T5's: 524288 for its large mixture."
-    )
+    mixing: str = option("proportional", "Shares of several tasks: proportional (to their rows), equal, temperature.")
+    mixing_cap: int = option(65_536, "Rows beyond which a task counts as no larger (T5: 524288).")
     mixing_temperature: float = option(2.0, "Root taken of the capped rows by --mixing temperature, at least 1.")
     max_train_samples: int | None = option(None, "Train on the first N rows only.")
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.")

@@ -414,7 +414,7 @@ class HelpTest(TestCase):
         for title in command_line.USUAL_TRAINING_FLAGS:
             self.assertIn(f"\n\n{title}:\n  --", text)
         self.assertNotIn("%%", text)
-        self.assertLessEqual(len(text.splitlines()), 110)
+        self.assertLessEqual(len(text.splitlines()), 100)
         self.assertNotIn("==SUPPRESS==", text)
         self.assertIn("[wandb]", text)
         self.assertIn("out/" + ("pre" if classes is PRE_TRAINING else "fine"), text)
