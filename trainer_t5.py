@@ -289,7 +289,6 @@ class T5Trainer(Seq2SeqTrainer):
             rotate(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
             if self.args.push_to_hub:
                 self._push_from_checkpoint(str(final))
-            shutil.rmtree(output_dir / SAVING, ignore_errors=True)  # empty by now
         self.accelerator.wait_for_everyone()
 
     # ------------------------------------------------------------ the Hub

@@ -63,19 +63,14 @@ def stream_chunks(
     args: PreTrainingDataArguments, corpus: Corpus, tokenizer, length: int, training_args: T5TrainingArguments
 ) -> StreamDataset:
     """Batches {"input_ids": [B, length], "key": [B]} of chunks that are packed on the fly."""
-    stream = StreamDataset(
+    return StreamDataset.of_run(
         corpus,
         packed(text_reader(args), plain_encoder(tokenizer), length, end_of_document(args, tokenizer)),
         lambda numbers, chunks: {"input_ids": np.stack(chunks), "key": example_keys(training_args.seed, numbers)},
-        training_args.train_batch_size,
-        training_args.seed if training_args.data_seed is None else training_args.data_seed,
         args.shuffle_buffer_size,
-        training_args.process_index,
-        max(1, training_args.world_size),
         description=f"{length} {args.text_column} {args.eos_between_documents} {tokenizer_fingerprint(tokenizer)}",
+        training_args=training_args,
     )
-    stream.check_not_empty()
-    return stream
 
 
 def end_of_document(args: PreTrainingDataArguments, tokenizer) -> list[int]:

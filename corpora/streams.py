@@ -195,6 +195,25 @@ class StreamDataset(torch.utils.data.IterableDataset):
         self.next_example, self.lane_states = 0, []
         self._order = (None, None)
 
+    @classmethod
+    def of_run(
+        cls, corpus: Corpus, units: Units, make_batch, shuffle_buffer_size: int, description: str, training_args
+    ):
+        """The stream of this rank of a run, with its batch size and seed. ValueError if there is nothing in it."""
+        stream = cls(
+            corpus,
+            units,
+            make_batch,
+            training_args.train_batch_size,
+            training_args.seed if training_args.data_seed is None else training_args.data_seed,
+            shuffle_buffer_size,
+            training_args.process_index,
+            max(1, training_args.world_size),
+            description=description,
+        )
+        stream.check_not_empty()
+        return stream
+
     def order(self, number: int) -> np.ndarray:
         """The blocks in the order of a pass."""
         if self._order[0] != number:

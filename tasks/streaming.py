@@ -77,16 +77,11 @@ def stream_task(
         columns = tokenize({column: [row[column] for row in rows] for column in rows[0]})
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
-    stream = StreamDataset(
+    return StreamDataset.of_run(
         corpus,
         one_by_one(_parts(name, task, "train", corpus)),
         batch,
-        training_args.train_batch_size,
-        training_args.seed if training_args.data_seed is None else training_args.data_seed,
         args.shuffle_buffer_size,
-        training_args.process_index,
-        max(1, training_args.world_size),
         description=f"{task.get('transform')} {task.get('max_piece_length')}",
+        training_args=training_args,
     )
-    stream.check_not_empty()
-    return stream
