@@ -29,7 +29,8 @@ from corpora.cache import cached
 from corpora.files import column_texts, data_suffix, expand_files, is_plain_text, read_documents, split_weights
 from corpora.hub import load_dataset_splits
 from corpora.own_ids import IdDocument, IdFormat, IdWords, expand_id_files, holds_ids, read_ids, row_ids
-from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
+from corpora.tokenizers import cut_at_spaces, load_tokenizer, tokenizer_fingerprint, train_tokenizer
+from corpora.word_encoder import corpus_encoder
 from data_collator_t5 import example_keys
 from training.manifests import file_digest
 
@@ -310,7 +311,7 @@ class _TokenWriter:
     """Appends the tokens of documents to `<folder>/<split>.bin`; memory does not grow with the text."""
 
     def __init__(self, folder: Path, split: str, tokenizer, eos_between_documents: bool):
-        self.encode, self.folder, self.split = plain_encoder(tokenizer), folder, split
+        self.encode, self.folder, self.split = corpus_encoder(tokenizer), folder, split
         self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
         self.eos = [tokenizer.eos_token_id] if eos_between_documents else []
         self.file = (folder / f"{split}.bin").open("wb")
@@ -334,9 +335,10 @@ class _TokenWriter:
         return size
 
     def _flush(self) -> None:
-        for document, ids in zip(self.batch, self.encode(self.batch), strict=True):
-            eos = [] if isinstance(document, Stretch) else self.eos
-            self.file.write(np.array(ids + eos, dtype=self.dtype).tobytes())
+        ids, ends = self.encode(self.batch)
+        if self.eos:
+            ids = np.insert(ids, ends[[not isinstance(document, Stretch) for document in self.batch]], self.eos[0])
+        self.file.write(ids.astype(self.dtype).tobytes())
         self.batch, self.batch_size = [], 0
 
     def close(self) -> None:

@@ -524,7 +524,7 @@ class TokenisedTest(TestCase):
 
     def test_what_keeps_the_cache(self):
         before = self.tokens()
-        with mock.patch.object(data_t5, "plain_encoder", side_effect=AssertionError("tokenised again")):
+        with mock.patch.object(data_t5, "corpus_encoder", side_effect=AssertionError("tokenised again")):
             self.tokens(input_seq_length=64, noise_density=0.5, mean_noise_span_length=8.0)
             os.utime(self.text)
             self.tokens()
@@ -571,7 +571,7 @@ class TokenisedTest(TestCase):
         self.assertEqual(self.tokens(overwrite_cache=True)["train"].tokens.tolist(), right)
         with (
             mock.patch.dict(os.environ, RANK="1"),
-            mock.patch.object(data_t5, "plain_encoder", side_effect=AssertionError),
+            mock.patch.object(data_t5, "corpus_encoder", side_effect=AssertionError),
         ):
             self.assertEqual(
                 self.tokens(overwrite_cache=True)["train"].tokens.tolist(), right

@@ -64,6 +64,7 @@ LAYERS = (
     },
     {
         "corpora.streams",
+        "corpora.word_encoder",
         "tasks.metrics",
         "training.denoising",
     },
