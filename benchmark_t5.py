@@ -85,7 +85,8 @@ def build_parser() -> Parser:
             command.add_argument("--target_length", type=positive, help="Target tokens. Not set: T5's for the source.")
             command.add_argument("--implementations", default=",".join(ATTENTION), help="Names with commas between.")
         if name in ("all", "tokenise"):
-            command.add_argument("--megabytes", type=number, help="Size of the generated text.")
+            command.add_argument("--megabytes", type=number, help="Size of the text.")
+            command.add_argument("--text_file", nargs="+", help="Lines of text to tokenise. Not set: made-up ones.")
         if name in ("all", "load"):
             command.add_argument("--gigabytes", type=number, nargs="+", help="Sizes of the synthetic corpora.")
             command.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="Of the DataLoader.")
@@ -145,6 +146,9 @@ def complete(args: argparse.Namespace) -> None:
     args.deadline = args.start + 60 * args.minutes
     if "rows" in args:
         args.rungs = step.chosen_rungs(args.rows)
+    for file in getattr(args, "text_file", None) or []:
+        if not Path(file).is_file():
+            raise ValueError(f"--text_file {file}: there is no such file")
     if getattr(args, "workers", 0) < 0:
         raise ValueError(f"--workers {args.workers}: must not be negative")
     if args.target_length is None:
@@ -186,7 +190,7 @@ def run_collator(args) -> dict:
 
 
 def run_tokenise(args) -> dict:
-    result = inputs.measure_tokenise(args.megabytes, args.source_length, min(args.rounds, 3))
+    result = inputs.measure_tokenise(args.megabytes, args.source_length, min(args.rounds, 3), args.text_file)
     print(table(result["rows"], inputs.TOKENISE_COLUMNS))
     return result
 

@@ -17,6 +17,7 @@ import torch
 from arguments_t5 import PreTrainingDataArguments
 from benchmarks.material import word_less_tokenizer
 from benchmarks.measure import NotAvailableError, failure, interleaved, median, process_memory
+from corpora.files import read_documents
 from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset, EpochSampler, Source, tokenised
 
@@ -148,14 +149,28 @@ def small_tokenizer(documents: list[str], vocab_size: int = 4096):
     return PreTrainedTokenizerFast(tokenizer_object=backend, **names, additional_special_tokens=special[3:])
 
 
-def measure_tokenise(megabytes: float, length: int, rounds: int) -> dict:
+def lines_of(files: list[str], megabytes: float) -> list[str]:
+    """The lines of the files' documents that are not blank, the first `megabytes` of them if there are as many."""
+    lines, size = [], 0
+    documents = itertools.chain.from_iterable(read_documents(Path(file), "text") for file in files)
+    for line in itertools.chain.from_iterable(document.split("\n") for document in documents):
+        if size >= megabytes * 1e6:
+            break
+        if line.strip():
+            lines.append(line)
+            size += len(line.encode()) + 1
+    return lines
+
+
+def measure_tokenise(megabytes: float, length: int, rounds: int, files: list[str] | None = None) -> dict:
     """{"rows": MB/s of text to chunks of `length` tokens, "ratio"}: ours, and datasets.map with per-example grouping.
 
-    Both write their result to disk, on the threads that the tokenizer takes. Each turn starts without a cache.
+    The text is made up (20,000 words), or the lines of `files`: natural text has many more words, of which each is new
+    once. Both write their result to disk, on the threads that the tokenizer takes. Each turn starts without a cache.
     """
-    documents = generated_documents(megabytes)
+    documents = lines_of(files, megabytes) if files else generated_documents(megabytes)
     tokenizer = small_tokenizer(documents)
-    size = sum(len(document) + 1 for document in documents) / 1e6
+    size = sum(len(document.encode()) + 1 for document in documents) / 1e6
     rows = [
         {"name": "ours", "what": "tokenised() into one flat file, chunks are views of it"},
         {"name": "peer", "what": "datasets.map(batched), then grouping in a second map"},
@@ -206,7 +221,7 @@ def measure_tokenise(megabytes: float, length: int, rounds: int) -> dict:
     for row in rows:
         if row["name"] in seconds:
             row |= {"megabytes_per_second": size / median(seconds[row["name"]]), "chunks": counts[row["name"]]}
-    result = {"megabytes": size, "chunk_length": length, "rows": rows}
+    result = {"text": "files" if files else "made up", "megabytes": size, "chunk_length": length, "rows": rows}
     if "peer" in seconds:
         result["ratio"] = median(seconds["peer"]) / median(seconds["ours"])
     return result

@@ -153,14 +153,20 @@ def cut_at_spaces(text: str, longest: int) -> Iterator[str]:
 
 
 def plain_encoder(tokenizer) -> Callable[[list[str]], list[list[int]]]:
-    """texts -> token ids, uncut and without EOS; "<extra_id_0>" or "</s>" in a text is read as plain characters.
-
-    T5's sentinels are words of the unigram model too, at a score that always wins. So a copy of the tokenizer does the
-    work in which the special tokens keep their ids and have names that occur in no text, as sentencepiece has it.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:  # tokenizers in Python, such as ByT5's
+    """texts -> token ids, uncut and without EOS; "<extra_id_0>" or "</s>" in a text is read as plain characters."""
+    if getattr(tokenizer, "backend_tokenizer", None) is None:  # tokenizers in Python, such as ByT5's
         return lambda texts: tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    plain, _ = plain_backend(tokenizer)
+    return lambda texts: [encoding.ids for encoding in plain.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def plain_backend(tokenizer):
+    """(a copy of the `tokenizers` object in which no text is a special token, {special token: its name there}).
+
+    T5's sentinels are words of the unigram model too, at a score that always wins. So in the copy the special tokens
+    keep their ids and have names that occur in no text, as sentencepiece has it.
+    """
+    backend = tokenizer.backend_tokenizer
     content = json.loads(backend.to_str()) | {"post_processor": None}
     content |= {"truncation": None, "padding": None}  # left there by whoever called it last
     model, special = content["model"], [token for token in content["added_tokens"] if token["special"]]
@@ -172,5 +178,4 @@ def plain_encoder(tokenizer) -> Callable[[list[str]], list[list[int]]]:
     else:
         model["vocab"] = {unseen.get(word, word): number for word, number in model["vocab"].items()}
         model["unk_token"] = unseen.get(model.get("unk_token"), model.get("unk_token"))
-    plain = type(backend).from_str(json.dumps(content))
-    return lambda texts: [encoding.ids for encoding in plain.encode_batch_fast(texts, add_special_tokens=False)]
+    return type(backend).from_str(json.dumps(content)), unseen

@@ -15,7 +15,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from corpora import word_encoder
 from corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
-from corpora.word_encoder import WordEncoder, corpus_encoder, cuts_at_spaces, safe_neighbours
+from corpora.word_encoder import WordEncoder, corpus_encoder, cuts_at_spaces, safe_neighbours, word_list_encoder
 
 WORDS = (
     "the house of small words, and (some) longer ones: naïve Straße “quoted” слово слова ひらがな 漢字 don't 3.14 A-b"
@@ -122,8 +122,8 @@ class CorpusEncoderTest(parameterized.TestCase):
 
     def test_known_words_are_not_tokenised_again(self):
         asked = []
-        plain = plain_encoder(tokenizer())
-        encode = WordEncoder(lambda words: asked.extend(words) or plain(words))
+        of_words = word_list_encoder(tokenizer())
+        encode = WordEncoder(lambda words: asked.extend(words) or of_words(words))
         encode([" ".join(WORDS)] * 50)
         self.assertCountEqual(asked, WORDS)
         encode([" ".join(reversed(WORDS))])
