@@ -141,7 +141,7 @@ class LauncherTest(parameterized.TestCase):
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=400,
         )
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
         self.assertEqual(done.stdout.count("FSDP was asked for and is not in force"), 1)
@@ -162,7 +162,7 @@ class LauncherTest(parameterized.TestCase):
             self.addCleanup(node.kill)
             nodes.append(node)
         for node, log in zip(nodes, logs, strict=True):
-            self.assertEqual(node.wait(200), 0, log.read_text()[-2000:])
+            self.assertEqual(node.wait(400), 0, log.read_text()[-2000:])
         self.assert_same_run(out, alone, "two nodes")
 
     @parameterized.parameters(*sorted(path.name for path in (ROOT / "launch").glob("*.yaml")))

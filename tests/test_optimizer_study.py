@@ -1,0 +1,100 @@
+"""benchmarks/optimizers.py on runs that are made up: what is run, what is read from it, and what is said."""
+
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+from benchmarks import optimizers
+
+FINAL = {"adamw_rms_scaled": 4.0, "muon": 4.2}  # held-out losses after 300 steps, less a tenth of the seed
+
+
+def made_up_run(script: str, setting: str, seed: int, folder: Path, words: list[str]) -> None:
+    """Writes what a run of the script leaves; the loss falls by 1 every 100 steps of 50 tokens."""
+    folder.mkdir(parents=True)
+    (folder / "flags.json").write_text(json.dumps([script, setting, words]))
+    if script == "fine_tune_t5.py":
+        accuracy = 0.5 + 0.1 * ("muon_1e-2" not in " ".join(words)) + 0.01 * seed
+        (folder / "all_results.json").write_text(json.dumps({"eval_accuracy": accuracy, "train_runtime": 20}))
+        return
+    final = FINAL[setting.split(":")[0]] - seed / 10
+    losses = [{"step": 100 * n, "eval_loss": final + 3 - n} for n in (1, 2, 3)]
+    lines = [json.dumps(line) for n in losses for line in ({"step": n["step"], "loss": 5.0, "seconds": 1.0}, n)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "run.json").write_text(json.dumps({"tokens_per_step": 50}))
+    (folder / "all_results.json").write_text(json.dumps({"eval_loss": losses[-1]["eval_loss"], "train_runtime": 100}))
+
+
+class StudyTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def study(self, *argv) -> tuple[dict, str]:
+        out = io.StringIO()
+        flags = ["--folder", self.folder / "runs", "--output", self.folder / "study.json", "--seeds", 1, 2, *argv]
+        with mock.patch.object(optimizers, "run", made_up_run), contextlib.redirect_stdout(out):
+            record = optimizers.main(list(map(str, flags)))
+        return record, out.getvalue()
+
+    def test_tables_and_file(self):
+        settings = ["--pre_train", "adamw_rms_scaled:4e-2", "muon:1e-2", "--fine_tune", "adafactor:1e-3", "muon:1e-2"]
+        record, printed = self.study(*settings)
+        # Finals 3.9 3.8 and 4.1 4.0: the target is 4.1, which the first crosses between steps 200 (4.9, 4.8) and 300.
+        self.assertAlmostEqual(record["target_loss"], 4.1)
+        rms, muon = record["pre_training"]
+        self.assertEqual(rms["held_out_loss"], "3.850 ± 0.071")
+        self.assertEqual([[n["tokens"] for n in curve] for curve in rms["curves"]], [[5000, 10_000, 15_000]] * 2)
+        self.assertEqual(muon["runs"], 2)
+        self.assertEqual(record["fine_tuning"]["from scratch"]["muon:1e-2"], [0.61, 0.62])
+        self.assertEqual(record["fine_tuning"]["muon:1e-2"]["adafactor:1e-3"], [0.51, 0.52])
+        self.assertIn("0.515 ± 0.007", printed)
+        self.assertEqual(json.loads((self.folder / "study.json").read_text())["target_loss"], record["target_loss"])
+        self.assertTrue((self.folder / "study.png").is_file())
+        flags = json.loads((self.folder / "runs" / "fine_tune_muon_1e-2_from_muon_1e-2_2" / "flags.json").read_text())
+        self.assertEqual(flags[2][-2:], ["--model_name_or_path", str(self.folder / "runs" / "pre_train_muon_1e-2_2")])
+
+    def test_a_target_that_few_runs_reach(self):
+        record, printed = self.study("--pre_train", "adamw_rms_scaled:4e-2", "--target_loss", "3.85")
+        self.assertEqual(record["pre_training"][0]["tokens_to_target"], "0.01 M (1 of 2)")
+        self.assertIn("target: held-out loss 3.850", printed)
+
+    @parameterized.parameters("adam:1e-3", "muon", "muon:fast", "muon:0", "muon:inf")
+    def test_settings_that_are_none(self, text):
+        error = io.StringIO()
+        with contextlib.redirect_stderr(error), self.assertRaises(SystemExit) as stopped:
+            optimizers.main(["--pre_train", text])
+        self.assertEqual(stopped.exception.code, 2)
+        self.assertIn(f"{text}: write OPTIMIZER:RATE", error.getvalue())
+
+
+class RunTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory())) / "run"
+
+    def test_a_complete_run_is_not_repeated(self):
+        self.folder.mkdir()
+        (self.folder / "all_results.json").write_text("{}")
+        with mock.patch("subprocess.run", side_effect=AssertionError):
+            optimizers.run("pre_train_t5.py", "muon:1e-2", 1, self.folder, [])
+
+    def test_a_run_that_fails_is_named_with_its_last_words(self):
+        with contextlib.redirect_stdout(io.StringIO()), self.assertRaisesRegex(ValueError, "code 2.*--nonsense"):
+            optimizers.run("pre_train_t5.py", "muon:1e-2", 1, self.folder, ["--nonsense", "1"])
+
+    @parameterized.parameters((3.5, 13_000), (4.0, 10_500), (5.0, 5000), (6.0, 5000), (2.9, None))
+    def test_tokens_to_a_loss(self, loss, tokens):
+        curve = [dict(tokens=5000, loss=5.0), dict(tokens=10_000, loss=4.1), dict(tokens=15_000, loss=3.1)]
+        self.assertEqual(optimizers.tokens_to(curve, loss), None if tokens is None else mock.ANY)
+        if tokens is not None:
+            self.assertAlmostEqual(optimizers.tokens_to(curve, loss), tokens)
+
+
+if __name__ == "__main__":
+    absltest.main()
