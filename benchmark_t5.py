@@ -8,7 +8,7 @@
 
 What is compared runs in one process, in the order A B A B, and medians are reported. It needs torch, transformers and
 numpy (and triton on a GPU); a peer or a part that is not there is named and the rest goes on. A readable table comes
-first, and one JSON object as the last line; --output writes it with hardware, versions and commit.
+first, and one JSON object as the last line; --output writes it with hardware, versions and commit, and a picture of it.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import transformers
 from benchmarks import attention, inference, inputs, plan, step
 from benchmarks.material import ATTENTION, full_name
 from benchmarks.measure import failure, free_memory, machine, matrix_product_flops, pick_device, table
+from benchmarks.picture import draw_benchmark
 from common.command_line import check_folder, exit_on_user_error
 from common.reports import environment_record, human_time, plain_json, write_json
 from data_collator_t5 import compute_input_and_target_lengths
@@ -278,6 +279,24 @@ def save(args, result: dict) -> None:
         write_json(args.output, record | result)
 
 
+def draw(args, result: dict) -> None:
+    """The picture beside --output; the benchmark itself needs no matplotlib, so a machine may lack it."""
+    if not args.output:
+        return
+    path, commit = Path(args.output).with_suffix(".png"), (args.environment["git"]["commit"] or "?")[:8]
+    where = machine(getattr(args, "device", torch.device("cpu")))
+    device = where.get("gpu_name") or f"CPU, {where['threads']} threads"
+    try:
+        drawn = draw_benchmark(
+            args.command, result, path, f"{getattr(args, 'model', None) or ''} {device}, commit {commit}".strip()
+        )
+    except ImportError:
+        print(f"{path.name} was not drawn: matplotlib is not installed here")
+        return
+    if drawn:
+        print(f"picture: {path}")
+
+
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it prints as its last line."""
     transformers.logging.set_verbosity_error()
@@ -287,6 +306,7 @@ def main(argv: list[str] | None = None) -> dict:
     with exit_on_user_error():
         result = args.function(args)
         save(args, result)
+        draw(args, result)
     record = {"command": args.command, "seconds": round(time.monotonic() - args.start, 1), **result}
     print(json.dumps(plain_json(record), allow_nan=False), flush=True)
     return record

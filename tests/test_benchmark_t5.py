@@ -22,6 +22,7 @@ from absl.testing import absltest, parameterized
 import benchmark_t5
 from benchmarks import attention, inference, inputs, measure, plan, step
 from benchmarks.material import benchmark_config, full_name, random_batches, word_less_tokenizer
+from benchmarks.picture import bars_of
 from constants import HARDWARE_PEAKS, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
 from model_t5 import create_model
@@ -175,6 +176,18 @@ class CommandsTest(BenchmarkTest):
         self.assertIn("CUDA error", printed)
         self.assertEqual(list(written[0]["results"]), parts[:4], "what was measured before is already on the disk")
         self.assertEqual(json.loads(output.read_text())["results"], found["results"])
+        self.assertGreater(output.with_suffix(".png").stat().st_size, 10_000)
+        self.assertIn(f"picture: {output.with_suffix('.png')}", printed)
+        panels = bars_of("all", found)
+        self.assertLen(panels, 6, "all parts but the one that failed, and the plan")
+        self.assertEqual([bar[2] for bar in panels["collator, sequences/s"]], [True, False])
+
+    def test_a_machine_without_matplotlib(self):
+        output = self.folder / "collator.json"
+        with mock.patch.dict(sys.modules, {"matplotlib": None, "matplotlib.backends.backend_agg": None}):
+            _, printed = self.run_main("collator", "--batch", "4", "--rounds", "2", "--output", str(output))
+        self.assertIn("collator.png was not drawn: matplotlib is not installed here", printed)
+        self.assertTrue(output.is_file())
 
     def test_all_stops_when_the_time_is_up(self):
         with mock.patch.object(inputs, "measure_collator", lambda *_: time.sleep(0.1) or {"rows": [], "ratio": 1}):

@@ -64,6 +64,7 @@ LAYERS = (
     },
     {
         "corpora.streams",
+        "benchmarks.picture",
         "corpora.word_encoder",
         "tasks.metrics",
         "training.denoising",
