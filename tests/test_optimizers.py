@@ -212,21 +212,38 @@ class MuonTest(parameterized.TestCase):
     def optimizer(self, params, **options) -> MuonWithAdamW:
         return MuonWithAdamW(params, {id(p) for p in params if p.ndim == 2}, **options)
 
-    def test_is_torchs_muon_and_our_adamw(self):
+    def test_is_torchs_muon_scaled_and_our_adamw(self):
         params = random_parameters(0)
-        copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
         optimizer = self.optimizer(params, lr=2e-2, weight_decay=0.1)
+        copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
         muon = torch.optim.Muon(
-            [p for p in copies if p.ndim == 2], lr=5e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+            [p for p in copies if p.ndim == 2], lr=2e-2, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
         )
         adamw = AdamWRMSScaled([p for p in copies if p.ndim != 2], lr=2e-2, weight_decay=0.1)
         for step in range(4):
             set_gradients(params, step)
             set_gradients(copies, step)
+            before = [p.detach() * (1 - 2e-2 * 0.1) for p in copies]
             for each in (optimizer, muon, adamw):
                 each.step()
+            for p, old in zip(copies, before, strict=True):
+                if p.ndim == 2:  # torch's step alone, on the decayed weights, times their size
+                    update = p.detach() - old / (1 - 2e-2 * 0.1)
+                    p.data = old + update * max(1e-3, old.square().mean().sqrt().item())
         for p, expected in zip(params, copies, strict=True):
-            torch.testing.assert_close(p, expected, rtol=0, atol=0)
+            torch.testing.assert_close(p, expected, rtol=1e-5, atol=1e-6)
+
+    def test_a_step_is_relative_to_the_tensor(self):
+        """A matrix a thousand times larger moves a thousand times as far: one learning rate for all."""
+        moved = []
+        for factor in (1.0, 1000.0):
+            matrix = torch.nn.Parameter(factor * torch.randn(8, 6, generator=torch.Generator().manual_seed(0)))
+            optimizer, before = self.optimizer([matrix], lr=1e-2), matrix.detach().clone()
+            matrix.grad = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+            optimizer.step()
+            moved.append((matrix.detach() - before) / factor)
+        torch.testing.assert_close(moved[1], moved[0], rtol=1e-3, atol=1e-5)
+        self.assertBetween(moved[0].square().mean().sqrt().item(), 1e-3, 3e-3)  # 0.2 lr, roughly
 
     def test_a_reloaded_state_goes_on_identically(self):
         params = random_parameters(0)
@@ -246,12 +263,12 @@ class MuonTest(parameterized.TestCase):
         for p, expected in zip(copies, params, strict=True):
             torch.testing.assert_close(p, expected, rtol=0, atol=0)
 
-    def test_a_schedule_moves_both_rates(self):
+    def test_a_schedule_moves_all_rates(self):
         optimizer = self.optimizer(random_parameters(0), lr=0.4)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
         optimizer.step()
         scheduler.step()
-        self.assertEqual(scheduler.get_last_lr(), [0.2, 0.05])
+        self.assertEqual(scheduler.get_last_lr(), [0.2, 0.2])
 
     def test_without_matrices_it_is_refused(self):
         with self.assertRaisesRegex(ValueError, "none among the parameters"):
@@ -418,7 +435,7 @@ class ChoiceTest(parameterized.TestCase):
         for name, group in groups.items():
             matrix = name.rsplit(".", 2)[-2] in ("q", "k", "v", "o", "wi_0", "wi_1", "wo")
             self.assertEqual(group["muon"], matrix, name)
-            self.assertEqual(group["lr"], 5e-3 if matrix else 2e-2)
+            self.assertEqual(group["lr"], 2e-2)
             self.assertEqual(group["weight_decay"], 0.0 if "layer_norm" in name or "bias" in name else 0.1, name)
         self.assertEqual(optimizer.param_groups[0]["lr"], 2e-2)  # the one that is logged
 

@@ -15,7 +15,6 @@ NEEDS_WHOLE_TENSORS = ("adamw_rms_scaled", "adafactor", "muon")
 # FSDP2's slices know their whole: norms are right on them, but not the row and column means that Adafactor keeps, and
 # Muon's products have not been tried on them.
 NOT_UNDER_FSDP = ("adafactor", "muon")
-MUON_RATE = 0.25  # Muon's share of the learning rate
 
 
 class AdamWRMSScaled(torch.optim.Optimizer):
@@ -94,17 +93,16 @@ def _here(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class MuonWithAdamW(AdamWRMSScaled):
-    """torch.optim.Muon for the matrices of the layers, RMS-scaled AdamW for all else, under one learning rate.
+    """torch.optim.Muon for the matrices of the layers, AdamW for all else, all steps scaled by the tensor's RMS.
 
-        tensors                                            rule                                  rate
-        q, k, v, o, wi*, wo of all layers (`matrices`)     Muon, momentum 0.95, nesterov,        lr / 4
-                                                           5 Newton-Schulz steps
-        embedding, head, norms, relative position bias     AdamWRMSScaled                        lr
+        tensors                                            rule
+        q, k, v, o, wi*, wo of all layers (`matrices`)     Muon: momentum 0.95, nesterov, 5 Newton-Schulz steps
+        embedding, head, norms, relative position bias     AdamWRMSScaled
 
-    Muon's step is its orthogonalised momentum times 0.2 sqrt(larger side) ("match_rms_adamw"), a step of the size of
-    AdamW's whatever the shape; a quarter of the rate is what reached RMS-scaled AdamW's loss in a trial of 4M
-    parameters (results/LOG.md). Weight decay is decoupled in both, times the group's own rate. (Jordan et al. 2024;
-    Liu et al. 2025, "Muon is scalable for LLM training".)
+    Muon's step is its orthogonalised momentum times 0.2 sqrt(larger side) ("match_rms_adamw"): of the size of AdamW's,
+    whatever the shape. Times max(1e-3, rms(tensor)), as all steps here, one learning rate fits all tensors. Without
+    that, T5's query projections, which begin eight times smaller than the others, outgrow them (results/LOG.md).
+    Weight decay is decoupled. (Jordan et al. 2024; Liu et al. 2025, "Muon is scalable for LLM training".)
     """
 
     def __init__(self, params, matrices: set[int], lr=2e-2, **options):
@@ -116,19 +114,25 @@ class MuonWithAdamW(AdamWRMSScaled):
         muon = [group for group in muon if group["params"]]
         if not muon:
             raise ValueError("Muon is for matrices, and there is none among the parameters")
-        self._muon = torch.optim.Muon([p for group in muon for p in group["params"]])
-        settings = {name: value for name, value in self._muon.defaults.items() if name != "weight_decay"}
-        settings |= dict(lr=MUON_RATE * lr, adjust_lr_fn="match_rms_adamw")
-        # The first group's rate is the one that is logged.
+        self._muon = torch.optim.Muon([p for group in muon for p in group["params"]], adjust_lr_fn="match_rms_adamw")
+        settings = {name: self._muon.defaults[name] for name in self._muon.defaults.keys() - {"lr", "weight_decay"}}
         super().__init__([g for g in rest if g["params"]] + [settings | group for group in muon], lr=lr, **options)
 
     def _update_group(self, group: dict) -> None:
         if not group["muon"]:
             super()._update_group(group)
             return
-        # State and groups are ours, so that saving, loading and schedules see one optimizer.
-        self._muon.state, self._muon.param_groups = self.state, [group]
-        self._muon.step()
+        params = [p for p in group["params"] if p.grad is not None]
+        if group["weight_decay"]:
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        self._muon.state = self.state  # ours, so that saving and loading see one optimizer
+        for p in params:
+            # torch's Muon takes no rate that stays on the device. Its step depends on the gradient alone, so it is made
+            # on zeros, and scaled before it is added.
+            before, rate = p.clone(), (torch.linalg.vector_norm(p) * p.numel() ** -0.5).clamp_min(group["min_rms"])
+            self._muon.param_groups = [group | {"params": [p.zero_()], "weight_decay": 0.0}]
+            self._muon.step()
+            p.mul_(rate).add_(before)
 
 
 def layer_matrices(model: torch.nn.Module) -> set[int]:
