@@ -40,6 +40,7 @@ LAYERS = (
         "corpora.cache",
         "corpora.hub",
         "corpora.own_ids",
+        "corpora.prose",
         "training.hub_uploads",
         "kernels.library",
         "kernels.triton_bias_gradient",
