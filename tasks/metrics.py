@@ -3,17 +3,15 @@
     generated ids [N, T] --decode, strip--> texts [N] --parse_class or parse_number--> values [N] --METRICS--> a float
 
 `METRICS` needs no network; any other name goes to `evaluate.load`. `check_metrics` tells before training what cannot be
-computed. The libraries are imported where they are used: together they take seconds. N: examples, T: tokens, padded.
+computed. N: examples, T: tokens, padded.
 """
 
 import difflib
 import functools
-import itertools
 import logging
 import math
 import numbers
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,141 +27,39 @@ from tasks.answers import (
     squad_f1,
 )
 from tasks.restoration import diacritic_error_rate, word_accuracy
+from tasks.scores import (
+    INVALID_CLASS,
+    accuracy,
+    bleu,
+    exact_match,
+    f1,
+    f1_macro,
+    matthews_correlation,
+    pearson,
+    reference_lists,
+    rouge,
+    spearman,
+)
 
 if TYPE_CHECKING:
-    from transformers import EvalPrediction, PreTrainedTokenizerBase
+    from transformers import EvalPrediction
 
 logger = logging.getLogger(__name__)
-Texts = Sequence[str | Sequence[str]]  # one reference per example, or several of which the best counts
 
-INVALID_CLASS = -1  # "class" of a text that is no label: equals no gold class, so it always counts as wrong
 INVALID_NUMBER = -1.0  # value of a text that is no number, just outside STS-B's 0..5 (T5's choice)
 
 
-# ---------------------------------------------------------------- on class indices [N] and numbers [N]
-def _zero_where_undefined(correlation: Callable) -> Callable:
-    """A correlation is 0/0 = nan where one side is constant, as an untrained model's predictions are: make it 0.0.
-
-    A nan is neither better nor worse than any score: the Trainer would pass that checkpoint over without a word, and
-    have no best checkpoint at all if the others were nan too.
-    """
-
-    @functools.wraps(correlation)
-    def defined(predictions: Sequence, references: Sequence) -> float:
-        if len(set(predictions)) < 2 or len(set(references)) < 2:
-            return 0.0
-        value = float(correlation(predictions, references))
-        return value if math.isfinite(value) else 0.0  # e.g. where a generated number is huge
-
-    return defined
-
-
-def _accuracy(predictions: Sequence[int], references: Sequence[int]) -> float:
-    """0..1: [1, 0, -1, 1], [1, 0, 0, 0] -> 0.5."""
-    return float(np.mean(np.asarray(predictions) == np.asarray(references)))
-
-
-def _f1(predictions: Sequence[int], references: Sequence[int]) -> float:
-    """F1 of class 1 of two, 0..1. An invalid prediction becomes the class that is not the gold one, as in T5.
-
-    [1, -1, 1, -1], [1, 1, 0, 0] -> [1, 0, 1, 1] has 1 true positive, 2 false positives, 1 false negative -> 2/5 = 0.4
-    """
-    from sklearn.metrics import f1_score
-
-    predictions, references = np.asarray(predictions), np.asarray(references)
-    return float(f1_score(references, np.where(predictions < 0, 1 - references, predictions), zero_division=0.0))
-
-
-def _f1_macro(predictions: Sequence[int], references: Sequence[int]) -> float:
-    """Mean F1, 0..1, of the labels on either side; "no label" (-1) is not one, only a miss of the gold label.
-
-    [0, -1, 1, 1], [0, 0, 1, 1] -> mean(2/3, 1) = 0.833
-    """
-    from sklearn.metrics import f1_score
-
-    classes = sorted((set(predictions) | set(references)) - {INVALID_CLASS})
-    return float(f1_score(references, predictions, labels=classes, average="macro", zero_division=0.0))
-
-
-@_zero_where_undefined
-def _matthews_correlation(predictions: Sequence[int], references: Sequence[int]) -> float:
-    """-1..1, 0.0 where undefined; "no label" (-1) is a further class: [1, 1, 0, 0], [1, 0, 0, 0] -> 0.577."""
-    from sklearn.metrics import matthews_corrcoef
-
-    return matthews_corrcoef(references, predictions)
-
-
-@_zero_where_undefined
-def _pearson(predictions: Sequence[float], references: Sequence[float]) -> float:
-    """Linear correlation, -1..1, 0.0 where undefined: [1, 2, 4], [2, 4, 8] -> 1.0; [3, 3], [1, 2] -> 0.0."""
-    from scipy.stats import pearsonr
-
-    return pearsonr(predictions, references).statistic
-
-
-@_zero_where_undefined
-def _spearman(predictions: Sequence[float], references: Sequence[float]) -> float:
-    """Correlation of the ranks, -1..1, 0.0 where undefined: [1, 2, 9], [1, 3, 4] -> 1.0; [3, 3], [1, 2] -> 0.0."""
-    from scipy.stats import spearmanr
-
-    return spearmanr(predictions, references).statistic
-
-
-# ---------------------------------------------------------------- on texts [N]
-def _reference_lists(references: Texts) -> list[list[str]]:
-    """["a", ["b", "c"]] -> [["a"], ["b", "c"]]; ValueError for an example without any."""
-    lists = [[reference] if isinstance(reference, str) else list(reference) for reference in references]
-    if [] in lists:
-        raise ValueError(f"Example {lists.index([])} has an empty list of references; it needs at least one.")
-    return lists
-
-
-def _exact_match(predictions: Sequence[str], references: Texts) -> float:
-    """Share equal to a reference, 0..1: ["a", "b "], ["A", ["c", "b"]] -> 0.5. How much white space stands between
-    words does not count: T5's tokenizers make one space of it."""
-
-    def words(text: str) -> list[str]:
-        return text.split()
-
-    pairs = zip(predictions, _reference_lists(references), strict=True)
-    return float(np.mean([words(text) in map(words, texts) for text, texts in pairs]))
-
-
-def _rouge(rouge_type: str, predictions: Sequence[str], references: Texts) -> float:
-    """Mean F-measure with Porter's stemmer, 0..1; rouge1 of ["the cats"], ["the cat sat"] -> 2*2 / (2 + 3) = 0.8.
-
-    A plain mean, where T5 and `evaluate` take the middle of a bootstrap (equal up to its noise). rougeLsum compares
-    sentence by sentence. T5's tokenizers write no line breaks, so both sides are cut where a sentence ends (T5 itself:
-    at " . " alone, as the CNN/Daily Mail texts are written).
-    """
-    from rouge_score.rouge_scorer import RougeScorer
-
-    def lines(text: str) -> str:
-        return re.sub(r"(?<=[.!?])\s+", "\n", text) if rouge_type == "rougeLsum" else text
-
-    scorer = RougeScorer([rouge_type], use_stemmer=True)
-    pairs = zip(map(lines, predictions), ([*map(lines, t)] for t in _reference_lists(references)), strict=True)
-    return float(np.mean([scorer.score_multi(texts, text)[rouge_type].fmeasure for text, texts in pairs]))
-
-
-def _bleu(predictions: Sequence[str], references: Texts) -> float:
-    """sacrebleu's corpus BLEU, its default tokenizer ("13a"), 0..100; examples may have unequally many references."""
-    from sacrebleu import corpus_bleu
-
-    streams = itertools.zip_longest(*_reference_lists(references))  # [["a"], ["b", "c"]] -> ("a", "b"), (None, "c")
-    return float(corpus_bleu(list(predictions), list(streams), force=True).score)  # force: no warning "tokenized?"
-
-
+# ---------------------------------------------------------------- which metrics there are
 def _on_lists(metric: Callable) -> Callable:
     """A metric of tasks/answers.py or restoration.py, whose references are always lists."""
     return functools.wraps(metric)(lambda predictions, references, *more: metric(
-        predictions, _reference_lists(references), *more))  # fmt: skip
+        predictions, reference_lists(references), *more))  # fmt: skip
 
 
-_CLASS_METRICS = dict(accuracy=_accuracy, f1=_f1, f1_macro=_f1_macro, matthews_correlation=_matthews_correlation)
-_NUMBER_METRICS = dict(pearson=_pearson, spearman=_spearman)
-_TEXT_METRICS = dict(exact_match=_exact_match, bleu=_bleu) | {
-    name: functools.partial(_rouge, name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")
+_CLASS_METRICS = dict(accuracy=accuracy, f1=f1, f1_macro=f1_macro, matthews_correlation=matthews_correlation)
+_NUMBER_METRICS = dict(pearson=pearson, spearman=spearman)
+_TEXT_METRICS = dict(exact_match=exact_match, bleu=bleu) | {
+    name: functools.partial(rouge, name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")
 }
 _TEXT_METRICS |= {metric.__name__: _on_lists(metric) for metric in (squad_exact_match, squad_f1, final_number_accuracy)}
 _TEXT_METRICS |= {metric.__name__: _on_lists(metric) for metric in (word_accuracy, diacritic_error_rate)}
@@ -315,29 +211,10 @@ def _evaluate_scores(name: str, results: dict[str, Any]) -> dict[str, float]:
     main = Path(name).stem if Path(name).stem in found else next(iter(found))
     scores = {name: found.pop(main)} | {f"{name}_{key}": value for key, value in found.items()}
     for key, value in scores.items():
-        if not math.isfinite(value):  # see _zero_where_undefined
+        if not math.isfinite(value):  # see scores._zero_where_undefined
             logger.warning("Metric %s is %s; it is reported as 0.0.", key, value)
             scores[key] = 0.0
     return scores
-
-
-def build_compute_metrics(
-    task: dict, tokenizer: "PreTrainedTokenizerBase"
-) -> "Callable[[EvalPrediction], dict[str, float]]":
-    """`compute_metrics` of a Seq2SeqTrainer with `predict_with_generate`: decodes both sides, then `score_predictions`.
-
-    predictions and label_ids: [N, T] integers padded with -100, which is no token (decoding it overflows):
-    [[7, 1, -100]] -> [[7, 1, 0]] -> ["acceptable"]
-    """
-
-    def decode(ids: np.ndarray) -> list[str]:
-        ids = np.asarray(ids)
-        if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
-            raise ValueError(f"Not ids [N, T] but {ids.dtype} {list(ids.shape)}: `predict_with_generate` must be set.")
-        ids = np.where(ids == -100, tokenizer.pad_token_id, ids)
-        return [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
-
-    return lambda output: score_predictions(task, decode(output.predictions), decode(output.label_ids))
 
 
 # ---------------------------------------------------------------- metrics from teacher forcing
@@ -345,10 +222,7 @@ def build_compute_metrics(
 # Text tokens are those of pre-training's hidden text, without its sentinels and EOS.
 STATISTICS = ("nats", "tokens", "correct_tokens", "exact_match", "predicted_class", "correct_text_tokens")
 
-
 LANGUAGE_MODEL_METRICS = ("loss", "token_accuracy", "text_token_accuracy", "perplexity", "bits_per_byte", "nats_per_id")
-
-
 CORPUS_METRICS = ("loss", "text_token_accuracy", "bits_per_byte", "nats_per_id")  # reported for each corpus too
 
 

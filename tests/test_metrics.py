@@ -16,15 +16,12 @@ import scipy.stats
 import sklearn.metrics
 from absl.testing import absltest, parameterized
 from rouge_score import rouge_scorer
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import ByT5Tokenizer, EvalPrediction, PreTrainedTokenizerFast
 
 from constants import DATASET_VALS
 from tasks import metrics
 from tasks.answers import final_number, is_same_referent
 from tasks.metrics import (
     METRICS,
-    build_compute_metrics,
     check_metrics,
     format_number_target,
     parse_class,
@@ -489,52 +486,6 @@ class CheckMetricsTest(parameterized.TestCase):
         name = self.write_module("string", '{"texts": ["x"]}')
         with self.assertRaisesRegex(ValueError, "share_equal' returned no single number"):
             score_predictions(text_task(name), ["a"], ["a"])
-
-
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    words = ["<pad>", "</s>", "<unk>", "not_equivalent", "equivalent", "the", "cat"]
-    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
-
-
-class BuildComputeMetricsTest(parameterized.TestCase):
-    def test_minus_100_and_special_tokens_on_both_sides(self):
-        tokenizer = word_tokenizer()
-        with self.assertRaises(OverflowError):  # what the replacement is for
-            tokenizer.batch_decode(np.array([[4, 1, -100]]), skip_special_tokens=True)
-        predictions = np.array([[0, 4, 1, -100], [0, 3, 1, -100], [0, 5, 6, 1]])  # equivalent; not_; "the cat"
-        label_ids = np.array([[4, 1, -100], [4, 1, -100], [3, 1, 0]])
-        compute = build_compute_metrics(GLUE["mrpc"], tokenizer)
-        scores = compute(EvalPrediction(predictions=predictions, label_ids=label_ids))
-        # 1 true positive, 1 false negative, and "the cat" is made a false positive
-        self.assertEqual(scores, {"f1": 0.5, "accuracy": 1 / 3, "invalid_outputs": 1})
-        self.assertEqual(predictions[0, 3], -100)  # the caller's arrays stay as they are
-
-    def test_texts_not_ids_are_compared(self):
-        """The same words behind different padding and EOS are right; the longer row of ids is no mistake."""
-        compute = build_compute_metrics(text_task("exact_match", "rouge1"), word_tokenizer())
-        output = EvalPrediction(predictions=np.array([[0, 5, 6, 1, 0, 0]]), label_ids=np.array([[5, 6, 1]]))
-        self.assertEqual(compute(output), {"exact_match": 1.0, "rouge1": 1.0})
-
-    def test_numbers_with_a_byte_tokenizer(self):
-        tokenizer = ByT5Tokenizer()
-        predicted, targets = ["3.8", " 1.0", "x", "4.4"], ["4.0", "1.2", "0.0", "5.0"]
-
-        def ids(texts: list[str]) -> np.ndarray:
-            rows = tokenizer(texts)["input_ids"]
-            return np.array([row + [-100] * (8 - len(row)) for row in rows])
-
-        compute = build_compute_metrics(GLUE["stsb"], tokenizer)
-        scores = compute(EvalPrediction(predictions=ids(predicted), label_ids=ids(targets)))
-        self.assertEqual(scores, score_predictions(GLUE["stsb"], predicted, targets))
-        self.assertEqual(scores["invalid_outputs"], 1)
-
-    def test_logits_are_refused(self):
-        compute = build_compute_metrics(GLUE["mrpc"], word_tokenizer())
-        output = EvalPrediction(predictions=np.zeros((1, 2, 7), dtype=np.float32), label_ids=np.array([[4, 1]]))
-        with self.assertRaisesRegex(ValueError, r"float32 \[1, 2, 7\]: `predict_with_generate` must be set"):
-            compute(output)
 
 
 if __name__ == "__main__":

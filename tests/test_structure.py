@@ -45,6 +45,7 @@ LAYERS = (
         "kernels.library",
         "kernels.triton_bias_gradient",
         "tasks.answers",
+        "tasks.scores",
         "tasks.transforms",
     },
     {  # pure functions

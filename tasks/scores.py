@@ -1,0 +1,130 @@
+"""Metrics of classes, numbers and texts that many tasks share; those of single benchmarks are in tasks/answers.py.
+
+The libraries are imported where they are used: together they take seconds. N: examples.
+"""
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+Texts = Sequence[str | Sequence[str]]  # one reference per example, or several of which the best counts
+
+INVALID_CLASS = -1  # "class" of a text that is no label: equals no gold class, so it always counts as wrong
+
+
+# ---------------------------------------------------------------- on class indices [N] and numbers [N]
+def _zero_where_undefined(correlation: Callable) -> Callable:
+    """A correlation is 0/0 = nan where one side is constant, as an untrained model's predictions are: make it 0.0.
+
+    A nan is neither better nor worse than any score: the Trainer would pass that checkpoint over without a word, and
+    have no best checkpoint at all if the others were nan too.
+    """
+
+    @functools.wraps(correlation)
+    def defined(predictions: Sequence, references: Sequence) -> float:
+        if len(set(predictions)) < 2 or len(set(references)) < 2:
+            return 0.0
+        value = float(correlation(predictions, references))
+        return value if math.isfinite(value) else 0.0  # e.g. where a generated number is huge
+
+    return defined
+
+
+def accuracy(predictions: Sequence[int], references: Sequence[int]) -> float:
+    """0..1: [1, 0, -1, 1], [1, 0, 0, 0] -> 0.5."""
+    return float(np.mean(np.asarray(predictions) == np.asarray(references)))
+
+
+def f1(predictions: Sequence[int], references: Sequence[int]) -> float:
+    """F1 of class 1 of two, 0..1. An invalid prediction becomes the class that is not the gold one, as in T5.
+
+    [1, -1, 1, -1], [1, 1, 0, 0] -> [1, 0, 1, 1] has 1 true positive, 2 false positives, 1 false negative -> 2/5 = 0.4
+    """
+    from sklearn.metrics import f1_score
+
+    predictions, references = np.asarray(predictions), np.asarray(references)
+    return float(f1_score(references, np.where(predictions < 0, 1 - references, predictions), zero_division=0.0))
+
+
+def f1_macro(predictions: Sequence[int], references: Sequence[int]) -> float:
+    """Mean F1, 0..1, of the labels on either side; "no label" (-1) is not one, only a miss of the gold label.
+
+    [0, -1, 1, 1], [0, 0, 1, 1] -> mean(2/3, 1) = 0.833
+    """
+    from sklearn.metrics import f1_score
+
+    classes = sorted((set(predictions) | set(references)) - {INVALID_CLASS})
+    return float(f1_score(references, predictions, labels=classes, average="macro", zero_division=0.0))
+
+
+@_zero_where_undefined
+def matthews_correlation(predictions: Sequence[int], references: Sequence[int]) -> float:
+    """-1..1, 0.0 where undefined; "no label" (-1) is a further class: [1, 1, 0, 0], [1, 0, 0, 0] -> 0.577."""
+    from sklearn.metrics import matthews_corrcoef
+
+    return matthews_corrcoef(references, predictions)
+
+
+@_zero_where_undefined
+def pearson(predictions: Sequence[float], references: Sequence[float]) -> float:
+    """Linear correlation, -1..1, 0.0 where undefined: [1, 2, 4], [2, 4, 8] -> 1.0; [3, 3], [1, 2] -> 0.0."""
+    from scipy.stats import pearsonr
+
+    return pearsonr(predictions, references).statistic
+
+
+@_zero_where_undefined
+def spearman(predictions: Sequence[float], references: Sequence[float]) -> float:
+    """Correlation of the ranks, -1..1, 0.0 where undefined: [1, 2, 9], [1, 3, 4] -> 1.0; [3, 3], [1, 2] -> 0.0."""
+    from scipy.stats import spearmanr
+
+    return spearmanr(predictions, references).statistic
+
+
+# ---------------------------------------------------------------- on texts [N]
+def reference_lists(references: Texts) -> list[list[str]]:
+    """["a", ["b", "c"]] -> [["a"], ["b", "c"]]; ValueError for an example without any."""
+    lists = [[reference] if isinstance(reference, str) else list(reference) for reference in references]
+    if [] in lists:
+        raise ValueError(f"Example {lists.index([])} has an empty list of references; it needs at least one.")
+    return lists
+
+
+def exact_match(predictions: Sequence[str], references: Texts) -> float:
+    """Share equal to a reference, 0..1: ["a", "b "], ["A", ["c", "b"]] -> 0.5. How much white space stands between
+    words does not count: T5's tokenizers make one space of it."""
+
+    def words(text: str) -> list[str]:
+        return text.split()
+
+    pairs = zip(predictions, reference_lists(references), strict=True)
+    return float(np.mean([words(text) in map(words, texts) for text, texts in pairs]))
+
+
+def rouge(rouge_type: str, predictions: Sequence[str], references: Texts) -> float:
+    """Mean F-measure with Porter's stemmer, 0..1; rouge1 of ["the cats"], ["the cat sat"] -> 2*2 / (2 + 3) = 0.8.
+
+    A plain mean, where T5 and `evaluate` take the middle of a bootstrap (equal up to its noise). rougeLsum compares
+    sentence by sentence. T5's tokenizers write no line breaks, so both sides are cut where a sentence ends (T5 itself:
+    at " . " alone, as the CNN/Daily Mail texts are written).
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+
+    def lines(text: str) -> str:
+        return re.sub(r"(?<=[.!?])\s+", "\n", text) if rouge_type == "rougeLsum" else text
+
+    scorer = RougeScorer([rouge_type], use_stemmer=True)
+    pairs = zip(map(lines, predictions), ([*map(lines, t)] for t in reference_lists(references)), strict=True)
+    return float(np.mean([scorer.score_multi(texts, text)[rouge_type].fmeasure for text, texts in pairs]))
+
+
+def bleu(predictions: Sequence[str], references: Texts) -> float:
+    """sacrebleu's corpus BLEU, its default tokenizer ("13a"), 0..100; examples may have unequally many references."""
+    from sacrebleu import corpus_bleu
+
+    streams = itertools.zip_longest(*reference_lists(references))  # [["a"], ["b", "c"]] -> ("a", "b"), (None, "c")
+    return float(corpus_bleu(list(predictions), list(streams), force=True).score)  # force: no warning "tokenized?"
