@@ -1,302 +1,35 @@
-"""Data of the tasks in `DATASET_VALS`: read from files or the Hub, checked against the entry, written as T5 does it.
+"""Examples of the tasks in `DATASET_VALS`: rows become token ids, and what a model answers to them becomes metrics.
 
-A row goes through three steps, each visible below: `read_split` (the task's own columns), `source_text`/`target_text`
-(T5's texts) and the lambda of `build_tokenize_function` (token ids).
+A row goes through three steps: `read_split` of tasks/rows.py (the task's own columns), `source_text`/`target_text` of
+tasks/entries.py (T5's texts) and the lambda of `build_tokenize_function` (token ids).
 """
 
 import contextlib
-import difflib
 import hashlib
-import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from arguments_t5 import TaskArguments
-from common.command_line import did_you_mean
 from common.processes import print_once
-from constants import DATASET_VALS
 from corpora.cache import cached
-from corpora.files import data_suffix, is_plain_text, open_text, read_rows, read_text_documents, read_tsv
-from corpora.hub import load_dataset_splits
-from corpora.streams import cut_sentences
 from corpora.tokenizers import tokenizer_fingerprint
-from data_t5 import builtin_corpus
 from model_t5 import IGNORE_INDEX
-from tasks.columns import MISSING, merged_references, one_row_per_reference, raw_rows, read_parallel, value_of
-from tasks.metrics import STATISTICS, format_number_target, score_predictions, token_metrics
-from tasks.transforms import TRANSFORMS, UNFOLDS
-
-_REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
-_OPTIONAL = (
-    "prefix labels hub builtin files file_columns file_columns_by_split exclude_rows eval_splits test_splits "
-    "train_with submission_file metric_columns transform unfold separators train_rows_where merge_references "
-    "max_piece_length"
-).split()
-_TARGET_TYPES = ("class", "number", "text")
-
-
-# ---------------------------------------------------------------- the entry
-def check_entry(name: str, task: dict) -> None:
-    """Raises ValueError naming the field when an entry of DATASET_VALS is incomplete or contradicts itself."""
-    for key in task:
-        if key not in (*_REQUIRED, *_OPTIONAL):
-            near = difflib.get_close_matches(key, (*_REQUIRED, *_OPTIONAL), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"DATASET_VALS task {name}: {key} is no field of an entry{hint}")
-    for key in _REQUIRED:
-        if not task.get(key):
-            raise ValueError(f"DATASET_VALS task {name}: the entry has no {key}")
-    if task["target_type"] not in _TARGET_TYPES:
-        possible = ", ".join(_TARGET_TYPES)
-        raise ValueError(f"DATASET_VALS task {name}: target_type {task['target_type']}: must be one of {possible}")
-    if task["target_type"] == "class" and len(set(task.get("labels", []))) < max(2, len(task.get("labels", []))):
-        raise ValueError(f"DATASET_VALS task {name}: target_type class needs `labels`, at least two different ones")
-    for field, known in (("transform", TRANSFORMS), ("unfold", UNFOLDS)):
-        if task.get(field) not in (None, *known):
-            hint = did_you_mean(str(task[field]), known)
-            raise ValueError(f"DATASET_VALS task {name}: {field} {task[field]}: not in tasks/transforms.py{hint}; "
-                             f"there is {', '.join(known)}")  # fmt: skip
-
-
-def eval_splits(task: dict) -> list[str]:
-    """Names of the splits that are evaluated; the first one decides."""
-    return task.get("eval_splits", ["validation"])
-
-
-def test_splits(task: dict) -> list[str]:
-    """Names of the splits without labels that a submission predicts."""
-    return task.get("test_splits", ["test"])
-
-
-def metric_names(task: dict) -> list[str]:
-    """Names that an evaluation gives its numbers, without "eval_"; with several splits each begins with its split."""
-    names = [*task["metrics"], "loss", "token_accuracy"]
-    names += ["invalid_outputs"] * (task["target_type"] != "text")
-    splits = eval_splits(task)
-    return names if len(splits) == 1 else [f"{split}_{name}" for split in splits for name in names]
-
-
-def main_metric(task: dict) -> str:
-    """Name of the metric that decides: "matthews_correlation", or of several splits "validation_matched_accuracy"."""
-    several = len(eval_splits(task)) > 1
-    return f"{eval_splits(task)[0]}_{task['metrics'][0]}" if several else task["metrics"][0]
-
-
-# ---------------------------------------------------------------- rows
-def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int | None = None) -> list[dict]:
-    """All rows of a split as {column: value} with the entry's column names. ValueError if there are none.
-
-    Rows of a test split have the target column only where their labels are public. limit: read no more rows of a file
-    of one's own.
-    """
-    own_file = {"train": args.train_file, eval_splits(task)[0]: args.validation_file}.get(split)
-    if own_file:
-        rows = list(itertools.islice(read_split(name, task, split, Path(own_file)), limit))
-    elif split == "train" and task.get("train_with"):
-        other = task["train_with"]
-        return load_rows(other, DATASET_VALS[args.benchmark][other], args, split)
-    elif files := files_of_split(name, task, args, split):
-        rows = list(read_split(name, task, split, files))
-    else:
-        rows = _hub_rows(name, task, split)
-    if split == "train":
-        rows = training_rows(task, rows)
-    if not rows:
-        raise ValueError(f"task {name}, split {split}: no rows")
-    if split == "train":
-        return rows
-    if _may_hide_answers(task, split) and _hides_answers(task, rows):
-        rows = [{column: value for column, value in row.items() if column != task["target"]} for row in rows]
-    return merged_references(task, rows) if task.get("merge_references") else rows
-
-
-def training_rows(task: dict, rows: list[dict]) -> list[dict]:
-    """Those that the entry wants for training, one for each reference."""
-    wanted = task.get("train_rows_where", {}).items()
-    return one_row_per_reference(task, [row for row in rows if all(row[key] == value for key, value in wanted)])
-
-
-def _may_hide_answers(task: dict, split: str) -> bool:
-    return split in test_splits(task) and split not in eval_splits(task)
-
-
-def _hides_answers(task: dict, rows: list[dict]) -> bool:
-    """Whether the answers of a test split are kept secret: missing, or as on the Hub -1, "" or an empty list."""
-    columns = [task["target"], *task.get("metric_columns", [])]
-    return any(row.get(column) in (None, -1) for row in rows for column in columns) or all(
-        row[task["target"]] in ("", []) for row in rows
-    )
-
-
-def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Path | dict[str, Path] | None:
-    """The file of a split that the entry names, or {column: text file}; None where it is on the Hub.
-
-    ValueError if it is nowhere.
-    """
-    if task.get("builtin"):
-        return builtin_corpus(Path(args.data_cache_dir).expanduser()) / task["builtin"] / f"{split}.jsonl"
-    if args.data_dir or (task.get("files") and not task.get("hub")):
-        return _files_of_split(name, task, args.data_dir, split)
-    if not task.get("hub"):
-        raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
-    return None
-
-
-def _files_of_split(name: str, task: dict, data_dir: str | None, split: str) -> Path | dict[str, Path]:
-    """The file of a split, or {column: text file}."""
-    files = task.get("files", {})
-    if split not in files:
-        raise ValueError(
-            f"task {name}: its entry has no file for the split {split}; there is {', '.join(files) or 'none'}"
-        )
-    names = files[split] if isinstance(files[split], dict) else {"": files[split]}
-    paths = {column: Path(data_dir or ".") / file for column, file in names.items()}
-    for column, path in paths.items():
-        if not path.is_file():
-            raise ValueError(f"--data_dir {data_dir}: no file {names[column]}, which task {name} reads as {split}")
-    return paths if isinstance(files[split], dict) else paths[""]
-
-
-def _hub_rows(name: str, task: dict, split: str) -> list[dict]:
-    hub_name, config = task["hub"]
-    splits = load_dataset_splits(hub_name, config, f"task {name}, data set")
-    if split not in splits:
-        raise ValueError(f"task {name}: {hub_name} has no split {split}; there is {', '.join(splits)}")
-    return list(rows_of(name, task, split, splits[split].to_list(), {}, hub_name))
-
-
-def read_split(name: str, task: dict, split: str, path: Path | dict[str, Path]) -> Iterator[dict]:
-    """Rows of one file under the entry's column names, which files of one's own may use as they are; or of several
-    text files {column: path}."""
-    if isinstance(path, dict):
-        yield from rows_of(name, task, split, read_parallel(path), {}, " and ".join(map(str, path.values())))
-    else:
-        yield from rows_of(name, task, split, read_records(task, split, path), renamed_columns(task, split), str(path))
-
-
-def read_records(task: dict, split: str, path: Path) -> Iterator[dict]:
-    """What stands in one file, without what the split must leave out."""
-    if task.get("max_piece_length") and is_plain_text(path):
-        yield from ({"text": document} for document in read_text_documents(path))
-        return
-    id_columns, excluded = _excluded_rows(task, split, path)
-    if data_suffix(path) in (".tsv", ".txt"):
-        renamed = renamed_columns(task, split)
-        rows = read_tsv(path, header=not all(isinstance(renamed.get(column), int) for column in _columns(task)))
-    else:
-        rows = read_rows(path)
-    yield from (row for row in rows if tuple(row.get(column) for column in id_columns) not in excluded)
-
-
-def renamed_columns(task: dict, split: str) -> dict:
-    """{column: its name or index in the files of a split}, where that is another."""
-    return task.get("file_columns_by_split", {}).get(split, task.get("file_columns", {}))
-
-
-def rows_of(name: str, task: dict, split: str, records: Iterable[dict], renamed: dict, where: str) -> Iterator[dict]:
-    """The rows of a task that records of a file or data set become: cut into pieces, unfolded, renamed, transformed."""
-    for row, place in raw_rows(task, _pieces(task, records), renamed, where):
-        yield _picked(name, task, split, renamed, row, place)
-
-
-def _pieces(task: dict, records: Iterable[dict]) -> Iterator[dict]:
-    """The records, or where the column text of a task is running text, one for each sentence-like piece of it."""
-    length = task.get("max_piece_length")
-    for record in records:
-        if length and isinstance(record.get("text"), str):
-            yield from (record | {"text": piece} for piece in cut_sentences(record["text"], length))
-        else:
-            yield record
-
-
-def _columns(task: dict) -> list[str]:
-    """The columns that a task needs of its rows."""
-    others = (*task.get("metric_columns", []), *task.get("train_rows_where", {}))
-    return list(dict.fromkeys([*task["inputs"].values(), task["target"], *others]))
-
-
-def _picked(name: str, task: dict, split: str, renamed: dict, row: dict, where: str) -> dict:
-    """The task's columns of a row; only what is judged in a test split may be missing."""
-    picked = {column: value_of(row, column) for column in _columns(task)}
-    if _may_hide_answers(task, split):
-        there = task["inputs"].values()
-        picked = {c: v for c, v in picked.items() if c in there or not (v is MISSING or v is None)}
-    for column, value in picked.items():
-        there = renamed.get(column, column)
-        if value is MISSING:
-            hint = did_you_mean(str(there), [str(c) for c in row])
-            columns = ", ".join(str(c) for c in row)
-            raise ValueError(f"{where}: no column {there}{hint}, which task {name} needs; there is {columns}")
-        if value is None or (value == [] and column == task["target"] and not _may_hide_answers(task, split)):
-            raise ValueError(f"{where}: the column {column} is empty, which task {name} needs")
-    if not _may_hide_answers(task, split):
-        try:
-            target_text(name, task, picked)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-    return picked
-
-
-def _excluded_rows(task: dict, split: str, path: Path) -> tuple[list[str], set[tuple]]:
-    """(columns, their values in the rows that the split must leave out)."""
-    rule = task.get("exclude_rows", {}).get(split)
-    if rule is None or path.name != Path(task["files"][split]).name:
-        return [], set()
-    listed = path.parent / Path(rule["file"]).name
-    if not listed.is_file():
-        raise ValueError(f"{listed}: no such file; it lists the rows that {path.name} must leave out")
-    with open_text(listed) as stream:
-        return rule["columns"], {tuple(line.split()) for line in stream if line.strip()}
-
-
-# ---------------------------------------------------------------- texts
-def source_text(task: dict, row: dict) -> str:
-    """The text T5 reads: {"sentence1": "A.", "sentence2": "B."} -> "rte sentence1: A. sentence2: B.".
-
-    The items of a list are joined by the entry's separator.
-    """
-    parts = [task["prefix"]] if task.get("prefix") else []
-    if parts and "" in task["inputs"]:
-        parts[0] += ":"  # "summarize: <text>"
-    for key, column in task["inputs"].items():
-        value = row[column]
-        if isinstance(value, (list, tuple)):
-            value = task.get("separators", {}).get(column, " ").join(str(item).strip() for item in value)
-        parts += [f"{key}:"] * bool(key) + [str(value).strip()]
-    return " ".join(parts)
-
-
-def target_text(name: str, task: dict, row: dict) -> str:
-    """The text T5 should write: a label's words, a number in STS-B's rounding, or the (first) text as it is."""
-    value = row[task["target"]]
-    if task["target_type"] == "text":
-        return reference_texts(name, task, row)[0]
-    if task["target_type"] == "number":
-        try:
-            return format_number_target(float(value))
-        except (TypeError, ValueError):
-            raise ValueError(f"task {name}: {task['target']} is {value!r}, which is not a number") from None
-    labels, text = task["labels"], str(value).strip()
-    if isinstance(value, (str, bool)) and text in labels:  # JSON's true is SuperGLUE's "True"
-        return text
-    if text.isdecimal() and int(text) < len(labels):
-        return labels[int(text)]
-    raise ValueError(
-        f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)} "
-        f"nor an index below {len(labels)}"
-    )
-
-
-def reference_texts(name: str, task: dict, row: dict) -> list[str]:
-    """All texts that count as right: {"answers.text": ["a", "b "]} -> ["a", "b"]."""
-    value = row[task["target"]]
-    if task["target_type"] != "text":
-        return [target_text(name, task, row)]
-    return [str(text).strip() for text in (value if isinstance(value, (list, tuple)) else [value])]
+from tasks.entries import (  # noqa: F401 (scripts find here all that they ask of a task)
+    check_entry,
+    eval_splits,
+    main_metric,
+    metric_names,
+    reference_texts,
+    source_text,
+    target_text,
+    test_splits,
+)
+from tasks.metrics import STATISTICS, score_predictions, token_metrics
+from tasks.rows import load_rows
 
 
 def build_tokenize_function(

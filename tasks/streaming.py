@@ -6,16 +6,9 @@ from arguments_t5 import T5TrainingArguments, TaskArguments
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import expand_files
 from corpora.streams import StreamDataset, one_by_one
-from tasks.examples import (
-    build_tokenize_function,
-    eval_splits,
-    files_of_split,
-    load_rows,
-    read_records,
-    renamed_columns,
-    rows_of,
-    training_rows,
-)
+from tasks.entries import eval_splits
+from tasks.examples import build_tokenize_function
+from tasks.rows import files_of_split, load_rows, read_records, renamed_columns, rows_of, training_rows
 
 HELD_OUT = 1_000  # rows of a text corpus, where neither --validation_file nor --max_eval_samples says otherwise
 

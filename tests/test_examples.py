@@ -1,4 +1,4 @@
-"""Tests of tasks/examples: official files, the Hub's columns or one's own become the texts that T5 reads and writes.
+"""Tests of tasks/examples, with entries and rows: official files, the Hub's or one's own become T5's texts and tokens.
 
 Hermetic: the files are written here, row by row, in the layout of the official ones, with what makes them hard to read
 (lone quotes, a byte-order mark, no header, lines that go on). The expected texts are T5's: REFERENCE, section 5.
@@ -293,7 +293,7 @@ class HubTest(TestCase):
 
     def load(self, name: str, split: str, **splits):
         data = datasets.DatasetDict({split: datasets.Dataset.from_dict(columns) for split, columns in splits.items()})
-        with mock.patch.object(examples, "load_dataset_splits", return_value=data) as loader:
+        with mock.patch("tasks.rows.load_dataset_splits", return_value=data) as loader:
             rows = load_rows(name, GLUE[name], self.arguments(name), split)
         loader.assert_called_once_with(*GLUE[name]["hub"], f"task {name}, data set")
         return self.texts(name, GLUE[name], rows)

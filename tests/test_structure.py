@@ -74,6 +74,7 @@ LAYERS = (
     {
         "arguments_t5",
         "attention_t5",
+        "tasks.entries",
     },
     {  # services
         "data_t5",
@@ -88,7 +89,7 @@ LAYERS = (
         "training.samples",
         "training.trackers",
     },
-    {"tasks.batching", "tasks.mixtures"},
+    {"tasks.batching", "tasks.mixtures", "tasks.rows"},
     {  # what a run is made of
         "corpora.pre_training_streams",
         "benchmarks.material",
