@@ -63,6 +63,7 @@ LAYERS = (
         "training.memory",
         "training.optimizers",
         "training.packing",
+        "training.sweep_files",
     },
     {
         "corpora.streams",
@@ -87,6 +88,7 @@ LAYERS = (
         "training.model_cards",
         "training.new_vocabulary",
         "training.samples",
+        "training.sweep_study",
         "training.trackers",
     },
     {"tasks.batching", "tasks.mixtures", "tasks.rows"},
@@ -106,7 +108,8 @@ LAYERS = (
         "benchmarks.plan",
         "benchmarks.step",
         "training.runs",
-        "training.sweep_files",
+        "training.sweep_reports",
+        "training.sweep_trials",
     },
 )
 # Imports between modules of one layer, each with its reason.

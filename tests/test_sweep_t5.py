@@ -35,6 +35,7 @@ import sweep_t5
 from common.reports import read_metrics
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
+from training import sweep_reports, sweep_study, sweep_trials
 from training.sweep_files import DISTRIBUTIONS, brackets, command_line, draw, is_hopeless, propose, read_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,9 +114,9 @@ class SweepTest(parameterized.TestCase):
         self.out = self.folder / "out"
         self.enterContext(contextlib.chdir(self.folder))
         self.enterContext(mock.patch.dict(os.environ))
-        self.enterContext(mock.patch.multiple(sweep_t5, POLL=0.02))
-        self.draw_pictures = sweep_t5.draw_pictures  # takes a second: only where a test asks for it
-        self.enterContext(mock.patch.object(sweep_t5, "draw_pictures", return_value={}))
+        self.enterContext(mock.patch.multiple(sweep_trials, POLL=0.02))
+        self.draw_pictures = sweep_reports.draw_pictures  # takes a second: only where a test asks for it
+        self.enterContext(mock.patch.object(sweep_reports, "draw_pictures", return_value={}))
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
         (self.folder / "train.py").write_text(TRAIN)
@@ -134,7 +135,7 @@ class SweepTest(parameterized.TestCase):
     def run_sweep(self, *argv, pictures: bool = False, **changes) -> tuple[int, str]:
         """(exit code, what was printed) of an agent in this process; without pictures, which take their time."""
         argv = [self.write(**changes), "--output_dir", str(self.out), *map(str, argv)]
-        patch = mock.patch.object(sweep_t5, "draw_pictures", self.draw_pictures)
+        patch = mock.patch.object(sweep_reports, "draw_pictures", self.draw_pictures)
         with patch if pictures else contextlib.nullcontext(), contextlib.redirect_stdout(io.StringIO()) as printed:
             code = sweep_t5.main(argv)
         return code, printed.getvalue()
@@ -508,8 +509,8 @@ class AgentTest(SweepTest):
         self.run_sweep("--count", 1)
         sweep, (trial,) = self.read(), self.trials()
         (self.out / "study.jsonl").unlink()
-        study, _ = sweep_t5.open_study(self.out, sweep)
-        again, _ = sweep_t5.take_trial(study, sweep, self.out, 0)
+        study, _ = sweep_study.open_study(self.out, sweep)
+        again, _ = sweep_study.take_trial(study, sweep, self.out, 0)
         (self.out / trial.user_attrs["run"]).rename(self.out / again.user_attrs["run"])
         (self.out / f"{again.user_attrs['run']}.beat").unlink()
         self.run_sweep("--count", 1)
@@ -518,7 +519,7 @@ class AgentTest(SweepTest):
 
     def test_trial_that_another_agent_took_up_is_not_recorded(self):
         def taken_meanwhile(trial, _, folder):
-            record = sweep_t5.holder(folder, trial.user_attrs["run"])
+            record = sweep_study.holder(folder, trial.user_attrs["run"])
             (folder / f"{trial.user_attrs['run']}.beat").write_text(json.dumps(record | {"agent": 1}))
             return "finished", 1.0, None
 
@@ -539,17 +540,17 @@ class AgentTest(SweepTest):
     )
     def test_signs_of_life(self, changes, silent, expected):
         if changes is not None:
-            sweep_t5.beat(self.folder, "0000-a")
+            sweep_study.beat(self.folder, "0000-a")
             path = self.folder / "0000-a.beat"
             path.write_text(json.dumps(json.loads(path.read_text()) | changes))
             os.utime(path, (time.time() - silent,) * 2)
-        self.assertEqual(sweep_t5.silence(self.folder, "0000-a") < sweep_t5.SILENCE, expected)
+        self.assertEqual(sweep_study.silence(self.folder, "0000-a") < sweep_study.SILENCE, expected)
         if silent:  # the trial itself may have outlived its agent on another machine
             (self.folder / "0000-a.log").touch()
-            self.assertLess(sweep_t5.silence(self.folder, "0000-a"), 10)
+            self.assertLess(sweep_study.silence(self.folder, "0000-a"), 10)
 
     def test_what_goes_on_and_what_starts_anew(self):
-        flags = sweep_t5.resume_flags
+        flags = sweep_trials.resume_flags
         self.assertEqual(flags(self.out), {})
         self.out.mkdir()
         self.assertEqual(flags(self.out), {})
@@ -569,28 +570,28 @@ class AgentTest(SweepTest):
     def test_the_last_agent_waits_until_it_knows_that_another_is_dead(self):
         """It ran on another node, so that only its silence tells."""
         changes = dict(parameters={"x": {"values": [0.1]}})
-        study, _ = sweep_t5.open_study(self.out_made(), self.read(**changes))
-        trial, _ = sweep_t5.take_trial(study, self.read(**changes), self.out, 0)
+        study, _ = sweep_study.open_study(self.out_made(), self.read(**changes))
+        trial, _ = sweep_study.take_trial(study, self.read(**changes), self.out, 0)
         path = self.out / f"{trial.user_attrs['run']}.beat"
         path.write_text(json.dumps({"machine": "node7", "agent": 5, "group": None}))
         os.utime(path, (time.time() - 1.0,) * 2)
-        with mock.patch.multiple(sweep_t5, BEAT=0.1, SILENCE=2.0):
+        with mock.patch.multiple(sweep_study, BEAT=0.1, SILENCE=2.0), mock.patch.object(sweep_t5, "BEAT", 0.1):
             self.run_sweep(**changes)
         self.assertEqual(self.states(), ["finished"])
         self.assertLen(self.calls(), 1)
 
     def test_a_trial_that_ends_while_it_is_looked_at_is_not_taken_up(self):
         sweep = self.read()
-        study, _ = sweep_t5.open_study(self.out_made(), sweep)
-        first, _ = sweep_t5.take_trial(study, sweep, self.out, 0)
+        study, _ = sweep_study.open_study(self.out_made(), sweep)
+        first, _ = sweep_study.take_trial(study, sweep, self.out, 0)
 
         def meanwhile(*_):
             study.tell(first.number, 0.5)
             (self.out / f"{first.user_attrs['run']}.beat").unlink()
             return math.inf
 
-        with mock.patch.object(sweep_t5, "silence", meanwhile):
-            second, _ = sweep_t5.take_trial(study, sweep, self.out, 0)
+        with mock.patch.object(sweep_study, "silence", meanwhile):
+            second, _ = sweep_study.take_trial(study, sweep, self.out, 0)
         self.assertEqual(second.number, 1)
 
     def out_made(self) -> Path:
@@ -603,7 +604,7 @@ class AgentTest(SweepTest):
         words = ["sh", "-c", f"{shlex.join([sys.executable, '-c', script])} & wait"]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, process_group=0)
         self.assertEqual(process.stdout.readline(), "ready\n")
-        sweep_t5.end_group(process)
+        sweep_trials.end_group(process)
         self.assertTrue(Path("saved").exists())
         process.stdout.close()
 
@@ -611,8 +612,8 @@ class AgentTest(SweepTest):
         command = "trap '' TERM; sleep 60 & echo $!; wait"
         process = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True, process_group=0)
         child = int(process.stdout.readline())
-        with mock.patch.object(sweep_t5, "PATIENCE", 0.2):
-            sweep_t5.end_group(process)
+        with mock.patch.object(sweep_trials, "PATIENCE", 0.2):
+            sweep_trials.end_group(process)
         self.assertEqual(process.returncode, -signal.SIGKILL)
         process.stdout.close()
         self.wait_for(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())

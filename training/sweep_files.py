@@ -222,6 +222,11 @@ def tidy(value):
     return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
+def shown(value) -> str:
+    """A value as the screen and the pictures show it: 0.000123456 -> "0.0001235"."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def draw(spec: dict, x):
     """The value of a parameter at quantile x, or at index x if it is categorical."""
     arguments = {key: value for key, value in spec.items() if key not in ("distribution", "q")}

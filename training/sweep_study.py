@@ -1,0 +1,145 @@
+"""What the agents of a sweep share: who runs which trial, and Optuna's journal of all of them.
+
+A trial belongs to the agent whose <run>.beat says so, as long as that agent gives signs of life.
+"""
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import socket
+from pathlib import Path
+
+import psutil
+
+from common.reports import write_aside
+from training.sweep_files import propose
+
+BEAT = 10.0  # seconds between two signs of life of an agent
+SILENCE = 180.0  # seconds without a sign of life after which another machine's agent counts as dead
+PID_SPACE = Path("/proc/self/ns/pid")
+HERE = f"{socket.gethostname()} {PID_SPACE.readlink() if PID_SPACE.is_symlink() else ''}"  # where a pid means the same
+
+
+# ---------------------------------------------------------------- signs of life
+def beat(folder: Path, run: str, group: int | None = None) -> None:
+    """Says in <run>.beat that this process runs the trial, in process group `group`."""
+    record = json.dumps({"machine": HERE, "agent": os.getpid(), "group": group})
+    write_aside(folder / f"{run}.beat", lambda aside: aside.write_text(record))
+
+
+def holder(folder: Path, run: str) -> dict:
+    """What <run>.beat says; {} if no agent holds the trial."""
+    try:
+        return json.loads((folder / f"{run}.beat").read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def silence(folder: Path, run: str) -> float:
+    """Seconds since the last sign of life of the agent that holds a trial, infinite if it is known to be gone.
+
+    They are a difference of file times, which one file server sets: the clocks of a cluster's nodes differ.
+    """
+    record = holder(folder, run)
+    if not record or (record["machine"] == HERE and not psutil.pid_exists(record["agent"])):
+        return math.inf
+    clock, latest = folder / ".clock", -math.inf
+    clock.touch()
+    for path in (f"{run}.beat", f"{run}.log", f"{run}.err", f"{run}/metrics.jsonl"):
+        with contextlib.suppress(FileNotFoundError):
+            latest = max(latest, (folder / path).stat().st_mtime)
+    return clock.stat().st_mtime - latest
+
+
+def members(group: int) -> list[psutil.Process]:
+    """The living processes of a process group."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def end_orphans(folder: Path, run: str) -> None:
+    """Kills what a killed agent of this machine has left running, unless the group's id is somebody else's by now."""
+    record = holder(folder, run)
+    for process in members(record["group"]) if record.get("group") and record["machine"] == HERE else []:
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("WANDB_RUN_ID") == run:
+                process.kill()
+
+
+# ---------------------------------------------------------------- the study
+@contextlib.contextmanager
+def turn(folder: Path):
+    """Holds what one agent may do at a time. A killed agent's turn is over after 30 seconds."""
+    from optuna.storages.journal import JournalFileOpenLock
+
+    lock = JournalFileOpenLock(str((folder / "turn").absolute()))
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def open_study(folder: Path, sweep: dict):
+    """(study, storage) in a sweep's folder. ValueError if another search was begun there."""
+    import optuna
+
+    path = str((folder / "study.jsonl").absolute())
+    # Optuna's other lock, a symbolic link, is waited for forever where a node sees the folder under another name.
+    journal = optuna.storages.journal.JournalFileBackend(path, optuna.storages.journal.JournalFileOpenLock(path))
+    storage = optuna.storages.JournalStorage(journal)
+    now = {key: json.dumps(sweep[key]) for key in ("method", "metric", "parameters")}
+    with turn(folder):
+        study = optuna.create_study(storage=storage, study_name="sweep", direction=sweep["goal"], load_if_exists=True)
+        before = study.user_attrs.get("sweep")
+        if before is None:
+            study.set_user_attr("sweep", now)
+    for key in now:
+        if before and before[key] != now[key]:
+            raise ValueError(f"{folder} was begun with {key} {before[key]}, not {now[key]}: name another --output_dir")
+    return study, storage
+
+
+def best_of(trials: list, sweep: dict):
+    """The ended trial with the best value; None if none has a value."""
+    valued = [trial for trial in trials if trial.value is not None]
+    return min(valued, key=lambda trial: sweep["sign"] * trial.value, default=None)
+
+
+def take_trial(study, sweep: dict, folder: Path, seed: int):
+    """(trial to run, None), an abandoned one before a new one, or (None, why there is none), or (None, None): wait."""
+    from optuna.trial import TrialState, create_trial
+
+    with turn(folder):
+        trials = study.get_trials(deepcopy=False)
+        others = {trial.user_attrs["run"]: trial for trial in trials if not trial.state.is_finished()}
+        for run, trial in others.items():
+            # In this order: an agent that is done first tells the study, and then lets go of the trial.
+            is_silent = silence(folder, run) >= SILENCE
+            if is_silent and not study.get_trials(deepcopy=False)[trial.number].state.is_finished():
+                end_orphans(folder, run)
+                beat(folder, run)
+                return trial, None
+        elsewhere = f"; still running: {len(others)}" if others else ""
+        best, target = best_of(trials, sweep), (sweep["metric"] or {}).get("target")
+        if best and target is not None and sweep["sign"] * best.value <= sweep["sign"] * target:
+            return None, f"the target {target:g} is reached with {best.value:.4g}{elsewhere}"
+        is_full = len(trials) >= min(sweep["size"], sweep["run_cap"])
+        if is_full and any(silence(folder, run) > 3 * BEAT for run in others):
+            return None, None  # its agent may be dead
+        if len(trials) >= sweep["size"]:
+            return None, f"all {len(trials)} combinations of the grid are taken{elsewhere}"
+        if is_full:
+            return None, f"run_cap {sweep['run_cap']} is reached{elsewhere}"
+        values, chosen, kinds = propose(trials, sweep, seed)
+        run = f"{len(trials):04d}-{secrets.token_hex(3)}"  # also W&B's id of the run, so no other sweep may have it
+        beat(folder, run)
+        attributes = dict(params=chosen, distributions=kinds, user_attrs={"run": run, "values": values})
+        study.add_trial(create_trial(state=TrialState.RUNNING, **attributes))
+        return next(t for t in study.get_trials(deepcopy=False) if t.user_attrs["run"] == run), None

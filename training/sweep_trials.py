@@ -1,0 +1,145 @@
+"""One trial of a sweep as a process: started, shown while it goes, stopped early, ended with all its children."""
+
+import contextlib
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from common.reports import human_time
+from training.checkpoints import checkpoints_of, damage
+from training.preemption import PREEMPTED_EXIT_CODE
+from training.sweep_files import command_line, history, is_hopeless, read_lines, shown
+from training.sweep_study import BEAT, beat, members
+
+POLL = 0.5  # seconds between two looks at a running trial
+PATIENCE = 120.0  # seconds that a trial has to save and end after SIGTERM
+
+
+class Told(BaseException):
+    """A scheduler wants this agent to leave, and to be started again later."""
+
+    @classmethod
+    def by_signal(cls, number, _frame):
+        raise cls(signal.Signals(number).name)
+
+
+def end_group(process: subprocess.Popen) -> None:
+    """Ends a trial with all its processes: SIGTERM, and after PATIENCE or a second Ctrl-C SIGKILL to what is left."""
+    try:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            end = time.monotonic() + PATIENCE
+            while members(process.pid) and time.monotonic() < end:  # a launcher may be gone while its script saves
+                time.sleep(min(POLL, 0.1))
+                process.poll()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def resume_flags(folder: Path) -> dict:
+    """Flags that let a script go on in its folder, or start anew there if no checkpoint holds the optimizer."""
+    for path in reversed(checkpoints_of(folder)):
+        if [*path.glob("optimizer*"), *path.glob("global_step*")] and damage(path) is None:
+            return {"resume_from_checkpoint": str(path)}
+    return {"overwrite_output_dir": True} if folder.is_dir() and any(folder.iterdir()) else {}
+
+
+def show(text: str, last: bool = False) -> None:
+    """A live line on a terminal; elsewhere, such as in a cluster's log, only the lines that stay."""
+    width = shutil.get_terminal_size().columns - 1
+    if sys.stdout.isatty():
+        print("\r" + (text if last else text[:width]).ljust(width), end="\n" * last, flush=True)
+    elif last:
+        print(text, flush=True)
+
+
+def outcome(folder: Path, run: str, sweep: dict, code: int) -> tuple[str, float | None, str | None]:
+    """(finished or failed, the metric's last value, what went wrong) of a run that ended with this exit code.
+
+    What went wrong is the last line of stderr, unless one before it names the error that a launcher then reports. Told
+    is raised if the run has saved and left, as the training scripts do when a job is ended or its time runs out.
+    """
+    if code:
+        text = (folder / f"{run}.err").read_text(errors="replace")[-65536:]
+        launchers = (
+            rf"(exit status|exitcode +:) {PREEMPTED_EXIT_CODE}\b"  # of accelerate and of torchrun, which exit with 1
+        )
+        if code == PREEMPTED_EXIT_CODE or re.search(launchers, text):
+            raise Told("its trial had to leave")
+        lines = text.replace("\r", "\n").split("\n")
+        lines = [line.strip() for line in lines if line.strip()] or [f"exit code {code}"]
+        named = [line for line in lines if re.match(r"[\w.]*(error|Error|Exception): |[\w.]+: error: ", line)]
+        named = [line for line in named if not re.search("CalledProcessError|ChildFailedError", line)]
+        return "failed", None, (named or lines)[-1]
+    lines, key = read_lines(folder / run), sweep["key"]
+    value = next((line[key] for line in reversed(lines) if key in line), None)
+    if not key or (isinstance(value, int | float) and math.isfinite(value)):
+        return "finished", value if value is None else float(value), None
+    there = ", ".join(dict.fromkeys(name for line in lines for name in line)) or "nothing"
+    return "failed", None, f"{key} is {value} at the end" if value is not None else f"logged no {key}, but {there}"
+
+
+def run_trial(trial, sweep: dict, folder: Path) -> tuple[str, float | None, str | None]:
+    """Runs a trial to its end: (finished, stopped or failed, the metric's last value, what went wrong)."""
+    run, flags = trial.user_attrs["run"], trial.user_attrs["values"]
+    if (folder / run / "all_results.json").is_file():  # its agent was killed when all was done
+        return outcome(folder, run, sweep, 0)
+    title = " ".join([f"trial {trial.number} ", *(f"{name}={shown(flags[name])}" for name in sweep["searched"])])
+    resume = resume_flags(folder / run)
+    show(f"{title}  {'goes on' if resume else 'begins'} in {folder / run}", last=True)
+    environment = os.environ | {"WANDB_RUN_ID": run} | ({"WANDB_RESUME": "allow"} if resume else {})
+    environment |= {f"WANDB_{key.upper()}": str(sweep[key]) for key in ("project", "entity") if key in sweep}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # `python` is this one
+    began = beaten = time.monotonic()
+    with (folder / f"{run}.log").open("a") as log, (folder / f"{run}.err").open("w") as err:
+        try:
+            options = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=err, env=environment, process_group=0)
+            process = subprocess.Popen(command_line(sweep, flags | resume, folder, run), **options)
+        except OSError as error:
+            return "failed", None, str(error)
+    try:
+        beat(folder, run, process.pid)
+        metrics, size, parts = folder / run / "metrics.jsonl", -1, []
+        values = history(read_lines(folder / run), sweep["key"])
+        while process.returncode is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL)
+            if time.monotonic() - beaten > BEAT:
+                beaten = time.monotonic()
+                with contextlib.suppress(FileNotFoundError):  # another agent has taken the trial up, and ended it
+                    os.utime(folder / f"{run}.beat")
+            before, size, known = size, metrics.stat().st_size if metrics.is_file() else 0, len(values)
+            if size != before:
+                lines = read_lines(folder / run)
+                values = history(lines, sweep["key"])
+                parts = [f"{key} {shown(lines[-1][key])}" for key in ("step", "epoch") if lines and key in lines[-1]]
+                parts += [f"{sweep['metric']['name']} {shown(values[-1])}"] if values else []
+            is_new = len(values) > known
+            show("  ".join([title, *parts, human_time(time.monotonic() - began)]), is_new and not sys.stdout.isatty())
+            if is_new and sweep["early_terminate"] and process.returncode is None:
+                runs = folder.glob("[0-9]*-*/metrics.jsonl")
+                everyone = [history(read_lines(path.parent), sweep["key"]) for path in runs]
+                if is_hopeless(values, everyone, sweep["early_terminate"], sweep["sign"]):
+                    return "stopped", values[-1], None
+    except Told:
+        if "SLURM_JOB_ID" in os.environ:  # SLURM tells the trial too, and a second signal would not let it save
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE)
+            beat(folder, run, process.pid)
+        raise
+    except KeyboardInterrupt:
+        show("ending the trial (Ctrl-C once more kills it)", last=True)
+        raise
+    finally:
+        end_group(process)
+    if process.returncode:
+        time.sleep(2 * POLL)  # a scheduler ends agent and trial together: our own signal may be on its way
+    return outcome(folder, run, sweep, process.returncode)
