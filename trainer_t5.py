@@ -8,48 +8,39 @@ Legend of shapes: B batch, T target length, V vocabulary, C class labels.
 """
 
 import math
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate.utils import DynamoBackend
 from torch._inductor.codecache import cache_dir
-from torch.utils.data import SequentialSampler
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import EvalPrediction, HubStrategy
 
-from common.command_line import exit_on_user_error
-from common.processes import is_first_process, print_once
-from corpora.streams import StreamDataset, StreamLoader, save_state
+from common.processes import finish_process_group, is_first_process, print_once
+from corpora.streams import StreamDataset
 from data_collator_t5 import T5DataCollator
 from data_t5 import EpochSampler
 from model_t5 import IGNORE_INDEX, shift_right, use_one_embedding_module
-from tasks.batching import BucketCollator, FilledRows, FilledSampler
+from tasks.batching import BucketCollator
 from tasks.metrics import STATISTICS
-from tasks.mixtures import Mixture
+from training.batch_size import global_batch_size
 from training.callbacks import ThroughputCallback
-from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
 from training.denoising import MixtureDataCollator
 from training.fused_model import checkpoint_blocks_only, fuse_cross_projections, fuse_projections, use_bf16_residual
-from training.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
 from training.loss import compute_loss_in_forward
-from training.model_cards import model_card, read_run
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from training.packing import SEGMENTS
-from training.preemption import PreemptionCallback, exit_preempted, outlive_signals
-from training.sharding import load_sharded_weights, save_sharded_optimizer
+from training.preemption import PreemptionCallback, exit_preempted
+from training.row_order import RowOrderMixin
+from training.saving import SavingMixin
 
 
 class _ResumeCallback(TrainerCallback):
-    """Two things that Trainer does not carry over from the run it resumes."""
+    """What Trainer does not carry over from the run it resumes, and the epochs of a stream, which it cannot know."""
 
     def __init__(self, trainer: "T5Trainer"):
         self.trainer = trainer
@@ -108,7 +99,7 @@ def set_up_step(model, args) -> None:
     compute_loss_in_forward(model, args.label_smoothing_factor, args.z_loss, args.loss_chunk_size, compile_options)
 
 
-class T5Trainer(Seq2SeqTrainer):
+class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
     """Seq2SeqTrainer with T5's loss, optimizers, schedules, data order and evaluation.
 
     The model's forward pass computes the loss (training/loss.py): the class of the model is changed for that, and
@@ -151,7 +142,6 @@ class T5Trainer(Seq2SeqTrainer):
         self.add_callback(self.preemption)
         if training_args.precompile:
             self.add_callback(_PrecompileCallback())
-        self._resumed_from, self._is_saving, self.stream_loader = None, False, None
         self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=training_args.device), 0
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
@@ -161,34 +151,11 @@ class T5Trainer(Seq2SeqTrainer):
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def _issue_warnings_after_load(self, load_result):
-        """As Trainer's, but embeddings that share another's tensor are not in the file and not missing."""
-        missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
-    # ------------------------------------------------------------ checkpoints
+    # ------------------------------------------------------------ training
     def train(self, resume_from_checkpoint=None, **kwargs):
         """As Trainer's. Ends the process with exit code 75 when a signal or the time limit stopped the training."""
         self._resumed_from = resume_from_checkpoint
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-
-    def _save_optimizer_and_scheduler(self, output_dir):
-        if self.is_fsdp_enabled:
-            save_sharded_optimizer(self, Path(output_dir))
-        else:
-            super()._save_optimizer_and_scheduler(output_dir)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        if self.is_fsdp_enabled:
-            load_sharded_weights(self.model, Path(resume_from_checkpoint))
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_best_model(self):
-        if self.is_fsdp_enabled:
-            load_sharded_weights(self.model, Path(self.state.best_model_checkpoint))
-        else:
-            super()._load_best_model()
 
     def _finalize_training(self, *args, **kwargs):
         """As Trainer's; but a run that was asked to stop is not over: no closing line, no best model to load, and above
@@ -219,16 +186,13 @@ class T5Trainer(Seq2SeqTrainer):
             logs["train_loss"] = (self._total_loss_scalar + unlogged) / self.state.global_step
         super().log(logs, start_time)
 
-    def restore_loss_state(self) -> None:
-        """Takes up the losses that the resumed run had not yet logged."""
-        state = self._resumed_from and load_loss_state(
-            Path(self._resumed_from), self.args.process_index, self.args.world_size
-        )
-        if state:
-            self._tr_loss.fill_(state["running_loss"])
-            self._total_loss_scalar = state["total_loss"]
-            self._globalstep_last_logged = self._z_loss_last_logged = state["last_logged_step"]
-            self._tr_z_loss.fill_(state.get("running_z_loss", 0.0))
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """As Trainer's; the batches of the step are counted for the log."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ThroughputCallback):
+                callback.count_batches(batches)
+        return batches, num_items
 
     def _run_epoch(self, *args, **kwargs):
         """As Trainer's, which would train one step too many when it resumes a run that had all its steps."""
@@ -236,100 +200,6 @@ class T5Trainer(Seq2SeqTrainer):
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
-
-    def _get_output_dir(self, trial):
-        folder = super()._get_output_dir(trial)
-        return str(Path(folder) / SAVING) if self._is_saving else folder
-
-    def _save_checkpoint(self, model, trial):
-        """As Trainer's, but the checkpoint is written aside and appears when it is whole. Where the disk is full the
-        training goes on: it says so, keeps the last whole checkpoint, and tries again at the next save."""
-        output_dir = Path(super()._get_output_dir(trial))
-        name = f"checkpoint-{self.state.global_step}"
-        aside, final = output_dir / SAVING / name, output_dir / name
-        if self.args.should_save:
-            shutil.rmtree(output_dir / SAVING, ignore_errors=True)
-            aside.mkdir(parents=True)
-        self.accelerator.wait_for_everyone()
-        self._is_saving, full = True, None
-        try:
-            super()._save_checkpoint(model, trial)
-            save_loss_state(
-                aside,
-                self.args.process_index,
-                self._tr_loss.item(),
-                self._total_loss_scalar,
-                self._globalstep_last_logged,
-                self._tr_z_loss.item(),
-            )
-            if self.stream_loader is not None:
-                save_state(aside, self.args.process_index, self.stream_loader.state)
-        except Exception as error:
-            if not is_disk_full(error):
-                raise
-            full = error
-        finally:
-            self._is_saving = False
-        if self.any_rank(full is not None):
-            shutil.rmtree(output_dir / SAVING, ignore_errors=True)
-            print_once(
-                f"step {self.state.global_step:,}: no room for a checkpoint in {output_dir} "
-                f"({full or 'on another rank'}); the last whole one is kept, and the training goes on until the next "
-                "save. Free some space."
-            )
-            return
-        best = output_dir / f"checkpoint-{self.state.best_global_step}"
-        if self.state.best_global_step and (best == final or best.is_dir()):
-            # On all ranks, since all load it in the end. Trainer looked for it where the new one was being written.
-            self.state.best_model_checkpoint = str(best)
-        if self.args.should_save:
-            self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
-            publish(aside, final)
-            self._finish_current_push()  # of the checkpoint before, which may have to go now
-            rotate(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
-            if self.args.push_to_hub:
-                self._push_from_checkpoint(str(final))
-        self.accelerator.wait_for_everyone()
-
-    # ------------------------------------------------------------ the Hub
-    def init_hf_repo(self, token=None, private=None):
-        """As Trainer's; a Hub that refuses is the user's error, and a dry run makes no repository."""
-        self._uploads = []
-        if self.is_world_process_zero() and not self.args.dry_run:
-            name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
-            private = self.args.hub_private_repo if private is None else private
-            with exit_on_user_error():
-                self.hub_model_id = create_repository(name, private, token or self.args.hub_token, "--hub_model_id")
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """As Trainer's, which asks while the checkpoint is still being written: then nothing happens, and a second time
-        when it is whole. The model goes up without the states of the training; `--hub_strategy` adds those."""
-        if self._is_saving or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
-            return
-        folder, message = Path(checkpoint_folder), f"Training in progress, step {self.state.global_step:,}"
-        token = self.args.hub_token
-        self._uploads.append(start_upload(folder, self.hub_model_id, message, token, ignore=NOT_PUBLISHED))
-        whole = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: folder.name}
-        if self.args.hub_strategy in whole:
-            into = whole[self.args.hub_strategy]
-            self._uploads.append(start_upload(folder, self.hub_model_id, f"{message}, {into}", token, into=into))
-
-    def _finish_current_push(self) -> None:
-        """Waits for the uploads in the background and names those that failed; the training goes on without them."""
-        for upload_ in self.__dict__.pop("_uploads", []):
-            if error := upload_.exception():
-                print_once(f"an upload to {self.hub_model_id} failed ({reason(error)}); the next save tries again")
-        self._uploads = []
-
-    def push_to_hub(self, commit_message: str = "End of training", **_) -> str | None:
-        """Uploads the finished run's folder with its model card; returns its address. ValueError if that fails."""
-        if not self.is_world_process_zero():
-            return None
-        self._finish_current_push()
-        folder = Path(self.args.output_dir)
-        card = model_card(self.hub_model_id, read_run(folder), self.model, has_curve=(folder / "loss.png").is_file())
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        return upload(folder, self.hub_model_id, self.args.hub_private_repo, commit_message, self.args.hub_token)
 
     # ------------------------------------------------------------ numbers that are none
     def _get_grad_norm(self, model, grad_norm=None):
@@ -371,96 +241,6 @@ class T5Trainer(Seq2SeqTrainer):
         sampler.set_epoch(step // steps_per_epoch)
         first = step % steps_per_epoch * size
         return [number % sampler.num_examples for number in list(sampler)[first : first + size]]
-
-    def _save(self, output_dir=None, state_dict=None):
-        """As Trainer's; ZeRO's state names the shared embedding three times, an ordinary checkpoint once."""
-        if state_dict is not None:
-            state_dict = {n: tensor for n, tensor in state_dict.items() if n not in self.model.all_tied_weights_keys}
-        super()._save(output_dir, state_dict)
-
-    def any_rank(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank."""
-        if self.args.world_size <= 1:
-            return flag
-        flags = torch.tensor([int(flag)], device=self.args.device)
-        return bool(self.accelerator.reduce(flags, reduction="sum").item())
-
-    # ------------------------------------------------------------ data order
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """As Trainer's; the batches of the step are counted for the log."""
-        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, ThroughputCallback):
-                callback.count_batches(batches)
-        return batches, num_items
-
-    def get_train_dataloader(self):
-        """As Trainer's, with data workers that outlive the signals at which the run is to save and stop.
-
-        A stream has cut itself up for the ranks already, and so goes around accelerate's loaders."""
-        if isinstance(self.train_dataset, StreamDataset):
-            self.stream_loader = StreamLoader(
-                self.train_dataset,
-                self.data_collator,
-                self.args.dataloader_num_workers,
-                worker_init_fn=partial(outlive_signals, None),
-                pin_memory=self.args.dataloader_pin_memory,
-                prefetch_factor=self.args.dataloader_prefetch_factor,
-            )
-            return self.stream_loader
-        for_evaluation = self.data_collator
-        self.data_collator = self.train_collator or for_evaluation
-        rows, whole = self.train_dataset, self.args.train_batch_size * max(1, self.args.world_size)
-        filling = -len(self._get_train_sampler()) % whole
-        if self.args.world_size > 1 and filling:
-            self.train_dataset = FilledRows(rows, filling)
-        loader = super().get_train_dataloader()
-        self.train_dataset, self.data_collator = rows, for_evaluation
-        for part in {loader, getattr(loader, "base_dataloader", loader)}:
-            part.worker_init_fn = partial(outlive_signals, part.worker_init_fn)
-        return loader
-
-    def _get_train_sampler(self, train_dataset=None):
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        if isinstance(dataset, FilledRows):
-            return FilledSampler(self._get_train_sampler(dataset.rows), dataset)
-        if self.args.train_sampling_strategy != "random":
-            return super()._get_train_sampler(dataset)
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        if isinstance(dataset, Mixture):
-            return dataset.sampler(seed)
-        if getattr(dataset, "counts_epochs", False):
-            return EpochSampler(len(dataset), seed, group=global_batch_size(self.args), count_epochs=True)
-        if self.train_collator is not None:
-            buckets = np.searchsorted(self.train_collator.source_lengths, row_lengths(dataset))
-            return EpochSampler(len(dataset), seed, buckets=buckets, batch=self.args.train_batch_size)
-        return EpochSampler(len(dataset), seed)
-
-    def _get_eval_sampler(self, eval_dataset):
-        if not _has_rows(eval_dataset):
-            return SequentialSampler(eval_dataset)
-        # Rows of a length side by side need little padding; the longest first, so that memory fails at once or never.
-        return np.argsort(-row_lengths(eval_dataset), kind="stable").tolist()
-
-    def evaluation_loop(self, dataloader, *args, **kwargs):
-        """As Trainer's, with predictions in the order of the rows, also for the metrics, whatever the order in which
-        they were made."""
-        if not _has_rows(dataloader.dataset):
-            return super().evaluation_loop(dataloader, *args, **kwargs)
-        places = np.argsort(self._get_eval_sampler(dataloader.dataset))
-
-        def in_row_order(predictions, labels) -> dict:
-            parts = None if predictions is None else tuple(part[places] for part in predictions)
-            return {"predictions": parts, "label_ids": None if labels is None else labels[places]}
-
-        compute = self.compute_metrics
-        if compute is not None:
-            self.compute_metrics = lambda out: compute(EvalPrediction(**in_row_order(out.predictions, out.label_ids)))
-        try:
-            output = super().evaluation_loop(dataloader, *args, **kwargs)
-        finally:
-            self.compute_metrics = compute
-        return output._replace(**in_row_order(output.predictions, output.label_ids))
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval", **gen_kwargs):
@@ -571,32 +351,3 @@ def _by_kind(logits: torch.Tensor, labels: torch.Tensor, kinds: torch.Tensor, co
     columns = (torch.zeros(len(kinds), count, device=kinds.device) for _ in range(3))
     values = (nats, torch.ones_like(nats), correct)
     return torch.cat([c.scatter_add_(1, kinds, v) for c, v in zip(columns, values, strict=True)], dim=1)
-
-
-def _is_table(dataset) -> bool:
-    """Whether it is a `datasets` table of rows, told without that package, which a GPU machine may lack."""
-    return hasattr(dataset, "column_names") and hasattr(dataset, "__len__")
-
-
-def row_lengths(rows) -> np.ndarray:
-    """[rows] tokens of each row's source."""
-    sources = rows["input_ids"] if _is_table(rows) else (row["input_ids"] for row in rows)
-    return np.array([len(ids) for ids in sources])
-
-
-def _has_rows(dataset) -> bool:
-    """Whether these are rows in memory, whose lengths are known; not chunks of one length, nor a stream."""
-    return isinstance(dataset, list) or _is_table(dataset)
-
-
-# ---------------------------------------------------------------- the processes
-def global_batch_size(args) -> int:
-    """Sequences of one optimizer step: per process x accumulation x processes."""
-    return args.train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
-
-
-def finish_process_group() -> None:
-    """Leaves the process group together: gloo ranks that exit one by one abort each other now and then."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()

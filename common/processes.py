@@ -27,6 +27,13 @@ def print_once(text: str) -> None:
         print(text, flush=True)
 
 
+def finish_process_group() -> None:
+    """Leaves the process group together: gloo ranks that exit one by one abort each other now and then."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
 @functools.cache
 def answers(url: str) -> bool:
     """Whether the server of a URL accepts a connection within 3 seconds (asked once per process)."""

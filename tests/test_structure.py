@@ -91,7 +91,8 @@ LAYERS = (
         "training.sweep_study",
         "training.trackers",
     },
-    {"tasks.batching", "tasks.mixtures", "tasks.rows"},
+    {"tasks.batching", "tasks.mixtures", "tasks.rows", "training.saving"},
+    {"training.row_order"},
     {  # what a run is made of
         "corpora.pre_training_streams",
         "benchmarks.material",

@@ -1,9 +1,14 @@
-"""`--auto_find_batch_size`: the largest micro-batch that fits into memory, the global batch being as asked for."""
+"""The global batch, and `--auto_find_batch_size`: the largest micro-batch that fits into memory, that batch staying."""
 
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from common.processes import print_once
+
+
+def global_batch_size(args) -> int:
+    """Sequences of one optimizer step: per process x accumulation x processes."""
+    return args.train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
 
 
 def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int, int]]:

@@ -1,0 +1,104 @@
+"""Which rows a batch holds: the order of training and evaluation, the same for any number of ranks and data workers."""
+
+from functools import partial
+
+import numpy as np
+from torch.utils.data import SequentialSampler
+from transformers.trainer_utils import EvalPrediction
+
+from corpora.streams import StreamDataset, StreamLoader
+from data_t5 import EpochSampler
+from tasks.batching import FilledRows, FilledSampler
+from tasks.mixtures import Mixture
+from training.batch_size import global_batch_size
+from training.preemption import outlive_signals
+
+
+class RowOrderMixin:
+    """The part of T5Trainer, before `Seq2SeqTrainer` among its bases, that decides in which order rows come."""
+
+    stream_loader = None  # of a StreamDataset, once the training has begun
+
+    def get_train_dataloader(self):
+        """As Trainer's, with data workers that outlive the signals at which the run is to save and stop.
+
+        A stream has cut itself up for the ranks already, and so goes around accelerate's loaders."""
+        if isinstance(self.train_dataset, StreamDataset):
+            self.stream_loader = StreamLoader(
+                self.train_dataset,
+                self.data_collator,
+                self.args.dataloader_num_workers,
+                worker_init_fn=partial(outlive_signals, None),
+                pin_memory=self.args.dataloader_pin_memory,
+                prefetch_factor=self.args.dataloader_prefetch_factor,
+            )
+            return self.stream_loader
+        for_evaluation = self.data_collator
+        self.data_collator = self.train_collator or for_evaluation
+        rows, whole = self.train_dataset, self.args.train_batch_size * max(1, self.args.world_size)
+        filling = -len(self._get_train_sampler()) % whole
+        if self.args.world_size > 1 and filling:
+            self.train_dataset = FilledRows(rows, filling)
+        loader = super().get_train_dataloader()
+        self.train_dataset, self.data_collator = rows, for_evaluation
+        for part in {loader, getattr(loader, "base_dataloader", loader)}:
+            part.worker_init_fn = partial(outlive_signals, part.worker_init_fn)
+        return loader
+
+    def _get_train_sampler(self, train_dataset=None):
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if isinstance(dataset, FilledRows):
+            return FilledSampler(self._get_train_sampler(dataset.rows), dataset)
+        if self.args.train_sampling_strategy != "random":
+            return super()._get_train_sampler(dataset)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        if isinstance(dataset, Mixture):
+            return dataset.sampler(seed)
+        if getattr(dataset, "counts_epochs", False):
+            return EpochSampler(len(dataset), seed, group=global_batch_size(self.args), count_epochs=True)
+        if self.train_collator is not None:
+            buckets = np.searchsorted(self.train_collator.source_lengths, row_lengths(dataset))
+            return EpochSampler(len(dataset), seed, buckets=buckets, batch=self.args.train_batch_size)
+        return EpochSampler(len(dataset), seed)
+
+    def _get_eval_sampler(self, eval_dataset):
+        if not _has_rows(eval_dataset):
+            return SequentialSampler(eval_dataset)
+        # Rows of a length side by side need little padding; the longest first, so that memory fails at once or never.
+        return np.argsort(-row_lengths(eval_dataset), kind="stable").tolist()
+
+    def evaluation_loop(self, dataloader, *args, **kwargs):
+        """As Trainer's, with predictions in the order of the rows, also for the metrics, whatever the order in which
+        they were made."""
+        if not _has_rows(dataloader.dataset):
+            return super().evaluation_loop(dataloader, *args, **kwargs)
+        places = np.argsort(self._get_eval_sampler(dataloader.dataset))
+
+        def in_row_order(predictions, labels) -> dict:
+            parts = None if predictions is None else tuple(part[places] for part in predictions)
+            return {"predictions": parts, "label_ids": None if labels is None else labels[places]}
+
+        compute = self.compute_metrics
+        if compute is not None:
+            self.compute_metrics = lambda out: compute(EvalPrediction(**in_row_order(out.predictions, out.label_ids)))
+        try:
+            output = super().evaluation_loop(dataloader, *args, **kwargs)
+        finally:
+            self.compute_metrics = compute
+        return output._replace(**in_row_order(output.predictions, output.label_ids))
+
+
+def _is_table(dataset) -> bool:
+    """Whether it is a `datasets` table of rows, told without that package, which a GPU machine may lack."""
+    return hasattr(dataset, "column_names") and hasattr(dataset, "__len__")
+
+
+def row_lengths(rows) -> np.ndarray:
+    """[rows] tokens of each row's source."""
+    sources = rows["input_ids"] if _is_table(rows) else (row["input_ids"] for row in rows)
+    return np.array([len(ids) for ids in sources])
+
+
+def _has_rows(dataset) -> bool:
+    """Whether these are rows in memory, whose lengths are known; not chunks of one length, nor a stream."""
+    return isinstance(dataset, list) or _is_table(dataset)

@@ -1,0 +1,166 @@
+"""What a training leaves behind and takes up again: checkpoints on the disk, and their copies on the Hub."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import HubStrategy
+
+from common.command_line import exit_on_user_error
+from common.processes import print_once
+from corpora.streams import save_state
+from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
+from training.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
+from training.model_cards import model_card, read_run
+from training.sharding import load_sharded_weights, save_sharded_optimizer
+
+
+class SavingMixin:
+    """The part of T5Trainer, before `Seq2SeqTrainer` among its bases, that saves, resumes and uploads."""
+
+    _is_saving = False  # while a checkpoint is being written aside
+    _resumed_from = None  # the checkpoint with which this training began
+
+    # ------------------------------------------------------------ to the disk
+    def _save(self, output_dir=None, state_dict=None):
+        """As Trainer's; ZeRO's state names the shared embedding three times, an ordinary checkpoint once."""
+        if state_dict is not None:
+            state_dict = {n: tensor for n, tensor in state_dict.items() if n not in self.model.all_tied_weights_keys}
+        super()._save(output_dir, state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir):
+        if self.is_fsdp_enabled:
+            save_sharded_optimizer(self, Path(output_dir))
+        else:
+            super()._save_optimizer_and_scheduler(output_dir)
+
+    def _get_output_dir(self, trial):
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / SAVING) if self._is_saving else folder
+
+    def _save_checkpoint(self, model, trial):
+        """As Trainer's, but the checkpoint is written aside and appears when it is whole. Where the disk is full the
+        training goes on: it says so, keeps the last whole checkpoint, and tries again at the next save."""
+        output_dir = Path(super()._get_output_dir(trial))
+        name = f"checkpoint-{self.state.global_step}"
+        aside, final = output_dir / SAVING / name, output_dir / name
+        if self.args.should_save:
+            shutil.rmtree(output_dir / SAVING, ignore_errors=True)
+            aside.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        self._is_saving, full = True, None
+        try:
+            super()._save_checkpoint(model, trial)
+            save_loss_state(
+                aside,
+                self.args.process_index,
+                self._tr_loss.item(),
+                self._total_loss_scalar,
+                self._globalstep_last_logged,
+                self._tr_z_loss.item(),
+            )
+            if self.stream_loader is not None:
+                save_state(aside, self.args.process_index, self.stream_loader.state)
+        except Exception as error:
+            if not is_disk_full(error):
+                raise
+            full = error
+        finally:
+            self._is_saving = False
+        if self.any_rank(full is not None):
+            shutil.rmtree(output_dir / SAVING, ignore_errors=True)
+            print_once(
+                f"step {self.state.global_step:,}: no room for a checkpoint in {output_dir} "
+                f"({full or 'on another rank'}); the last whole one is kept, and the training goes on until the next "
+                "save. Free some space."
+            )
+            return
+        best = output_dir / f"checkpoint-{self.state.best_global_step}"
+        if self.state.best_global_step and (best == final or best.is_dir()):
+            # On all ranks, since all load it in the end. Trainer looked for it where the new one was being written.
+            self.state.best_model_checkpoint = str(best)
+        if self.args.should_save:
+            self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
+            publish(aside, final)
+            self._finish_current_push()  # of the checkpoint before, which may have to go now
+            rotate(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
+            if self.args.push_to_hub:
+                self._push_from_checkpoint(str(final))
+        self.accelerator.wait_for_everyone()
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        if self.args.world_size <= 1:
+            return flag
+        flags = torch.tensor([int(flag)], device=self.args.device)
+        return bool(self.accelerator.reduce(flags, reduction="sum").item())
+
+    # ------------------------------------------------------------ from the disk
+    def _issue_warnings_after_load(self, load_result):
+        """As Trainer's, but embeddings that share another's tensor are not in the file and not missing."""
+        missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        if self.is_fsdp_enabled:
+            load_sharded_weights(self.model, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self):
+        if self.is_fsdp_enabled:
+            load_sharded_weights(self.model, Path(self.state.best_model_checkpoint))
+        else:
+            super()._load_best_model()
+
+    def restore_loss_state(self) -> None:
+        """Takes up the losses that the resumed run had not yet logged."""
+        state = self._resumed_from and load_loss_state(
+            Path(self._resumed_from), self.args.process_index, self.args.world_size
+        )
+        if state:
+            self._tr_loss.fill_(state["running_loss"])
+            self._total_loss_scalar = state["total_loss"]
+            self._globalstep_last_logged = self._z_loss_last_logged = state["last_logged_step"]
+            self._tr_z_loss.fill_(state.get("running_z_loss", 0.0))
+
+    # ------------------------------------------------------------ to the Hub
+    def init_hf_repo(self, token=None, private=None):
+        """As Trainer's; a Hub that refuses is the user's error, and a dry run makes no repository."""
+        self._uploads = []
+        if self.is_world_process_zero() and not self.args.dry_run:
+            name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+            private = self.args.hub_private_repo if private is None else private
+            with exit_on_user_error():
+                self.hub_model_id = create_repository(name, private, token or self.args.hub_token, "--hub_model_id")
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """As Trainer's, which asks while the checkpoint is still being written: then nothing happens, and a second time
+        when it is whole. The model goes up without the states of the training; `--hub_strategy` adds those."""
+        if self._is_saving or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
+            return
+        folder, message = Path(checkpoint_folder), f"Training in progress, step {self.state.global_step:,}"
+        token = self.args.hub_token
+        self._uploads.append(start_upload(folder, self.hub_model_id, message, token, ignore=NOT_PUBLISHED))
+        whole = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: folder.name}
+        if self.args.hub_strategy in whole:
+            into = whole[self.args.hub_strategy]
+            self._uploads.append(start_upload(folder, self.hub_model_id, f"{message}, {into}", token, into=into))
+
+    def _finish_current_push(self) -> None:
+        """Waits for the uploads in the background and names those that failed; the training goes on without them."""
+        for upload_ in self.__dict__.pop("_uploads", []):
+            if error := upload_.exception():
+                print_once(f"an upload to {self.hub_model_id} failed ({reason(error)}); the next save tries again")
+        self._uploads = []
+
+    def push_to_hub(self, commit_message: str = "End of training", **_) -> str | None:
+        """Uploads the finished run's folder with its model card; returns its address. ValueError if that fails."""
+        if not self.is_world_process_zero():
+            return None
+        self._finish_current_push()
+        folder = Path(self.args.output_dir)
+        card = model_card(self.hub_model_id, read_run(folder), self.model, has_curve=(folder / "loss.png").is_file())
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        return upload(folder, self.hub_model_id, self.args.hub_private_repo, commit_message, self.args.hub_token)
