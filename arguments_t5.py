@@ -42,6 +42,7 @@ from training.denoising import denoisers_of
 from training.hub_uploads import check_repository_name
 from training.optimizers import NEEDS_WHOLE_TENSORS, NOT_UNDER_FSDP, OPTIMIZERS
 
+PACKINGS = ("chunks", "documents")  # training/chunks.py
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
 # Least values of transformers' flags where it checks none itself.
 LEAST = dict(
@@ -141,10 +142,15 @@ class PreTrainingDataArguments:
     mean_noise_span_length: float = option(
         DENOISERS["span_corruption"]["mean_noise_span_length"], "Mean length of a hidden span in tokens, at least 1."
     )
-    eos_between_documents: bool = option(False, "Put an EOS between documents when joining them. T5 does not.")
+    packing: str = option("chunks", "Rows of running text (chunks, as T5), or of documents blind to each other.")
+    eos_between_documents: bool | None = option(None, "Put an EOS between documents when joining them. T5 does not.")
     preprocessing_num_workers: int = option(os.cpu_count() or 1, "Threads that tokenise, processes that read the docs.")
     data_cache_dir: str = option("~/.cache/t5_foundry", "Where tokens are kept, under keys made of their contents.")
     overwrite_cache: bool = option(False, "Tokenise again although the cache holds this data.")
+
+    def __post_init__(self):
+        if self.eos_between_documents is None:
+            self.eos_between_documents = self.packing == "documents"
 
 
 @dataclass
@@ -364,6 +370,7 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
         if args.objective != "span_corruption" and value != default:
             raise ValueError(f"--{name} {value} is of --objective span_corruption; those of {args.objective} stand in "
                              "DENOISERS (constants.py)")  # fmt: skip
+    _check_packing(args)
     if not 0 < args.noise_density < 1:
         raise ValueError(f"--noise_density {args.noise_density}: must lie between 0 and 1")
     if not 1 <= args.mean_noise_span_length < float("inf"):
@@ -408,6 +415,22 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
                 expand_id_files(flag, paths, IdFormat(args.input_ids_column, args.input_ids_dtype))
             else:
                 expand_files(flag, paths)
+
+
+def _check_packing(args: PreTrainingDataArguments) -> None:
+    if args.packing not in PACKINGS:
+        raise ValueError(f"--packing {args.packing}: must be one of {', '.join(PACKINGS)}")
+    if args.packing == "chunks":
+        return
+    if args.objective != "span_corruption":
+        raise ValueError(f"--packing {args.packing} is of --objective span_corruption: examples of {args.objective} "
+                         "have fixed lengths, whatever the documents'")  # fmt: skip
+    if args.streaming:
+        raise ValueError(f"--packing {args.packing} does not go with --streaming: where rows begin is found in a text "
+                         "that is tokenised as a whole")  # fmt: skip
+    if not args.eos_between_documents:
+        raise ValueError(f"--eos_between_documents false: --packing {args.packing} tells documents by the EOS between "
+                         "them; leave it out")  # fmt: skip
 
 
 def _check_counts(args) -> None:

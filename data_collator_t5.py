@@ -171,6 +171,13 @@ def find_sentinel_ids(tokenizer) -> np.ndarray:
     return np.array(ids, dtype=np.int64)
 
 
+def find_eos_id(tokenizer) -> int:
+    """The id of EOS; ValueError if the tokenizer has none."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer {tokenizer.name_or_path} has no EOS token, with which T5 ends every text")
+    return tokenizer.eos_token_id
+
+
 class T5DataCollator:
     """Turns chunks of raw tokens into T5 pre-training batches; every length is fixed and nothing is padded.
 
@@ -200,9 +207,7 @@ class T5DataCollator:
                 f"--mean_noise_span_length {mean_noise_span_length} hides {self.num_spans} spans, but the tokenizer "
                 f"has {len(self.sentinel_ids)} sentinels: use longer spans, a lower density or a shorter input"
             )
-        if tokenizer.eos_token_id is None:
-            raise ValueError(f"the tokenizer {tokenizer.name_or_path} has no EOS token, with which T5 ends every text")
-        self.eos_id = tokenizer.eos_token_id
+        self.eos_id = find_eos_id(tokenizer)
         self.decoder_start_token_id = decoder_start_token_id
 
     def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:

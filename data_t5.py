@@ -39,7 +39,7 @@ TOKENISE_BATCH = 2_000_000  # characters handed to the tokenizer's threads at on
 HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch where their number is given
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
 SAMPLER_BLOCK = 65_536  # examples whose numbers are handed out at once
-TOKENS_FORMAT = 3  # part of the cache's keys: raise it when the same text would give other tokens
+TOKENS_FORMAT = 4  # part of the cache's keys: raise it when the same text would give other tokens
 
 
 # ---------------------------------------------------------------- sources
@@ -200,6 +200,10 @@ class TokenFile:
         """Mean UTF-8 bytes of text that a token stands for; turns nats per token into bits per byte. None for ids."""
         return self.text_bytes / max(len(self.tokens), 1) if self.text_bytes or not len(self.tokens) else None
 
+    def without(self, token: int) -> "TokenFile":
+        """The same without a token that stands between documents and is no text; a copy in memory."""
+        return dataclasses.replace(self, tokens=self.tokens[self.tokens != token])
+
 
 def tokenised(args: PreTrainingDataArguments, sources: dict[str, Source], tokenizer) -> dict[str, TokenFile]:
     """Token files of "train" and "validation", from the cache or tokenised now with a progress bar."""
@@ -228,6 +232,7 @@ def tokenised(args: PreTrainingDataArguments, sources: dict[str, Source], tokeni
                     blocks = split_off_documents(used, count, sum(1 for text in first_pass if text.strip()))
             with _progress(source.size) as bar:
                 for held_out, block in blocks:
+                    writers[split if held_out else "validation"].break_off()
                     writer = writers["validation" if held_out else split]
                     for document in block:
                         bar.update(writer.add(document))
@@ -317,6 +322,7 @@ class _TokenWriter:
         self.file = (folder / f"{split}.bin").open("wb")
         self.info = dict(dtype=self.dtype.name, documents_read=0, documents=0, empty_documents=0, text_bytes=0)
         self.batch, self.batch_size = [], 0
+        self.goes_on = False  # the last document added has not ended yet
 
     def add(self, document: str) -> int:
         """Takes one document; returns its size in bytes."""
@@ -324,15 +330,25 @@ class _TokenWriter:
         self.info["documents_read"] += ends
         if not document.strip():
             self.info["empty_documents"] += ends
+            if ends:
+                self.break_off()
             return 0
         size = len(document.encode())
         self.info["documents"] += ends
         self.info["text_bytes"] += size
         self.batch.append(document)
         self.batch_size += len(document)
+        self.goes_on = not ends
         if self.batch_size >= TOKENISE_BATCH:
             self._flush()
         return size
+
+    def break_off(self) -> None:
+        """Ends the last document where it is: its next part is in another split, or empty."""
+        if self.goes_on:
+            self._flush()
+            self.file.write(np.array(self.eos, dtype=self.dtype).tobytes())
+        self.goes_on = False
 
     def _flush(self) -> None:
         ids, ends = self.encode(self.batch)
@@ -362,8 +378,9 @@ class _IdWriter(_TokenWriter):
         self.info["empty_documents"] += ends and not len(document)
         ids = self.words(document).astype(self.dtype)
         self.file.write(ids.tobytes())
-        if ends and self.eos and len(ids):
-            self.file.write(np.array(self.eos, dtype=self.dtype).tobytes())
+        self.goes_on = self.goes_on or bool(len(ids))
+        if ends:
+            self.break_off()
         return document.ids.nbytes
 
 

@@ -55,8 +55,10 @@ from tasks.metrics import (
 )
 from trainer_t5 import T5Trainer, global_batch_size
 from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir
-from training.chunks import JoinedChunks, WeightedChunks, chunks_for
+from training.chunks import JoinedChunks, WeightedChunks, chunks_for, described_packing, tokens_per_example
+from training.corruption import PackedDataCollator
 from training.denoising import MixtureDataCollator, denoisers_of, with_mode_tokens
+from training.documents import DocumentDataCollator
 from training.new_vocabulary import change_vocabulary, same_vocabulary
 from training.packing import enable_packing
 from training.runs import finish_run, set_up_tracking, start_run
@@ -155,7 +157,8 @@ def build_model(model_args: ModelArguments, tokenizer, plain_size: int):
 def build_collator(data_args: PreTrainingDataArguments, tokenizer, decoder_start_token_id: int):
     """What corrupts the text. ValueError for lengths, densities and vocabularies that cannot be."""
     if data_args.objective == "span_corruption":
-        return T5DataCollator(
+        kind = DocumentDataCollator if data_args.packing == "documents" else T5DataCollator
+        return kind(
             tokenizer,
             data_args.input_seq_length,
             data_args.noise_density,
@@ -214,8 +217,11 @@ def build_metrics(data_args: PreTrainingDataArguments, tokens: dict[str, dict], 
     """The function that turns an evaluation's statistics into metrics, of each corpus too where there are several."""
 
     def metrics_of(files: dict):
-        bytes_per_token = files["validation"].bytes_per_token
-        if isinstance(collator, MixtureDataCollator):
+        file = files["validation"]
+        if isinstance(collator, DocumentDataCollator):
+            file = file.without(collator.eos_id)
+        bytes_per_token = file.bytes_per_token
+        if isinstance(collator, PackedDataCollator):
             return partial(mixture_metrics, names=collator.names, bytes_per_token=bytes_per_token)
         return partial(language_model_metrics, num_spans=collator.num_spans, bytes_per_token=bytes_per_token)
 
@@ -245,6 +251,8 @@ def plan_rows(data_args: PreTrainingDataArguments, tokens: dict, words: int, col
         rows["corpora"] = ", ".join(f"{name} {weight:.1%} (seen {passes:.3g} times)" for name, weight, passes in parts)
     if isinstance(collator, MixtureDataCollator):
         rows["objective"] = f"{data_args.objective}: {', '.join(collator.names)}"
+    if isinstance(collator, DocumentDataCollator):
+        rows["packing"] = described_packing(collator, chunks["train"])
     return rows
 
 
@@ -276,7 +284,7 @@ def main(argv: list[str] | None = None) -> dict:
             chunks = cut_chunks(data_args, tokens, collator, training_args)
     set_up_tracking(training_args)
 
-    if isinstance(collator, MixtureDataCollator):
+    if isinstance(collator, PackedDataCollator):
         enable_packing(model)
     trainer = T5Trainer(
         model=model,
@@ -287,10 +295,11 @@ def main(argv: list[str] | None = None) -> dict:
         processing_class=tokenizer,
         compute_metrics=build_metrics(data_args, tokens, collator, chunks),
     )
-    if training_args.num_samples and trainer.eval_dataset is not None and isinstance(collator, T5DataCollator):
+    if training_args.num_samples and trainer.eval_dataset is not None and not isinstance(collator, MixtureDataCollator):
         samples = (training_args.output_dir, tokenizer, chunks["validation"], collator, training_args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
-    tokens_per_step = round(global_batch_size(training_args) * collator.tokens_length)
+    tokens_length = tokens_per_example(collator, chunks["train"])
+    tokens_per_step = round(global_batch_size(training_args) * tokens_length)
     steps, epochs = training_args.max_steps, math.nan  # of a stream nobody knows how long they are
     if not data_args.streaming:
         steps_per_epoch = len(chunks["train"]) // global_batch_size(training_args)
@@ -313,7 +322,7 @@ def main(argv: list[str] | None = None) -> dict:
             **plan_rows(data_args, tokens, len(tokenizer), collator, chunks, epochs),
             "chunks": f"{'a stream' if data_args.streaming else format(len(chunks['train']), ',')} training, "
             f"{len(chunks['validation']):,} validation, of "
-            f"{collator.tokens_length:.0f} tokens -> {collator.inputs_length} in, {collator.targets_length} out",
+            f"{tokens_length:.0f} tokens -> {collator.inputs_length} in, {collator.targets_length} out",
             "tokens": f"{human_count(tokens_per_step)} a step, "
             f"{human_count(tokens_per_step * steps)} in all"
             + ("" if math.isnan(epochs) else f" ({epochs:.1f} epochs)"),

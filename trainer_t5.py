@@ -29,7 +29,7 @@ from tasks.batching import BucketCollator
 from tasks.metrics import STATISTICS
 from training.batch_size import global_batch_size
 from training.callbacks import ThroughputCallback
-from training.denoising import MixtureDataCollator
+from training.corruption import PackedDataCollator
 from training.fused_model import checkpoint_blocks_only, fuse_cross_projections, fuse_projections, use_bf16_residual
 from training.loss import compute_loss_in_forward
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
@@ -310,8 +310,8 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         logits = logits.unflatten(1, targets.shape[1:])
         if labels is not None:
             statistics[:, :4] = _teacher_forced(logits[:, 0], targets[:, 0])
-            if isinstance(self.data_collator, MixtureDataCollator):
-                kinds = 2 * len(self.data_collator.denoisers)
+            if isinstance(self.data_collator, PackedDataCollator):
+                kinds = 2 * len(self.data_collator.names)
                 return torch.cat([statistics, _by_kind(logits[:, 0], labels, inputs["target_kinds"], kinds)], dim=1)
             if isinstance(self.data_collator, T5DataCollator):
                 markers = torch.tensor([*self.data_collator.sentinel_ids, self.data_collator.eos_id])

@@ -17,13 +17,13 @@ from data_collator_t5 import example_keys, masks_from_random, random_numbers
 from tasks.metrics import STATISTICS, mixture_metrics
 from trainer_t5 import _by_kind
 from training.chunks import PackedChunks
+from training.corruption import ragged_noise_mask
 from training.denoising import (
     Denoiser,
     MixtureDataCollator,
     build_rows,
     denoisers_of,
     pattern_of,
-    ragged_noise_mask,
     with_mode_tokens,
 )
 

@@ -60,6 +60,7 @@ LAYERS = (
         "training.fused_model",
         "training.loss",
         "tasks.restoration",
+        "training.corruption",
         "training.memory",
         "training.optimizers",
         "training.packing",
@@ -71,6 +72,7 @@ LAYERS = (
         "corpora.word_encoder",
         "tasks.metrics",
         "training.denoising",
+        "training.documents",
     },
     {
         "arguments_t5",

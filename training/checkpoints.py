@@ -184,8 +184,8 @@ _SHAPE = (
 ).split()
 # Flags that decide which examples a run sees, in which order, and how they are corrupted.
 _DECIDES_EXAMPLES = (
-    "seed data_seed objective input_seq_length noise_density mean_noise_span_length eos_between_documents mixing "
-    "mixing_cap mixing_temperature"
+    "seed data_seed objective input_seq_length noise_density mean_noise_span_length packing eos_between_documents "
+    "mixing mixing_cap mixing_temperature"
 ).split()
 
 

@@ -12,13 +12,37 @@ import torch
 from data_collator_t5 import example_keys, random_numbers
 from data_t5 import ChunkDataset
 from training.denoising import MixtureDataCollator
+from training.documents import DocumentDataCollator, DocumentRows
 
 
 def chunks_for(collator, tokens: np.ndarray, seed: int = 0, max_chunks: int | None = None):
     """The examples of a flat array of tokens, as this collator takes them."""
     if isinstance(collator, MixtureDataCollator):
         return PackedChunks(tokens, collator.raw_lengths, collator.pattern, seed, max_chunks)
+    if isinstance(collator, DocumentDataCollator):
+        return DocumentRows(tokens, collator.layout, collator.eos_id, seed, max_chunks)
     return ChunkDataset(tokens, collator.tokens_length, seed, max_chunks)
+
+
+def tokens_per_example(collator, dataset) -> float:
+    """Raw tokens of an example that the trainer draws, on average; rows of documents have different numbers."""
+    if isinstance(dataset, WeightedChunks):
+        means = [tokens_per_example(collator, corpus) for corpus in dataset.corpora]
+        return float(np.average(means, weights=dataset.draws))
+    return getattr(dataset, "tokens_length", collator.tokens_length)
+
+
+def described_packing(collator: DocumentDataCollator, dataset) -> str:
+    """For the summary: how many documents meet in a row, and what of the text is in no row."""
+    corpora = dataset.corpora if isinstance(dataset, WeightedChunks) else [dataset]
+    examples, unused = (
+        "/".join(f"{getattr(rows, name):{form}}" for rows in corpora)
+        for name, form in (("examples_per_row", ".1f"), ("unused", ".2%"))
+    )
+    return (
+        f"documents do not see each other, {examples} a row; {unused} of the text is not used; those below "
+        f"{collator.layout.shortest} tokens are joined with the next"
+    )
 
 
 class PackedChunks(torch.utils.data.Dataset):

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from constants import DENOISERS, OBJECTIVES
-from data_collator_t5 import find_sentinel_ids, random_numbers
+from data_collator_t5 import find_eos_id, find_sentinel_ids, random_numbers
+from training.corruption import Examples, PackedDataCollator, ragged_noise_mask
 
 PATTERN = 1024  # rows after which the order of the kinds of rows repeats
 
@@ -166,39 +167,7 @@ def pattern_of(shares: Sequence[float], count: int = PATTERN) -> np.ndarray:
     return pattern
 
 
-# ---------------------------------------------------------------- corruption
-def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Masks of examples of different lengths one after the other: bool [N] from random 64-bit numbers [N].
-
-    lengths, noise, spans: [G]. Each mask begins kept, ends hidden and is uniform over all segmentations of its hidden
-    and its kept tokens, as `masks_from_random` makes them. The first `noise` numbers of an example decide the lengths
-    of its hidden spans, the others those of its kept ones: the places of the lowest numbers are the cuts.
-    """
-    starts = np.cumsum(lengths) - lengths
-    places = np.arange(len(random)) - np.repeat(starts, lengths)
-    kept_part = places >= np.repeat(noise, lengths)
-    group = 2 * np.repeat(np.arange(len(lengths)), lengths) + kept_part
-    forced = (places == 0) | (places == np.repeat(noise, lengths))
-    assert len(lengths) < 1 << 19 and lengths.max() < 1 << 16, "too many or too long examples in a batch"
-    # 20 bits of the group, 28 random ones, and 16 of the place itself, so that one sort finds the places.
-    ranked = group.astype(np.uint64) << np.uint64(44) | places.astype(np.uint64)
-    ranked |= np.where(forced, 0, random >> np.uint64(36) << np.uint64(16))
-    ranked.sort()
-    # Groups are as long before as after the sort, so a number's rank is its place after it less its group's start.
-    rank = np.where(kept_part, places - np.repeat(noise, lengths), places)
-    cut = np.zeros(len(random), dtype=bool)
-    found = (ranked & np.uint64(0xFFFF)).astype(np.int64) + np.repeat(starts, lengths)
-    cut[found[rank < np.repeat(spans, lengths)]] = True
-    pieces = np.diff(np.append(np.flatnonzero(cut), len(random)))  # of each example: hidden spans, then kept ones
-    count = np.repeat(spans, 2 * spans)
-    place = np.arange(len(pieces)) - np.repeat(2 * (np.cumsum(spans) - spans), 2 * spans)
-    hidden = place < count
-    interleaved = np.empty_like(pieces)
-    interleaved[np.arange(len(pieces)) - place + np.where(hidden, 2 * place + 1, 2 * (place - count))] = pieces
-    return np.repeat(np.tile(np.array([False, True]), len(pieces) // 2), interleaved)
-
-
-class MixtureDataCollator:
+class MixtureDataCollator(PackedDataCollator):
     """Turns rows of raw tokens (`training.chunks.PackedChunks`) into packed batches of a mixture of denoisers.
 
     Called with {"input_ids" [B, R], "row" [B] (which kind), "key" [B]}, it returns tensors {"input_ids" [B, S],
@@ -213,10 +182,7 @@ class MixtureDataCollator:
         self.denoisers = [denoiser for denoiser, _ in mixture.values()]
         weights = [weight for _, weight in mixture.values()]
         self.inputs_length, self.decoder_start_token_id = input_seq_length, decoder_start_token_id
-        self.sentinel_ids = find_sentinel_ids(tokenizer)
-        if tokenizer.eos_token_id is None:
-            raise ValueError(f"the tokenizer {tokenizer.name_or_path} has no EOS token, with which T5 ends every text")
-        self.eos_id = tokenizer.eos_token_id
+        self.sentinel_ids, self.eos_id = find_sentinel_ids(tokenizer), find_eos_id(tokenizer)
         vocabulary = tokenizer.get_vocab()
         missing = sorted({d.mode for d in self.denoisers} - {None} - set(vocabulary))
         if missing:
@@ -269,8 +235,9 @@ class MixtureDataCollator:
         lengths, spans = self._length[chosen], self._spans[chosen]
         noise = self._hidden_tokens(chosen, lengths, random)
         mask = ragged_noise_mask(random, lengths, noise, spans)
-        arrays = self._inputs_and_targets(tokens[there].astype(np.int64), mask, chosen, lengths, noise, spans, local)
-        return {name: torch.from_numpy(array.reshape(rows, -1)) for name, array in arrays.items()}
+        of_denoisers = (values[chosen] for values in (self._denoiser, self._marked, self._mode))
+        examples = Examples(local, lengths, noise, spans, *of_denoisers)
+        return self.inputs_and_targets(rows, tokens[there].astype(np.int64), mask, examples)
 
     def _hidden_tokens(self, chosen: np.ndarray, lengths: np.ndarray, random: np.ndarray) -> np.ndarray:
         """[G] hidden tokens. The first of a pair of prefix examples draws its own, uniformly; the second hides the
@@ -285,47 +252,6 @@ class MixtureDataCollator:
             noise[first] = least + (drawn * (most - least + 1)).astype(np.int64)
             noise[first + 1] = total - noise[first]
         return noise
-
-    def _inputs_and_targets(self, tokens, mask, chosen, lengths, noise, spans, local) -> dict[str, np.ndarray]:
-        """The flat arrays of a batch, from raw tokens [N] under a mask [N] and the examples' figures [G]."""
-        example = np.repeat(np.arange(len(chosen)), lengths)
-        marked, mode = self._marked[chosen], self._mode[chosen]
-        opens = mask.copy()
-        opens[1:] &= ~mask[:-1]  # every example begins kept, so no span goes over from the one before
-        number = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)  # of a span within its example
-        sentinels = self.sentinel_ids[number]
-        written = opens & marked[example]  # where a sentinel stands
-        sentinels = sentinels[np.repeat(marked, spans)]
-
-        ends = np.cumsum(lengths - noise + spans * marked + 1 + (mode >= 0))
-        inputs = np.full(ends[-1], self.eos_id)
-        stays = ~mask | written
-        shifts = np.cumsum((mode >= 0) + 1) - 1  # mode tokens and EOS before an example's text
-        places = np.cumsum(stays) - 1 + shifts[example]
-        inputs[places[stays]] = tokens[stays]
-        inputs[places[written]] = sentinels
-        sizes = np.diff(ends, prepend=0)
-        inputs[(ends - sizes)[mode >= 0]] = mode[mode >= 0]
-
-        target_sizes = noise + spans * marked + 1
-        target_ends = np.cumsum(target_sizes)
-        targets = np.full(target_ends[-1], self.eos_id)
-        places = np.cumsum(mask)[mask] - 1 + np.cumsum(written)[mask] + example[mask]
-        targets[places] = tokens[mask]
-        targets[places[written[mask]] - 1] = sentinels
-        kinds = np.repeat(self._denoiser[chosen], target_sizes) + len(self.denoisers)
-        kinds[places] -= len(self.denoisers)
-        decoder_inputs = np.empty_like(targets)
-        decoder_inputs[1:] = targets[:-1]
-        decoder_inputs[target_ends - target_sizes] = self.decoder_start_token_id
-        return {
-            "input_ids": inputs,
-            "labels": targets,
-            "decoder_input_ids": decoder_inputs,
-            "input_segments": np.repeat(local + 1, sizes),
-            "target_segments": np.repeat(local + 1, target_sizes),
-            "target_kinds": kinds,
-        }
 
 
 def with_mode_tokens(tokenizer, objective: str):

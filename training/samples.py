@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
@@ -82,7 +83,8 @@ def as_markdown(step: int, rows: list[list[str]]) -> str:
 class SamplesCallback(TrainerCallback):
     """After each evaluation, lets the model fill the gaps of the same few held-out texts, greedily, into samples.md.
 
-    collator: makes the gaps, as in evaluation. count: texts, spread over the evaluation set. `show(name, columns,
+    collator: makes the gaps, as in evaluation; of a row of several documents the longest one is shown. count: texts,
+    spread over the evaluation set. `show(name, columns,
     rows)`, if given, is called with the same rows for the trackers. A resumed run drops what came after its step.
     """
 
@@ -91,7 +93,8 @@ class SamplesCallback(TrainerCallback):
         count = min(count, len(dataset))
         numbers = [number * len(dataset) // count for number in range(count)]
         batched = hasattr(dataset, "__getitems__")  # as torch's data loader asks it
-        self.batch = collator(dataset.__getitems__(numbers) if batched else [dataset[number] for number in numbers])
+        batch = collator(dataset.__getitems__(numbers) if batched else [dataset[number] for number in numbers])
+        self.sources, self.targets = _one_example_a_row(batch)
         self.sentinel_ids = [int(number) for number in collator.sentinel_ids]
 
     def on_train_begin(self, args, state, control, **_):
@@ -105,12 +108,12 @@ class SamplesCallback(TrainerCallback):
         if not (state.is_world_process_zero or together):
             return
         was_training = model.training
-        written = fill(model.eval(), self.batch["input_ids"].to(args.device), NEW_TOKENS)
+        sources = pad_sequence([torch.tensor(ids) for ids in self.sources], True, model.config.pad_token_id)
+        written = fill(model.eval(), sources.to(args.device), NEW_TOKENS)
         model.train(was_training)
         if not state.is_world_process_zero:
             return
-        targets = self.batch["labels"].tolist()
-        rows = gap_rows(self.tokenizer, self.batch["input_ids"].tolist(), targets, written, self.sentinel_ids)
+        rows = gap_rows(self.tokenizer, self.sources, self.targets, written, self.sentinel_ids)
         earlier = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         self._write([earlier, as_markdown(state.global_step, rows)])
         if self.show is not None:
@@ -120,11 +123,23 @@ class SamplesCallback(TrainerCallback):
         write_aside(self.path, lambda aside: aside.write_text("".join(sections), encoding="utf-8"))
 
 
+def _one_example_a_row(batch: dict[str, torch.Tensor]) -> tuple[list[list[int]], list[list[int]]]:
+    """(inputs, targets) of each row; of packed examples those of the one with the longest input."""
+    if "input_segments" not in batch:
+        return batch["input_ids"].tolist(), batch["labels"].tolist()
+    longest = batch["input_segments"].mode(dim=1).values[:, None]
+    return tuple(
+        [row[own].tolist() for row, own in zip(batch[ids], batch[segments] == longest, strict=True)]
+        for ids, segments in (("input_ids", "input_segments"), ("labels", "target_segments"))
+    )
+
+
 @torch.no_grad()
 def fill(model: PreTrainedModel, input_ids: torch.Tensor, new_tokens: int, num_beams: int = 1) -> list[list[int]]:
-    """What the model writes to each row of ids [N, S] (no padding), greedily unless beams are asked for."""
+    """What the model writes to each row of ids [N, S], padded at the end, greedily unless beams are asked for."""
     options = dict(max_length=new_tokens + 1, num_beams=num_beams, do_sample=False)  # it counts the start token too
-    return model.generate(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **options).tolist()
+    mask = input_ids.ne(model.config.pad_token_id).long()
+    return model.generate(input_ids=input_ids, attention_mask=mask, **options).tolist()
 
 
 def answers_to(

@@ -1,0 +1,119 @@
+"""Rows of several corrupted examples, made flat over a whole batch: masks of any lengths, inputs, targets, segments.
+
+What a row holds is for others to say (training/denoising.py: mixtures of denoisers; training/documents.py: a document
+an example). Examples of a row do not see each other: training/packing.py.
+
+Legend of shapes: B rows, G examples of all rows, S and T input and target length of a row, N raw tokens of all rows, D
+denoisers.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Masks of examples of different lengths one after the other: bool [N] from random 64-bit numbers [N].
+
+    lengths, noise, spans: [G]. Each mask begins kept, ends hidden and is uniform over all segmentations of its hidden
+    and its kept tokens, as `masks_from_random` makes them. The first `noise` numbers of an example decide the lengths
+    of its hidden spans, the others those of its kept ones: the places of the lowest numbers are the cuts.
+    """
+    starts = np.cumsum(lengths) - lengths
+    places = np.arange(len(random)) - np.repeat(starts, lengths)
+    kept_part = places >= np.repeat(noise, lengths)
+    group = 2 * np.repeat(np.arange(len(lengths)), lengths) + kept_part
+    forced = (places == 0) | (places == np.repeat(noise, lengths))
+    assert len(lengths) < 1 << 19 and lengths.max() < 1 << 16, "too many or too long examples in a batch"
+    # 20 bits of the group, 28 random ones, and 16 of the place itself, so that one sort finds the places.
+    ranked = group.astype(np.uint64) << np.uint64(44) | places.astype(np.uint64)
+    ranked |= np.where(forced, 0, random >> np.uint64(36) << np.uint64(16))
+    ranked.sort()
+    # Groups are as long before as after the sort, so a number's rank is its place after it less its group's start.
+    rank = np.where(kept_part, places - np.repeat(noise, lengths), places)
+    cut = np.zeros(len(random), dtype=bool)
+    found = (ranked & np.uint64(0xFFFF)).astype(np.int64) + np.repeat(starts, lengths)
+    cut[found[rank < np.repeat(spans, lengths)]] = True
+    pieces = np.diff(np.append(np.flatnonzero(cut), len(random)))  # of each example: hidden spans, then kept ones
+    count = np.repeat(spans, 2 * spans)
+    place = np.arange(len(pieces)) - np.repeat(2 * (np.cumsum(spans) - spans), 2 * spans)
+    hidden = place < count
+    interleaved = np.empty_like(pieces)
+    interleaved[np.arange(len(pieces)) - place + np.where(hidden, 2 * place + 1, 2 * (place - count))] = pieces
+    return np.repeat(np.tile(np.array([False, True]), len(pieces) // 2), interleaved)
+
+
+@dataclass
+class Examples:
+    """The examples of a batch, row by row; every array is [G]."""
+
+    place: np.ndarray  # in its row, from 0
+    lengths: np.ndarray  # raw tokens
+    noise: np.ndarray  # of them hidden
+    spans: np.ndarray  # in so many spans
+    denoiser: np.ndarray
+    marked: np.ndarray  # whether each span has a sentinel
+    mode: np.ndarray  # token at the beginning of the input, -1: none
+
+
+class PackedDataCollator:
+    """What the collators of packed rows have in common.
+
+    names: of the D denoisers. Called with a batch of rows they return tensors {"input_ids" [B, S], "labels" [B, T],
+    "decoder_input_ids" [B, T], "input_segments" [B, S], "target_segments" [B, T], "target_kinds" [B, T]}. Segments
+    number the examples of a row from 1. Kinds are the target token's denoiser, plus D for sentinels and EOS.
+    """
+
+    names: list[str]
+    sentinel_ids: np.ndarray
+    eos_id: int
+    decoder_start_token_id: int
+    inputs_length: int
+    targets_length: int
+
+    def inputs_and_targets(
+        self, rows: int, tokens: np.ndarray, mask: np.ndarray, examples: Examples
+    ) -> dict[str, torch.Tensor]:
+        """The tensors of a batch of so many rows, from raw tokens [N] under a mask [N]."""
+        lengths, noise, spans = examples.lengths, examples.noise, examples.spans
+        marked, mode = examples.marked, examples.mode
+        example = np.repeat(np.arange(len(lengths)), lengths)
+        opens = mask.copy()
+        opens[1:] &= ~mask[:-1]  # every example begins kept, so no span goes over from the one before
+        number = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)  # of a span within its example
+        sentinels = self.sentinel_ids[number]
+        written = opens & marked[example]  # where a sentinel stands
+        sentinels = sentinels[np.repeat(marked, spans)]
+
+        ends = np.cumsum(lengths - noise + spans * marked + 1 + (mode >= 0))
+        inputs = np.full(ends[-1], self.eos_id)
+        stays = ~mask | written
+        shifts = np.cumsum((mode >= 0) + 1) - 1  # mode tokens and EOS before an example's text
+        places = np.cumsum(stays) - 1 + shifts[example]
+        inputs[places[stays]] = tokens[stays]
+        inputs[places[written]] = sentinels
+        sizes = np.diff(ends, prepend=0)
+        inputs[(ends - sizes)[mode >= 0]] = mode[mode >= 0]
+
+        target_sizes = noise + spans * marked + 1
+        target_ends = np.cumsum(target_sizes)
+        targets = np.full(target_ends[-1], self.eos_id)
+        places = np.cumsum(mask)[mask] - 1 + np.cumsum(written)[mask] + example[mask]
+        targets[places] = tokens[mask]
+        targets[places[written[mask]] - 1] = sentinels
+        kinds = np.repeat(examples.denoiser, target_sizes) + len(self.names)
+        kinds[places] -= len(self.names)
+        decoder_inputs = np.empty_like(targets)
+        decoder_inputs[1:] = targets[:-1]
+        decoder_inputs[target_ends - target_sizes] = self.decoder_start_token_id
+        segment = examples.place + 1
+        arrays = {
+            "input_ids": inputs,
+            "labels": targets,
+            "decoder_input_ids": decoder_inputs,
+            "input_segments": np.repeat(segment, sizes),
+            "target_segments": np.repeat(segment, target_sizes),
+            "target_kinds": kinds,
+        }
+        return {name: torch.from_numpy(array.reshape(rows, -1)) for name, array in arrays.items()}

@@ -1,0 +1,225 @@
+"""Span corruption in which no document sees another one (`--packing documents`): rows of whole documents and parts.
+
+    text     a a a a a a a a EOS b b b b b b b b b EOS c c c c c c c c c c c c c c c c c c EOS ...
+    row 0    [a a a a a a a a] [b b b b b b b b b] [c c c c c]      examples, corrupted alone, each with its own EOS
+    row 1    [c c c c c c c c c c c c c] ...                        the rest of c goes on here
+
+A row of G examples that hides N of its L raw tokens in K spans has L - N + K + G inputs and N + K + G targets. Both are
+fixed to T5's lengths, so K follows from the mean span, and N and L from G: every row is full to the last position, and
+covers a stretch of the flat file whose length its documents decide. One pass over the file finds where rows begin; what
+is within them is found again from their tokens.
+
+Not in any row are: what a row's cut leaves of a document, if that is shorter than an example may be; up to five tokens
+at the end of a document after which the row has no room for two tokens of the next one; and less than a row at the end
+of each lane of the index.
+
+Legend of shapes: B rows, G examples of a row or of all rows, S and T input and target length of a row, W tokens of the
+file that a row may span.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from data_collator_t5 import T5DataCollator, example_keys, random_numbers
+from training.corruption import Examples, PackedDataCollator, ragged_noise_mask
+
+SHORTEST = 8  # tokens of a whole example: with fewer, 15 % are not even one token
+LEAST_PART = 2  # of a row's last example, one kept and one hidden: the document goes on in the next row
+LANE = 4096  # rows, about, that the index finds one after another; lanes side by side
+SCANNED = 1 << 24  # tokens searched for EOS at once
+FAR = 1 << 62  # beyond any text
+
+
+class RowLayout:
+    """What a row of S inputs and T targets holds, by its number of examples (the arrays' index).
+
+    texts, noise, spans: its raw tokens L, hidden tokens N, and spans K, which is (T - G) / (1 + mean span) rounded, but
+    at least G, and such that spans <= hidden and spans <= kept can hold in each example.
+    shortest: fewest tokens of a whole example, at least SHORTEST, and such that rows of nothing longer are full too.
+    width: most tokens of the file that a row spans.
+    """
+
+    def __init__(self, inputs_length: int, targets_length: int, mean_noise_span_length: float):
+        count = np.arange(min(inputs_length, targets_length) // 3 + 1)
+        both = inputs_length + targets_length
+        odd = count - (count + both) % 2  # examples of an odd length, at most: a token of each is left without a pair
+        room = np.minimum(np.minimum(inputs_length, targets_length) - count, (both - 2 * count - odd) // 2) // 2
+        ideal = np.round((targets_length - count) / (1 + mean_noise_span_length)).astype(np.int64)
+        self.spans = np.minimum(np.maximum(ideal, count), room)[count <= room]
+        count = count[count <= room]
+        self.noise = targets_length - count - self.spans
+        self.texts = inputs_length - count - self.spans + self.noise
+        assert len(count) > 1 and np.diff(self.texts).max(initial=0) <= 0 and np.diff(self.texts).min(initial=0) >= -4
+        self.shortest = max(SHORTEST, int(np.ceil(self.texts[1:] / count[1:]).min()))
+        self.width = int((self.texts + count).max()) + 4  # separators, and tokens left out
+
+    def next_example(self, ends: np.ndarray, begin: np.ndarray, used: np.ndarray, count) -> tuple[np.ndarray, ...]:
+        """The next example of rows that hold `count` examples of `used` tokens: four arrays [rows].
+
+        ends: sorted places of EOS, then FAR. begin: place of the example's first token. Returns how many tokens it has,
+        how many of the example before it are left out for its sake, whether the row is full with it, and where the
+        document ends: at the first EOS that makes an example of `shortest` tokens or more.
+        """
+        close = ends[np.searchsorted(ends, begin + self.shortest)]
+        room = self.texts[count + 1] - used
+        full = close - begin >= room
+        taken = np.where(full, np.maximum(room, LEAST_PART), close - begin)
+        return taken, np.where(full, taken - room, 0), full, close
+
+
+# ---------------------------------------------------------------- rows
+class DocumentRows(torch.utils.data.Dataset):
+    """Rows of a flat array of tokens with EOS between documents, by the number of the row.
+
+    Numbers run on past the end, as `data_t5.ChunkDataset`'s do: the same row in a later epoch has another key there.
+    examples_per_row, tokens_length (raw tokens of a row, without EOS between examples): means. unused: share of the
+    text that is in no row.
+    """
+
+    counts_epochs = True
+
+    def __init__(self, tokens: np.ndarray, layout: RowLayout, eos_id: int, seed: int = 0, max_rows: int | None = None):
+        self.tokens, self.layout, self.seed = tokens, layout, seed
+        starts, counts, separators = find_rows(tokens, layout, eos_id)
+        lengths = layout.texts[counts]
+        self.unused = 1 - lengths.sum() / max(len(tokens) - separators, 1)
+        self.starts, lengths, counts = starts[:max_rows], lengths[:max_rows], counts[:max_rows]
+        self.tokens_length = float(lengths.mean()) if len(self) else float(layout.texts[1])
+        self.examples_per_row = float(counts.mean()) if len(self) else 0.0
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, number: int) -> dict:
+        return {name: values[0] for name, values in self.__getitems__([number]).items()}
+
+    def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        """{"input_ids": [B, W] from each row's beginning on (what comes behind the row is not used), "key": [B]}."""
+        numbers = np.asarray(numbers)
+        where = self.starts[numbers % len(self)][:, None] + np.arange(self.layout.width)
+        return {
+            "input_ids": self.tokens[np.minimum(where, len(self.tokens) - 1)],
+            "key": example_keys(self.seed, numbers),
+        }
+
+
+def find_rows(tokens: np.ndarray, layout: RowLayout, eos_id: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """([rows] where they begin, [rows] their examples, number of EOS that separate examples).
+
+    The text is cut into lanes that are gone through at once, an example of each at a time: they begin at a document if
+    one begins within a row's length, else anywhere.
+    """
+    size, longest = len(tokens), int(layout.texts[1])
+    ends = _places_of(eos_id, tokens)
+    ends = np.append(ends, [size, FAR] if size and (not len(ends) or ends[-1] != size - 1) else [FAR])
+    begin = np.arange(0, max(size, 1), LANE * longest)
+    next_document = ends[np.searchsorted(ends, np.maximum(begin - 1, 0))] + 1
+    begin = np.where((begin > 0) & (next_document - begin < longest), next_document, begin)
+    limit = np.append(begin[1:], size)
+    row, used, count = begin, np.zeros_like(begin), np.zeros_like(begin)
+    starts, counts, separators = [], [], 0
+    while len(begin):
+        taken, _, full, close = layout.next_example(ends, begin, used, count)
+        stop = begin + taken
+        inside = (stop <= limit) & (close < FAR)
+        goes_on = full & (close - stop >= layout.shortest)
+        starts.append(row[full & inside])
+        counts.append(count[full & inside] + 1)
+        separators += np.count_nonzero(inside & ~goes_on & (stop <= close))
+        begin = np.where(goes_on, stop, close + 1)
+        row, used, count = np.where(full, begin, row), np.where(full, 0, used + taken), np.where(full, 0, count + 1)
+        if not inside.all():
+            begin, row, used, count, limit = (array[inside] for array in (begin, row, used, count, limit))
+    starts, counts = np.concatenate(starts), np.concatenate(counts)
+    order = np.argsort(starts)
+    return starts[order], counts[order], separators
+
+
+def _places_of(token: int, tokens: np.ndarray) -> np.ndarray:
+    blocks = (
+        start + np.flatnonzero(tokens[start : start + SCANNED] == token) for start in range(0, len(tokens), SCANNED)
+    )
+    return np.concatenate([np.empty(0, np.int64), *blocks])
+
+
+# ---------------------------------------------------------------- corruption
+def share_out(totals: np.ndarray, capacities: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """[G] parts of each row's total [B] in proportion to its examples' capacities [G], none beyond its own.
+
+    counts: [B] examples of a row. Largest remainder: 5 over capacities 4 4 2 -> 2 2 1. A row's capacities must be
+    enough for its total.
+    """
+    first = np.cumsum(counts) - counts
+    row = np.repeat(np.arange(len(counts)), counts)
+    sums = np.maximum(np.add.reduceat(capacities, first), 1)
+    parts, remainders = np.divmod(totals[row] * capacities, sums[row])
+    missing = totals - np.add.reduceat(parts, first)
+    order = np.lexsort((-remainders, row))  # of a row those with the largest first; rows stay where they are
+    place = np.arange(len(row)) - first[row]
+    parts[order[place < missing[row]]] += 1
+    return parts
+
+
+class DocumentDataCollator(PackedDataCollator):
+    """Turns `DocumentRows` into packed batches: T5's span corruption of each document, or part of one, alone.
+
+    Called with {"input_ids" [B, W], "key" [B]}; the key alone decides the row's masks. Lengths S and T, and errors, are
+    those of T5DataCollator for the same arguments. N and K of a row are shared out over its examples in proportion to
+    their lengths.
+    """
+
+    names = ["span_corruption"]
+
+    def __init__(
+        self,
+        tokenizer,
+        input_seq_length: int = 512,
+        noise_density: float = 0.15,
+        mean_noise_span_length: float = 3.0,
+        decoder_start_token_id: int = 0,
+    ):
+        of_chunks = T5DataCollator(tokenizer, input_seq_length, noise_density, mean_noise_span_length)
+        self.inputs_length, self.targets_length = of_chunks.inputs_length, of_chunks.targets_length
+        self.sentinel_ids, self.eos_id = of_chunks.sentinel_ids, of_chunks.eos_id
+        self.decoder_start_token_id = decoder_start_token_id
+        self.tokens_length = of_chunks.tokens_length  # of a row that is one example
+        self.layout = RowLayout(self.inputs_length, self.targets_length, mean_noise_span_length)
+
+    def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:
+        if not isinstance(examples, dict):
+            examples = {name: np.stack([example[name] for example in examples]) for name in examples[0]}
+        tokens = np.asarray(examples["input_ids"])
+        begins, lengths, counts = self.find_examples(tokens)
+        first = np.cumsum(lengths) - lengths
+        places = np.arange(lengths.sum()) + np.repeat(begins - first, lengths)
+        random = random_numbers(np.asarray(examples["key"]), tokens.shape[1]).ravel()[places]
+        row_spans, row_noise = self.layout.spans[counts], self.layout.noise[counts]
+        # A span for each, the others by the room for spans; as much noise as spans, the rest by the room for noise.
+        spans = 1 + share_out(row_spans - counts, lengths // 2 - 1, counts)
+        noise = spans + share_out(row_noise - row_spans, lengths - 2 * spans, counts)
+        local = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts)
+        zeros, ones = np.zeros_like(lengths), np.ones(len(lengths), bool)
+        mask = ragged_noise_mask(random, lengths, noise, spans)
+        parts = Examples(local, lengths, noise, spans, denoiser=zeros, marked=ones, mode=zeros - 1)
+        return self.inputs_and_targets(len(tokens), tokens.ravel()[places].astype(np.int64), mask, parts)
+
+    def find_examples(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """([G] where the examples of rows [B, W] begin in the flat array, [G] their lengths, [B] examples of a row)."""
+        batch, width = tokens.shape
+        assert width == self.layout.width, f"rows of {width} tokens, not {self.layout.width}"
+        ends = np.append(np.flatnonzero(tokens.ravel() == self.eos_id), FAR)
+        begins, lengths = np.zeros((2, batch, len(self.layout.texts)), np.int64)
+        rows = np.arange(batch)
+        begin, used = rows * width, np.zeros_like(rows)
+        for count in itertools.count():
+            taken, left_out, full, close = self.layout.next_example(ends, begin, used, count)
+            begins[rows, count], lengths[rows, count] = begin, taken
+            lengths[rows, count - 1] -= left_out  # a row's first example takes nothing
+            if full.all():
+                break
+            begin, used, rows = (close + 1)[~full], (used + taken)[~full], rows[~full]
+        there = lengths > 0
+        return begins[there], lengths[there], there.sum(axis=1)
