@@ -1,0 +1,472 @@
+"""Tests of `--packing documents` (training/documents.py): what rows hold, that documents are alone in them, and a run.
+
+The reference is the documented rule, followed here in plain Python, a token and an example at a time. Hermetic. About
+30 s, most of it for three short runs.
+"""
+
+import contextlib
+import functools
+import io
+import shutil
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from absl.testing import absltest, parameterized
+from accelerate.data_loader import BatchSamplerShard
+from safetensors.torch import load_file
+from test_bad_input import sentences
+from test_data_collator_t5 import EOS, T5_SENTINELS, make_tokenizer, restored
+from test_scripts import SHAPE, argv_of
+from test_trainer_t5 import arguments, quietly
+from transformers import set_seed
+
+import pre_train_t5
+from arguments_t5 import PreTrainingDataArguments, parse_overrides
+from corpora.own_ids import ids_tokenizer
+from data_collator_t5 import T5DataCollator
+from data_t5 import EpochSampler, TokenFile, find_sources, tokenised
+from model_t5 import build_config, create_model
+from tasks.metrics import mixture_metrics
+from trainer_t5 import T5Trainer
+from training.chunks import WeightedChunks, tokens_per_example
+from training.documents import DocumentDataCollator, DocumentRows, RowLayout, share_out
+from training.packing import enable_packing
+
+# (input_seq_length, noise_density, mean_noise_span_length)
+SETTINGS = ((512, 0.15, 3.0), (128, 0.15, 3.0), (64, 0.3, 3.0), (64, 0.2, 1.0), (96, 0.5, 8.0), (40, 0.5, 1.0))
+SETTINGS += ((33, 0.9, 1.0), (256, 0.15, 64.0))
+
+
+tokenizer = functools.cache(make_tokenizer)
+
+
+@functools.cache
+def collator(*setting) -> DocumentDataCollator:
+    return DocumentDataCollator(tokenizer(), *setting)
+
+
+def text_of(longest: int, size: int, seed: int = 0, last_eos: bool = True) -> np.ndarray:
+    """Documents of 1 to `longest` tokens, of all orders of magnitude, about `size` tokens in all."""
+    rng = np.random.default_rng(seed)
+    parts, total = [], 0
+    while total < size:
+        length = round(np.exp(rng.uniform(0, np.log(longest))))
+        parts += [rng.integers(3, 31_000, length), [EOS]]
+        total += length + 1
+    parts = parts if last_eos else parts[:-1]
+    return np.concatenate(parts).astype(np.uint16)
+
+
+def slow_rows(tokens: list[int], layout: RowLayout, inputs: int, targets: int) -> list[list[tuple[int, int]]]:
+    """[(first token, length) of each example] of each row, from the equations and the rule alone."""
+    rows, row, begin = [], [], 0
+    while True:
+        end = begin + layout.shortest  # the document's, or that of the documents that are joined
+        while end < len(tokens) and tokens[end] != EOS:
+            end += 1
+        if end > len(tokens):
+            return rows
+        count = len(row) + 1
+        noise, spans = int(layout.noise[count]), int(layout.spans[count])
+        assert noise + spans + count == targets
+        room = inputs - count - spans + noise - sum(length for _, length in row)
+        if end - begin < room:
+            row.append((begin, end - begin))
+            begin = end + 1
+            continue
+        if room < 2:
+            row[-1] = (row[-1][0], row[-1][1] - (2 - room))
+            room = 2
+        rows.append([*row, (begin, room)])
+        row = []
+        begin = begin + room if end - begin - room >= layout.shortest else end + 1
+
+
+def examples_of(batch: dict, row: int):
+    """(inputs, targets, decoder inputs) of the examples of a row."""
+    for segment in range(1, int(batch["input_segments"][row].max()) + 1):
+        targets = batch["target_segments"][row] == segment
+        yield (
+            batch["input_ids"][row][batch["input_segments"][row] == segment].numpy(),
+            batch["labels"][row][targets].numpy(),
+            batch["decoder_input_ids"][row][targets].numpy(),
+        )
+
+
+class LayoutTest(parameterized.TestCase):
+    @parameterized.parameters(*SETTINGS, (512, 0.15, 8.0), (1024, 0.5, 64.0), (16, 0.15, 3.0), (3, 0.15, 3.0))
+    def test_a_row_of_one_example_is_t5s(self, *setting):
+        with mock.patch("data_collator_t5.find_sentinel_ids", return_value=np.arange(1_000)):
+            plain, own = T5DataCollator(tokenizer(), *setting), DocumentDataCollator(tokenizer(), *setting)
+        self.assertEqual((own.inputs_length, own.targets_length), (plain.inputs_length, plain.targets_length))
+        layout = own.layout
+        found = layout.texts[1], layout.noise[1], layout.spans[1]
+        self.assertEqual(found, (plain.tokens_length, plain.num_noise, plain.num_spans))
+        for count in range(1, len(layout.texts)):
+            text, noise, spans = int(layout.texts[count]), int(layout.noise[count]), int(layout.spans[count])
+            self.assertEqual(text - noise + spans + count, own.inputs_length)
+            self.assertEqual(noise + spans + count, own.targets_length)
+            self.assertTrue(count <= spans <= min(noise, text - noise))
+
+    def test_the_papers_numbers(self):
+        layout = RowLayout(512, 114, 3.0)
+        self.assertEqual((layout.texts[1], layout.noise[1], layout.spans[1]), (568, 85, 28))
+        self.assertEqual((layout.texts[4], layout.noise[4], layout.spans[4]), (562, 82, 28))
+        # 38 examples of 13 tokens have room for a hidden token each and nothing else.
+        self.assertEqual((len(layout.texts) - 1, layout.shortest), (38, 13))
+
+    def test_share_out(self):
+        self.assertEqual(share_out(np.array([5]), np.array([4, 4, 2]), np.array([3])).tolist(), [2, 2, 1])
+        rng = np.random.default_rng(0)
+        for _ in range(200):
+            counts = rng.integers(1, 9, 5)
+            capacities = rng.integers(0, 30, counts.sum())
+            row = np.repeat(np.arange(5), counts)
+            sums = np.bincount(row, capacities).astype(int)
+            totals = rng.integers(0, sums + 1)
+            parts = share_out(totals, capacities, counts)
+            self.assertEqual(np.bincount(row, parts).tolist(), totals.tolist())
+            self.assertTrue(((parts >= 0) & (parts <= capacities)).all())
+            exact = totals[row] * capacities / np.maximum(sums, 1)[row]
+            self.assertLess(np.abs(parts - exact).max(), 1)
+
+
+class RowsTest(parameterized.TestCase):
+    @parameterized.product(setting=SETTINGS, longest=(3_000, 60), seed=(0, 1))
+    def test_rows_are_full_and_give_their_text_back(self, setting, longest, seed):
+        own = collator(*setting)
+        text = text_of(longest, 12_000, seed, last_eos=seed == 0)
+        rows = DocumentRows(text, own.layout, EOS, seed)
+        wanted = slow_rows(text.tolist(), own.layout, own.inputs_length, own.targets_length)
+        self.assertEqual(rows.starts.tolist(), [row[0][0] for row in wanted])
+        batch = own(rows.__getitems__(range(len(rows))))
+        self.assertEqual(batch["input_ids"].shape, (len(rows), own.inputs_length))
+        self.assertEqual(batch["labels"].shape, (len(rows), own.targets_length))
+        self.assertGreater(min(batch["input_segments"].min(), batch["target_segments"].min()), 0, "padding")
+        for number, parts in enumerate(wanted):
+            found = list(examples_of(batch, number))
+            self.assertLen(found, len(parts))
+            for (inputs, targets, decoder_inputs), (begin, length) in zip(found, parts, strict=True):
+                self.assertEqual((inputs[-1], targets[-1]), (EOS, EOS))
+                self.assertEqual(decoder_inputs.tolist(), [0, *targets[:-1]])
+                self.assertEqual(restored(inputs, targets, T5_SENTINELS), text[begin : begin + length].tolist())
+                written = [token for token in inputs if token in T5_SENTINELS]
+                self.assertEqual(written, T5_SENTINELS[: len(written)].tolist())
+                self.assertEqual([token for token in targets if token in T5_SENTINELS], written)
+                self.assertGreater(len(written), 0)
+                self.assertGreater(len(inputs) - 1 - len(written), 0, "nothing is kept")
+        kinds = torch.isin(batch["labels"], torch.tensor([*T5_SENTINELS, EOS]))
+        inner = sum(int((text[b : b + n] == EOS).sum()) for row in wanted for b, n in row)  # of joined documents
+        self.assertLessEqual(int((kinds != batch["target_kinds"].bool()).sum()), inner)
+
+        texts = own.layout.texts[[len(row) for row in wanted]]
+        self.assertAlmostEqual(rows.tokens_length, texts.mean())
+        self.assertAlmostEqual(rows.examples_per_row, np.mean([len(row) for row in wanted]))
+
+    @parameterized.product(setting=SETTINGS[:4], longest=(3_000, 60), lane=(2, 4_096))
+    def test_every_token_is_in_one_row_but_for_the_stated_ones(self, setting, longest, lane):
+        own = collator(*setting)
+        text = text_of(longest, 30_000)
+        with mock.patch("training.documents.LANE", lane), mock.patch("training.documents.SCANNED", 1_000):
+            rows = DocumentRows(text, own.layout, EOS)
+        begins, lengths, counts = own.find_examples(rows.__getitems__(range(len(rows)))["input_ids"])
+        row = np.repeat(np.arange(len(rows)), counts)
+        begins = begins - row * own.layout.width + rows.starts[row]
+        self.assertLessEqual((begins - rows.starts[row] + lengths).max(), own.layout.width)
+        used = np.zeros(len(text), int)
+        for begin, length in zip(begins, lengths, strict=True):
+            used[begin : begin + length] += 1
+        self.assertEqual(used.max(), 1, "a token is in two examples")
+        lanes = 0
+        ends = [*(begins + lengths)[:-1]]
+        for end, begin in zip([0, *ends], begins, strict=True):
+            gap = text[end:begin]
+            # A document's rest or end, and the EOS behind it; between lanes up to a row.
+            if len(gap) and not (gap[-1] == EOS and len(gap) <= max(own.layout.shortest, 6)):
+                lanes += 1
+                self.assertLess(len(gap), 2 * own.layout.width)
+        self.assertLessEqual(lanes, len(text) // (lane * own.layout.texts[1]))
+        self.assertLess(len(text) - begins[-1], 2 * own.layout.width)
+        separators = np.count_nonzero((used == 0) & (text == EOS))
+        self.assertAlmostEqual(rows.unused, 1 - used.sum() / (len(text) - separators), delta=0.01)
+        # No document sees another one: an EOS is within an example only if what precedes it there is too short.
+        for begin, length in zip(begins, lengths, strict=True):
+            inner = np.flatnonzero(text[begin : begin + length] == EOS)
+            self.assertLess(inner.max(initial=0), own.layout.shortest)
+
+    def test_noise_is_shared_out_in_proportion(self):
+        own = collator(512, 0.15, 3.0)
+        rows = DocumentRows(text_of(3_000, 200_000, 3), own.layout, EOS)
+        batch = own(rows.__getitems__(range(len(rows))))
+        shares, sizes = [], []
+        for row in range(len(rows)):
+            for inputs, targets, _ in examples_of(batch, row):
+                markers = int(np.isin(targets, T5_SENTINELS).sum())
+                hidden = len(targets) - markers - 1
+                shares.append(hidden / (hidden + len(inputs) - markers - 1))
+                sizes.append(hidden + len(inputs) - markers - 1)
+        shares, sizes = np.array(shares), np.array(sizes)
+        self.assertAlmostEqual(np.average(shares, weights=sizes), 0.145, delta=0.006)
+        for low, high in ((13, 50), (50, 150), (150, 400), (400, 600)):
+            chosen = (sizes >= low) & (sizes < high)
+            self.assertAlmostEqual(np.average(shares[chosen], weights=sizes[chosen]), 0.15, delta=0.03)
+
+    @parameterized.parameters(([],), ([EOS],), ([EOS] * 100,), ([5] * 7,), ([5, EOS] * 40,), ([5] * 10_000,))
+    def test_odd_texts(self, text):
+        own = collator(64, 0.3, 3.0)
+        text = np.array(text, dtype=np.uint16)
+        rows = DocumentRows(text, own.layout, EOS)
+        wanted = slow_rows(text.tolist(), own.layout, own.inputs_length, own.targets_length)
+        self.assertEqual(rows.starts.tolist(), [row[0][0] for row in wanted])
+        if len(rows):
+            self.assertEqual(own(rows.__getitems__(range(len(rows))))["input_ids"].shape, (len(rows), 64))
+
+    def test_a_number_decides_its_row(self):
+        own = collator(64, 0.3, 3.0)
+        rows = DocumentRows(text_of(300, 20_000), own.layout, EOS, seed=3)
+        numbers = np.array([7, 3, len(rows) + 7, 50, 11])
+        together = own(rows.__getitems__(numbers))
+        for place, number in enumerate(numbers):
+            alone = own([rows[int(number)]])
+            for name, tensor in together.items():
+                self.assertTrue(torch.equal(tensor[place], alone[name][0]), name)
+        self.assertFalse(torch.equal(together["input_ids"][0], together["input_ids"][2]), "another epoch, another mask")
+        self.assertTrue(torch.equal(together["input_segments"][0].max(), together["input_segments"][2].max()))
+        self.assertLen(DocumentRows(text_of(300, 20_000), own.layout, EOS, max_rows=4), 4)
+
+    def test_workers_and_ranks_get_the_same(self):
+        own = collator(64, 0.3, 3.0)
+        rows = DocumentRows(text_of(300, 20_000), own.layout, EOS, seed=3)
+        sampler = EpochSampler(len(rows), 7, 8, count_epochs=True)
+        batches = torch.utils.data.BatchSampler(sampler, 4, drop_last=True)
+        load = functools.partial(torch.utils.data.DataLoader, rows, collate_fn=own)
+        one = [batch["input_ids"] for batch in load(batch_sampler=batches)]
+        workers = [batch["input_ids"] for batch in load(batch_sampler=batches, num_workers=2)]
+        ranks = [[b["input_ids"] for b in load(batch_sampler=BatchSamplerShard(batches, 2, rank))] for rank in range(2)]
+        self.assertTrue(torch.equal(torch.cat(one), torch.cat(workers)))
+        self.assertTrue(torch.equal(torch.cat(one), torch.cat([b for pair in zip(*ranks, strict=True) for b in pair])))
+
+    def test_corpora_by_weight(self):
+        own = collator(64, 0.3, 3.0)
+        corpora = [DocumentRows(text_of(longest, 20_000, longest), own.layout, EOS) for longest in (20, 3_000)]
+        chunks = WeightedChunks(corpora, [0.25, 0.75])
+        batch = own(chunks.__getitems__(range(0, len(chunks), 7)))
+        self.assertGreater(int(batch["input_segments"].min()), 0)
+        wanted = 0.25 * corpora[0].tokens_length + 0.75 * corpora[1].tokens_length
+        self.assertAlmostEqual(tokens_per_example(own, chunks), wanted, delta=0.1)
+
+
+class TokensTest(parameterized.TestCase):
+    def test_a_stretch_that_is_held_out_parts_its_document(self):
+        """Where the other stretches go on, tokens are neighbours that were none in the text."""
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        size = 15_001
+        np.save(folder / "flat.npy", np.arange(size, dtype=np.uint32))
+        args = PreTrainingDataArguments(
+            train_file=[str(folder / "flat.npy")], packing="documents", data_cache_dir=str(folder / "cache"),
+            validation_split_percentage=30.0,
+        )  # fmt: skip
+        self.assertTrue(args.eos_between_documents)
+        files = tokenised(args, find_sources(args), ids_tokenizer(size))
+        seen = []
+        for file in files.values():
+            steps = np.diff(file.tokens.astype(np.int64))
+            near_eos = (file.tokens[1:] == EOS) | (file.tokens[:-1] == EOS)
+            self.assertTrue(((steps == 1) | near_eos).all())
+            seen += file.tokens[file.tokens != EOS].tolist()
+        self.assertEqual(sorted(seen), list(range(3, size + 3)))
+        self.assertGreater(np.count_nonzero(files["validation"].tokens == EOS), 3)
+
+    def test_the_same_for_long_texts(self):
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        letters = "bcdfghjk"
+        lines = [" ".join([letter * 3] * 400) for letter in letters]
+        (folder / "text.txt").write_text("\n".join(lines) + "\n")
+        vocabulary = tokenizer(400)
+        args = PreTrainingDataArguments(
+            train_file=[str(folder / "text.txt")], packing="documents", data_cache_dir=str(folder / "cache"),
+            validation_split_percentage=30.0,
+        )  # fmt: skip
+
+        def plain(_):
+            return lambda texts: [[100 + letters.index(word[0]) for word in text.split()] for text in texts]
+
+        with mock.patch("data_t5.HELD_OUT_BLOCK", (200, 500)), mock.patch("data_t5.plain_encoder", plain):
+            files = tokenised(args, find_sources(args), vocabulary)
+        for file in files.values():
+            tokens = file.tokens.astype(int)
+            changes = tokens[1:] != tokens[:-1]
+            self.assertTrue(((tokens[1:] == EOS) | (tokens[:-1] == EOS))[changes].all(), "two documents meet")
+        self.assertEqual(sum(np.count_nonzero(file.tokens != EOS) for file in files.values()), 400 * len(letters))
+
+    def test_bytes_of_a_token_leave_out_the_separators(self):
+        file = TokenFile(np.array([5, 6, EOS, 7, EOS]), 2, 2, 0, 30)
+        self.assertEqual((file.bytes_per_token, file.without(EOS).bytes_per_token), (6.0, 10.0))
+
+
+class ModelTest(parameterized.TestCase):
+    SETTING = (64, 0.3, 3.0)
+
+    def make(self, attention: str, dtype=torch.float32):
+        set_seed(0)
+        model = create_model(build_config("tiny", 400, parse_overrides(SHAPE) | {"num_layers": 2}), attention)
+        enable_packing(model)
+        return model.to(dtype)
+
+    def batch(self, rows: int = 6):
+        own = DocumentDataCollator(tokenizer(400), *self.SETTING)
+        text = text_of(40, 5_000)
+        text[text != EOS] = text[text != EOS] % 290 + 3
+        return own, own(DocumentRows(text, own.layout, EOS).__getitems__(range(rows)))
+
+    @staticmethod
+    def losses(model, batch: dict) -> torch.Tensor:
+        logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+        return F.cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
+
+    @staticmethod
+    def alone(batch: dict, row: int):
+        """(where in the row's targets, the example as a batch without packing)."""
+        for segment in batch["input_segments"][row].unique():
+            inputs, targets = (batch[f"{side}_segments"][row] == segment for side in ("input", "target"))
+            example = {name: batch[name][row : row + 1, targets] for name in ("labels", "decoder_input_ids")}
+            yield targets, example | {"input_ids": batch["input_ids"][row : row + 1, inputs]}
+
+    @parameterized.parameters(
+        ("eager", torch.float64, 1e-12), ("sdpa", torch.float64, 1e-12),
+        ("sdpa", torch.float32, 2e-5), ("t5_fused", torch.float32, 2e-5),
+    )  # fmt: skip
+    def test_losses_and_gradients_are_those_of_the_documents_alone(self, attention, dtype, tolerance):
+        packed, single = self.make(attention, dtype), self.make(attention, dtype)
+        _, batch = self.batch(3)
+        nats = self.losses(packed, batch)
+        nats.sum().backward()
+        for row in range(len(nats)):
+            for targets, example in self.alone(batch, row):
+                one = self.losses(single, example)
+                one.sum().backward()
+                torch.testing.assert_close(nats[row, targets], one[0], rtol=tolerance, atol=tolerance)
+        for (name, ours), theirs in zip(packed.named_parameters(), single.parameters(), strict=True):
+            size = max(theirs.grad.abs().max().item(), 1.0)
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=tolerance, atol=20 * tolerance * size, msg=name)
+
+    def test_neighbours_do_not_matter(self):
+        model = self.make("eager", torch.float64)
+        _, batch = self.batch()
+        other = {name: tensor.clone() for name, tensor in batch.items()}
+        for name, segments in (("input_ids", "input_segments"), ("decoder_input_ids", "target_segments")):
+            ids = other[name]
+            ids[other[segments] != 1] = (ids[other[segments] != 1] * 7 + 11) % 280 + 3
+        with torch.no_grad():
+            before, after = self.losses(model, batch), self.losses(model, other)
+        own = batch["target_segments"] == 1
+        torch.testing.assert_close(before[own], after[own], rtol=1e-12, atol=1e-12)
+        self.assertGreater((before - after)[~own].abs().max().item(), 0.05)
+
+    def test_an_evaluation_counts_every_target_once(self):
+        own, _ = self.batch(1)
+        text = text_of(200, 2_500)
+        text[text != EOS] = text[text != EOS] % 290 + 3
+        rows = DocumentRows(text, own.layout, EOS)
+        trainer = T5Trainer(
+            model=self.make("sdpa"),
+            args=arguments(Path(self.enterContext(tempfile.TemporaryDirectory())), per_device_eval_batch_size=7),
+            train_dataset=rows,
+            eval_dataset=rows,
+            data_collator=own,
+            compute_metrics=functools.partial(mixture_metrics, names=own.names, bytes_per_token=3.0),
+        )
+        metrics, _ = quietly(trainer.evaluate)
+        batch = own(rows.__getitems__(range(len(rows))))
+        with torch.no_grad():
+            nats = self.losses(trainer.model.eval(), batch)
+        self.assertNotEqual(len(rows) % 7, 0)
+        self.assertAlmostEqual(metrics["eval_loss"], nats.mean().item(), places=5)
+        hidden = int((batch["target_kinds"] == 0).sum())
+        bits = nats.sum().item() / np.log(2) / (3.0 * hidden)
+        self.assertAlmostEqual(metrics["eval_bits_per_byte"], bits, places=4)
+
+
+class RunTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def run_script(self, name: str, *more: str, **changes) -> tuple[dict, str]:
+        """(results, what was printed) of a run of six steps in the folder `name`."""
+        flags = dict(
+            output_dir=self.folder / name, data_cache_dir=self.folder / "cache", report_to="none", disable_tqdm="true",
+            config_name="tiny", config_overrides=SHAPE, vocab_size=300, packing="documents", input_seq_length=64,
+            max_steps=6, warmup_steps=2, per_device_train_batch_size=4, gradient_accumulation_steps=2, logging_steps=2,
+            eval_steps=6, save_steps=3, save_total_limit=5, preprocessing_num_workers=1, num_samples=2,
+        )  # fmt: skip
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as errors:
+            try:
+                results = pre_train_t5.main([*argv_of(flags | changes), *more])
+            except SystemExit as stop:
+                return {"code": stop.code}, printed.getvalue() + errors.getvalue()
+        return results, printed.getvalue()
+
+    def weights(self, name: str) -> torch.Tensor:
+        tensors = load_file(self.folder / name / "model.safetensors")
+        return torch.cat([tensor.flatten() for _, tensor in sorted(tensors.items())])
+
+    def test_a_run_of_corpora_by_weight_and_its_resumption(self):
+        corpora = ["--train_file"]
+        for name, seed, weight in (("a", 0, 0.8), ("b", 1, 0.2)):
+            (self.folder / f"{name}.txt").write_text("\n".join(sentences(250, seed)) + "\n")
+            corpora.append(f"{self.folder / name}.txt:{weight}")
+        results, printed = self.run_script("whole", *corpora)
+        self.assertRegex(
+            printed, r"packing +documents do not see each other, \d\.\d/\d\.\d a row; \d\.\d+%/\d\.\d+% of"
+        )
+        self.assertContainsSubset(["eval_loss", "eval_a_loss", "eval_b_bits_per_byte"], results)
+        weights = self.weights("whole")
+        samples = (self.folder / "whole" / "samples.md").read_text()
+        self.assertRegex(samples, r"## Step 6\n\n.*\[1\]")
+        self.assertNotIn("extra_id", samples)
+        (tokens,) = {line.split("of ")[-1] for line in printed.splitlines() if line.strip().startswith("chunks ")}
+        self.assertRegex(tokens, r"^\d+ tokens -> 64 in, 14 out$")
+
+        shutil.rmtree(self.folder / "whole" / "checkpoint-6")
+        again, _ = self.run_script("whole", *corpora, "--resume_from_checkpoint", dataloader_num_workers=2)
+        self.assertTrue(torch.equal(self.weights("whole"), weights))
+        self.assertEqual(again["eval_loss"], results["eval_loss"])
+        refused, errors = self.run_script("whole", *corpora, "--resume_from_checkpoint", packing="chunks")
+        self.assertEqual(refused, {"code": 2})
+        self.assertRegex(errors, "its run had --packing documents, now it is chunks, and other examples would follow")
+
+    def test_ready_made_ids(self):
+        rng = np.random.default_rng(0)
+        np.save(self.folder / "rows.npy", rng.integers(0, 50, (400, 37)))
+        flags = dict(train_file=self.folder / "rows.npy", vocab_size=50, max_steps=1, save_strategy="no", eval_steps=1)
+        results, printed = self.run_script("ids", **flags)
+        self.assertContainsSubset(["eval_loss", "eval_nats_per_id"], results)
+        self.assertRegex(printed, r"packing +documents do not see each other, 2\.\d a row; ")
+
+    @parameterized.parameters(
+        (["--packing", "document"], "--packing document: must be one of chunks, documents"),
+        (["--objective", "ul2"], "--packing documents is of --objective span_corruption: examples of ul2 have fixed"),
+        (["--streaming", "--max_steps", "3"], "--packing documents does not go with --streaming: where rows begin"),
+        (["--eos_between_documents", "false"], "--eos_between_documents false: --packing documents tells documents by"),
+    )
+    def test_refused(self, flags, message):
+        with self.assertRaisesRegex(ValueError, message):
+            pre_train_t5.parse_flags(["--packing", "documents", *flags] if "--packing" not in flags else flags)
+
+    def test_too_little_text(self):
+        (self.folder / "text.txt").write_text("\n".join(sentences(12)) + "\n")
+        (self.folder / "more.txt").write_text("\n".join(sentences(300)) + "\n")
+        self.run_script("tokenizer", train_file=self.folder / "more.txt", max_steps=1, num_samples=0)
+        flags = dict(tokenizer_name=self.folder / "tokenizer", vocab_size=None, eval_strategy="no", eval_steps=None)
+        refused, errors = self.run_script("few", train_file=self.folder / "text.txt", **flags)
+        self.assertEqual(refused, {"code": 2})
+        self.assertRegex(errors, r"the training text gives \d chunks of 69 tokens, one step needs 8: use more text")
+
+
+if __name__ == "__main__":
+    absltest.main()
