@@ -292,10 +292,12 @@ class TokensTest(parameterized.TestCase):
             validation_split_percentage=30.0,
         )  # fmt: skip
 
-        def plain(_):
-            return lambda texts: [[100 + letters.index(word[0]) for word in text.split()] for text in texts]
+        def encode(texts):
+            ids = [[100 + letters.index(word[0]) for word in text.split()] for text in texts]
+            return np.array(sum(ids, []), dtype=np.int64), np.cumsum([len(part) for part in ids], dtype=np.int64)
 
-        with mock.patch("data_t5.HELD_OUT_BLOCK", (200, 500)), mock.patch("data_t5.plain_encoder", plain):
+        short = mock.patch("data_t5.HELD_OUT_BLOCK", (200, 500))
+        with short, mock.patch("data_t5.corpus_encoder", lambda _: encode):
             files = tokenised(args, find_sources(args), vocabulary)
         for file in files.values():
             tokens = file.tokens.astype(int)
@@ -447,6 +449,9 @@ class RunTest(parameterized.TestCase):
         results, printed = self.run_script("ids", **flags)
         self.assertContainsSubset(["eval_loss", "eval_nats_per_id"], results)
         self.assertRegex(printed, r"packing +documents do not see each other, 2\.\d a row; ")
+        refused, errors = self.run_script("few", **flags | {"per_device_train_batch_size": 1_000})
+        self.assertEqual(refused, {"code": 2})
+        self.assertRegex(errors, r"the training text gives \d+ chunks of 70 tokens, one step needs 2000: use more text")
 
     @parameterized.parameters(
         (["--packing", "document"], "--packing document: must be one of chunks, documents"),
@@ -456,16 +461,8 @@ class RunTest(parameterized.TestCase):
     )
     def test_refused(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):
-            pre_train_t5.parse_flags(["--packing", "documents", *flags] if "--packing" not in flags else flags)
-
-    def test_too_little_text(self):
-        (self.folder / "text.txt").write_text("\n".join(sentences(12)) + "\n")
-        (self.folder / "more.txt").write_text("\n".join(sentences(300)) + "\n")
-        self.run_script("tokenizer", train_file=self.folder / "more.txt", max_steps=1, num_samples=0)
-        flags = dict(tokenizer_name=self.folder / "tokenizer", vocab_size=None, eval_strategy="no", eval_steps=None)
-        refused, errors = self.run_script("few", train_file=self.folder / "text.txt", **flags)
-        self.assertEqual(refused, {"code": 2})
-        self.assertRegex(errors, r"the training text gives \d chunks of 69 tokens, one step needs 8: use more text")
+            packing = [] if "--packing" in flags else ["--packing", "documents"]
+            pre_train_t5.parse_flags(["--config_name", "tiny", *packing, *flags])
 
 
 if __name__ == "__main__":
