@@ -351,6 +351,8 @@ class _TokenWriter:
         self.goes_on = False
 
     def _flush(self) -> None:
+        if not self.batch:  # always, where the ids are ready-made
+            return
         ids, ends = self.encode(self.batch)
         if self.eos:
             ids = np.insert(ids, ends[[not isinstance(document, Stretch) for document in self.batch]], self.eos[0])
