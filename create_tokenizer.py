@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from arguments_t5 import PreTrainingDataArguments, check_pre_training_data, check_vocab_size
+from arguments_t5 import PreTrainingDataArguments
 from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
 from common.reports import end_summary
 from constants import BUILTIN_CORPUS, NUM_SENTINELS
@@ -24,6 +24,7 @@ from corpora.hub import load_dataset_splits
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from data_t5 import find_sources
 from model_t5 import build_config
+from training.flag_checks import check_pre_training_data, check_vocab_size
 
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: as it is.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")

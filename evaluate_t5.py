@@ -23,14 +23,7 @@ from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq
 
-from arguments_t5 import (
-    FineTuningArguments,
-    T5TrainingArguments,
-    TaskArguments,
-    check_attention,
-    check_task,
-    check_tasks,
-)
+from arguments_t5 import FineTuningArguments, T5TrainingArguments, TaskArguments
 from common.command_line import exit_on_user_error, option, parse_arguments
 from common.processes import is_first_process, run_script
 from common.reports import end_summary, start_summary, write_json
@@ -55,6 +48,7 @@ from tasks.metrics import check_metrics, parse_class, parse_number, score_predic
 from tasks.mixtures import average_of
 from trainer_t5 import T5Trainer, finish_process_group
 from training.callbacks import T5ProgressCallback, install_callbacks
+from training.flag_checks import check_attention, check_task, check_tasks
 from training.runs import set_up_tracking
 from training.samples import prompt
 from training.trackers import finish_tracking, log_table, start_tracking

@@ -20,17 +20,7 @@ from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, set_seed
 
-from arguments_t5 import (
-    FineTuningArguments,
-    ModelArguments,
-    TaskArguments,
-    check_best_metric,
-    check_model,
-    check_streaming,
-    check_tasks,
-    check_training,
-    parse_overrides,
-)
+from arguments_t5 import FineTuningArguments, ModelArguments, TaskArguments
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import print_once, run_script
 from common.reports import human_time
@@ -65,6 +55,14 @@ from tasks.mixtures import Mixture, average_of, mixing_rates
 from tasks.streaming import evaluation_rows, open_corpus, stream_task
 from trainer_t5 import EvaluationTask, T5Trainer
 from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir
+from training.flag_checks import (
+    check_best_metric,
+    check_model,
+    check_streaming,
+    check_tasks,
+    check_training,
+    parse_overrides,
+)
 from training.runs import finish_run, set_up_tracking, start_run
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"

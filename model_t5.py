@@ -21,9 +21,10 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, T5Config
 
 import attention_t5  # noqa: F401 (registers --attn_implementation t5_fused)
-from arguments_t5 import ModelArguments, parse_overrides
+from arguments_t5 import ModelArguments
 from common.processes import answers
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
+from training.flag_checks import parse_overrides
 from training.loss import IGNORE_INDEX, loss_sums
 
 T5_FAMILY = ("t5", "mt5", "umt5")

@@ -17,17 +17,7 @@ from pathlib import Path
 
 from transformers import set_seed
 
-from arguments_t5 import (
-    ModelArguments,
-    PreTrainingArguments,
-    PreTrainingDataArguments,
-    check_best_metric,
-    check_model,
-    check_pre_training_data,
-    check_streaming,
-    check_training,
-    parse_overrides,
-)
+from arguments_t5 import ModelArguments, PreTrainingArguments, PreTrainingDataArguments
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import run_script
 from common.reports import human_count, human_time
@@ -59,6 +49,14 @@ from training.chunks import JoinedChunks, WeightedChunks, chunks_for, described_
 from training.corruption import PackedDataCollator
 from training.denoising import MixtureDataCollator, denoisers_of, with_mode_tokens
 from training.documents import DocumentDataCollator
+from training.flag_checks import (
+    check_best_metric,
+    check_model,
+    check_pre_training_data,
+    check_streaming,
+    check_training,
+    parse_overrides,
+)
 from training.new_vocabulary import change_vocabulary, same_vocabulary
 from training.packing import enable_packing
 from training.runs import finish_run, set_up_tracking, start_run

@@ -26,13 +26,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from arguments_t5 import FineTuningArguments, ModelArguments, TaskArguments, check_tasks
+from arguments_t5 import FineTuningArguments, ModelArguments, TaskArguments
 from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
 from common.reports import end_summary, start_summary, write_aside, write_json
 from constants import DATASET_VALS
 from tasks.examples import eval_splits, load_rows
 from training.checkpoints import newest_whole_checkpoint
+from training.flag_checks import check_tasks
 from training.preemption import PREEMPTED_EXIT_CODE
 
 HERE = Path(__file__).resolve().parent

@@ -30,17 +30,13 @@ from arguments_t5 import (
     PreTrainingDataArguments,
     T5TrainingArguments,
     TaskArguments,
-    check_model,
-    check_pre_training_data,
-    check_task,
-    check_training,
-    parse_overrides,
 )
 from common import command_line, processes
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import answers, is_first_process, print_once
 from constants import DATASET_VALS, DEFAULT_LEARNING_RATES
 from corpora.files import data_suffix, expand_files
+from training.flag_checks import check_model, check_pre_training_data, check_task, check_training, parse_overrides
 from training.optimizers import OPTIMIZERS
 
 ROOT = Path(arguments_t5.__file__).parent

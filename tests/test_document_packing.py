@@ -25,7 +25,7 @@ from test_trainer_t5 import arguments, quietly
 from transformers import set_seed
 
 import pre_train_t5
-from arguments_t5 import PreTrainingDataArguments, parse_overrides
+from arguments_t5 import PreTrainingDataArguments
 from corpora.own_ids import ids_tokenizer
 from data_collator_t5 import T5DataCollator
 from data_t5 import EpochSampler, TokenFile, find_sources, tokenised
@@ -34,6 +34,7 @@ from tasks.metrics import mixture_metrics
 from trainer_t5 import T5Trainer
 from training.chunks import WeightedChunks, tokens_per_example
 from training.documents import DocumentDataCollator, DocumentRows, RowLayout, share_out
+from training.flag_checks import parse_overrides
 from training.packing import enable_packing
 
 # (input_seq_length, noise_density, mean_noise_span_length)

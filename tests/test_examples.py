@@ -16,7 +16,7 @@ import torch
 from absl.testing import absltest, parameterized
 from transformers import ByT5Tokenizer
 
-from arguments_t5 import TaskArguments, check_task
+from arguments_t5 import TaskArguments
 from constants import DATASET_VALS
 from corpora import installed_docs
 from corpora.tokenizers import load_tokenizer, train_tokenizer
@@ -34,6 +34,7 @@ from tasks.examples import (
     task_metrics,
 )
 from tasks.metrics import METRICS, STATISTICS, check_metrics
+from training.flag_checks import check_task
 
 GLUE = DATASET_VALS["glue"]
 

@@ -13,10 +13,11 @@ from absl.testing import absltest, parameterized
 from transformers import Trainer, get_scheduler
 from transformers.optimization import Adafactor
 
-from arguments_t5 import FineTuningArguments, PreTrainingArguments, check_training
+from arguments_t5 import FineTuningArguments, PreTrainingArguments
 from constants import DEFAULT_LEARNING_RATES
 from model_t5 import build_config, create_model
 from trainer_t5 import T5Trainer
+from training.flag_checks import check_training
 from training.optimizers import (
     OPTIMIZERS,
     AdamWRMSScaled,

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import TrainerCallback
 
-from arguments_t5 import check_training
 from model_t5 import build_config, create_model, flops_per_sequence, load_model, shift_right
+from training.flag_checks import check_training
 from training.fused_model import (
     checkpoint_blocks_only,
     fuse_cross_projections,

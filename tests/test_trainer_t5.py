@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from absl.testing import absltest, parameterized
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
-from arguments_t5 import PreTrainingArguments, check_training
+from arguments_t5 import PreTrainingArguments
 from common.reports import read_metrics
 from data_collator_t5 import T5DataCollator
 from data_t5 import ChunkDataset
@@ -31,6 +31,7 @@ from model_t5 import build_config, create_model, shift_right
 from tasks.metrics import STATISTICS, language_model_metrics, token_metrics
 from trainer_t5 import T5Trainer, finish_process_group, global_batch_size
 from training import runs
+from training.flag_checks import check_training
 from training.runs import device_peak_flops, set_up_tracking, start_run
 
 ROOT = Path(__file__).resolve().parent.parent

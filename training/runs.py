@@ -10,7 +10,6 @@ import psutil
 import torch
 from requests.utils import get_netrc_auth
 
-from arguments_t5 import wants_fsdp
 from common.command_line import exit_on_user_error
 from common.processes import answers, is_first_process, print_once
 from common.reports import end_summary, human_bytes, human_count, run_record, start_summary, write_json
@@ -27,6 +26,7 @@ from training.callbacks import (
     install_callbacks,
 )
 from training.checkpoints import clear_output_dir, resumed_batch_notice
+from training.flag_checks import wants_fsdp
 from training.optimizers import scheduler_name
 from training.trackers import finish_tracking, start_tracking
 
