@@ -21,8 +21,8 @@ from constants import BUILTIN_CORPUS, NUM_SENTINELS
 from corpora.cache import made_aside
 from corpora.files import column_texts
 from corpora.hub import load_dataset_splits
+from corpora.sources import find_sources
 from corpora.tokenizers import load_tokenizer, train_tokenizer
-from data_t5 import find_sources
 from model_t5 import build_config
 from training.flag_checks import check_pre_training_data, check_vocab_size
 

@@ -25,9 +25,9 @@ from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import print_once, run_script
 from common.reports import human_time
 from constants import DEMO_CHECKPOINTS
+from corpora.sources import task_tokenizer
 from corpora.streams import resume as resume_stream
 from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
-from data_t5 import task_tokenizer
 from model_t5 import (
     build_config,
     check_model_source,

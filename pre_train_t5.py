@@ -23,10 +23,11 @@ from common.processes import run_script
 from common.reports import human_count, human_time
 from corpora.own_ids import ids_offset, ids_tokenizer
 from corpora.pre_training_streams import first_tokens, open_streams, stream_chunks
+from corpora.sources import corpus_weights, find_corpora, find_sources, id_format, joined, tokenizer_for
 from corpora.streams import resume as resume_stream
 from corpora.tokenizers import has_tokenizer, load_tokenizer, tokenizer_fingerprint
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from data_t5 import corpus_weights, find_corpora, find_sources, id_format, joined, tokenised, tokenizer_for
+from data_t5 import tokenised
 from model_t5 import (
     build_config,
     check_model_source,

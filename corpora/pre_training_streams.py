@@ -6,10 +6,11 @@ from arguments_t5 import PreTrainingDataArguments, T5TrainingArguments
 from constants import BUILTIN_CORPUS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import column_texts, expand_files
+from corpora.sources import find_sources
 from corpora.streams import StreamDataset, packed
 from corpora.tokenizers import plain_encoder, tokenizer_fingerprint
 from data_collator_t5 import example_keys
-from data_t5 import TokenFile, find_sources
+from data_t5 import TokenFile
 
 HELD_OUT = 512  # chunks, where neither --validation_file nor --max_eval_samples says otherwise
 

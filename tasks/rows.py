@@ -9,8 +9,8 @@ from common.command_line import did_you_mean
 from constants import DATASET_VALS
 from corpora.files import data_suffix, is_plain_text, open_text, read_rows, read_text_documents, read_tsv
 from corpora.hub import load_dataset_splits
+from corpora.sources import builtin_corpus
 from corpora.streams import cut_sentences
-from data_t5 import builtin_corpus
 from tasks.columns import MISSING, merged_references, one_row_per_reference, raw_rows, read_parallel, value_of
 from tasks.entries import columns_of, eval_splits, may_hide_answers, target_text
 

@@ -21,7 +21,8 @@ import pre_train_t5
 from arguments_t5 import PreTrainingDataArguments
 from common.command_line import parse_arguments
 from corpora.files import split_weights
-from data_t5 import ChunkDataset, EpochSampler, corpus_weights
+from corpora.sources import corpus_weights
+from data_t5 import ChunkDataset, EpochSampler
 from training.chunks import JoinedChunks, WeightedChunks
 
 

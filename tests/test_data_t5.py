@@ -33,9 +33,10 @@ from corpora import hub, installed_docs
 from corpora.cache import cached
 from corpora.files import read_documents, read_rows, read_tsv
 from corpora.hub import load_dataset_splits
+from corpora.sources import find_sources, tokenizer_for
 from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from data_t5 import ChunkDataset, EpochSampler, Stretch, find_sources, split_documents, tokenised, tokenizer_for
+from data_t5 import ChunkDataset, EpochSampler, Stretch, split_documents, tokenised
 from training import manifests
 from training.manifests import write_manifest
 
@@ -392,7 +393,7 @@ class TokenizerTest(TestCase):
 
     def test_tokenizer_for_is_cached_by_text_and_size(self):
         source = find_sources(self.arguments(self.write("a.txt", "\n".join(LINES))))["train"]
-        with mock.patch.object(data_t5, "train_tokenizer", wraps=train_tokenizer) as train:
+        with mock.patch("corpora.sources.train_tokenizer", wraps=train_tokenizer) as train:
             first = tokenizer_for(source, 700, self.folder / "cache")
             again = tokenizer_for(source, 700, self.folder / "cache")
             train.assert_called_once()

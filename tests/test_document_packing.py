@@ -27,8 +27,9 @@ from transformers import set_seed
 import pre_train_t5
 from arguments_t5 import PreTrainingDataArguments
 from corpora.own_ids import ids_tokenizer
+from corpora.sources import find_sources
 from data_collator_t5 import T5DataCollator
-from data_t5 import EpochSampler, TokenFile, find_sources, tokenised
+from data_t5 import EpochSampler, TokenFile, tokenised
 from model_t5 import build_config, create_model
 from tasks.metrics import mixture_metrics
 from trainer_t5 import T5Trainer

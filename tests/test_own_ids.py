@@ -24,8 +24,9 @@ import pre_train_t5
 from arguments_t5 import PreTrainingDataArguments
 from corpora import example_series
 from corpora.own_ids import IdDocument, IdFormat, IdWords, ids_offset, ids_tokenizer, read_ids
+from corpora.sources import find_sources
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from data_t5 import find_sources, split_documents, tokenised
+from data_t5 import split_documents, tokenised
 from model_t5 import build_config
 from training.flag_checks import check_pre_training_data
 

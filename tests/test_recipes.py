@@ -21,7 +21,7 @@ import yaml
 from absl.testing import absltest, parameterized
 from transformers import MT5Config, T5Config
 
-import data_t5
+import corpora.sources
 import fine_tune_t5
 import pre_train_t5
 import tasks.rows
@@ -136,7 +136,7 @@ class RecipeTest(parameterized.TestCase):
         flags += "--max_eval_samples 16 --logging_steps 1 --warmup_steps 2 --dataloader_num_workers 0 --report_to none "
         flags += f"--disable_tqdm true --preprocessing_num_workers 1 --data_cache_dir {self.folder}/cache"
         argv = [str(FOLDER / name), *flags.format(folder=self.folder).split(), "--output_dir", str(out)]
-        for module in (data_t5, tasks.rows):
+        for module in (corpora.sources, tasks.rows):
             docs = mock.patch.object(module, "builtin_corpus", return_value=self.folder / "docs")
             self.enter_context(docs)
         with contextlib.redirect_stdout(io.StringIO()):

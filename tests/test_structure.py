@@ -79,7 +79,7 @@ LAYERS = (
         "attention_t5",
         "tasks.entries",
     },
-    {"training.flag_checks"},
+    {"corpora.sources", "training.flag_checks"},
     {  # services
         "data_t5",
         "model_t5",

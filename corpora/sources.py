@@ -1,0 +1,167 @@
+"""Where the text for pre-training comes from: local files, a saved `datasets` folder, the Hub or the built-in corpus.
+
+A source knows the fingerprint of its contents before it is read; the tokenizer trained on it is cached under that.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from arguments_t5 import ModelArguments, PreTrainingDataArguments, TaskArguments
+from common.processes import print_once
+from common.reports import human_bytes
+from constants import BUILTIN_CORPUS
+from corpora.cache import cached
+from corpora.files import column_texts, data_suffix, expand_files, is_plain_text, read_documents, split_weights
+from corpora.hub import load_dataset_splits
+from corpora.own_ids import IdDocument, IdFormat, expand_id_files, holds_ids, read_ids, row_ids
+from corpora.tokenizers import load_tokenizer, train_tokenizer
+from training.manifests import file_digest
+
+TOKENIZER_SENTENCES = 200_000  # sample for a tokenizer that is trained on the way; enough for a small vocabulary
+
+
+@dataclass
+class Source:
+    """Text of one split, not yet read: `documents()` starts anew at each call."""
+
+    description: str  # for the summary
+    fingerprint: str  # of the contents
+    files: list[Path]  # empty for a `datasets` source
+    column: str
+    dataset: object = None
+    size: int | None = None  # bytes, if known
+    ids: IdFormat | None = None  # how ready-made ids are read; None: text
+
+    def documents(self) -> Iterator[str] | Iterator[IdDocument]:
+        if self.dataset is not None:
+            read = column_texts if self.ids is None else row_ids
+            yield from read(self.dataset, self.column, self.description)
+        for file in self.files:
+            yield from read_documents(file, self.column) if self.ids is None else read_ids(file, self.ids)
+
+
+def find_sources(args: PreTrainingDataArguments) -> dict[str, Source]:
+    """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. ValueError if none."""
+    ids = id_format(args)
+    if args.train_file:
+        paths, _ = split_weights("--train_file", args.train_file)
+        sources = {"train": _file_source("--train_file", paths, args.text_column, ids)}
+        if args.validation_file:
+            sources["validation"] = _file_source("--validation_file", args.validation_file, args.text_column, ids)
+        return sources
+    name = args.dataset_name or BUILTIN_CORPUS
+    if name == BUILTIN_CORPUS:
+        folder = builtin_corpus(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
+        sources = {}
+        for split in ("train", "validation"):
+            source = sources[split] = _file_source("", [str(folder / f"{split}.jsonl")], "text")
+            source.description = f"{name}: English documentation of the installed packages ({source.description})"
+        return sources
+    return _dataset_sources(name, args.dataset_config_name, args.input_ids_column or args.text_column, ids)
+
+
+def id_format(args: PreTrainingDataArguments) -> IdFormat | None:
+    """How the files hold ready-made ids; None where they hold text."""
+    asked = holds_ids(args.train_file, args.input_ids_column, args.input_ids_dtype)
+    return IdFormat(args.input_ids_column, args.input_ids_dtype) if asked else None
+
+
+def corpus_weights(args: PreTrainingDataArguments) -> dict[str, tuple[str, float]]:
+    """{name: (path, weight)} of `--train_file a.txt:0.7 b.txt:0.3`, weights adding up to 1; {} without weights.
+
+    A name is its file's stem, with a number where two are alike.
+    """
+    paths, weights = split_weights("--train_file", args.train_file or [])
+    corpora = {}
+    for path, weight in zip(paths, weights or [], strict=False):
+        stem = re.sub(r"\W+", "_", Path(path).name.split(".")[0]).strip("_") or "corpus"
+        names = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
+        name = next(name for name in names if name not in corpora)
+        corpora[name] = (path, weight / sum(weights))
+    return corpora
+
+
+def find_corpora(args: PreTrainingDataArguments) -> dict[str, dict[str, Source]]:
+    """{name: sources} of the corpora that have weights, each with the sources that it would have alone."""
+    corpora = corpus_weights(args).items()
+    return {name: find_sources(dataclasses.replace(args, train_file=[path])) for name, (path, _) in corpora}
+
+
+def joined(corpora: dict[str, dict[str, Source]]) -> dict[str, Source]:
+    """All corpora as one, whatever their weights: what a tokenizer is trained on."""
+    sources = [found["train"] for found in corpora.values()]
+    digest = hashlib.sha256("".join(source.fingerprint for source in sources).encode())
+    train = dataclasses.replace(
+        sources[0],
+        description=", ".join(source.description for source in sources),
+        fingerprint=digest.hexdigest(),
+        files=[file for source in sources for file in source.files],
+        size=sum(source.size for source in sources),
+    )
+    return next(iter(corpora.values())) | {"train": train}
+
+
+def _file_source(flag: str, paths: list[str], column: str, ids: IdFormat | None = None) -> Source:
+    files = expand_files(flag, paths) if ids is None else expand_id_files(flag, paths, ids)
+    digest = hashlib.sha256()
+    for file in files:
+        kind = ".txt" if is_plain_text(file) else data_suffix(file)
+        digest.update(kind.encode() + file_digest(file).encode())
+    size = sum(file.stat().st_size for file in files)
+    shown = files[0].name if len(files) == 1 else f"{len(files)} files"
+    column = column if ids is None else str(ids)
+    return Source(f"{shown}, {human_bytes(size)}", digest.hexdigest(), files, column, size=size, ids=ids)
+
+
+def _dataset_sources(name: str, config: str | None, column: str, ids: IdFormat | None = None) -> dict[str, Source]:
+    import datasets
+
+    splits = load_dataset_splits(name, config, "--dataset_name")
+    if "train" not in splits:
+        raise ValueError(f"--dataset_name {name}: has no split called train; there is {', '.join(splits)}")
+    sources = {}
+    for split in ("train", "validation"):
+        if split in splits:
+            dataset: datasets.Dataset = splits[split]
+            if column not in dataset.column_names:
+                flag = "--text_column" if ids is None else "--input_ids_column"
+                raise ValueError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
+            sources[split] = Source(
+                f"{name} ({len(dataset):,} rows)", dataset._fingerprint, [], column, dataset, ids=ids
+            )
+    return sources
+
+
+def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
+    """Folder of the built-in English corpus below `cache`, made from the installed packages if it is not there yet."""
+    corpus = importlib.import_module(f"corpora.{BUILTIN_CORPUS}")
+
+    def build(folder: Path) -> None:
+        print_once(f"collecting the documentation of the installed packages into {cache}")
+        corpus.build(folder, num_workers=num_workers or os.cpu_count() or 1)
+
+    return cached(cache, BUILTIN_CORPUS, corpus.fingerprint(), build)
+
+
+def tokenizer_for(source: Source, vocab_size: int, cache: Path):
+    """A tokenizer trained on `source`, kept in the cache under a key of the text's contents and the size."""
+    key = hashlib.sha256(f"{source.fingerprint} {source.column} {vocab_size}".encode()).hexdigest()
+
+    def build(folder: Path) -> None:
+        print_once(f"no tokenizer was given: training one of {vocab_size:,} words on {source.description}")
+        train_tokenizer(source.documents(), folder, vocab_size, max_sentences=TOKENIZER_SENTENCES)
+
+    return load_tokenizer(str(cached(cache, "tokenizer", key, build)))
+
+
+def task_tokenizer(model_args: ModelArguments, task_args: TaskArguments):
+    """The tokenizer of a model from scratch when none is named: the one that pre-training from scratch would use."""
+    source = find_sources(PreTrainingDataArguments(data_cache_dir=task_args.data_cache_dir))["train"]
+    return tokenizer_for(source, model_args.vocab_size, Path(task_args.data_cache_dir).expanduser())
