@@ -348,8 +348,8 @@ class CompiledTrainingTest(parameterized.TestCase):
 
     @absltest.skipUnless(shutil.which("c++") or shutil.which("g++"), "inductor needs a C++ compiler on a CPU")
     def test_inductor(self):
-        """Its kernels sum in another order, and round to bfloat16 less often: 8 bits of a loss of about 6."""
-        self.check("t5_fused", True, "inductor", rtol=5e-3)
+        """Its kernels sum in another order, and round to bfloat16 less often. Seen: 1.2e-4."""
+        self.check("t5_fused", True, "inductor", rtol=1e-3)
 
 
 class RunTest(parameterized.TestCase):
