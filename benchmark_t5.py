@@ -33,6 +33,7 @@ DEFAULTS = {
     "cuda": dict(model="base", batch=128, source_length=512, rounds=5, minutes=8.0),
     "cpu": dict(model="tiny", batch=8, source_length=64, rounds=3, minutes=2.0),
 }
+GLUE_LENGTH = 128  # run_glue's --max_seq_length, to which it pads every row
 
 
 # ---------------------------------------------------------------- flags
@@ -138,6 +139,8 @@ def complete(args: argparse.Namespace) -> None:
         defaults |= dict(batch=128, source_length=512, rounds=25)
     if args.command == "load":
         defaults |= dict(batch=128, source_length=512, gigabytes=[1.0])
+    if args.command == "evaluate":
+        defaults |= dict(source_length=GLUE_LENGTH)
     if args.command == "tokenise":
         defaults |= dict(source_length=512, megabytes=8.0)
     for name, value in defaults.items():
@@ -207,6 +210,7 @@ def run_evaluate(args) -> dict:
     shape = (args.examples, args.batch, args.source_length, args.device, args.bf16, args.rounds)
     result = inference.measure_evaluate(args.model, *shape)
     print(table(result["rows"], inference.EVALUATE_COLUMNS))
+    print(f"sources of {result['mean_source_length']:.0f} tokens on average, at most {args.source_length}")
     return result
 
 
@@ -236,6 +240,8 @@ def run_all(args) -> dict:
         part = build_parser().parse_args(words) if name == "plan" else argparse.Namespace(**vars(args))
         if name == "collator":
             part.batch, part.source_length, part.rounds = 128, 512, 25
+        if name == "evaluate":
+            part.source_length = GLUE_LENGTH
         if name == "plan":
             complete(part)
         try:
@@ -255,7 +261,7 @@ COMMANDS = {
     "collator": (run_collator, "Span corruption of a batch against the per-example algorithm."),
     "tokenise": (run_tokenise, "Text to chunks of tokens against datasets.map and grouping."),
     "load": (run_load, "The data loader on memory-mapped corpora, and its memory."),
-    "evaluate": (run_evaluate, "Classification: scoring labels against generate()."),
+    "evaluate": (run_evaluate, "Classification: scoring labels against generate() and against run_glue's set-up."),
     "generate": (run_generate, "generate() with a growing and a static cache."),
     "plan": (run_plan, "Memory per GPU, communication and speed of a large run, on paper."),
 }

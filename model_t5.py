@@ -160,6 +160,9 @@ def _prepared(model: PreTrainedModel) -> PreTrainedModel:
         # Saved as `tie_word_embeddings: false`, which is what Google's v1.1 files say and every reader expects.
         model.config.tie_word_embeddings = False
         model.all_tied_weights_keys.pop("lm_head.weight", None)
+    for block in model.decoder.block:
+        # umT5 of transformers 5.17 does not say so, and sdpa, its default, then lets the decoder see what comes next.
+        block.layer[0].SelfAttention.is_causal = True
     model.accepts_loss_kwargs = False  # forward() must not be handed the loss's divisor: it would swallow it
     if model.generation_config is not None:
         model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id

@@ -286,60 +286,80 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
     def _score(self, model, inputs, labels: torch.Tensor | None) -> torch.Tensor:
         """Statistics [B, 6] of a batch by teacher forcing, on its labels and on every class label in one forward pass.
 
-        The texts to be scored stand side by side in one decoder sequence. A block-diagonal causal mask keeps them
-        apart, and relative positions are the same within each, so encoder and cross-attention keys are computed once.
+        The texts to be scored stand end to end in one decoder sequence. A block-diagonal causal mask keeps them apart,
+        and relative positions are the same within each, so encoder and cross-attention keys are computed once. Rows
+        whose own label is a class label are scored from that one's logits; only other labels are fed as well.
         """
-        rows = len(inputs["input_ids"])
-        texts = [] if labels is None else [labels]
-        if self.class_label_ids is not None and not self.args.predict_with_generate:
-            texts += [label.expand(rows, -1) for label in self.class_label_ids.to(inputs["input_ids"].device)]
-        statistics = torch.zeros(rows, len(STATISTICS), device=inputs["input_ids"].device)
+        rows, device = len(inputs["input_ids"]), inputs["input_ids"].device
+        statistics = torch.zeros(rows, len(STATISTICS), device=device)
         statistics[:, STATISTICS.index("predicted_class")] = -1
+        texts, gold = [], None
+        if self.class_label_ids is not None and not self.args.predict_with_generate:
+            classes = self.class_label_ids.to(device)
+            texts = [label[label.ne(IGNORE_INDEX)].expand(rows, -1) for label in classes]
+            gold = None if labels is None else _which_class(labels, classes)
+        num_classes = len(texts)
+        if labels is not None and gold is None:
+            texts.append(labels)
         if not texts:
             return statistics
-        length = max(text.shape[1] for text in texts)
-        targets = torch.stack([F.pad(t, (0, length - t.shape[1]), value=IGNORE_INDEX) for t in texts], dim=1)
+        lengths, targets = [text.shape[1] for text in texts], torch.cat(texts, dim=1)
         config = self.model.config
-        decoder_inputs = shift_right(targets, config.decoder_start_token_id, config.pad_token_id)
+        decoder_inputs = [shift_right(text, config.decoder_start_token_id, config.pad_token_id) for text in texts]
         sources = {name: inputs[name] for name in ("input_ids", "attention_mask", *SEGMENTS) if name in inputs}
         if "target_segments" in inputs:  # packed examples: each begins with the start token
-            decoder_inputs = inputs["decoder_input_ids"]
+            decoder_inputs = [inputs["decoder_input_ids"]]
         if len(texts) > 1:
-            sources["decoder_attention_mask"] = _block_causal_mask(len(texts), length, targets.device, rows)
-        logits = model(**sources, decoder_input_ids=decoder_inputs.flatten(1), use_cache=False).logits
-        logits = logits.unflatten(1, targets.shape[1:])
+            sources["decoder_attention_mask"] = _block_causal_mask(lengths, device, rows)
+        logits = model(**sources, decoder_input_ids=torch.cat(decoder_inputs, dim=1), use_cache=False).logits
+        written = logits.argmax(-1)
         if labels is not None:
-            statistics[:, :4] = _teacher_forced(logits[:, 0], targets[:, 0])
+            where = torch.arange(targets.shape[1], device=device)[-labels.shape[1] :].expand(rows, -1)
+            if gold is not None:  # its class's places in the sequence; what is counted beyond its end has no label
+                first = torch.tensor([0, *lengths], device=device).cumsum(0)[gold, None]
+                labels = classes[gold]
+                where = (first + torch.arange(labels.shape[1], device=device)).clamp(max=targets.shape[1] - 1)
+            elsewhere = gold is not None or len(texts) > 1
+            own = logits[torch.arange(rows, device=device)[:, None], where] if elsewhere else logits
+            correct = written.gather(1, where).eq(labels)
+            statistics[:, :4] = _teacher_forced(own, labels, correct)
             if isinstance(self.data_collator, PackedDataCollator):
                 kinds = 2 * len(self.data_collator.names)
-                return torch.cat([statistics, _by_kind(logits[:, 0], labels, inputs["target_kinds"], kinds)], dim=1)
+                return torch.cat([statistics, _by_kind(own, labels, inputs["target_kinds"], kinds)], dim=1)
             if isinstance(self.data_collator, T5DataCollator):
                 markers = torch.tensor([*self.data_collator.sentinel_ids, self.data_collator.eos_id])
-                text = ~torch.isin(targets[:, 0], markers.to(targets.device))
-                correct_text = (logits[:, 0].argmax(-1).eq(targets[:, 0]) & text).sum(-1)
-                statistics[:, STATISTICS.index("correct_text_tokens")] = correct_text.float()
-        classes = slice(1 if labels is not None else 0, None)
-        written = (logits[:, classes].argmax(-1).eq(targets[:, classes]) | targets[:, classes].eq(IGNORE_INDEX)).all(-1)
-        if written.shape[1]:
-            found = torch.where(written.any(-1), written.int().argmax(-1), -1)
+                text = ~torch.isin(labels, markers.to(device))
+                statistics[:, STATISTICS.index("correct_text_tokens")] = (correct & text).sum(-1).float()
+        if num_classes:
+            right = written.eq(targets).split(lengths, dim=1)[:num_classes]
+            right = torch.stack([tokens.all(-1) for tokens in right], dim=1)
+            found = torch.where(right.any(-1), right.int().argmax(-1), -1)
             statistics[:, STATISTICS.index("predicted_class")] = found.float()
         return statistics
 
 
-def _block_causal_mask(blocks: int, length: int, device: torch.device, rows: int) -> torch.Tensor:
-    """[rows, 1, blocks * length, blocks * length]: 0 where a position of the same block is not later, else lowest."""
-    allowed = torch.block_diag(*[torch.ones(length, length, device=device).tril()] * blocks).bool()
+def _which_class(labels: torch.Tensor, classes: torch.Tensor) -> torch.Tensor | None:
+    """[B] numbers of the class labels [C, T] that the labels [B, T'] are; None if one of them is none."""
+    length = max(labels.shape[1], classes.shape[1])
+    labels, classes = (F.pad(ids, (0, length - ids.shape[1]), value=IGNORE_INDEX) for ids in (labels, classes))
+    same = labels[:, None].eq(classes).all(-1)
+    return same.int().argmax(-1) if bool(same.any(-1).all()) else None
+
+
+def _block_causal_mask(lengths: list[int], device: torch.device, rows: int) -> torch.Tensor:
+    """[rows, 1, P, P] for P = sum(lengths): 0 where a position of the same block is not later, else lowest."""
+    allowed = torch.block_diag(*(torch.ones(length, length, device=device).tril() for length in lengths)).bool()
     mask = torch.zeros(allowed.shape, device=device).masked_fill_(~allowed, torch.finfo(torch.float32).min)
     return mask.expand(rows, 1, -1, -1)
 
 
-def _teacher_forced(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """[B, 4] nats, tokens, correct tokens and exact match of each example; logits [B, T, V], labels [B, T]."""
+def _teacher_forced(logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor) -> torch.Tensor:
+    """[B, 4] nats, tokens, correct tokens and exact match of each example; logits [B, T, V], labels and correct [B, T]
+    (whether the label's token is the most likely one)."""
     nats = F.cross_entropy(
         logits.float().transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none"
     )  # 0 where ignored
     counted = labels.ne(IGNORE_INDEX)
-    correct = logits.argmax(-1).eq(labels) & counted
     exact = (correct | ~counted).all(-1)
     return torch.stack([nats.sum(-1), counted.sum(-1).float(), correct.sum(-1).float(), exact.float()], dim=1)
 

@@ -341,12 +341,13 @@ class ModelTest(parameterized.TestCase):
     def test_the_rest_of_the_family(self, config):
         examples = batch(12, 5, padded=True)
         results = []
-        for implementation in ("eager", "t5_fused"):
+        for implementation in ("eager", "sdpa", "t5_fused"):
             model = tiny(implementation, config, vocab_size=96)
             loss = model(**examples, use_cache=False).loss
             results.append((loss.item(), gradients(model, loss)))
-        self.assertAlmostEqual(results[0][0], results[1][0], delta=1e-12)
-        self.assert_same(results[1][1], results[0][1])
+        for loss, found in results[1:]:
+            self.assertAlmostEqual(loss, results[0][0], delta=1e-12)
+            self.assert_same(found, results[0][1])
 
     def test_the_bias_is_shared_by_all_layers(self):
         """Cut out of every layer but the first, its gradient is another: the sum over layers is what is compared."""

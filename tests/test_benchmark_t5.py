@@ -129,14 +129,33 @@ class CommandsTest(BenchmarkTest):
         self.assertIn("private_growth_from_first_to_last_gib", found)
         self.assertEmpty(list(self.folder.iterdir()))
 
-    def test_evaluate_asserts_that_both_ways_answer_alike(self):
-        flags = ["--examples", "24", "--batch", "8", "--source_length", "10", "--rounds", "2"]
-        found, _ = self.run_main("evaluate", *flags)
+    def test_evaluate_asserts_that_all_ways_answer_alike(self):
+        flags = ["--examples", "24", "--batch", "8", "--source_length", "32", "--rounds", "2"]
+        found, printed = self.run_main("evaluate", *flags)
+        rates = {row["name"]: row["sequences_per_second"] for row in found["rows"]}
+        self.assertEqual(list(rates), ["ours", "generate", "run_glue_like"])
+        self.assertAlmostEqual(found["ratio"], rates["ours"] / rates["run_glue_like"])
+        self.assertAlmostEqual(found["ratio_to_generate"], rates["ours"] / rates["generate"])
+        self.assertBetween(found["mean_source_length"], 8, 13)
+        self.assertRegex(printed, r"sources of \d+ tokens on average, at most 32")
         self.assertEqual(found["equal_answers"], 1.0)
         # Some rows are answered with a label and some with none: both branches were compared.
         self.assertBetween(found["answers_that_are_labels"], 0.05, 0.95)
         with mock.patch.object(inference, "class_of", return_value=7), self.assertRaisesRegex(AssertionError, "same"):
-            inference.measure_evaluate("tiny", 8, 8, 10, torch.device("cpu"), False, 2)
+            inference.measure_evaluate("tiny", 8, 8, 10, torch.device("cpu"), False, 1)
+
+    def test_evaluation_lengths_are_skewed_as_stated(self):
+        lengths = [len(source) for source in inference.random_sources(20_000, 128, 4096)]
+        self.assertBetween(np.median(lengths), 35, 37)  # 0.28 * 128
+        self.assertBetween(np.mean(lengths), 39, 42)  # times exp(0.5 ** 2 / 2), less what is cut off at 128
+        self.assertEqual((min(lengths), max(lengths)), (8, 128))
+
+    def test_the_peer_pads_every_row_to_the_limit(self):
+        rows = [{"input_ids": [5] * n, "labels": [6, 1]} for n in (3, 9)]
+        ours, peer = inference.padded(rows), inference.padded(rows, source_length=32)
+        self.assertEqual([tuple(b["input_ids"].shape) for b in (ours, peer)], [(2, 16), (2, 32)])
+        self.assertEqual(peer["attention_mask"].sum(1).tolist(), [3, 9])
+        self.assertEqual(ours["labels"].tolist(), [[6, 1] + [-100] * 6] * 2)
 
     @parameterized.parameters("1", "2")
     def test_generate(self, beams):
@@ -158,7 +177,20 @@ class CommandsTest(BenchmarkTest):
 
     def test_all_goes_on_after_a_failure_and_keeps_what_it_has(self):
         output = self.folder / "all.json"
-        flags = ["--batch", "2", "--source_length", "20", "--rounds", "2", "--steps", "1", "--rows", "sdpa"]
+        flags = [
+            "--batch",
+            "2",
+            "--source_length",
+            "20",
+            "--rounds",
+            "2",
+            "--steps",
+            "1",
+            "--rows",
+            "sdpa",
+            "--minutes",
+            "30",
+        ]
         flags += ["--gigabytes", "0.002", "--seconds", "0.1", "--workers", "0", "--megabytes", "0.02"]
         flags += ["--examples", "8", "--new_tokens", "3", "--folder", str(self.folder), "--output", str(output)]
         written = []

@@ -432,6 +432,37 @@ class ClassScoringTest(TrainerTest):
         )
         np.testing.assert_array_equal(statistics[:, STATISTICS.index("exact_match")] == 1, gold & (scored >= 0))
 
+    def test_each_label_is_fed_once_and_as_long_as_it_is(self):
+        """Labels padded to a multiple of eight cost nothing, and a row's own label is one of those scored anyway."""
+        data = ragged_rows(10, seed=11)
+        trainer = task_trainer(self.folder, 25, data)
+        quietly(trainer.train)
+
+        def statistics(labels: list[int] | None = None, **padding) -> tuple[np.ndarray, int]:
+            batch = pad_rows([row | {"labels": labels} for row in data] if labels else data)
+            batch["labels"] = F.pad(batch["labels"], (0, padding.get("more", 0)), value=-100)
+            with mock.patch.object(trainer.model, "forward", wraps=trainer.model.forward) as forward, torch.no_grad():
+                found = trainer._score(trainer.model, batch, batch["labels"])
+            return found.numpy(), forward.call_args.kwargs["decoder_input_ids"].shape[1]
+
+        found, positions = statistics(more=4)
+        self.assertEqual(positions, LABELS.ne(-100).sum())
+        # The outside reference: transformers' own loss of each row, and its argmax at every position of each label.
+        trainer.model.eval()
+        for row, values in zip(data, found, strict=True):
+            source, target = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
+            logits = trainer.model(input_ids=source, decoder_input_ids=shift_right(target, 0, 0)).logits
+            nats = F.cross_entropy(logits[0], target[0], reduction="sum").item()
+            right = logits[0].argmax(-1).eq(target[0])
+            np.testing.assert_allclose(values[:4], [nats, len(right), right.sum(), right.all()], rtol=1e-5)
+        # A label that is no class is fed as well; what the classes' texts are scored at does not change.
+        other, positions = statistics([40, 41, 42, 43, 1])
+        self.assertEqual(positions, LABELS.ne(-100).sum() + 5)
+        column = STATISTICS.index("predicted_class")
+        np.testing.assert_array_equal(other[:, column], found[:, column])
+        self.assertGreater(len(set(found[:, column])), 1)
+        self.assertEqual(set(other[:, 1]), {5.0})
+
     def test_a_model_that_writes_no_label_has_class_minus_one(self):
         data = ragged_rows(10, seed=11)
         trainer = task_trainer(self.folder, 1, data)

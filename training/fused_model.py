@@ -93,10 +93,11 @@ def _check(model: torch.nn.Module, option: str) -> None:
         raise ValueError(f"--{option}: not for {model.config.model_type} models, only for {', '.join(FUSIBLE)}")
 
 
-def _fuse_attention(model: torch.nn.Module) -> None:
+def _fuse(model: torch.nn.Module, attribute: str, fused) -> None:
+    """Gives every module that has `attribute` the class that `fused` makes of its own; once, however often called."""
     for module in model.modules():
-        if hasattr(module, "relative_attention_num_buckets") and not type(module).__name__.startswith("Fused"):
-            module.__class__ = _fused_attention(type(module))
+        if hasattr(module, attribute) and not type(module).__name__.startswith("Fused"):
+            module.__class__ = fused(type(module))
 
 
 def fuse_projections(model: torch.nn.Module) -> None:
@@ -105,10 +106,8 @@ def fuse_projections(model: torch.nn.Module) -> None:
     ValueError for a model whose attention is not T5's (umT5).
     """
     _check(model, "fused_projections")
-    _fuse_attention(model)
-    for module in model.modules():
-        if hasattr(module, "wi_0") and not type(module).__name__.startswith("Fused"):
-            module.__class__ = _fused_feed_forward(type(module))
+    _fuse(model, "relative_attention_num_buckets", _fused_attention)
+    _fuse(model, "wi_0", _fused_feed_forward)
 
 
 def fuse_cross_projections(model: torch.nn.Module) -> None:
@@ -117,7 +116,7 @@ def fuse_cross_projections(model: torch.nn.Module) -> None:
     ValueError for a model whose attention is not T5's (umT5).
     """
     _check(model, "fused_cross_projections")
-    _fuse_attention(model)
+    _fuse(model, "relative_attention_num_buckets", _fused_attention)
     if not hasattr(model.decoder, "cross_projections_hook"):
         hook = model.decoder.register_forward_pre_hook(_add_cross_keys_values, with_kwargs=True)
         model.decoder.cross_projections_hook = hook
