@@ -25,6 +25,7 @@ from arguments_t5 import ModelArguments
 from common.processes import answers
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
 from training.flag_checks import parse_overrides
+from training.fused_model import fuse_activation
 from training.loss import IGNORE_INDEX, loss_sums
 
 T5_FAMILY = ("t5", "mt5", "umt5")
@@ -154,6 +155,7 @@ def load_model(name_or_path: str, attn_implementation: str | None = None) -> Pre
 
 def _prepared(model: PreTrainedModel) -> PreTrainedModel:
     """What both ways of getting a model share: the config tells the truth about the head, the loss is ours."""
+    fuse_activation(model)
     if getattr(model.config, "decoder_start_token_id", None) is None:
         model.config.decoder_start_token_id = model.config.pad_token_id  # T5's own; not every config.json says so
     if model.lm_head.weight is not model.shared.weight:

@@ -9,7 +9,7 @@ import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from arguments_t5 import FineTuningArguments
-from benchmarks.material import benchmark_config
+from benchmarks.material import benchmark_config, use_plain_activation
 from benchmarks.measure import NotAvailableError, failure, interleaved, median
 from model_t5 import IGNORE_INDEX, create_model, set_generation_length
 from tasks.batching import MULTIPLE
@@ -53,6 +53,7 @@ def measure_evaluate(
         torch.manual_seed(0)
         model = create_model(benchmark_config(config_name))
         plain = copy.deepcopy(model)
+        use_plain_activation(plain)
         dataset = [{"input_ids": source} for source in random_sources(rows, source_length, model.config.vocab_size)]
         trainer = T5Trainer(model=model, args=FineTuningArguments(**flags), data_collator=padded)
         share_of_labels = set_labels(trainer, dataset)

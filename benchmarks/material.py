@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from transformers import T5Config
+from transformers.activations import NewGELUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.t5.modeling_t5 import eager_attention_forward
 
@@ -34,6 +35,13 @@ def full_name(model: str) -> str:
 def benchmark_config(name: str) -> T5Config:
     """Configuration of a built-in shape, with the vocabulary that it is usually trained with."""
     return build_config(name, None if name.startswith("t5-") else SMALL_VOCABULARY)
+
+
+def use_plain_activation(model: torch.nn.Module) -> None:
+    """Gives a peer transformers' own GELU back, which create_model has replaced (training/fused_model.py)."""
+    for module in model.modules():
+        if isinstance(getattr(module, "act", None), torch.nn.GELU):
+            module.act = NewGELUActivation()
 
 
 def word_less_tokenizer(vocab_size: int) -> SimpleNamespace:

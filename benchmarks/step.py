@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import trainer_t5
-from benchmarks.material import attention_function, benchmark_config, random_batches
+from benchmarks.material import attention_function, benchmark_config, random_batches, use_plain_activation
 from benchmarks.measure import (
     NotAvailableError,
     failure,
@@ -131,7 +131,9 @@ class TrainingStep:
         set_dropout(model, settings["dropout"])
         if settings["ours"]:
             set_up(model, settings)
-        elif settings["compile"]:
+        else:
+            use_plain_activation(model)
+        if not settings["ours"] and settings["compile"]:
             model = torch.compile(model, mode=settings["compile_mode"])
         self.model, self.parameters = model, list(model.parameters())
         self.optimizer = build_optimizer(settings, model)

@@ -123,11 +123,11 @@ class _Bytes:
     context = projected  # the attention's output, which is the output projection's input
 
     def feed_forward(self, rows: int) -> int:
-        """Gated: four of the tanh-GELU's steps, its output, the gate and their product: seven of [rows, F]. Ungated
-        (ReLU): its output, which is the next product's input too, in mixed precision by way of a copy."""
+        """Gated: the tanh-GELU's input and output, the gate and their product: four of [rows, F]. Ungated (ReLU): its
+        output, which is the next product's input too, in mixed precision by way of a copy."""
         wide = rows * self.config.d_ff * self.c
         if self.config.is_gated_act:
-            return self.inputs(rows, 2) + 7 * wide
+            return self.inputs(rows, 2) + 4 * wide
         return self.inputs(rows, 1) + (2 if self.bf16 else 1) * wide
 
 
