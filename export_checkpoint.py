@@ -41,6 +41,7 @@ from training.exports import (
     pytorch_answers,
     write_format,
 )
+from training.fused_model import fuse_activation
 from training.hub_uploads import check_repository_name, upload
 from training.model_cards import model_card, read_run, task_of
 
@@ -166,6 +167,7 @@ def write_hugging_face(folder: Path, model, tokenizer, dtype: torch.dtype):
     tokenizer.save_pretrained(folder)
     with UntiedHeadIsIntended():
         again = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).eval()
+    fuse_activation(again)  # as load_model does: answers are then the same to the last bit
     if not again.state_dict().keys() >= wanted.keys():
         raise ValueError(f"huggingface: lost {sorted(wanted.keys() - again.state_dict().keys())[:3]}: not written")
     different = [name for name, tensor in wanted.items() if not torch.equal(again.state_dict()[name], tensor)]
