@@ -197,6 +197,8 @@ class EvaluateTest(parameterized.TestCase):
         self.assertEqual(texts[3], "accept")
         self.assertEqual(scored["eval_invalid_outputs"], 2)
         self.assertAlmostEqual(scored["eval_accuracy"], 3 / 7)
+        losses = [results.pop("eval_loss") for results in (scored, generated)]
+        self.assertAlmostEqual(*losses, places=5, msg="the same logits, from sequences of other lengths")
         self.assertEqual(without_timings(scored), without_timings(generated))
 
     def test_rows_keep_their_order_and_none_is_lost(self):
