@@ -484,7 +484,10 @@ class EveryFlagIsUsedTest(absltest.TestCase):
     def test_every_field_of_ours_is_read(self):
         """As `<...args>.name` or by a name handed to getattr, in some function that does more than check it."""
         read = set()
-        for path in [*ROOT.glob("*.py"), *ROOT.glob("training/*.py"), *ROOT.glob("tasks/*.py")]:
+        for path in [
+            *ROOT.glob("*.py"),
+            *(p for f in ("training", "tasks", "corpora") for p in ROOT.glob(f"{f}/*.py")),
+        ]:
             for function in ast.walk(ast.parse(path.read_text())):
                 if isinstance(function, ast.FunctionDef) and not function.name.lstrip("_").startswith("check_"):
                     read |= self.names_read(function)
