@@ -342,7 +342,9 @@ class AgentTest(SweepTest):
     def test_interrupted_agent_leaves_its_trial_resumable(self, number, breaks, code):
         parameters = {"x": {"values": [0.1]}, "steps": {"value": 40}, "sleep": {"value": 0.05}}
         changes = dict(parameters=parameters | {"breaks": {"value": breaks}})
-        self.addCleanup(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_DFL))  # not under nohup
+        # An agent inherits what is ignored here: SIGHUP under nohup, SIGINT after a run that outlives signals.
+        for each, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+            self.addCleanup(signal.signal, each, signal.signal(each, handler))
         agent = self.start_agent(sweep=self.write(**changes))
         self.wait_for(lambda: self.calls() and len(self.steps(self.calls()[0]["run"])) > 3)
         os.kill(agent.pid, number)
