@@ -19,13 +19,12 @@ panel of its own.
 
 import argparse
 import json
-import math
 import sys
 from numbers import Real
 from pathlib import Path
 
 from common.curves import draw_curves, eval_loss_key, eval_metrics
-from common.reports import human_time, read_metrics, with_floats
+from common.reports import human_time, mean_and_deviation, read_metrics, with_floats
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -112,21 +111,6 @@ def last(run: dict, key: str) -> float | None:
     """The value in all_results.json, else the last one logged, else None."""
     values = [line[key] for line in [*run["lines"], run["results"]] if isinstance(line.get(key), Real)]
     return values[-1] if values else None
-
-
-def mean_and_deviation(values: list[float | None], form: str) -> str:
-    """[0.8, 0.9] -> "0.850 ± 0.071"; [0.8, None] -> "0.800 (n=1)": one value has no deviation; [None] -> "-"."""
-    there = [value for value in values if value is not None]
-    if not there:
-        return "-"
-    mean = sum(there) / len(
-        there
-    )  # the statistics module raises an error for NaN and infinity, which diverged runs have
-    text = form.format(mean)
-    if len(there) > 1:
-        deviation = math.sqrt(sum((value - mean) ** 2 for value in there) / (len(there) - 1))
-        text += f" ± {form.format(deviation)}"
-    return text if len(there) == len(values) else f"{text} (n={len(there)})"
 
 
 def table(groups: dict[str, list[dict]], metrics: list[str]) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.measure import table
 from common.command_line import exit_on_user_error
-from common.reports import environment_record, human_time, read_metrics, write_json
+from common.reports import environment_record, human_time, mean_and_deviation, read_metrics, write_json
 from training.optimizers import OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,7 +70,7 @@ def setting(text: str) -> str:
 
 
 def run(script: str, setting_text: str, seed: int, folder: Path, words: list[str]) -> None:
-    """One run of a script into `folder`, with its output in train.log beside it; nothing if it is complete already."""
+    """One run of a script into `folder`, with its output in a log beside it; nothing if it is complete already."""
     if (folder / "all_results.json").is_file():
         return
     optimizer, rate = setting_text.split(":")
@@ -78,7 +78,7 @@ def run(script: str, setting_text: str, seed: int, folder: Path, words: list[str
     command = [sys.executable, str(ROOT / script), *words, *flags, "--overwrite_output_dir", "--report_to", "none"]
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{folder.name}: {shlex.join(command[1:])}", flush=True)
-    log = folder.with_suffix(".log")
+    log = folder.with_name(f"{folder.name}.log")  # a rate may have a dot
     with log.open("w") as file:
         code = subprocess.run(command, stdout=file, stderr=file, env=os.environ | {"PYTHONUNBUFFERED": "1"}).returncode
     if code:
@@ -99,13 +99,6 @@ def tokens_to(curve: list[dict], loss: float) -> float | None:
             share = (before["loss"] - loss) / (before["loss"] - after["loss"])
             return before["tokens"] + share * (after["tokens"] - before["tokens"])
     return curve[0]["tokens"] if curve and curve[0]["loss"] <= loss else None
-
-
-def mean_and_deviation(values: list[float], form: str = "{:.3f}") -> str:
-    """ "4.316 ± 0.012", n - 1 in the deviation; of a single value, the value."""
-    texts = [form.format(statistics.mean(values))]
-    texts += [form.format(statistics.stdev(values))] if len(values) > 1 else []
-    return " ± ".join(texts)
 
 
 def results_of(folder: Path) -> dict:
@@ -129,7 +122,7 @@ def pre_training_rows(runs: dict[str, list[Path]], target: float | None) -> tupl
             {
                 "setting": name,
                 "runs": len(of_setting),
-                "held_out_loss": mean_and_deviation([curve[-1]["loss"] for curve in of_setting]),
+                "held_out_loss": mean_and_deviation([curve[-1]["loss"] for curve in of_setting], "{:.3f}"),
                 "tokens_to_target": text,
                 "seconds": statistics.mean(seconds),
                 "curves": of_setting,
@@ -171,7 +164,7 @@ def main(argv: list[str] | None = None) -> dict:
                     found.append(results_of(args.folder / label)[args.metric])
         columns = {"checkpoint": ""} | dict.fromkeys(args.fine_tune, "")
         shown = [
-            {"checkpoint": name} | {fine: mean_and_deviation(found) for fine, found in by_fine.items()}
+            {"checkpoint": name} | {fine: mean_and_deviation(found, "{:.3f}") for fine, found in by_fine.items()}
             for name, by_fine in scores.items()
         ]
         print(f"\nfine-tuning: {args.metric}\n{table(shown, columns)}")

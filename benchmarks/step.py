@@ -133,8 +133,8 @@ class TrainingStep:
             set_up(model, settings)
         else:
             use_plain_activation(model)
-        if not settings["ours"] and settings["compile"]:
-            model = torch.compile(model, mode=settings["compile_mode"])
+            if settings["compile"]:
+                model = torch.compile(model, mode=settings["compile_mode"])
         self.model, self.parameters = model, list(model.parameters())
         self.optimizer = build_optimizer(settings, model)
 

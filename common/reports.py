@@ -72,6 +72,20 @@ def short_number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def mean_and_deviation(values: list[float | None], form: str) -> str:
+    """[0.8, 0.9] -> "0.850 ± 0.071"; [0.8, None] -> "0.800 (n=1)": one value has no deviation; [None] -> "-"."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return "-"
+    # Without the statistics module, which raises an error for NaN and infinity: diverged runs have them.
+    mean = sum(there) / len(there)
+    text = form.format(mean)
+    if len(there) > 1:
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in there) / (len(there) - 1))
+        text += f" ± {form.format(deviation)}"
+    return text if len(there) == len(values) else f"{text} (n={len(there)})"
+
+
 # ---------------------------------------------------------------- names
 def tracked_name(key: str) -> str:
     """A key of metrics.jsonl as trackers show it: loss -> train/loss, eval_f1 -> eval/f1, mfu -> perf/mfu."""

@@ -173,7 +173,7 @@ class WordEncoder:
 
     def _hash(self, characters: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """[W] sum of characters[start + i] * BASE^i modulo 2^64 up to the word's end, spread over all bits."""
-        while len(self._powers) <= len(characters):
+        if len(self._powers) <= len(characters):
             size = 2 * len(characters)
             self._powers = np.cumprod(np.full(size, BASE, dtype=np.uint64))
             self._inverses = np.cumprod(np.full(size, pow(int(BASE), -1, 2**64), dtype=np.uint64))

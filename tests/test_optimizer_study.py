@@ -76,7 +76,7 @@ class StudyTest(parameterized.TestCase):
 class RunTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory())) / "run"
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory())) / "run_1.5e-2_1"
 
     def test_a_complete_run_is_not_repeated(self):
         self.folder.mkdir()
@@ -87,6 +87,7 @@ class RunTest(parameterized.TestCase):
     def test_a_run_that_fails_is_named_with_its_last_words(self):
         with contextlib.redirect_stdout(io.StringIO()), self.assertRaisesRegex(ValueError, "code 2.*--nonsense"):
             optimizers.run("pre_train_t5.py", "muon:1e-2", 1, self.folder, ["--nonsense", "1"])
+        self.assertIn("--nonsense", (self.folder.parent / "run_1.5e-2_1.log").read_text())
 
     @parameterized.parameters((3.5, 13_000), (4.0, 10_500), (5.0, 5000), (6.0, 5000), (2.9, None))
     def test_tokens_to_a_loss(self, loss, tokens):
