@@ -30,22 +30,11 @@ from common.reports import end_summary, start_summary, write_json
 from constants import DATASET_VALS
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_model, set_generation_length
-from tasks.examples import (
-    check_entry,
-    class_label_ids,
-    class_texts,
-    decode_texts,
-    eval_splits,
-    load_rows,
-    main_metric,
-    prepare_split,
-    reference_texts,
-    source_text,
-    task_metrics,
-    test_splits,
-)
+from tasks.entries import check_entry, eval_splits, main_metric, reference_texts, source_text, test_splits
+from tasks.examples import class_label_ids, class_texts, decode_texts, prepare_split, task_metrics
 from tasks.metrics import check_metrics, parse_class, parse_number, score_predictions
 from tasks.mixtures import average_of
+from tasks.rows import load_rows
 from trainer_t5 import T5Trainer, finish_process_group
 from training.callbacks import T5ProgressCallback, install_callbacks
 from training.flag_checks import check_attention, check_task, check_tasks

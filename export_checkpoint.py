@@ -30,7 +30,8 @@ from corpora.cache import made_aside
 from corpora.files import check_file, is_plain_text, read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from model_t5 import UntiedHeadIsIntended, count_parameters, fit_vocabulary
-from tasks.examples import eval_splits, load_rows, source_text
+from tasks.entries import eval_splits, source_text
+from tasks.rows import load_rows
 from training.exports import (
     NEEDS,
     TOLERANCES,

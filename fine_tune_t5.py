@@ -40,18 +40,11 @@ from model_t5 import (
     set_generation_length,
 )
 from tasks.batching import BucketCollator, bucket_lengths
-from tasks.examples import (
-    check_entry,
-    class_label_ids,
-    eval_splits,
-    load_rows,
-    main_metric,
-    metric_names,
-    prepare_split,
-    task_metrics,
-)
+from tasks.entries import check_entry, eval_splits, main_metric, metric_names
+from tasks.examples import class_label_ids, prepare_split, task_metrics
 from tasks.metrics import ERROR_METRICS, check_metrics
 from tasks.mixtures import Mixture, average_of, mixing_rates
+from tasks.rows import load_rows
 from tasks.streaming import evaluation_rows, open_corpus, stream_task
 from trainer_t5 import EvaluationTask, T5Trainer
 from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir

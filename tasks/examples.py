@@ -18,16 +18,7 @@ from common.processes import print_once
 from corpora.cache import cached
 from corpora.tokenizers import tokenizer_fingerprint
 from model_t5 import IGNORE_INDEX
-from tasks.entries import (  # noqa: F401 (scripts find here all that they ask of a task)
-    check_entry,
-    eval_splits,
-    main_metric,
-    metric_names,
-    reference_texts,
-    source_text,
-    target_text,
-    test_splits,
-)
+from tasks.entries import reference_texts, source_text, target_text
 from tasks.metrics import STATISTICS, score_predictions, token_metrics
 from tasks.rows import load_rows
 

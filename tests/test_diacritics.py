@@ -14,8 +14,9 @@ from absl.testing import absltest, parameterized
 import evaluate_t5
 from arguments_t5 import TaskArguments
 from constants import DATASET_VALS
-from tasks.examples import check_entry, load_rows, source_text, target_text
+from tasks.entries import check_entry, source_text, target_text
 from tasks.metrics import METRICS
+from tasks.rows import load_rows
 from tasks.transforms import TRANSFORMS, strip_diacritics
 
 ROOT = Path(__file__).resolve().parent.parent

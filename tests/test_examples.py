@@ -20,20 +20,11 @@ from arguments_t5 import TaskArguments
 from constants import DATASET_VALS
 from corpora import installed_docs
 from corpora.tokenizers import load_tokenizer, train_tokenizer
-from tasks import examples
-from tasks.examples import (
-    build_tokenize_function,
-    check_entry,
-    class_label_ids,
-    class_texts,
-    eval_splits,
-    load_rows,
-    prepare_split,
-    source_text,
-    target_text,
-    task_metrics,
-)
+from tasks import entries, examples
+from tasks.entries import check_entry, eval_splits, source_text, target_text
+from tasks.examples import build_tokenize_function, class_label_ids, class_texts, prepare_split, task_metrics
 from tasks.metrics import METRICS, STATISTICS, check_metrics
+from tasks.rows import load_rows
 from training.flag_checks import check_task
 
 GLUE = DATASET_VALS["glue"]
@@ -228,7 +219,7 @@ class GlueFilesTest(TestCase):
         expected = {
             (name, split)
             for name, task in GLUE.items()
-            for split in ["train", *eval_splits(task), *examples.test_splits(task)]
+            for split in ["train", *eval_splits(task), *entries.test_splits(task)]
         }
         self.assertEqual(set(TEXTS), expected - {("ax", "validation")})  # which has neither rows nor labels of its own
         self.assertEqual(

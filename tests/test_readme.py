@@ -18,7 +18,7 @@ import pre_train_t5
 import report_glue
 import sweep_t5
 from common.command_line import parse_arguments
-from tasks.examples import check_entry
+from tasks.entries import check_entry
 from training.sweep_files import read_sweep
 
 ROOT = Path(__file__).parent.parent

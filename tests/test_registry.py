@@ -17,20 +17,11 @@ from transformers import ByT5Tokenizer, EvalPrediction
 
 from arguments_t5 import TaskArguments
 from constants import DATASET_VALS
-from tasks.examples import (
-    build_tokenize_function,
-    check_entry,
-    eval_splits,
-    load_rows,
-    metric_names,
-    prepare_split,
-    reference_texts,
-    source_text,
-    target_text,
-    task_metrics,
-)
-from tasks.examples import test_splits as splits_without_labels
+from tasks.entries import check_entry, eval_splits, metric_names, reference_texts, source_text, target_text
+from tasks.entries import test_splits as splits_without_labels
+from tasks.examples import build_tokenize_function, prepare_split, task_metrics
 from tasks.metrics import STATISTICS, check_metrics
+from tasks.rows import load_rows
 
 GROUPS = ("super_glue", "translation", "summarization", "question_answering", "generation")
 TEXT, INTEGER = Value("string"), Value("int32")

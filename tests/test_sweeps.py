@@ -20,7 +20,7 @@ import fine_tune_t5
 import pre_train_t5
 from common.reports import tracked_name
 from constants import DATASET_VALS
-from tasks.examples import eval_splits
+from tasks.entries import eval_splits
 from tasks.metrics import STATISTICS, language_model_metrics
 
 ROOT = Path(__file__).parent.parent
