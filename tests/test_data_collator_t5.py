@@ -15,6 +15,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from data_collator_t5 import (
     T5DataCollator,
     compute_input_and_target_lengths,
+    cut_numbers,
     example_keys,
     find_sentinel_ids,
     inputs_and_targets,
@@ -135,18 +136,26 @@ class LengthsTest(parameterized.TestCase):
 
 class MaskTest(parameterized.TestCase):
     LENGTH, NOISE, SPANS, COUNT = 568, 85, 28, 5_000
+    DTYPE = np.uint32  # what the collator draws for chunks of such a length
 
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         keys = example_keys(0, np.arange(cls.COUNT))
-        cls.masks = masks_from_random(random_numbers(keys, cls.LENGTH - 2), cls.NOISE, cls.SPANS)
+        cls.masks = masks_from_random(cls.random(keys, cls.LENGTH), cls.NOISE, cls.SPANS)
         edges = np.diff(cls.masks.astype(np.int8), axis=1)
         starts, ends = np.nonzero(edges == 1), np.nonzero(edges == -1)
         cls.starts = starts[1].reshape(cls.COUNT, -1) + 1
         cls.ends = np.concatenate([ends[1].reshape(cls.COUNT, -1) + 1, np.full((cls.COUNT, 1), cls.LENGTH)], axis=1)
         cls.spans = cls.ends - cls.starts  # [masks, spans]: lengths of hidden spans
         cls.kept = cls.starts - np.concatenate([np.zeros((cls.COUNT, 1), int), cls.ends[:, :-1]], axis=1)
+
+    @staticmethod
+    def random(keys: np.ndarray, length: int) -> np.ndarray:
+        return cut_numbers(keys, length)
+
+    def test_the_numbers_have_the_dtype_that_is_tested_here(self):
+        self.assertEqual(self.random(np.arange(2), self.LENGTH).dtype, self.DTYPE)
 
     def test_counts_are_exact(self):
         self.assertTrue((self.masks.sum(axis=1) == self.NOISE).all())
@@ -214,11 +223,28 @@ class MaskTest(parameterized.TestCase):
             self.assertEqual(mask.tolist(), [False] * (length - num_noise) + [True] * num_noise)
 
 
+class MaskFrom64BitsTest(MaskTest):
+    """As the masks of chunks beyond 16,384 tokens are drawn, whose places take more of a number's bits."""
+
+    DTYPE = np.uint64
+
+    @staticmethod
+    def random(keys: np.ndarray, length: int) -> np.ndarray:
+        return random_numbers(keys, length - 2)
+
+
 class KeysTest(parameterized.TestCase):
     def test_numbers_are_splitmix64(self):
         # Sebastiano Vigna's published first outputs for seed 1234567.
         expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
         self.assertEqual(random_numbers(np.array([1234567]), 4)[0].tolist(), expected)
+
+    @parameterized.parameters((568, np.uint32), (569, np.uint32), (2**14, np.uint32), (2**14 + 1, np.uint64))
+    def test_numbers_of_cuts_are_the_bits_of_the_keys_numbers(self, length, dtype):
+        found = cut_numbers(np.array([5, 1234567]), length)
+        self.assertEqual((found.shape, found.dtype), ((2, length - 2), dtype))
+        bits = random_numbers(np.array([5, 1234567]), length).view(dtype)
+        np.testing.assert_array_equal(found, bits[:, : length - 2])
 
     def test_bits_are_balanced(self):
         bits = np.unpackbits(random_numbers(np.arange(1_000), 100).view(np.uint8))
@@ -261,7 +287,8 @@ class InputsAndTargetsTest(parameterized.TestCase):
 
     def test_masks_of_unequal_shape_are_refused(self):
         tokens = np.arange(12).reshape(2, 6)
-        for masks in (["000001", "000011"], ["010001", "000011"]):  # one token more, one span less
+        # One token more, one span less, as many altogether but not in every row, none at all.
+        for masks in (["000001", "000011"], ["010001", "000011"], ["010001", "000111"], ["000000", "000000"]):
             mask = np.array([[place == "1" for place in row] for row in masks])
             with self.assertRaisesRegex(ValueError, "same number of tokens in the same number of spans"):
                 inputs_and_targets(tokens, mask, T5_SENTINELS, EOS)
