@@ -23,7 +23,7 @@ setup:
 	@cmp -s requirements.txt $(INSTALLED) || { \
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")' && \
 	  { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); } && \
-	  echo "installing requirements.txt into $(VENV) (about 2 GB, a minute or two)" && \
+	  echo "installing requirements.txt into $(VENV) (about 3 GB, a minute or two)" && \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt && \
 	  cp requirements.txt $(INSTALLED); }
 

@@ -126,16 +126,16 @@ def bias_gradient_triton(
     causal,
     scale,
     parts: int | None = None,
-    blocks: tuple[int, int] | None = None,
+    tile: dict | None = None,
 ) -> torch.Tensor:
     """d(bias), float32 [1, H, Q, K]. Arguments as `kernels.bias_gradient.bias_gradient_torch`.
 
-    parts (of the batch), blocks (queries, keys): for benchmarks and tests; not set, they follow from the shapes.
+    parts (of the batch), tile (as `tile_of` answers): for benchmarks and tests; not set, they follow from the shapes.
     """
     grad_out, q, k, v, out, lse = (x.contiguous() for x in (grad_out, q, k, v, out, lse))
     (batch, queries, heads, width), keys = q.shape, k.shape[1]
-    block_q, block_k = blocks or _blocks(q.dtype, queries, keys, width)
-    tiles = triton.cdiv(queries, block_q) * triton.cdiv(keys, block_k)
+    tile = tile or tile_of(q.dtype, queries, keys, width)
+    tiles = triton.cdiv(queries, tile["BLOCK_Q"]) * triton.cdiv(keys, tile["BLOCK_K"])
     parts = parts or batch_parts(batch, tiles * heads, q.device)
     examples = triton.cdiv(batch, parts)
     parts = triton.cdiv(batch, examples)
@@ -160,20 +160,21 @@ def bias_gradient_triton(
             grad_out, q, k, v, bias, q if mask is None else mask, lse, delta, result,
             batch, heads, queries, keys, width, float(scale), examples,
             bias.stride(1), bias.stride(2), *strides,
-            CAUSAL=causal, MASK=kind, PRECISION=precision,
-            BLOCK_Q=block_q, BLOCK_K=block_k, WIDTH=_power(width),
-            num_warps=8 if block_q * block_k * _power(width) >= 2**19 else 4, num_stages=2,
+            CAUSAL=causal, MASK=kind, PRECISION=precision, WIDTH=_power(width), **tile,
         )  # fmt: skip
     return result if parts == 1 else result.sum(0, keepdim=True)
 
 
-def _blocks(dtype: torch.dtype, queries: int, keys: int, width: int) -> tuple[int, int]:
-    """Block sizes for which ptxas (sm_90a) keeps everything in registers: 213 of them at 128 x 64 and d_kv 64 in bf16.
+def tile_of(dtype: torch.dtype, queries: int, keys: int, width: int) -> dict[str, int]:
+    """Which block of the bias a program adds up, and how it is compiled: `_bias_gradient`'s last arguments.
 
-    128 x 128 spills; exact float32 products, which tensor cores do not have, spill from 64 x 64 on.
+    For these ptxas keeps everything in registers on sm_90a; 128 x 128 spills, and exact float32 products, which tensor
+    cores do not have, spill from 64 x 64 on (tests/test_triton_kernel.py compiles them).
     """
     largest = (32, 32) if dtype == torch.float32 else (128, 64) if width <= 64 else (64, 64)
-    return min(largest[0], _power(queries)), min(largest[1], _power(keys))
+    block_q, block_k = min(largest[0], _power(queries)), min(largest[1], _power(keys))
+    warps = 8 if block_q * block_k * _power(width) >= 2**19 else 4
+    return dict(BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=warps, num_stages=2)
 
 
 def _power(size: int) -> int:

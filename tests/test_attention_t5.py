@@ -1,16 +1,12 @@
 """Tests of attention_t5 and its kernels: parity with eager attention, whole models, compilation, masks, same bits.
 
-Hermetic and on the CPU, in float64 where figures are compared; Triton's kernel runs through its interpreter where
-triton is installed, and what needs a GPU skips itself by name. About 45 s.
+Hermetic and on the CPU, in float64 where figures are compared; what needs a GPU skips itself by name. The kernel in
+Triton has tests of its own, tests/test_triton_kernel.py. About 45 s.
 """
 
 import contextlib
 import io
-import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -24,7 +20,7 @@ import kernels.attention
 from attention_t5 import attention_kernels, t5_fused_attention, t5_fused_mask, use_attention_kernel
 from constants import ATTENTION_IMPLEMENTATIONS
 from kernels import bias_gradient, library
-from kernels.attention import attention, triton_is_installed
+from kernels.attention import attention
 from model_t5 import build_config, create_model, load_model, shift_right
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -460,63 +456,6 @@ class ModelTest(parameterized.TestCase):
         self.assertIsNone(t5_fused_mask(2, 5, 5))
         later = t5_fused_mask(2, 2, 4, q_offset=2)  # a step of generation sees what came before it
         self.assertEqual(later[0, 0].tolist(), [[True, True, True, False], [True] * 4])
-
-
-@absltest.skipUnless(triton_is_installed(), "triton is not installed (torch for GPUs brings it)")
-class TritonTest(absltest.TestCase):
-    def test_the_kernel_through_tritons_interpreter(self):
-        """In a process of its own: TRITON_INTERPRET counts when Triton is first imported."""
-        code = f"import sys; sys.path[:0] = {sys.path!r}; import test_attention_t5 as t; t.compare_triton()"
-        environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code],
-            env=environment,
-            cwd=ROOT / "tests",
-            capture_output=True,
-            text=True,
-        )
-        self.assertEqual(done.returncode, 0, done.stderr)
-        errors = json.loads(done.stdout.splitlines()[-1])
-        self.assertLen(errors, 9)
-        for case, error in errors.items():
-            self.assertLess(error, 2e-5, case)  # float32 steps by 8e-6 at scores of -100; NaN is not less
-
-
-def compare_triton() -> None:
-    """Prints {case: largest error of Triton's d(bias) against float64, relative to the largest value} as JSON."""
-    from kernels.triton_bias_gradient import bias_gradient_triton
-
-    errors = {}
-    for queries, keys, width, causal, kind, parts, blocks in (
-        (37, 37, 8, False, "none", 1, None),
-        (70, 70, 16, True, "none", 2, (16, 32)),
-        (17, 40, 16, False, "padding", 3, (16, 16)),
-        (64, 64, 16, False, "documents", 1, None),
-        (33, 33, 24, True, "additive", 1, (32, 16)),
-        (130, 65, 64, False, "documents", 1, None),
-        (1, 1, 8, False, "none", 1, None),
-        (40, 40, 128, True, "padding", 1, (16, 16)),
-    ):
-        wide, grad = inputs(queries, keys, width=width)
-        with torch.no_grad():
-            wide[3] -= 100.0  # exp(-logsumexp) overflows beyond the edge of a block
-        mask = masks(kind, 3, queries, keys)
-        (expected,) = torch.autograd.grad(eager(*wide, mask, causal, 0.3), wide[3:], grad)
-        q, k, v, bias = (t.detach().float() for t in wide)
-        mask = mask.float().clamp(min=-1e30) if kind == "additive" else mask
-        out, lse = attention(q, k, v, bias, mask, causal, 0.3)
-        found = bias_gradient_triton(
-            grad.float(), q, k, v, library.aligned(bias), mask, out, lse, causal, 0.3, parts, blocks
-        )
-        error = (found - expected).abs().max() / expected.abs().max().clamp(min=1.0)
-        errors[f"{queries} x {keys}, {width}, {kind}, {blocks}"] = float(error)
-
-    tensors, grad = inputs(20, 20, dtype=torch.float32)  # as the operator calls it
-    with use_attention_kernel(bias_gradient="triton"):
-        (found,) = torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors[3:], grad)
-    (expected,) = torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors[3:], grad)
-    errors["operator"] = float((found - expected).abs().max() / expected.abs().max())
-    print(json.dumps(errors))
 
 
 @absltest.skipUnless(torch.cuda.is_available(), "no GPU")

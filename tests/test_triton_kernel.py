@@ -1,0 +1,164 @@
+"""Tests of kernels.triton_bias_gradient without a GPU: its values through Triton's interpreter, and its machine code.
+
+The second part has Triton compile what `bias_gradient_triton` would launch for T5's shapes, for GPUs that need not be
+there, and looks at what came out: tensor cores, registers, shared memory. About 50 s.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from absl.testing import absltest, parameterized
+from test_attention_t5 import eager, inputs, masks
+
+from kernels import library
+from kernels.attention import attention, triton_is_installed, use_attention_kernel
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may have, CUDA guide table 16
+BF16, FLOAT32 = torch.bfloat16, torch.float32
+needs_triton = absltest.skipUnless(triton_is_installed(), "triton is not installed (it exists for Linux)")
+
+
+@needs_triton
+class InterpreterTest(absltest.TestCase):
+    def test_values_equal_eager_attention_in_float64(self):
+        """In a process of its own: TRITON_INTERPRET counts when Triton is first imported."""
+        code = f"import sys; sys.path[:0] = {sys.path!r}; import test_triton_kernel as t; t.compare_with_eager()"
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+            cwd=ROOT / "tests",
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        errors = json.loads(done.stdout.splitlines()[-1])
+        self.assertLen(errors, 9)
+        for case, error in errors.items():
+            self.assertLess(error, 2e-5, case)  # float32 steps by 8e-6 at scores of -100; NaN is not less
+
+
+def compare_with_eager() -> None:
+    """Prints {case: largest error of Triton's d(bias) against float64, relative to the largest value} as JSON."""
+    from kernels.triton_bias_gradient import bias_gradient_triton, tile_of
+
+    errors = {}
+    for queries, keys, width, causal, kind, parts, block in (
+        (37, 37, 8, False, "none", 1, None),
+        (70, 70, 16, True, "none", 2, (16, 32)),
+        (17, 40, 16, False, "padding", 3, (16, 16)),
+        (64, 64, 16, False, "documents", 1, None),
+        (33, 33, 24, True, "additive", 1, (32, 16)),
+        (130, 65, 64, False, "documents", 1, None),
+        (1, 1, 8, False, "none", 1, None),
+        (40, 40, 128, True, "padding", 1, (16, 16)),
+    ):
+        wide, grad = inputs(queries, keys, width=width)
+        with torch.no_grad():
+            wide[3] -= 100.0  # exp(-logsumexp) overflows beyond the edge of a block
+        mask = masks(kind, 3, queries, keys)
+        (expected,) = torch.autograd.grad(eager(*wide, mask, causal, 0.3), wide[3:], grad)
+        q, k, v, bias = (t.detach().float() for t in wide)
+        mask = mask.float().clamp(min=-1e30) if kind == "additive" else mask
+        out, lse = attention(q, k, v, bias, mask, causal, 0.3)
+        tile = tile_of(FLOAT32, queries, keys, width)
+        tile |= dict(zip(("BLOCK_Q", "BLOCK_K"), block, strict=True)) if block else {}
+        found = bias_gradient_triton(
+            grad.float(), q, k, v, library.aligned(bias), mask, out, lse, causal, 0.3, parts, tile
+        )
+        error = (found - expected).abs().max() / expected.abs().max().clamp(min=1.0)
+        errors[f"{queries} x {keys}, {width}, {kind}, {block}"] = float(error)
+
+    tensors, grad = inputs(20, 20, dtype=torch.float32)  # as the operator calls it
+    with use_attention_kernel(bias_gradient="triton"):
+        (found,) = torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors[3:], grad)
+    (expected,) = torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors[3:], grad)
+    errors["operator"] = float((found - expected).abs().max() / expected.abs().max())
+    print(json.dumps(errors))
+
+
+def compiled(architecture: int, dtype: torch.dtype, width: int, causal: bool, mask: torch.Tensor | None, length=512):
+    """What a GPU of this architecture would be given for T5's attention over so many tokens: Triton's two kernels."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from kernels.triton_bias_gradient import bias_gradient_triton
+
+    heads, found, run = 4, [], JITFunction.run
+    gpu = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", architecture, 32),
+        get_current_device=lambda: architecture,
+        get_current_stream=lambda device: 0,  # noqa: ARG005
+    )
+
+    def compile_only(self, *args, warmup, **options):  # noqa: ARG001
+        found.append(run(self, *args, warmup=True, **options))
+
+    q, k, v, out, grad_out = (torch.zeros(2, length, heads, width, dtype=dtype) for _ in range(5))
+    bias, lse = torch.zeros(1, heads, length, length, dtype=dtype), torch.zeros(2, heads, length)
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        mock.patch.dict(os.environ, TRITON_CACHE_DIR=cache),
+        mock.patch.object(driver, "_active", gpu),
+        mock.patch.object(JITFunction, "run", compile_only),
+    ):
+        bias_gradient_triton(grad_out, q, k, v, bias, mask, out, lse, causal, 1.0)
+    return found
+
+
+def resources(kernel) -> dict[str, int]:
+    """{"REG": registers of a thread, "STACK": bytes that did not fit into them, ...} as the tools read them."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    return {name: int(size) for name, size in re.findall(r"([A-Z]+):(\d+)", told.stdout)}
+
+
+PADDING = (torch.arange(512) < torch.tensor([[512], [300]]))[:, None, None]
+DOCUMENTS = (torch.arange(512)[:, None] // 100 == torch.arange(512) // 100).expand(2, 1, -1, -1)
+
+
+@needs_triton
+class MachineCodeTest(parameterized.TestCase):
+    @parameterized.product(
+        numbers=((BF16, 64), (BF16, 128), (FLOAT32, 64)),
+        attention=(("encoder", False, None), ("padding", False, PADDING), ("documents", False, DOCUMENTS),
+                   ("decoder", True, None)),
+    )  # fmt: skip
+    def test_on_hopper_all_stays_in_registers_and_bf16_runs_on_tensor_cores(self, numbers, attention):
+        dtype, width = numbers
+        _, causal, mask = attention
+        for kernel in compiled(90, dtype, width, causal, mask):
+            used = resources(kernel)
+            self.assertEqual(used["STACK"], 0, f"{kernel.name} spills: {used}")
+            if kernel.name == "_bias_gradient" and dtype == BF16:
+                self.assertIn("wgmma.mma_async", kernel.asm["ptx"])
+                self.assertIn("cp.async", kernel.asm["ptx"])  # the next example's blocks arrive meanwhile
+
+    @parameterized.product(
+        architecture=tuple(SHARED_MEMORY), numbers=((BF16, 64), (BF16, 128), (FLOAT32, 64)), length=(114, 512)
+    )
+    def test_it_compiles_for_every_gpu_and_fits(self, architecture, numbers, length):
+        dtype, width = numbers
+        kernels = compiled(architecture, dtype, width, True, None, length)
+        self.assertEqual([kernel.name for kernel in kernels], ["_row_sums", "_bias_gradient"])
+        for kernel in kernels:
+            self.assertLessEqual(kernel.metadata.shared, SHARED_MEMORY[architecture] * 1024)
+            self.assertLessEqual(resources(kernel)["STACK"], 256)  # bytes a thread; a block too large spills thousands
+
+
+if __name__ == "__main__":
+    absltest.main()
