@@ -162,9 +162,12 @@ def complete(args: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- commands
 def run_attention(args) -> dict:
     dtype = torch.bfloat16 if args.bf16 else torch.float32
-    shape = (args.batch, args.source_length, args.target_length, args.device, dtype, peak_flops(args), args.rounds)
-    result = attention.measure_attention(args.model, args.implementations.split(","), *shape)
+    shape = (args.batch, args.source_length, args.target_length, args.device, dtype)
+    names = args.implementations.split(",")
+    result = attention.measure_attention(args.model, names, *shape, peak_flops(args), args.rounds)
     print(table(result["rows"], attention.COLUMNS))
+    result["bias_gradients"] = attention.measure_bias_gradients(args.model, *shape, args.rounds)
+    print("\n" + table(result["bias_gradients"], attention.BIAS_GRADIENT_COLUMNS))
     return result | {"matrix_product_tflops": peak_flops(args) / 1e12}
 
 

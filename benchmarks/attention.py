@@ -3,12 +3,18 @@
 Legend of shapes: B batch, H heads, Q queries, K keys, D d_kv.
 """
 
+import functools
+
 import torch
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from benchmarks.material import attention_function, benchmark_config
 from benchmarks.measure import failure, free_memory, interleaved, median
+from kernels.attention import attention as bias_attention
+from kernels.attention import choose_bias_gradient
+from kernels.bias_gradient import bias_gradient_torch
+from kernels.library import aligned
 
 KINDS = ("encoder", "decoder", "cross")
 ERRORS = ("output", "dq", "dk", "dv", "dbias")
@@ -125,6 +131,68 @@ def measure_attention(
         "dtype": str(dtype).removeprefix("torch."),
         "rows": rows,
     }
+
+
+# ---------------------------------------------------------------- d(bias) alone
+TILES = (  # queries, keys, warps, stages of a program of the Triton kernel
+    (128, 64, 8, 2),
+    (128, 64, 8, 3),
+    (64, 128, 8, 2),
+    (64, 64, 4, 2),
+    (64, 64, 8, 2),
+    (128, 32, 4, 2),
+)
+
+
+def measure_bias_gradients(
+    config_name: str, batch: int, source: int, target: int, device: torch.device, dtype: torch.dtype, rounds: int = 10
+) -> list[dict]:
+    """A row for each way to compute d(bias): ms, and the relative error on two examples against float64.
+
+    Plain tensor algebra everywhere; on a GPU with Triton its kernel too, as a block of each of TILES. "chosen" marks
+    what training takes, so that one run on a GPU tells whether another tile should be taken there.
+    """
+    config, rows = benchmark_config(config_name), []
+    for kind, length, causal in (("encoder", source, False), ("decoder", target, True)):
+        generator = torch.Generator(device).manual_seed(0)
+        shape = (batch, length, config.num_heads, config.d_kv)
+        q, k, v, grad_out = (torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(4))
+        bias = torch.randn(1, shape[2], length, length, generator=generator, device=device)
+        q = q * config.d_kv**-0.5
+        out, lse = bias_attention(q, k, v, bias, None, causal, 1.0)
+        tensors = (grad_out, q, k, v, aligned(bias.to(dtype)), None, out, lse, causal, 1.0)
+        few = [x[:2] if isinstance(x, torch.Tensor) else x for x in tensors]
+        exact = bias_gradient_torch(*(x.double() if isinstance(x, torch.Tensor) else x for x in few))
+
+        variants = {"torch": bias_gradient_torch}
+        chosen = choose_bias_gradient(device, dtype)
+        if chosen == "triton":
+            from kernels.triton_bias_gradient import bias_gradient_triton, tile_of
+
+            taken = tile_of(dtype, length, length, config.d_kv)
+            tiles = [dict(zip(taken, tile, strict=True)) for tile in TILES]
+            for tile in [taken, *(tile for tile in tiles if tile != taken)]:
+                name = "triton {BLOCK_Q} x {BLOCK_K}, {num_warps} warps, {num_stages} stages".format(**tile)
+                variants[name] = functools.partial(bias_gradient_triton, tile=tile)
+            chosen = list(variants)[1]
+        measured = {}
+        for name, function in variants.items():
+            row = {"name": f"{kind} d(bias) {name}", "kind": kind, "chosen": "*" if name == chosen else ""}
+            rows.append(row)
+            try:
+                row["error_of_dbias"] = ((function(*few) - exact).norm() / exact.norm()).item()
+                function(*tensors)
+                measured[name] = row
+            except Exception as error:
+                row["error"] = failure(error)
+        runs = {name: functools.partial(variants[name], *tensors) for name in measured}
+        for name, seconds in interleaved(runs, rounds).items():
+            measured[name]["ms"] = 1000 * median(seconds)
+        free_memory()
+    return rows
+
+
+BIAS_GRADIENT_COLUMNS = {"name": "", "chosen": "", "ms": "{:.3f}", "error_of_dbias": "{:.1e}"}
 
 
 def relative_errors(results: list, reference: list) -> dict[str, float]:

@@ -66,6 +66,12 @@ class CommandsTest(BenchmarkTest):
                 self.assertEqual("dbias" in row["errors"], kind != "cross")
             self.assertStartsWith(rows[f"{kind} flash_of_tomorrow"]["error"], "not available: attention flash_of")
         self.assertRegex(printed, r"encoder eager +\d")
+        names = [row["name"] for row in found["bias_gradients"]]
+        self.assertEqual(names, ["encoder d(bias) torch", "decoder d(bias) torch"])
+        for row in found["bias_gradients"]:
+            self.assertEqual(row["chosen"], "*")
+            self.assertLess(row["error_of_dbias"], 1e-5)
+        self.assertRegex(printed, r"encoder d\(bias\) torch +\* +\d")
 
     def test_step_reports_rates_that_fit_together_and_writes_them(self):
         output = self.folder / "new" / "step.json"

@@ -18,6 +18,7 @@ import torch
 from absl.testing import absltest, parameterized
 from test_attention_t5 import eager, inputs, masks
 
+import benchmarks.attention
 from kernels import library
 from kernels.attention import attention, triton_is_installed, use_attention_kernel
 
@@ -29,9 +30,9 @@ needs_triton = absltest.skipUnless(triton_is_installed(), "triton is not install
 
 @needs_triton
 class InterpreterTest(absltest.TestCase):
-    def test_values_equal_eager_attention_in_float64(self):
-        """In a process of its own: TRITON_INTERPRET counts when Triton is first imported."""
-        code = f"import sys; sys.path[:0] = {sys.path!r}; import test_triton_kernel as t; t.compare_with_eager()"
+    def interpreted(self, function: str):
+        """What a function of this file prints as JSON in a process of its own, whose first import of Triton counts."""
+        code = f"import sys; sys.path[:0] = {sys.path!r}; import test_triton_kernel as t; t.{function}()"
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code],
             env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
@@ -40,7 +41,20 @@ class InterpreterTest(absltest.TestCase):
             text=True,
         )
         self.assertEqual(done.returncode, 0, done.stderr)
-        errors = json.loads(done.stdout.splitlines()[-1])
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def test_the_benchmark_of_its_tiles(self):
+        rows = self.interpreted("benchmark_tiles")
+        self.assertLen(rows, 2 * (1 + 1 + len(benchmarks.attention.TILES)))
+        self.assertEqual([row["name"] for row in rows if row["chosen"]], [
+            "encoder d(bias) triton 32 x 32, 4 warps, 2 stages", "decoder d(bias) triton 16 x 16, 4 warps, 2 stages"
+        ])  # fmt: skip
+        for row in rows:
+            self.assertGreater(row["ms"], 0, row)
+            self.assertLess(row["error_of_dbias"], 1e-5, row)
+
+    def test_values_equal_eager_attention_in_float64(self):
+        errors = self.interpreted("compare_with_eager")
         self.assertLen(errors, 9)
         for case, error in errors.items():
             self.assertLess(error, 2e-5, case)  # float32 steps by 8e-6 at scores of -100; NaN is not less
@@ -83,6 +97,13 @@ def compare_with_eager() -> None:
     (expected,) = torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors[3:], grad)
     errors["operator"] = float((found - expected).abs().max() / expected.abs().max())
     print(json.dumps(errors))
+
+
+def benchmark_tiles() -> None:
+    """Prints the rows that `benchmark_t5.py attention` has of d(bias) where Triton is chosen."""
+    with mock.patch.object(benchmarks.attention, "choose_bias_gradient", lambda *_: "triton"):
+        device = torch.device("cpu")
+        print(json.dumps(benchmarks.attention.measure_bias_gradients("tiny", 2, 40, 9, device, FLOAT32, rounds=1)))
 
 
 def compiled(architecture: int, dtype: torch.dtype, width: int, causal: bool, mask: torch.Tensor | None, length=512):
