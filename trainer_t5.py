@@ -19,6 +19,7 @@ from accelerate.utils import DynamoBackend
 from torch._inductor.codecache import cache_dir
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
+from transformers.modeling_outputs import BaseModelOutput
 
 from common.processes import finish_process_group, is_first_process, print_once
 from corpora.streams import StreamDataset
@@ -276,15 +277,21 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         with torch.no_grad(), self.compute_loss_context_manager():
-            statistics = self._score(model, inputs, labels)
+            statistics, encoded = self._score(model, inputs, labels)
         generated = torch.full_like(statistics[:, :1], -1, dtype=torch.long)
         if self.args.predict_with_generate:
             sources = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
-            _, generated, _ = super().prediction_step(model, sources, False, ignore_keys, **gen_kwargs)
+            if encoded is not None:
+                sources["encoder_outputs"] = BaseModelOutput(last_hidden_state=encoded)
+            with (
+                self.accelerator.autocast()
+            ):  # accelerate wraps the model's own forward pass, generate() calls its parts
+                _, generated, _ = super().prediction_step(model, sources, False, ignore_keys, **gen_kwargs)
         return None, (generated, statistics), labels
 
-    def _score(self, model, inputs, labels: torch.Tensor | None) -> torch.Tensor:
-        """Statistics [B, 6] of a batch by teacher forcing, on its labels and on every class label in one forward pass.
+    def _score(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Statistics [B, 6] of a batch by teacher forcing, on its labels and on every class label in one forward pass,
+        and the encoder's output [B, S, d_model]; None without labels, where nothing is scored.
 
         The texts to be scored stand end to end in one decoder sequence. A block-diagonal causal mask keeps them apart,
         and relative positions are the same within each, so encoder and cross-attention keys are computed once. Rows
@@ -302,7 +309,7 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         if labels is not None and gold is None:
             texts.append(labels)
         if not texts:
-            return statistics
+            return statistics, None
         lengths, targets = [text.shape[1] for text in texts], torch.cat(texts, dim=1)
         config = self.model.config
         decoder_inputs = [shift_right(text, config.decoder_start_token_id, config.pad_token_id) for text in texts]
@@ -311,7 +318,8 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
             decoder_inputs = [inputs["decoder_input_ids"]]
         if len(texts) > 1:
             sources["decoder_attention_mask"] = _block_causal_mask(lengths, device, rows)
-        logits = model(**sources, decoder_input_ids=torch.cat(decoder_inputs, dim=1), use_cache=False).logits
+        output = model(**sources, decoder_input_ids=torch.cat(decoder_inputs, dim=1), use_cache=False)
+        logits, encoded = output.logits, output.encoder_last_hidden_state
         written = logits.argmax(-1)
         if labels is not None:
             where = torch.arange(targets.shape[1], device=device)[-labels.shape[1] :].expand(rows, -1)
@@ -325,7 +333,8 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
             statistics[:, :4] = _teacher_forced(own, labels, correct)
             if isinstance(self.data_collator, PackedDataCollator):
                 kinds = 2 * len(self.data_collator.names)
-                return torch.cat([statistics, _by_kind(own, labels, inputs["target_kinds"], kinds)], dim=1)
+                statistics = torch.cat([statistics, _by_kind(own, labels, inputs["target_kinds"], kinds)], dim=1)
+                return statistics, encoded
             if isinstance(self.data_collator, T5DataCollator):
                 markers = torch.tensor([*self.data_collator.sentinel_ids, self.data_collator.eos_id])
                 text = ~torch.isin(labels, markers.to(device))
@@ -335,7 +344,7 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
             right = torch.stack([tokens.all(-1) for tokens in right], dim=1)
             found = torch.where(right.any(-1), right.int().argmax(-1), -1)
             statistics[:, STATISTICS.index("predicted_class")] = found.float()
-        return statistics
+        return statistics, encoded
 
 
 def _which_class(labels: torch.Tensor, classes: torch.Tensor) -> torch.Tensor | None:

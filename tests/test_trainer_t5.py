@@ -442,7 +442,7 @@ class ClassScoringTest(TrainerTest):
             batch = pad_rows([row | {"labels": labels} for row in data] if labels else data)
             batch["labels"] = F.pad(batch["labels"], (0, padding.get("more", 0)), value=-100)
             with mock.patch.object(trainer.model, "forward", wraps=trainer.model.forward) as forward, torch.no_grad():
-                found = trainer._score(trainer.model, batch, batch["labels"])
+                found = trainer._score(trainer.model, batch, batch["labels"])[0]
             return found.numpy(), forward.call_args.kwargs["decoder_input_ids"].shape[1]
 
         found, positions = statistics(more=4)
@@ -481,6 +481,23 @@ class ClassScoringTest(TrainerTest):
         )
         np.testing.assert_array_equal(tokens[:, :4], reference.numpy())
         self.assertFalse(tokens[:, 4:].any())
+
+    @parameterized.product(labelled=(True, False), beams=(1, 3))
+    def test_texts_come_from_one_encoder_pass_at_the_runs_precision(self, labelled, beams):
+        """generate() alone would read the source once more, and below autocast in float32: not what was trained."""
+        data = ragged_rows(10, seed=11)
+        data = data if labelled else [{"input_ids": row["input_ids"]} for row in data]
+        options = dict(predict_with_generate=True, generation_max_length=4, generation_num_beams=beams, bf16=True)
+        trainer = task_trainer(self.folder, 1, None, **options)
+        seen = []
+        projection = trainer.model.encoder.block[0].layer[0].SelfAttention.q
+        projection.register_forward_hook(lambda *call: seen.append(call[-1].dtype))
+        found = trainer.predict(data).predictions[0]
+        self.assertEqual(seen, [torch.bfloat16] * -(-10 // trainer.args.eval_batch_size))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            row = torch.tensor([data[0]["input_ids"]])
+            expected = trainer.model.generate(row, max_new_tokens=3, num_beams=beams)[0].tolist()
+        self.assertEqual(found[0, : len(expected)].tolist(), expected)
 
     @parameterized.parameters(False, True)
     def test_rows_without_labels_are_predicted_and_not_scored(self, generate):
