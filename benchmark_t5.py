@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks import attention, inference, inputs, plan, step
+from benchmarks import attention, fine_tuning, inference, inputs, plan, step
 from benchmarks.material import ATTENTION, full_name
 from benchmarks.measure import failure, free_memory, machine, matrix_product_flops, pick_device, table
 from benchmarks.picture import draw_benchmark
@@ -64,24 +64,25 @@ def build_parser() -> Parser:
         command.add_argument("--rounds", type=positive, help="Turns A B A B of which the median counts.")
         command.add_argument("--batch", type=positive, help="Sequences of a batch.")
         command.add_argument("--source_length", type=positive, help="Tokens of a source.")
-        if name in ("all", "attention", "step", "evaluate", "generate"):
+        if name in ("all", "attention", "step", "evaluate", "fine_tune", "generate"):
             command.add_argument("--model", help="Shape: tiny, mini, small, base, large or xl.")
             command.add_argument(
                 "--bf16", action=argparse.BooleanOptionalAction, help="bfloat16 autocast. Not set: on a GPU."
             )
-        if name in ("all", "step"):
+        if name in ("all", "step", "fine_tune"):
             command.add_argument("--minutes", type=number, help="Begin nothing new after so long.")
+            command.add_argument(
+                "--compile",
+                action=argparse.BooleanOptionalAction,
+                help="torch.compile where it belongs. Not set: on a GPU.",
+            )
+        if name in ("all", "step"):
             default = "best" if name == "all" else "all"
             rows = ", ".join(rung.name for rung in step.LADDER)
             command.add_argument("--rows", default=default, help=f"Rungs: all, peers, best, or some of {rows}.")
             command.add_argument("--steps", type=positive, default=4, help="Steps timed together in a turn.")
             command.add_argument(
                 "--alone", action="store_true", help="What a rung adds on the lowest rung instead of all below it."
-            )
-            command.add_argument(
-                "--compile",
-                action=argparse.BooleanOptionalAction,
-                help="torch.compile where it belongs. Not set: on a GPU.",
             )
         if name in ("all", "attention"):
             command.add_argument("--target_length", type=positive, help="Target tokens. Not set: T5's for the source.")
@@ -94,8 +95,8 @@ def build_parser() -> Parser:
             command.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="Of the DataLoader.")
             command.add_argument("--seconds", type=number, default=5.0, help="Time for each size.")
             command.add_argument("--folder", help="Where the corpora are written for the time. Not set: the system's.")
-        if name in ("all", "evaluate"):
-            command.add_argument("--examples", type=positive, help="Rows to classify.")
+        if name in ("all", "evaluate", "fine_tune"):
+            command.add_argument("--examples", type=positive, help="Rows of the classification task.")
         if name in ("all", "generate"):
             command.add_argument("--new_tokens", type=positive, help="Tokens to generate for each source.")
             command.add_argument("--beams", type=positive, default=1, help="Beams.")
@@ -139,7 +140,7 @@ def complete(args: argparse.Namespace) -> None:
         defaults |= dict(batch=128, source_length=512, rounds=25)
     if args.command == "load":
         defaults |= dict(batch=128, source_length=512, gigabytes=[1.0])
-    if args.command == "evaluate":
+    if args.command in ("evaluate", "fine_tune"):
         defaults |= dict(source_length=GLUE_LENGTH)
     if args.command == "tokenise":
         defaults |= dict(source_length=512, megabytes=8.0)
@@ -217,6 +218,14 @@ def run_evaluate(args) -> dict:
     return result
 
 
+def run_fine_tune(args) -> dict:
+    shape = (args.examples, args.batch, args.source_length, args.device, args.bf16, args.rounds, args.compile)
+    result = fine_tuning.measure_fine_tune(args.model, *shape, args.deadline)
+    print(table(result["rows"], fine_tuning.FINE_TUNE_COLUMNS))
+    print(f"sources of {result['mean_source_length']:.0f} tokens on average, at most {args.source_length}")
+    return result
+
+
 def run_generate(args) -> dict:
     shape = (args.batch, args.source_length, args.new_tokens, args.beams, args.device, args.bf16, args.rounds)
     result = inference.measure_generate(args.model, *shape)
@@ -233,7 +242,7 @@ def run_plan(args) -> dict:
 def run_all(args) -> dict:
     """All parts, the dearest last; a part that fails is recorded and the others go on."""
     results = {}
-    for name in ("collator", "tokenise", "load", "attention", "evaluate", "generate", "plan", "step"):
+    for name in ("collator", "tokenise", "load", "attention", "evaluate", "fine_tune", "generate", "plan", "step"):
         print(f"\n---- {name} ({human_time(time.monotonic() - args.start)} so far) ----", flush=True)
         if time.monotonic() > args.deadline:
             results[name] = {"error": "not started: the time (--minutes) was up"}
@@ -243,7 +252,7 @@ def run_all(args) -> dict:
         part = build_parser().parse_args(words) if name == "plan" else argparse.Namespace(**vars(args))
         if name == "collator":
             part.batch, part.source_length, part.rounds = 128, 512, 25
-        if name == "evaluate":
+        if name in ("evaluate", "fine_tune"):
             part.source_length = GLUE_LENGTH
         if name == "plan":
             complete(part)
@@ -265,6 +274,7 @@ COMMANDS = {
     "tokenise": (run_tokenise, "Text to chunks of tokens against datasets.map and grouping."),
     "load": (run_load, "The data loader on memory-mapped corpora, and its memory."),
     "evaluate": (run_evaluate, "Classification: scoring labels against generate() and against run_glue's set-up."),
+    "fine_tune": (run_fine_tune, "An epoch of a classification task through T5Trainer and in run_glue's set-up."),
     "generate": (run_generate, "generate() with a growing and a static cache."),
     "plan": (run_plan, "Memory per GPU, communication and speed of a large run, on paper."),
 }

@@ -9,16 +9,13 @@ import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from arguments_t5 import FineTuningArguments
-from benchmarks.material import benchmark_config, use_plain_activation
+from benchmarks.material import benchmark_config, padded, random_sources, use_plain_activation
 from benchmarks.measure import NotAvailableError, failure, interleaved, median
 from model_t5 import IGNORE_INDEX, create_model, set_generation_length
-from tasks.batching import MULTIPLE
 from tasks.metrics import STATISTICS
 from trainer_t5 import T5Trainer
 
 CLASSES = 4
-# Tokens of a GLUE sentence or pair under T5's vocabulary, as a share of run_glue's --max_seq_length 128: log-normal.
-MEDIAN_SHARE, SIGMA = 0.28, 0.5
 EVALUATION_ROWS = {
     "ours": "rows by length, little padding; all labels scored in one pass",
     "generate": "the same batches; generate(), greedy, and the loss",
@@ -32,11 +29,10 @@ def measure_evaluate(
 ) -> dict:
     """Sequences/s of an evaluation on labelled rows as each of EVALUATION_ROWS does it; "ratio" is ours to the last.
 
-    Sources have 8 to `source_length` tokens from a log-normal distribution with median 0.28 source_length and sigma
-    0.5, like GLUE's under a limit of 128. The labels are texts of three tokens that this very model writes for some of
-    the rows, so that "which label" and "no label at all" both occur. In float32 all ways must give the same answer for
-    every row (AssertionError otherwise: scoring is exact); in bf16 roundings differ, and the share of equal answers is
-    reported.
+    Sources are as `random_sources` makes them. The labels are texts of three tokens that this very model writes for
+    some of the rows, so that "which label" and "no label at all" both occur. In float32 all ways must give the same
+    answer for every row (AssertionError otherwise: scoring is exact); in bf16 roundings differ, and the share of equal
+    answers is reported.
     """
     with tempfile.TemporaryDirectory() as folder:
         flags = dict(
@@ -103,28 +99,6 @@ def measure_evaluate(
         "equal_answers": min(equal.values()),
         "answers_that_are_labels": share_of_labels,
     }
-
-
-def random_sources(rows: int, longest: int, vocab_size: int) -> list[list[int]]:
-    """Token ids of random lengths, at most `longest` and skewed as measure_evaluate says."""
-    generator = np.random.default_rng(0)
-    lengths = MEDIAN_SHARE * longest * np.exp(SIGMA * generator.standard_normal(rows))
-    lengths = lengths.round().astype(int).clip(min(8, longest), longest)
-    return [generator.integers(3, vocab_size - 110, length).tolist() for length in lengths]
-
-
-def padded(rows: list[dict], source_length: int | None = None) -> dict[str, torch.Tensor]:
-    """A batch of rows, padded as DataCollatorForSeq2Seq does: to `source_length`, or to the next multiple of eight."""
-
-    def tensor(name: str, filler: int, length: int | None) -> torch.Tensor:
-        length = length or -(-max(len(row[name]) for row in rows) // MULTIPLE) * MULTIPLE
-        return torch.tensor([row[name] + [filler] * (length - len(row[name])) for row in rows])
-
-    batch = {"input_ids": tensor("input_ids", 0, source_length)}
-    batch["attention_mask"] = batch["input_ids"].ne(0).long()
-    if "labels" in rows[0]:
-        batch["labels"] = tensor("labels", IGNORE_INDEX, None)
-    return batch
 
 
 def set_labels(trainer: T5Trainer, dataset: list[dict], length: int = 3) -> float:

@@ -17,9 +17,12 @@ from transformers.models.t5.modeling_t5 import eager_attention_forward
 from benchmarks.measure import NotAvailableError
 from constants import MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
-from model_t5 import build_config
+from model_t5 import IGNORE_INDEX, build_config
+from tasks.batching import MULTIPLE
 
 SMALL_VOCABULARY = 4096  # of the shapes that are trained with a tokenizer of their own
+# Tokens of a GLUE sentence or pair under T5's vocabulary, as a share of run_glue's --max_seq_length 128: log-normal.
+MEDIAN_SHARE, SIGMA = 0.28, 0.5
 # Attention implementations in the order of the tables, each with the module that registers it (None: transformers).
 ATTENTION = {"eager": None, "sdpa": None, "t5_fused": "attention_t5"}
 
@@ -63,6 +66,28 @@ def random_batches(
         examples = {"input_ids": tokens, "key": np.arange(batch) + number * batch}
         batches.append({name: tensor.to(device) for name, tensor in collator(examples).items()})
     return batches, collator
+
+
+def random_sources(rows: int, longest: int, vocab_size: int) -> list[list[int]]:
+    """Token ids of 8 to `longest` tokens, log-normal with median 0.28 `longest` and sigma 0.5: GLUE's under 128."""
+    generator = np.random.default_rng(0)
+    lengths = MEDIAN_SHARE * longest * np.exp(SIGMA * generator.standard_normal(rows))
+    lengths = lengths.round().astype(int).clip(min(8, longest), longest)
+    return [generator.integers(3, vocab_size - 110, length).tolist() for length in lengths]
+
+
+def padded(rows: list[dict], source_length: int | None = None) -> dict[str, torch.Tensor]:
+    """A batch of rows, padded as DataCollatorForSeq2Seq does: to `source_length`, or to the next multiple of eight."""
+
+    def tensor(name: str, filler: int, length: int | None) -> torch.Tensor:
+        length = length or -(-max(len(row[name]) for row in rows) // MULTIPLE) * MULTIPLE
+        return torch.tensor([row[name] + [filler] * (length - len(row[name])) for row in rows])
+
+    batch = {"input_ids": tensor("input_ids", 0, source_length)}
+    batch["attention_mask"] = batch["input_ids"].ne(0).long()
+    if "labels" in rows[0]:
+        batch["labels"] = tensor("labels", IGNORE_INDEX, None)
+    return batch
 
 
 def attention_function(name: str) -> Callable:

@@ -13,6 +13,7 @@ RATES = {
     "tokenise": ("megabytes_per_second", "tokenise and cut, MB/s"),
     "load": ("sequences_per_second", "data loader by size of the corpus, sequences/s"),
     "evaluate": ("sequences_per_second", "evaluation of a classifier, sequences/s"),
+    "fine_tune": ("sequences_per_second", "fine-tuning a classifier, rows/s"),
     "generate": ("tokens_per_second", "generation, tokens/s"),
 }
 

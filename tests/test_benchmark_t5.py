@@ -4,6 +4,7 @@ No figure of speed is tested here: those of this project that are guaranteed hav
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -20,7 +21,7 @@ import torch
 from absl.testing import absltest, parameterized
 
 import benchmark_t5
-from benchmarks import attention, inference, inputs, measure, plan, step
+from benchmarks import attention, fine_tuning, inference, inputs, material, measure, plan, step
 from benchmarks.material import benchmark_config, full_name, random_batches, word_less_tokenizer
 from benchmarks.picture import bars_of
 from constants import HARDWARE_PEAKS, MODEL_SHAPES
@@ -151,17 +152,37 @@ class CommandsTest(BenchmarkTest):
             inference.measure_evaluate("tiny", 8, 8, 10, torch.device("cpu"), False, 1)
 
     def test_evaluation_lengths_are_skewed_as_stated(self):
-        lengths = [len(source) for source in inference.random_sources(20_000, 128, 4096)]
+        lengths = [len(source) for source in material.random_sources(20_000, 128, 4096)]
         self.assertBetween(np.median(lengths), 35, 37)  # 0.28 * 128
         self.assertBetween(np.mean(lengths), 39, 42)  # times exp(0.5 ** 2 / 2), less what is cut off at 128
         self.assertEqual((min(lengths), max(lengths)), (8, 128))
 
     def test_the_peer_pads_every_row_to_the_limit(self):
         rows = [{"input_ids": [5] * n, "labels": [6, 1]} for n in (3, 9)]
-        ours, peer = inference.padded(rows), inference.padded(rows, source_length=32)
+        ours, peer = material.padded(rows), material.padded(rows, source_length=32)
         self.assertEqual([tuple(b["input_ids"].shape) for b in (ours, peer)], [(2, 16), (2, 32)])
         self.assertEqual(peer["attention_mask"].sum(1).tolist(), [3, 9])
         self.assertEqual(ours["labels"].tolist(), [[6, 1] + [-100] * 6] * 2)
+
+    def test_fine_tune_trains_the_same_rows_in_every_way(self):
+        flags = ["--examples", "24", "--batch", "8", "--source_length", "32", "--rounds", "2"]
+        found, printed = self.run_main("fine_tune", *flags)
+        rows = {row["name"]: row for row in found["rows"]}
+        self.assertEqual(list(rows), ["run_glue_like", "by_length", "buckets", "t5_fused"], "none that is compiled")
+        best = max(rows["buckets"]["sequences_per_second"], rows["t5_fused"]["sequences_per_second"])
+        self.assertAlmostEqual(found["ratio"], best / rows["run_glue_like"]["sequences_per_second"])
+        for row in rows.values():  # dropout and the rows' order in an epoch leave nothing but noise between them
+            self.assertAlmostEqual(row["training_loss"], rows["run_glue_like"]["training_loss"], delta=0.3)
+        self.assertRegex(printed, r"sources of \d+ tokens on average, at most 32")
+
+    def test_a_way_to_fine_tune_that_fails_leaves_the_others(self):
+        broken = fine_tuning.WAYS | {"buckets": dataclasses.replace(fine_tuning.WAYS["buckets"], attention="none")}
+        with mock.patch.object(fine_tuning, "WAYS", broken):
+            found = fine_tuning.measure_fine_tune("tiny", 8, 4, 16, torch.device("cpu"), False, 1, False)
+        rows = {row["name"]: row for row in found["rows"]}
+        self.assertIn("none", rows["buckets"]["error"])
+        self.assertGreater(rows["t5_fused"]["sequences_per_second"], 0)
+        self.assertNotIn("ratio_same_dropout", found)
 
     @parameterized.parameters("1", "2")
     def test_generate(self, beams):
@@ -207,7 +228,7 @@ class CommandsTest(BenchmarkTest):
 
         with mock.patch.object(inference, "measure_evaluate", fail):
             found, printed = self.run_main("all", *flags)
-        parts = ["collator", "tokenise", "load", "attention", "evaluate", "generate", "plan", "step"]
+        parts = ["collator", "tokenise", "load", "attention", "evaluate", "fine_tune", "generate", "plan", "step"]
         self.assertEqual(list(found["results"]), parts)
         self.assertEqual(found["results"]["evaluate"]["error"], "RuntimeError: CUDA error: an illegal memory access")
         self.assertEqual([name for name in parts if "error" in found["results"][name]], ["evaluate"])
@@ -217,7 +238,7 @@ class CommandsTest(BenchmarkTest):
         self.assertGreater(output.with_suffix(".png").stat().st_size, 10_000)
         self.assertIn(f"picture: {output.with_suffix('.png')}", printed)
         panels = bars_of("all", found)
-        self.assertLen(panels, 6, "all parts but the one that failed, and the plan")
+        self.assertLen(panels, 7, "all parts but the one that failed, and the plan")
         self.assertEqual([bar[2] for bar in panels["collator, sequences/s"]], [True, False])
 
     def test_a_machine_without_matplotlib(self):
@@ -231,7 +252,7 @@ class CommandsTest(BenchmarkTest):
         with mock.patch.object(inputs, "measure_collator", lambda *_: time.sleep(0.1) or {"rows": [], "ratio": 1}):
             found, _ = self.run_main("all", "--minutes", "0.001")
         errors = [part.get("error") for part in found["results"].values()]
-        self.assertEqual(errors, [None] + ["not started: the time (--minutes) was up"] * 7)
+        self.assertEqual(errors, [None] + ["not started: the time (--minutes) was up"] * 8)
 
     def test_needs_neither_data_nor_tracking_packages(self):
         """As on a GPU machine that has torch and transformers: the real command, with the others hidden."""

@@ -107,6 +107,7 @@ LAYERS = (
         "tasks.streaming",
         "training.exports",
         "benchmarks.attention",
+        "benchmarks.fine_tuning",
         "benchmarks.inference",
         "benchmarks.inputs",
         "benchmarks.plan",
