@@ -2,6 +2,7 @@
 
     python benchmark_t5.py all --output results/benchmark.json   # 8 minutes on a GPU; 2 on a CPU, at a tiny size
     python benchmark_t5.py step --rows all --model base           # the training step, rung by rung
+    python benchmark_t5.py fine_tune                              # a classification task, compiled too on a GPU
     python benchmark_t5.py collator                               # the last line's JSON has "ratio", at least 10
     python benchmark_t5.py load --gigabytes 1 10                  # the loader on corpora of 1 and 10 GB
     python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, communication and speed on paper
@@ -254,6 +255,8 @@ def run_all(args) -> dict:
             part.batch, part.source_length, part.rounds = 128, 512, 25
         if name in ("evaluate", "fine_tune"):
             part.source_length = GLUE_LENGTH
+        if name == "fine_tune":
+            part.compile = False  # one graph for each length takes minutes: `benchmark_t5.py fine_tune` has them
         if name == "plan":
             complete(part)
         try:
