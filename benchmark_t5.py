@@ -34,6 +34,7 @@ DEFAULTS = {
     "cuda": dict(model="base", batch=128, source_length=512, rounds=5, minutes=8.0),
     "cpu": dict(model="tiny", batch=8, source_length=64, rounds=3, minutes=2.0),
 }
+FINE_TUNING_BATCH = {"cuda": 32, "cpu": 8}
 GLUE_LENGTH = 128  # run_glue's --max_seq_length, to which it pads every row
 
 
@@ -143,6 +144,8 @@ def complete(args: argparse.Namespace) -> None:
         defaults |= dict(batch=128, source_length=512, gigabytes=[1.0])
     if args.command in ("evaluate", "fine_tune"):
         defaults |= dict(source_length=GLUE_LENGTH)
+    if args.command == "fine_tune":
+        defaults |= dict(batch=FINE_TUNING_BATCH[args.device.type])
     if args.command == "tokenise":
         defaults |= dict(source_length=512, megabytes=8.0)
     for name, value in defaults.items():
@@ -256,7 +259,9 @@ def run_all(args) -> dict:
         if name in ("evaluate", "fine_tune"):
             part.source_length = GLUE_LENGTH
         if name == "fine_tune":
-            part.compile = False  # one graph for each length takes minutes: `benchmark_t5.py fine_tune` has them
+            # One graph for each length takes minutes: `benchmark_t5.py fine_tune` has them.
+            part.compile, part.rounds, part.examples = False, min(args.rounds, 3), min(args.examples, 1024)
+            part.batch = min(args.batch, FINE_TUNING_BATCH[args.device.type])
         if name == "plan":
             complete(part)
         try:
