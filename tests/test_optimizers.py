@@ -7,12 +7,14 @@ import copy
 import math
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import torch
 from absl.testing import absltest, parameterized
 from transformers import Trainer, get_scheduler
 from transformers.optimization import Adafactor
 
+import training.optimizers
 from arguments_t5 import FineTuningArguments, PreTrainingArguments
 from constants import DEFAULT_LEARNING_RATES
 from model_t5 import build_config, create_model
@@ -25,6 +27,7 @@ from training.optimizers import (
     build_scheduler,
     learning_rate_factor,
     optimizer_class_and_kwargs,
+    orthogonalised,
 )
 
 SHAPES = [(7,), (5, 4), (3, 2, 6), (1,), (64, 33)]
@@ -233,6 +236,35 @@ class MuonTest(parameterized.TestCase):
                     p.data = old + update * max(1e-3, old.square().mean().sqrt().item())
         for p, expected in zip(params, copies, strict=True):
             torch.testing.assert_close(p, expected, rtol=1e-5, atol=1e-6)
+
+    @parameterized.parameters(1, 7)
+    def test_products_are_counted_by_shapes_not_by_matrices(self, layers):
+        """On a GPU a product of one small matrix takes as long to start as to compute."""
+        sizes = [(8, 8), (20, 8), (8, 20)] * layers
+        params = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
+        set_gradients(params, 0)
+        optimizer = self.optimizer(params)
+        with torch.profiler.profile() as profile:
+            optimizer.step()
+        calls = {event.key: event.count for event in profile.key_averages()}
+        self.assertEqual((calls["aten::bmm"], calls["aten::baddbmm"]), (2 * 5, 2 * 2 * 5))  # 8 x 8 and 8 x 20
+        self.assertNotIn("aten::mm", calls)
+
+    def test_matrices_beyond_a_stack_are_not_forgotten(self):
+        params, copies = ([torch.nn.Parameter(torch.randn(6, 4, generator=torch.Generator().manual_seed(n)))
+                           for n in range(5)] for _ in range(2))  # fmt: skip
+        for stack, tensors in ((2**25, params), (50, copies)):
+            set_gradients(tensors, 0)
+            with mock.patch.object(training.optimizers, "_STACK", stack):
+                self.optimizer(tensors).step()
+        for p, expected in zip(copies, params, strict=True):
+            torch.testing.assert_close(p, expected, rtol=1e-6, atol=1e-7)
+
+    def test_singular_values_come_near_one(self):
+        matrices = torch.randn(3, 12, 30, generator=torch.Generator().manual_seed(0))
+        values = torch.linalg.svdvals(orthogonalised(matrices).float())
+        self.assertBetween(values.min().item(), 0.6, 1.0)
+        self.assertBetween(values.max().item(), 1.0, 1.3)
 
     def test_a_step_is_relative_to_the_tensor(self):
         """A matrix a thousand times larger moves a thousand times as far: one learning rate for all."""

@@ -92,47 +92,84 @@ def _here(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)  # a, b, c of a X + b (X X^T) X + c (X X^T)^2 X, from Jordan et al. 2024
+_STACK = 2**25  # numbers that are orthogonalised at a time
+
+
+def orthogonalised(matrices: torch.Tensor, steps: int = 5, eps: float = 1e-7) -> torch.Tensor:
+    """[N, m, n], m <= n, in bfloat16: each matrix with all its singular values brought near 1 (0.7 to 1.2).
+
+    The quintic Newton-Schulz iteration of torch.optim.Muon, on all matrices of a shape at once.
+    """
+    a, b, c = NEWTON_SCHULZ
+    x = matrices.bfloat16()
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
 class MuonWithAdamW(AdamWRMSScaled):
-    """torch.optim.Muon for the matrices of the layers, AdamW for all else, all steps scaled by the tensor's RMS.
+    """Muon for the matrices of the layers, AdamW for all else, all steps scaled by the tensor's RMS.
 
         tensors                                            rule
         q, k, v, o, wi*, wo of all layers (`matrices`)     Muon: momentum 0.95, nesterov, 5 Newton-Schulz steps
         embedding, head, norms, relative position bias     AdamWRMSScaled
 
-    Muon's step is its orthogonalised momentum times 0.2 sqrt(larger side) ("match_rms_adamw"): of the size of AdamW's,
-    whatever the shape. Times max(1e-3, rms(tensor)), as all steps here, one learning rate fits all tensors. Without
-    that, T5's query projections, which begin eight times smaller than the others, outgrow them (results/LOG.md).
+    Muon's step is its orthogonalised momentum times 0.2 sqrt(larger side), as torch.optim.Muon's ("match_rms_adamw"):
+    of the size of AdamW's, whatever the shape. Times max(1e-3, rms(tensor)), as all steps here, one learning rate fits
+    all tensors. Without that, T5's query projections, which begin eight times smaller than the others, outgrow them
+    (results/LOG.md). T5's hundreds of matrices have two shapes: they are orthogonalised a stack at a time.
     Weight decay is decoupled. (Jordan et al. 2024; Liu et al. 2025, "Muon is scalable for LLM training".)
     """
 
-    def __init__(self, params, matrices: set[int], lr=2e-2, **options):
+    def __init__(self, params, matrices: set[int], lr=2e-2, momentum=0.95, **options):
         """matrices: id() of the tensors that Muon is for. Raises ValueError if none of `params` is among them."""
         groups = list(params)
         groups = groups if isinstance(groups[0], dict) else [{"params": groups}]
         rest = [g | {"params": [p for p in g["params"] if id(p) not in matrices], "muon": False} for g in groups]
         muon = [g | {"params": [p for p in g["params"] if id(p) in matrices], "muon": True} for g in groups]
-        muon = [group for group in muon if group["params"]]
+        muon = [group | {"momentum": momentum} for group in muon if group["params"]]
         if not muon:
             raise ValueError("Muon is for matrices, and there is none among the parameters")
-        self._muon = torch.optim.Muon([p for group in muon for p in group["params"]], adjust_lr_fn="match_rms_adamw")
-        settings = {name: self._muon.defaults[name] for name in self._muon.defaults.keys() - {"lr", "weight_decay"}}
-        super().__init__([g for g in rest if g["params"]] + [settings | group for group in muon], lr=lr, **options)
+        super().__init__([g for g in rest if g["params"]] + muon, lr=lr, **options)
 
     def _update_group(self, group: dict) -> None:
         if not group["muon"]:
             super()._update_group(group)
             return
         params = [p for p in group["params"] if p.grad is not None]
+        if not params:
+            return
+        gradients, momentum = [p.grad for p in params], group["momentum"]
+        for p in params:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        buffers = [self.state[p]["momentum_buffer"] for p in params]
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        directions = torch._foreach_lerp(gradients, buffers, momentum)  # Nesterov's
         if group["weight_decay"]:
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        self._muon.state = self.state  # ours, so that saving and loading see one optimizer
-        for p in params:
-            # torch's Muon takes no rate that stays on the device. Its step depends on the gradient alone, so it is made
-            # on zeros, and scaled before it is added.
-            before, rate = p.clone(), (torch.linalg.vector_norm(p) * p.numel() ** -0.5).clamp_min(group["min_rms"])
-            self._muon.param_groups = [group | {"params": [p.zero_()], "weight_decay": 0.0}]
-            self._muon.step()
-            p.mul_(rate).add_(before)
+        rates = torch._foreach_norm(params)  # these stay on the device, as in AdamWRMSScaled
+        torch._foreach_mul_(rates, [p.numel() ** -0.5 for p in params])
+        torch._foreach_clamp_min_(rates, group["min_rms"])
+        torch._foreach_mul_(rates, [group["lr"] * 0.2 * max(p.shape) ** 0.5 for p in params])
+        wide = [direction if direction.shape[0] <= direction.shape[1] else direction.mT for direction in directions]
+        for stack in _stacks(wide):
+            steps = orthogonalised(torch.stack([wide[i] for i in stack])).float()
+            steps *= torch.stack([rates[i] for i in stack])[:, None, None]
+            turned = [s if params[i].shape == s.shape else s.mT for i, s in zip(stack, steps, strict=True)]
+            torch._foreach_sub_([params[i] for i in stack], turned)
+
+
+def _stacks(matrices: list[torch.Tensor]) -> list[list[int]]:
+    """Places of matrices of one shape, together no larger than _STACK numbers."""
+    by_shape = {}
+    for place, matrix in enumerate(matrices):
+        by_shape.setdefault(matrix.shape, []).append(place)
+    sizes = {shape: max(1, _STACK // shape.numel()) for shape in by_shape}
+    return [p[i : i + sizes[shape]] for shape, p in by_shape.items() for i in range(0, len(p), sizes[shape])]
 
 
 def layer_matrices(model: torch.nn.Module) -> set[int]:
