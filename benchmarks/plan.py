@@ -24,7 +24,7 @@ from training.memory import (
     optimizer_bytes,
     state_bytes,
 )
-from training.optimizers import NEEDS_WHOLE_TENSORS
+from training.optimizers import NEEDS_WHOLE_TENSORS, NOT_UNDER_FSDP
 
 ROOT = Path(__file__).resolve().parent.parent
 ZERO_CONFIGS = {"zero2": "zero_stage2_config.json", "zero3": "zero_stage3_config.json"}
@@ -114,6 +114,9 @@ def make_plan(args) -> dict:
             if strategy.startswith("zero") and args.optim in NEEDS_WHOLE_TENSORS:
                 row["error"] = f"--optim {args.optim} looks at whole matrices, which ZeRO does not hand to it"
                 continue
+            if strategy == "fsdp2" and args.optim in NOT_UNDER_FSDP:
+                row["error"] = f"--optim {args.optim} cannot work on FSDP2's slices"
+                continue
             states = state_bytes(strategy, config, shapes, args.optim, processes, True, zero_settings(strategy))
             # ZeRO and FSDP2 hold the bfloat16 weights that autocast would make copies of.
             copies = activations.weight_copies if strategy == "ddp" else 0
@@ -162,17 +165,20 @@ def make_plan(args) -> dict:
             "gpu_memory_gb": hardware["memory_gb"],
         },
         "optimizers": [
-            {"name": name, "gib": optimizer_bytes(name, shapes) / 2**30, **sharded(name, shapes, processes)}
+            {"name": name, "gib": size / 2**30, **sharded(name, size, processes)}
             for name in OPTIMIZER_STATES
+            for size in [optimizer_bytes(name, shapes, config)]
         ],
         "rows": rows,
     }
 
 
-def sharded(optimizer: str, shapes: list, processes: int) -> dict:
+def sharded(optimizer: str, size: int, processes: int) -> dict:
     """GiB of the state on each process where it is divided, and under what it is not."""
-    note = "not under ZeRO: needs whole matrices" if optimizer in NEEDS_WHOLE_TENSORS else ""
-    return {"divided_gib": optimizer_bytes(optimizer, shapes) / processes / 2**30, "note": note}
+    refused = {"ZeRO": NEEDS_WHOLE_TENSORS, "FSDP2": NOT_UNDER_FSDP}
+    where = [name for name, optimizers in refused.items() if optimizer in optimizers]
+    note = f"not under {' and '.join(where)}: needs whole matrices" if where else ""
+    return {"divided_gib": size / processes / 2**30, "note": note}
 
 
 COLUMNS = {

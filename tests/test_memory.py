@@ -174,14 +174,14 @@ def peak_bytes(function) -> int:
 
 
 class StatesTest(parameterized.TestCase):
-    @parameterized.parameters("adamw_torch", "adamw_rms_scaled", "adafactor")
+    @parameterized.parameters("adamw_torch", "adamw_rms_scaled", "adafactor", "muon")
     def test_weights_gradients_and_optimizer(self, name):
         config = small_config()
         model = create_model(config)
         inputs, labels = batch_of(config, 2, 16, 8)
         token_mean_loss(model(**inputs), labels).backward()
         args = SimpleNamespace(optim=name, learning_rate=1e-3, adam_beta1=0.9, adam_beta2=0.99, adam_epsilon=1e-6)
-        kind, kwargs = optimizer_class_and_kwargs(args) or (torch.optim.AdamW, {})
+        kind, kwargs = optimizer_class_and_kwargs(args, model) or (torch.optim.AdamW, {})
         optimizer = kind(model.parameters(), **kwargs)
         optimizer.step()
         shapes = [tuple(p.shape) for p in model.parameters()]
@@ -231,7 +231,7 @@ class StatesTest(parameterized.TestCase):
 
     def test_unknown_names(self):
         with self.assertRaisesRegex(ValueError, "--optim sgd: its memory is known for adamw_torch, "):
-            optimizer_bytes("sgd", [(2, 2)])
+            optimizer_bytes("sgd", [(2, 2)], small_config())
         with self.assertRaisesRegex(ValueError, "no such strategy: zero1; there are ddp, zero2"):
             state_bytes("zero1", small_config(), [(2, 2)], "adamw_torch", 2)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from transformers import T5Config
 
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
-OPTIMIZER_STATES = ("adamw_torch", "adamw_torch_fused", "adamw_rms_scaled", "adafactor")
+OPTIMIZER_STATES = ("adamw_torch", "adamw_torch_fused", "adamw_rms_scaled", "adafactor", "muon")
 # DeepSpeed's buckets with overlap_comm, from its documentation: 4.5 of them, for reducing and for gathering.
 BUCKETS_IN_FLIGHT = 4.5
 FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched meanwhile
@@ -171,10 +171,13 @@ class States:
     working: int
 
 
-def optimizer_bytes(name: str, shapes: list[tuple[int, ...]]) -> int:
-    """float32 state of an optimizer for tensors of these shapes, all on one GPU. ValueError for an unknown name."""
+def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) -> int:
+    """float32 state of an optimizer for a model's tensors, all on one GPU. ValueError for an unknown name."""
+    two_moments = 8 * sum(math.prod(shape) for shape in shapes)
     if name in ("adamw_torch", "adamw_torch_fused", "adamw_rms_scaled"):
-        return 8 * sum(math.prod(shape) for shape in shapes)  # two moments
+        return two_moments
+    if name == "muon":  # one moment of the layers' matrices
+        return two_moments - 4 * (matrix_parameters(config) - config.d_model * config.vocab_size)
     if name == "adafactor":  # row and column means of the squared gradients of a matrix, all of them of a vector
         return 4 * sum(sum(shape) if len(shape) == 2 else math.prod(shape) for shape in shapes)
     raise ValueError(f"--optim {name}: its memory is known for {', '.join(OPTIMIZER_STATES)}")
@@ -196,7 +199,11 @@ def state_bytes(
     weight, of which ZeRO-2 divides gradients and K by the number of processes and ZeRO-3 all. FSDP2 divides float32
     weights, gradients and state, and gathers bfloat16 weights block by block (embedding and head stay gathered).
     """
-    weights, state, zero = sum(math.prod(shape) for shape in shapes), optimizer_bytes(optimizer, shapes), zero or {}
+    weights, state, zero = (
+        sum(math.prod(shape) for shape in shapes),
+        optimizer_bytes(optimizer, shapes, config),
+        zero or {},
+    )
     low = 2 if bf16 else 4
 
     def part(size: float) -> int:

@@ -27,6 +27,7 @@ from training.callbacks import (
 )
 from training.checkpoints import clear_output_dir, resumed_batch_notice
 from training.flag_checks import wants_fsdp
+from training.memory import optimizer_bytes
 from training.optimizers import scheduler_name
 from training.trackers import finish_tracking, start_tracking
 
@@ -91,7 +92,8 @@ def start_run(
         callbacks.append(PatienceCallback(args.early_stopping_patience))
     install_callbacks(trainer, callbacks)
 
-    states = 0.01 if args.optim == "adafactor" else 2.0  # optimizer tensors per weight
+    shapes = [tuple(p.shape) for p in trainer.model.parameters()]
+    states = optimizer_bytes(args.optim, shapes, trainer.model.config) / (4 * parameters)  # tensors per weight
     if wants_fsdp(args) and not trainer.is_fsdp_enabled:
         print_once("FSDP was asked for and is not in force: accelerate shards on GPUs only. Here every process holds "
                    "the whole model (plain data parallelism)")  # fmt: skip
