@@ -225,10 +225,14 @@ def _trackers(names: list[str] | str) -> list[str]:
 
 @dataclass
 class PreTrainingArguments(T5TrainingArguments):
-    """Defaults of pre-training: nanoT5's settings, which reach T5's loss with the fewest steps."""
+    """Defaults of pre-training: nanoT5's settings, and the optimizer that needed the fewest tokens (results/LOG.md)."""
 
     output_dir: str | None = option(
         "out/pre_train_t5", "Where everything is written. Must be empty, resumed or overwritten."
+    )
+    optim: str = option(
+        "muon",
+        f"Optimizer: {', '.join(OPTIMIZERS)}. Under ZeRO the default is adamw_torch, under FSDP2 adamw_rms_scaled.",
     )
     max_steps: int = option(65_536, "Optimizer steps.")
     warmup_steps: float = option(10_000, "Steps of warm-up; a fraction of all steps if below 1.")

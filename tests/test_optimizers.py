@@ -3,7 +3,9 @@
 Hermetic; a few seconds.
 """
 
+import contextlib
 import copy
+import io
 import math
 import tempfile
 from pathlib import Path
@@ -477,21 +479,39 @@ class ChoiceTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, f"--optim {name}: must be one of adamw_rms_scaled, adamw_torch, "):
             arguments(optim=name)
 
-    def test_under_zero_only_elementwise_optimizers_are_taken(self):
-        for name in ("adafactor", "muon"):
-            args = arguments(optim=name)
-            args.deepspeed = {"zero_optimization": {"stage": 2}}
-            with self.assertRaisesRegex(ValueError, f"--optim {name}: ZeRO .* use --optim adamw_torch"):
-                check_training(args, "pre_training")
-        args = arguments(optim="adamw_rms_scaled", learning_rate=None)
-        args.deepspeed, args.learning_rate = {"zero_optimization": {"stage": 2}}, None
-        check_training(args, "pre_training")
-        self.assertEqual((args.optim, args.learning_rate), ("adamw_torch", 1e-3))
+    @parameterized.parameters(
+        ("pre_training", "deepspeed", "adafactor", None),
+        ("pre_training", "deepspeed", "adamw_rms_scaled", None),
+        ("pre_training", "deepspeed", "muon", "adamw_torch"),
+        ("pre_training", "fsdp", "adafactor", None),
+        ("pre_training", "fsdp", "muon", "adamw_rms_scaled"),
+        ("pre_training", "fsdp", "adamw_rms_scaled", "adamw_rms_scaled"),
+        ("fine_tuning", "deepspeed", "muon", None),
+        ("fine_tuning", "deepspeed", "adamw_rms_scaled", "adamw_torch"),
+        ("fine_tuning", "fsdp", "muon", None),
+    )
+    def test_sharding_refuses_some_optimizers_and_replaces_a_default(self, stage, sharding, name, taken):
+        kind, flags = PreTrainingArguments, {}
+        if stage == "fine_tuning":
+            kind, flags = FineTuningArguments, {"metric_for_best_model": "eval_loss"}
+        args = arguments(kind, stage, optim=name, **flags)
+        args.learning_rate = None
+        setattr(args, sharding, {"zero_optimization": {"stage": 2}} if sharding == "deepspeed" else True)
+        printed = io.StringIO()
+        with mock.patch.object(kind, "world_size", 2), contextlib.redirect_stdout(printed):
+            if taken is None:
+                with self.assertRaisesRegex(ValueError, f"--optim {name}: .* slices.*; use --optim adamw_"):
+                    check_training(args, stage)
+                return
+            check_training(args, stage)
+        self.assertEqual((args.optim, args.learning_rate), (taken, DEFAULT_LEARNING_RATES[stage][taken]))
+        line = f"--{sharding}: the default optimizer {name} needs whole tensors; using --optim {taken}\n"
+        self.assertEqual(printed.getvalue(), "" if taken == name else line)
 
     def test_trainer_alone_would_not_know_them(self):
         """Why optimizer_cls_and_kwargs is set: transformers' own table has no such name."""
         with self.assertRaisesRegex(ValueError, "adamw_rms_scaled"):
-            Trainer.get_optimizer_cls_and_kwargs(arguments())
+            Trainer.get_optimizer_cls_and_kwargs(arguments(optim="adamw_rms_scaled"))
 
 
 if __name__ == "__main__":

@@ -595,14 +595,14 @@ class RunTest(TrainerTest):
             "(t5, d_model 16, 1 + 1 layers), dropout 0.0",
             "made up",
             "32 sequences a step (8 x 4 accumulated x 1 processes)",
-            "adamw_rms_scaled, peak 0.02, cosine",
+            "muon, peak 0.02, cosine",
             "cpu, float32",
             f"{parameters * 16 / 1024:.4g} KiB (weights, gradients, optimizer)",
         ):
             self.assertIn(text, printed)
         record = json.loads((self.folder / "run.json").read_text())
         self.assertEqual((record["parameters"], record["tokens_per_step"]), (parameters, 544))
-        self.assertEqual(record["arguments"]["optim"], "adamw_rms_scaled")
+        self.assertEqual(record["arguments"]["optim"], "muon")
         self.assertEqual(record["examples"], {"train": 200})
         quietly(trainer.train)
         lines = read_metrics(self.folder / "metrics.jsonl")

@@ -271,12 +271,8 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
 def check_training(args: T5TrainingArguments, stage: str) -> None:
     """Checks the training flags and fills in what depends on others. `stage`: "pre_training" or "fine_tuning"."""
     if args.deepspeed and args.optim in NEEDS_WHOLE_TENSORS:
-        default = T5TrainingArguments.__dataclass_fields__["optim"].default
-        if args.optim != default:
-            raise ValueError(f"--optim {args.optim}: ZeRO hands it flat slices of the weights, on which it goes wrong; "
-                             "use --optim adamw_torch with --deepspeed")  # fmt: skip
-        args.optim = "adamw_torch"
-        print_once(f"--deepspeed: the default optimizer {default} needs whole tensors; using --optim adamw_torch")
+        _replace_default_optimizer(args, "--deepspeed", "adamw_torch", "ZeRO hands it flat slices of the weights, on "
+                                   "which it goes wrong")  # fmt: skip
     if wants_fsdp(args):
         _check_fsdp(args)
     if args.learning_rate is None:
@@ -311,6 +307,14 @@ def check_training(args: T5TrainingArguments, stage: str) -> None:
             raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
 
 
+def _replace_default_optimizer(args: T5TrainingArguments, flag: str, optim: str, reason: str) -> None:
+    """Takes `optim` in place of the script's default, with a line; ValueError for an optimizer that was chosen."""
+    if args.optim != type(args).__dataclass_fields__["optim"].default:
+        raise ValueError(f"--optim {args.optim}: {reason}; use --optim {optim} with {flag}")
+    print_once(f"{flag}: the default optimizer {args.optim} needs whole tensors; using --optim {optim}")
+    args.optim = optim
+
+
 def wants_fsdp(args: T5TrainingArguments) -> bool:
     """Whether `--fsdp`, or the configuration of `accelerate launch`, asks for fully sharded data parallelism."""
     return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
@@ -323,7 +327,7 @@ def _check_fsdp(args: T5TrainingArguments) -> None:
         raise ValueError("--fsdp shards a model over several processes, and this is the only one: start them with "
                          "accelerate launch or torchrun")  # fmt: skip
     if args.optim in NOT_UNDER_FSDP:
-        raise ValueError(f"--optim {args.optim}: cannot work on FSDP's slices; use --optim adamw_rms_scaled")
+        _replace_default_optimizer(args, "--fsdp", "adamw_rms_scaled", "it cannot work on FSDP's slices")
     config = args.fsdp_config or {}
     version = str(config.get("version", os.environ.get("FSDP_VERSION", "2")))
     if version != "2":
