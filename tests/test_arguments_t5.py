@@ -326,17 +326,6 @@ class ChecksTest(TestCase):
         check_training(given, stage)
         self.assertEqual(given.learning_rate, 0.0)
 
-    def test_zero_and_optimizers_that_need_whole_tensors(self):
-        args = mock.Mock(deepspeed="z.json", optim="adafactor")
-        with self.assertRaisesRegex(ValueError, "--optim adafactor: ZeRO .* use --optim adamw_torch with --deepspeed"):
-            check_training(args, "pre_training")
-        args = self.training()
-        args.deepspeed = "z.json"
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            check_training(args, "pre_training")
-        self.assertEqual((args.optim, args.learning_rate), ("adamw_torch", 1e-3))
-        self.assertIn("using --optim adamw_torch", out.getvalue())
-
     def test_overrides(self):
         self.assertEqual(
             parse_overrides("d_model=64, dropout_rate=0.1,x=true"), dict(d_model=64, dropout_rate=0.1, x=True)

@@ -801,7 +801,7 @@ class ResumeTest(TestCase):
         (
             "optimizer",
             dict(optim="adafactor"),
-            "it holds the state of --optim adamw_rms_scaled, which --optim adafactor",
+            "it holds the state of --optim muon, which --optim adafactor",
         ),
     )
     def test_of_another_run(self, changes, message):
