@@ -605,7 +605,7 @@ class RunTest(TrainerTest):
         ):
             self.assertIn(text, printed)
         record = json.loads((self.folder / "run.json").read_text())
-        self.assertEqual((record["parameters"], record["tokens_per_step"]), (parameters, 544))
+        self.assertEqual((record["parameters"], record["tokens_per_step"]), (sum(sizes.values()), 544))
         self.assertEqual(record["arguments"]["optim"], "muon")
         self.assertEqual(record["examples"], {"train": 200})
         quietly(trainer.train)
