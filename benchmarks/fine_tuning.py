@@ -24,27 +24,29 @@ LABEL_LENGTHS = (2, 3)  # tokens of a class label with its EOS
 class Way:
     """A way to fine-tune. flags: of the training arguments; compiled: only where compilation is asked for.
 
-    pads: "all" to --source_length, "batch" to a batch's longest row, "buckets" to one of four lengths.
+    pads: "all" to --source_length, "batch" to a batch's longest row, "buckets" to one of four lengths, as T5Trainer.
     """
 
     text: str
     pads: str
     flags: dict = field(default_factory=dict)
-    ours: bool = True
     dropout: float = 0.1
     attention: str = "sdpa"
     compiled: bool = False
+
+    @property
+    def ours(self) -> bool:
+        return self.pads == "buckets"
 
 
 _FUSED = dict(bf16_residual=True, fused_projections=True, fused_cross_projections=True, torch_compile=True)
 _WITHOUT_DROPOUT = dict(pads="buckets", dropout=0.0, attention="t5_fused")
 WAYS = {
-    "run_glue_like": Way("Seq2SeqTrainer, rows in random order, all padded to --source_length", "all", ours=False),
+    "run_glue_like": Way("Seq2SeqTrainer, rows in random order, all padded to --source_length", "all"),
     "by_length": Way(
         "the same, --train_sampling_strategy group_by_length, padded to a batch's longest row",
         "batch",
         dict(train_sampling_strategy="group_by_length"),
-        ours=False,
     ),
     "buckets": Way(f"T5Trainer, --length_buckets {BUCKETS}", "buckets"),
     "t5_fused": Way("the same, --dropout_rate 0 --attn_implementation t5_fused", **_WITHOUT_DROPOUT),
@@ -100,7 +102,7 @@ def measure_fine_tune(
         for source, length in zip(sources, lengths, strict=True)
     ]
     rows = {name: {"name": name, "what": way.text} for name, way in WAYS.items() if compiled or not way.compiled}
-    seconds, trainers = {name: [] for name in rows}, {}
+    seconds, trainers, timers = {name: [] for name in rows}, {}, {name: EpochTimer() for name in rows}
     with tempfile.TemporaryDirectory() as folder:
         where = (batch, source_length, device, bf16, folder)
         for turn in range(rounds + 1):
@@ -110,10 +112,9 @@ def measure_fine_tune(
                 try:
                     if turn == 0:
                         trainers[name] = _trainer(WAYS[name], config, dataset, *where)
-                    timer = EpochTimer()
-                    trainers[name].add_callback(timer)
+                        trainers[name].remove_callback(PrinterCallback)
+                        trainers[name].add_callback(timers[name])
                     result = trainers[name].train()
-                    trainers[name].remove_callback(timer)
                     if not np.isfinite(result.training_loss):
                         raise ArithmeticError(f"the loss became {result.training_loss}")
                 except Exception as error:
@@ -123,7 +124,7 @@ def measure_fine_tune(
                     continue
                 row["training_loss"] = result.training_loss
                 if turn:
-                    seconds[name].append(timer.seconds)
+                    seconds[name].append(timers[name].seconds)
     for name, row in rows.items():
         if seconds[name] and "error" not in row:
             row["sequences_per_second"] = examples / median(seconds[name])
@@ -170,16 +171,12 @@ def _trainer(way: Way, config, dataset: list[dict], batch: int, source_length: i
         use_plain_activation(model)
         collator = partial(padded, source_length=source_length if way.pads == "all" else None)
         arguments = Seq2SeqTrainingArguments(**flags)
-        trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
-        trainer.remove_callback(PrinterCallback)
-        return trainer
+        return Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
     buckets = bucket_lengths([len(row["input_ids"]) for row in dataset], BUCKETS)
     target_length = bucket_lengths(LABEL_LENGTHS, 1)[0]
     shapes = BucketCollator(config.pad_token_id, config.decoder_start_token_id, buckets, target_length, batch)
     arguments = FineTuningArguments(**flags)
-    trainer = T5Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=padded, train_collator=shapes)
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+    return T5Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=padded, train_collator=shapes)
 
 
 FINE_TUNE_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}", "training_loss": "{:.3f}"}

@@ -199,11 +199,8 @@ def state_bytes(
     weight, of which ZeRO-2 divides gradients and K by the number of processes and ZeRO-3 all. FSDP2 divides float32
     weights, gradients and state, and gathers bfloat16 weights block by block (embedding and head stay gathered).
     """
-    weights, state, zero = (
-        sum(math.prod(shape) for shape in shapes),
-        optimizer_bytes(optimizer, shapes, config),
-        zero or {},
-    )
+    weights, zero = sum(math.prod(shape) for shape in shapes), zero or {}
+    state = optimizer_bytes(optimizer, shapes, config)
     low = 2 if bf16 else 4
 
     def part(size: float) -> int:

@@ -47,10 +47,7 @@ class AdamWRMSScaled(torch.optim.Optimizer):
         if not params:
             return
         beta1, beta2 = group["betas"]
-        # The rates stay on the device: asking for their values would make the CPU wait for the GPU at every tensor.
-        rates = [_whole(norm).float() for norm in torch._foreach_norm(params)]
-        torch._foreach_mul_(rates, [p.numel() ** -0.5 for p in params])
-        torch._foreach_clamp_min_(rates, group["min_rms"])
+        rates = _sizes(params, group["min_rms"])
         torch._foreach_mul_(rates, group["lr"])
         if group["weight_decay"]:
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
@@ -80,6 +77,15 @@ class AdamWRMSScaled(torch.optim.Optimizer):
                 amsgrad=False,
                 maximize=False,
             )
+
+
+def _sizes(params: list[torch.Tensor], least: float) -> list[torch.Tensor]:
+    """max(least, rms) of each tensor. They stay on the device: asking for their values would make the CPU wait for the
+    GPU at every tensor."""
+    sizes = [_whole(norm).float() for norm in torch._foreach_norm(params)]
+    torch._foreach_mul_(sizes, [p.numel() ** -0.5 for p in params])
+    torch._foreach_clamp_min_(sizes, least)
+    return sizes
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -151,9 +157,7 @@ class MuonWithAdamW(AdamWRMSScaled):
         directions = torch._foreach_lerp(gradients, buffers, momentum)  # Nesterov's
         if group["weight_decay"]:
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        rates = torch._foreach_norm(params)  # these stay on the device, as in AdamWRMSScaled
-        torch._foreach_mul_(rates, [p.numel() ** -0.5 for p in params])
-        torch._foreach_clamp_min_(rates, group["min_rms"])
+        rates = _sizes(params, group["min_rms"])
         torch._foreach_mul_(rates, [group["lr"] * 0.2 * max(p.shape) ** 0.5 for p in params])
         wide = [direction if direction.shape[0] <= direction.shape[1] else direction.mT for direction in directions]
         for stack in _stacks(wide):
