@@ -23,7 +23,7 @@ from constants import BUILTIN_CORPUS, NUM_SENTINELS
 from corpora.files import column_texts
 from corpora.hub import load_dataset_splits
 from corpora.long_text import first_documents
-from corpora.sources import find_sources
+from corpora.sources import find_corpora, find_sources, joined
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from corpora.unknown import lost_letters, named
 from model_t5 import build_config
@@ -92,7 +92,7 @@ def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments
         documents = column_texts(itertools.chain([row], rows), args.text_column, args.dataset_name)
         described = f"{args.dataset_name}, streamed"
     else:
-        source = find_sources(data_args)["train"]
+        source = joined([find_sources(alone)["train"] for _, alone in find_corpora(data_args).values()])
         described, documents = source.description, source.documents()
     limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
     return described + limit, first_documents(documents, args.max_train_samples)

@@ -237,7 +237,7 @@ class T5DataCollator:
     """Turns chunks of raw tokens into T5 pre-training batches; every length is fixed and nothing is padded.
 
     Called with a list of {"input_ids": [R tokens], "key": 64-bit int} or with one {"input_ids": [B, R], "key": [B]}
-    (`data_t5.ChunkDataset`'s), it returns tensors {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T]}.
+    (a `ChunkDataset`'s), it returns tensors {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T]}.
     `key` stands for (seed, epoch, example) and alone decides the example's mask; without one the tokens decide it.
 
     Raises ValueError if the tokenizer has too few sentinels for the denoiser, or a chunk is not `tokens_length` long.
@@ -262,7 +262,7 @@ class T5DataCollator:
                 f"--mean_noise_span_length {mean_noise_span_length} hides {self.num_spans} spans, but the tokenizer "
                 f"has {len(self.sentinel_ids)} sentinels: use longer spans, a lower density or a shorter input"
             )
-        self.eos_id = find_eos_id(tokenizer)
+        self.eos_id, self.mean_noise_span_length = find_eos_id(tokenizer), mean_noise_span_length
         self.decoder_start_token_id = decoder_start_token_id
 
     def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:
@@ -272,7 +272,7 @@ class T5DataCollator:
         if lengths != {self.tokens_length}:
             raise ValueError(f"chunks must be {self.tokens_length} tokens long, got lengths {sorted(lengths)}")
         tokens = np.asarray(examples["input_ids"])
-        keys = np.asarray(examples["key"]) if "key" in examples else _content_keys(tokens)
+        keys = np.asarray(examples["key"]) if "key" in examples else content_keys(tokens)
         mask = masks_from_random(cut_numbers(keys, self.tokens_length), self.num_noise, self.num_spans)
         inputs, targets = inputs_and_targets(tokens, mask, self.sentinel_ids, self.eos_id)
         decoder_inputs = np.empty_like(targets)
@@ -281,7 +281,7 @@ class T5DataCollator:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _content_keys(tokens: np.ndarray) -> np.ndarray:
+def content_keys(tokens: np.ndarray) -> np.ndarray:
     """[B] keys made of the tokens themselves."""
     weights = random_numbers(np.zeros(1, dtype=np.uint64), tokens.shape[1])[0] | np.uint64(1)
     return (tokens.astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64)

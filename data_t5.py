@@ -1,341 +1,326 @@
-"""Text for pre-training: tokenised once, kept as one flat file of token ids, and cut into chunks without padding.
+"""Text for pre-training, wherever it lies: what the user named, as examples for an objective.
 
-The tokens of all documents (corpora/sources.py) are joined (as T5 does it, without EOS between documents) and cached
-under a key made of contents alone: tokenizer, text and split. Chunks are views of that file, so other lengths cost
-nothing, and moving a folder or renaming a tokenizer neither.
+    find_text(flags) -> CachedText     tokenised once into flat files of ids (corpora/token_files.py)
+                     -> StreamedText   read and tokenised on the fly (--streaming, corpora/streams.py)
+
+A text is one corpus or several drawn by weight, of texts or of ready-made ids. Weights, held-out text, EOS between
+documents and resuming are its business, so every corpus goes with every objective, streamed or not.
 """
 
 import dataclasses
 import hashlib
-import json
-import os
-import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import math
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
-from arguments_t5 import PreTrainingDataArguments
-from common.cached_folders import cached
-from corpora.long_text import LONGEST_PART, Stretch, first_documents, stretches
-from corpora.own_ids import IdDocument, IdWords
-from corpora.sources import Source
-from corpora.tokenizers import tokenizer_fingerprint
-from corpora.unknown import MOST_UNKNOWN, Unknown, letter_counts, lost_letters, named
-from corpora.word_encoder import corpus_encoder
+from common.reports import human_count
+from constants import BUILTIN_CORPUS
+from corpora.blocks import Corpus, FileCorpus, hub_corpora
+from corpora.examples import JoinedExamples, WeightedExamples, evaluation_shares
+from corpora.files import column_texts, expand_files
+from corpora.long_text import goes_on, is_blank
+from corpora.own_ids import IdDocument, IdWords, expand_id_files, ids_tokenizer, row_ids
+from corpora.sources import Source, builtin_sources, find_corpora, find_sources, id_format, joined, tokenizer_for
+from corpora.streams import StreamDataset, packed, resume
+from corpora.token_files import TokenFile, tokenised, unknown_tokens
+from corpora.tokenizers import ids_of, load_tokenizer, plain_encoder, tokenizer_fingerprint
+from corpora.unknown import MOST_UNKNOWN, lost_letters, named
 from data_collator_t5 import example_keys
+from model_t5 import flops_per_sequence
+from objectives.metrics import corpora_metrics
 
-TOKENISE_BATCH = 2_000_000  # characters handed to the tokenizer's threads at once
-HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch where their number is given
-HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
-SAMPLER_BLOCK = 65_536  # examples whose numbers are handed out at once
-TOKENS_FORMAT = 5  # part of the cache's keys: raise it when the same text would give other tokens
+HELD_OUT = 512  # examples of a stream, where neither --validation_file nor --max_eval_samples says otherwise
 
 
-# ---------------------------------------------------------------- tokens
-@dataclass
-class TokenFile:
-    """The tokens of one split: a flat memory-mapped array, and how many documents and UTF-8 bytes they came from (0
-    bytes: ready-made ids)."""
+def find_text(args, model_args):
+    """The `Text` that the flags name, with its tokenizer loaded or trained on it. ValueError where there is none."""
+    return (StreamedText if args.streaming else CachedText)(args, model_args)
 
-    tokens: np.ndarray
-    documents: int
-    empty_documents: int
-    text_bytes: int
-    unknown: int = 0  # tokens that are <unk>
-    lost: str = ""  # the letters that they stand for, if they are many
+
+class Text:
+    """What the user named as text: corpora, their weights, and the tokenizer that reads them.
+
+    args: the flags of the text; model_args: those that name the tokenizer, or say how one is trained. After `examples`:
+    train and validation, the data sets; files: {corpus: {split: TokenFile}}, of a stream its held-out text alone.
+    """
+
+    files: dict[str, dict[str, TokenFile]]
+    rows = ()  # training examples of each corpus, where they can be counted
+
+    def __init__(self, args, model_args):
+        self.args, self.ids = args, id_format(args)
+        found = find_corpora(args)
+        self.weights = [weight for weight, _ in found.values()]
+        self.names = list(found)
+        self.sources = {name: self._open(alone) for name, (_, alone) in found.items()}
+        self.is_mixed = len(found) > 1
+        self.tokenizer = self._find_tokenizer(model_args)
+
+    def _open(self, args) -> dict[str, Source | Corpus]:
+        """{"train": ...} and, if there is one, {"validation": ...}: a corpus's splits, not yet read."""
+        raise NotImplementedError
+
+    def _find_tokenizer(self, args):
+        name = args.tokenizer_name or args.model_name_or_path
+        if name:
+            return load_tokenizer(name)
+        return ids_tokenizer(args.vocab_size) if self.ids else self._train_tokenizer(args)
+
+    def _train_tokenizer(self, args):
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ what a run says of it
+    def fingerprints(self, tokenizer) -> dict[str, str]:
+        """Of the contents of both splits and of the run's tokenizer."""
+        first = next(iter(self.sources.values()))
+        found = {split: source.fingerprint for split, source in first.items()}
+        if self.is_mixed:
+            contents = "".join(sources["train"].fingerprint for sources in self.sources.values())
+            weights = "".join(f" {weight:.9f}" for weight in self.weights)
+            found["train"] = hashlib.sha256(contents.encode()).hexdigest() + weights
+        return found | {"tokenizer": tokenizer_fingerprint(tokenizer)}
 
     @property
-    def bytes_per_token(self) -> float | None:
-        """Mean UTF-8 bytes of text that a token stands for; turns nats per token into bits per byte. None for ids."""
-        return self.text_bytes / max(len(self.tokens), 1) if self.text_bytes or not len(self.tokens) else None
+    def documents(self) -> dict[str, int]:
+        """{split: documents read}."""
+        splits = next(iter(self.files.values()))
+        return {split: sum(files[split].documents for files in self.files.values()) for split in splits}
 
-    def without(self, token: int) -> "TokenFile":
-        """The same without a token that stands between documents and is no text; a copy in memory."""
-        return dataclasses.replace(self, tokens=self.tokens[self.tokens != token])
+    @property
+    def unknown(self):
+        """The <unk> among the tokens; None for ready-made ids."""
+        return unknown_tokens(self.files)
 
+    @property
+    def tokens_per_example(self) -> float:
+        """Raw tokens, on average; of a stream as far as the validation text tells."""
+        return getattr(
+            self.train, "tokens_length", getattr(self.validation, "tokens_length", self.objective.tokens_length)
+        )
 
-def tokenised(args: PreTrainingDataArguments, sources: dict[str, Source], tokenizer) -> dict[str, TokenFile]:
-    """Token files of "train" and "validation", from the cache or tokenised now with a progress bar."""
-    choices = [TOKENS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents, args.max_train_samples]
-    choices += [(split, source.fingerprint, source.column) for split, source in sources.items()]
-    count = args.validation_split_count
-    if count and "validation" in sources:
-        raise ValueError(f"--validation_split_count {count}: {sources['validation'].description} is the validation "
-                         "text already; leave the flag out")  # fmt: skip
-    if "validation" not in sources:
-        choices.append(args.validation_split_percentage if count is None else ["documents", count])
-    key = hashlib.sha256(repr(choices).encode()).hexdigest()
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps in a pass over the text; None of a stream, whose length nobody knows."""
+        return None if self.args.streaming else len(self.train) // self.batch
 
-    def build(folder: Path) -> None:
-        os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
-        kind = _TokenWriter if sources["train"].ids is None else _IdWriter
-        writers = {s: kind(folder, s, tokenizer, args.eos_between_documents) for s in ("train", "validation")}
-        for split, source in sources.items():
-            limit = args.max_train_samples if split == "train" else None
-            used = first_documents(source.documents(), limit)
-            blocks = [(False, used)]
-            if "validation" not in sources:
-                blocks = split_documents(used, args.validation_split_percentage)
-                if count:
-                    total = sum(map(_is_counted, first_documents(source.documents(), limit)))
-                    blocks = split_off_documents(used, count, total)
-            with _progress(source.size) as bar:
-                for held_out, block in blocks:
-                    writers[split if held_out else "validation"].break_off()
-                    writer = writers["validation" if held_out else split]
-                    for document in block:
-                        bar.update(writer.add(document))
-        for writer in writers.values():
-            writer.close()
+    def flops_per_sequence(self, config) -> int:
+        """Floating-point operations of a training row."""
+        return flops_per_sequence(config, self.objective.inputs_length, self.objective.targets_length)
 
-    cache = Path(args.data_cache_dir).expanduser()
-    folder = cached(cache, "tokens", key, build, args.overwrite_cache)
-    return {split: _read_token_file(folder, split) for split in ("train", "validation")}
+    def plan(self, steps: int) -> dict[str, str]:
+        """The rows of the plan: what is read, how it is masked, and how often each corpus will be seen."""
+        files = [files.get("train", files["validation"]) for files in self.files.values()]
+        text_bytes, tokens = sum(file.text_bytes for file in files), sum(len(file.tokens) for file in files)
+        epochs = None if self.steps_per_epoch is None else steps / self.steps_per_epoch
+        rows = {
+            "text": ", ".join(sources["train"].description for sources in self.sources.values()),
+            "documents": f"{sum(file.documents for file in files):,} {'read for validation ' * self.args.streaming}"
+            f"({sum(file.empty_documents for file in files):,} empty ones left out)",
+            "tokenizer": f"{len(self.tokenizer):,} tokens"
+            + (f", {text_bytes / tokens:.2f} bytes per token" if text_bytes else ""),
+        }
+        if self.is_mixed:
+            seen = [f" (seen {n:.3g} times)" for n in self.train.passes(epochs)] if epochs else [""] * len(self.names)
+            parts = zip(self.names, self.weights, seen, strict=True)
+            rows["corpora"] = ", ".join(f"{name} {weight:.1%}{times}" for name, weight, times in parts)
+        objective, length = self.objective, self.tokens_per_example
+        per_step = round(self.batch * length)
+        return rows | objective.plan(self.rows) | {
+            "chunks": f"{'a stream' if epochs is None else format(len(self.train), ',')} training, "
+            f"{len(self.validation):,} validation, of {length:.0f} tokens -> {objective.inputs_length} in, "
+            f"{objective.targets_length} out",
+            "tokens": f"{human_count(per_step)} a step, {human_count(per_step * steps)} in all"
+            + ("" if epochs is None else f" ({epochs:.1f} epochs)"),
+        }  # fmt: skip
 
+    # ------------------------------------------------------------ examples
+    def examples(self, objective, args, checkpoint: str | None = None):
+        """(training examples, validation examples or None); args: the run's TrainingArguments. A resumed stream begins
+        where `checkpoint` left it. ValueError where there are too few for one step, or none to evaluate on."""
+        self.objective, self.batch = objective, args.train_batch_size * args.gradient_accumulation_steps
+        self.batch *= max(1, args.world_size)
+        with args.main_process_first(desc="tokenising the text"):
+            self.files = self._read(objective)
+        validation = self._validation(objective)
+        if not len(validation) and args.eval_strategy != "no":
+            tokens = sum(len(files["validation"].tokens) for files in self.files.values())
+            raise ValueError(f"the validation text ({tokens} tokens) gives no chunk of {objective.tokens_length:.0f} "
+                             f"tokens: {self._more_validation}, or set --eval_strategy no")  # fmt: skip
+        self.train, self.validation = self._train(objective, args, checkpoint), validation
+        return self.train, self.validation if len(validation) else None
 
-def unknown_tokens(tokens: dict[str, dict[str, TokenFile]]) -> Unknown | None:
-    """Of {corpus: {split: its file}}, over all corpora; None for ready-made ids."""
-    splits = {split: [files[split] for files in tokens.values()] for split in next(iter(tokens.values()))}
-    if not any(file.text_bytes for files in splits.values() for file in files):
-        return None
-    shares = {
-        split: sum(file.unknown for file in files) / max(1, sum(len(file.tokens) for file in files))
-        for split, files in splits.items()
-    }
-    return Unknown(shares, named(letter for files in splits.values() for file in files for letter in file.lost.split()))
+    def _read(self, objective) -> dict[str, dict[str, TokenFile]]:
+        raise NotImplementedError
 
+    def _train(self, objective, args, checkpoint) -> torch.utils.data.Dataset:
+        raise NotImplementedError
 
-def _parts(document, length: int) -> list:
-    """Parts of at most `length` characters or ids; all but the last go on in the next."""
-    return document.cut(length) if isinstance(document, IdDocument) else stretches(document, length)
+    @property
+    def _is_joined(self) -> bool:
+        """Whether each corpus has held-out text of its own; a --validation_file is that of all."""
+        return self.is_mixed and not self.args.validation_file
 
+    def _eval_samples(self, most: int | None) -> list[int | None]:
+        """Of each corpus, if `most` are evaluated on together."""
+        return evaluation_shares(self.weights, most) if most and self._is_joined else [most] * len(self.names)
 
-def _is_counted(document: str) -> bool:
-    """Whether a document ends here, and is not empty."""
-    return not isinstance(document, Stretch) and bool(document.strip())
+    def _validation(self, objective):
+        most = self._eval_samples(self.args.max_eval_samples)
+        rows = [
+            objective.rows(files["validation"].tokens, 0, count)
+            for files, count in zip(self.files.values(), most, strict=True)
+        ]
+        return JoinedExamples(rows) if self._is_joined else rows[0]
 
-
-def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tuple[bool, list[str]]]:
-    """(held out, documents) blocks: evenly spread stretches of neighbouring documents, `percentage` of the text in all.
-
-    Stretches rather than single documents, since a held-out line between two training lines is hardly held out. They
-    grow with the text read so far to stay about a tenth of what is held out, so the total need not be known. A document
-    longer than the longest stretch is cut into such stretches itself: a whole book may stand on one line.
-    """
-    shortest, longest = HELD_OUT_BLOCK
-    block, size, total, credit = [], 0, 0, 0.0
-    for document in documents:
-        parts = [document]
-        if len(document) > longest:
-            length = min(max(int((total + len(document)) * percentage / 1000), shortest), longest)
-            parts = _parts(document, length)
-        for number, part in enumerate(parts):
-            block.append(part)
-            size += len(part) + 1 - (number > 0 and isinstance(part, str) and part.startswith(" "))  # a space a cut
-            if size >= min(max(total * percentage / 1000, shortest), longest):
-                total += size
-                credit += size * percentage / 100
-                held_out = credit >= size / 2
-                credit -= size if held_out else 0
-                yield held_out, block
-                block, size = [], 0
-    if block:
-        yield False, block
-
-
-def split_off_documents(documents: Iterable[str], count: int, total: int) -> Iterator[tuple[bool, list[str]]]:
-    """(held out, documents) blocks: exactly `count` of the `total` documents that are not empty, in stretches of up to
-    HELD_OUT_NEIGHBOURS spread evenly over the text. ValueError unless at least as many are left to train on.
-
-    Of 10 documents 2 -> the stretches [8, 9]; 100 of 1,000 -> [450 ... 499] and [950 ... 999].
-    """
-    if count * 2 > total:
-        raise ValueError(f"--validation_split_count {count}: the text has {total:,} documents, and at most half of "
-                         "them can be held out")  # fmt: skip
-    stretches = -(-count // HELD_OUT_NEIGHBOURS)
-    starts, ends = [], []  # numbers of documents: each stretch closes its share of the text
-    for number in range(stretches):
-        ends.append((number + 1) * total // stretches)
-        starts.append(ends[-1] - ((number + 1) * count // stretches - number * count // stretches))
-    number, stretch = 0, 0
-    for document in documents:
-        if stretch < stretches and number == ends[stretch]:
-            stretch += 1
-        yield stretch < stretches and number >= starts[stretch], [document]
-        number += _is_counted(document)
+    def compute_metrics(self):
+        """The function from predictions to metrics, of each corpus too where there are several."""
+        objective = self.objective
+        of_corpus = [
+            objective.metrics(files["validation"].without(objective.eos_id).bytes_per_token)
+            for files in self.files.values()
+        ]
+        if not self._is_joined:
+            return of_corpus[0]
+        ends = self.validation.ends.tolist()
+        return partial(corpora_metrics, names=self.names, ends=ends, weights=self.weights, metrics=of_corpus)
 
 
-def _progress(total_bytes: int | None) -> tqdm:
-    disable = not sys.stderr.isatty() and total_bytes is not None and total_bytes < 50e6  # short work in a log: no bar
-    return tqdm(total=total_bytes, unit="B", unit_scale=True, desc="tokenising", disable=disable)
+class CachedText(Text):
+    """Text that is tokenised before the training, and kept."""
+
+    _more_validation = "raise --validation_split_percentage, give --validation_file"
+
+    def _open(self, args) -> dict[str, Source]:
+        return find_sources(args)
+
+    def _train_tokenizer(self, args):
+        source = joined([sources["train"] for sources in self.sources.values()])
+        return tokenizer_for(source, args.vocab_size, Path(self.args.data_cache_dir).expanduser(), args.byte_fallback)
+
+    def _read(self, objective):  # noqa: ARG002
+        return {name: tokenised(self.args, sources, self.tokenizer) for name, sources in self.sources.items()}
+
+    def _train(self, objective, args, checkpoint):  # noqa: ARG002
+        self.rows = [objective.rows(files["train"].tokens, args.seed) for files in self.files.values()]
+        empty = [name for name, rows in zip(self.names, self.rows, strict=True) if not len(rows)]
+        if empty or sum(map(len, self.rows)) < self.batch:
+            of_which = f" of the corpus {empty[0]}" if empty and self.is_mixed else ""
+            raise ValueError(
+                f"the training text{of_which} gives {0 if empty else sum(map(len, self.rows))} chunks of "
+                f"{objective.tokens_length:.0f} tokens, one step needs {self.batch}: use more text, a smaller "
+                "--per_device_train_batch_size or --gradient_accumulation_steps, or a shorter --input_seq_length"
+            )
+        return WeightedExamples(self.rows, self.weights, args.seed) if self.is_mixed else self.rows[0]
 
 
-class _TokenWriter:
-    """Appends the tokens of documents to `<folder>/<split>.bin`; memory does not grow with the text."""
+class StreamedText(Text):
+    """Text that is read, tokenised and packed during the training."""
 
-    def __init__(self, folder: Path, split: str, tokenizer, eos_between_documents: bool):
-        self.encode, self.folder, self.split, self.tokenizer = corpus_encoder(tokenizer), folder, split, tokenizer
-        self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
-        self.eos = [tokenizer.eos_token_id] if eos_between_documents else []
-        self.file = (folder / f"{split}.bin").open("wb")
-        self.info = dict(dtype=self.dtype.name, documents=0, empty_documents=0, text_bytes=0, unknown=0)
-        self.letters = None  # how often each occurs, where many tokens are <unk>
-        self.batch, self.batch_size = [], 0
-        self.goes_on = False  # the last document added has not ended yet
+    _more_validation = "give a longer --validation_file"
 
-    def add(self, document: str) -> int:
-        """Takes one document; returns its size in bytes."""
-        parts = stretches(document, LONGEST_PART) if len(document) > LONGEST_PART else [document]
-        return sum(map(self._add_part, parts))
+    def _open(self, args) -> dict[str, Corpus]:
+        column = args.input_ids_column or args.text_column
+        if args.train_file:
+            paths = {"--train_file": args.train_file, "--validation_file": args.validation_file}
+            found = {}
+            for flag, given in paths.items():
+                if given:
+                    files = expand_id_files(flag, given, self.ids) if self.ids else expand_files(flag, given)
+                    found[flag[2:].split("_")[0]] = FileCorpus(flag, files, column, ids=self.ids)
+            return found
+        name = args.dataset_name or BUILTIN_CORPUS
+        if name == BUILTIN_CORPUS:
+            sources = builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
+            return {split: FileCorpus("--dataset_name", source.files) for split, source in sources.items()}
+        found = hub_corpora(name, args.dataset_config_name, "--dataset_name", ("train", "validation"))
+        if "train" not in found:
+            raise ValueError(f"--dataset_name {name}: has no split called train")
+        return found
 
-    def _add_part(self, document: str) -> int:
-        ends = not isinstance(document, Stretch)  # and is to be counted
-        if ends and not self.goes_on and not document.strip():
-            self.info["empty_documents"] += 1
-            return 0
-        size = len(document.encode())
-        self.info["documents"] += ends
-        self.info["text_bytes"] += size
-        self.batch.append(document)
-        self.batch_size += len(document)
-        self.goes_on = not ends
-        if self.batch_size >= TOKENISE_BATCH:
-            self._flush()
-        return size
+    def _train_tokenizer(self, args):  # noqa: ARG002
+        raise ValueError("--streaming needs --tokenizer_name: create_tokenizer.py trains one on a sample of the text")
 
-    def break_off(self) -> None:
-        """Ends the last document where it is: its next part is in another split, or empty."""
-        if self.goes_on:
-            self._flush()
-            self.file.write(np.array(self.eos, dtype=self.dtype).tobytes())
-        self.goes_on = False
+    def _document(self, row: dict):
+        """The text or IdDocument of a row. ValueError where the column is not there, or holds something else."""
+        flag, column = ("--input_ids_column", self.args.input_ids_column) if self.ids else ("--text_column", None)
+        column = column or self.args.text_column
+        if column not in row:
+            raise ValueError(f"{flag} {column}: a row has the columns {', '.join(row)}")
+        if isinstance(row[column], IdDocument):
+            return row[column]
+        return next((row_ids if self.ids else column_texts)([row], column, "a row of the stream"))
 
-    def _flush(self) -> None:
-        if not self.batch:  # always, where the ids are ready-made
-            return
-        ids, ends = self.encode(self.batch)
+    def _encoder(self):
+        """documents -> the ids of each."""
+        if self.ids:
+            words = IdWords(self.tokenizer)
+            return lambda documents: [words(document).astype(np.uint32) for document in documents]
+        return partial(ids_of, plain_encoder(self.tokenizer))
+
+    @property
+    def _eos(self) -> list[int]:
+        """What is put after a document: EOS, or as T5 does it, nothing."""
+        return [self.tokenizer.eos_token_id] if self.args.eos_between_documents else []
+
+    def _read(self, objective):
+        """The validation text of every corpus, or where there is none, the first documents of its training text, which
+        are then held out."""
+        wanted = self._eval_samples(self.args.max_eval_samples or HELD_OUT)
+        return {
+            name: {"validation": self._first_tokens(sources, math.ceil(count * objective.tokens_length))}
+            for (name, sources), count in zip(self.sources.items(), wanted, strict=True)
+        }
+
+    def _first_tokens(self, sources: dict[str, Corpus], wanted: int) -> TokenFile:
+        """At least `wanted` tokens, whole documents of them, as far as they go."""
+        encode, tokens, letters = self._encoder(), [np.empty(0, dtype=np.uint32)], Counter()
+        file = TokenFile(tokens[0], documents=0, empty_documents=0, text_bytes=0)
+
+        def tokens_in(row: dict) -> int:
+            document = self._document(row)
+            if is_blank(document):
+                file.empty_documents += 1
+                return 0
+            ids = [*encode([document]), np.array([] if goes_on(document) else self._eos, dtype=np.uint32)]
+            tokens.extend(ids)
+            file.documents += not goes_on(document)
+            if not self.ids:
+                letters.update(document)
+                file.text_bytes += len(document.encode())
+            return sum(map(len, ids))
+
+        if "validation" in sources:
+            read = 0
+            for _, row in sources["validation"].all_rows():
+                read += tokens_in(row)
+                if read >= wanted:
+                    break
+        else:
+            sources["train"].hold_out(wanted, tokens_in)
+        ids = np.concatenate(tokens)
         unknown = int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
-        self.info["unknown"] += unknown
-        if unknown > MOST_UNKNOWN * len(ids):
-            self.letters = letter_counts(self.batch) + (0 if self.letters is None else self.letters)
-        if self.eos:
-            ids = np.insert(ids, ends[[not isinstance(document, Stretch) for document in self.batch]], self.eos[0])
-        self.file.write(ids.astype(self.dtype).tobytes())
-        self.batch, self.batch_size = [], 0
+        many = unknown > MOST_UNKNOWN * len(ids)
+        lost = named(lost_letters(self.tokenizer, letters)) if many else ""
+        return dataclasses.replace(file, tokens=ids, unknown=unknown, lost=lost)
 
-    def close(self) -> None:
-        self._flush()
-        self.file.close()
-        if self.letters is not None:
-            self.info["lost"] = named(lost_letters(self.tokenizer, self.letters))
-        (self.folder / f"{self.split}.json").write_text(json.dumps(self.info))
+    def _train(self, objective, args, checkpoint) -> StreamDataset:
+        column = self.ids or self.args.text_column
 
+        def make_batch(numbers: np.ndarray, rows: list[dict]) -> dict[str, np.ndarray]:
+            batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+            return batch | {"key": example_keys(args.seed, numbers)}
 
-class _IdWriter(_TokenWriter):
-    """The same for ready-made ids, checked and moved to their places in the vocabulary."""
-
-    def __init__(self, folder: Path, split: str, tokenizer, eos_between_documents: bool):
-        super().__init__(folder, split, tokenizer, eos_between_documents)
-        self.words = IdWords(tokenizer)
-
-    def add(self, document: IdDocument) -> int:
-        """Takes one document; returns its size in the units of the progress bar."""
-        ends = not document.goes_on
-        self.info["documents"] += ends and bool(len(document))
-        self.info["empty_documents"] += ends and not len(document)
-        ids = self.words(document).astype(self.dtype)
-        self.file.write(ids.tobytes())
-        self.goes_on = self.goes_on or bool(len(ids))
-        if ends:
-            self.break_off()
-        return document.ids.nbytes
-
-
-def _read_token_file(folder: Path, split: str) -> TokenFile:
-    info = json.loads((folder / f"{split}.json").read_text())
-    path = folder / f"{split}.bin"
-    tokens = np.memmap(path, dtype=info["dtype"], mode="r") if path.stat().st_size else np.empty(0, info["dtype"])
-    return TokenFile(tokens, **{name: value for name, value in info.items() if name != "dtype"})
-
-
-# ---------------------------------------------------------------- chunks
-class ChunkDataset(torch.utils.data.Dataset):
-    """Chunks of exactly `length` tokens of a flat array; what is left at the end is not used.
-
-    Example numbers may run past the end: number n stands for chunk n % N in epoch n // N, and has another key there.
-    """
-
-    counts_epochs = True  # for the sampler, which then yields such numbers
-
-    def __init__(self, tokens: np.ndarray, length: int, seed: int = 0, max_chunks: int | None = None):
-        chunks = len(tokens) // length
-        chunks = min(chunks, max_chunks) if max_chunks is not None else chunks
-        self.chunks = tokens[: chunks * length].reshape(chunks, length)
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return len(self.chunks)
-
-    def __getitem__(self, number: int) -> dict:
-        batch = self.__getitems__([number])
-        return {name: values[0] for name, values in batch.items()}
-
-    def __getitems__(self, numbers: list[int]) -> dict[str, np.ndarray]:
-        """{"input_ids": [B, length], "key": [B]}; torch's DataLoader calls this with the numbers of a whole batch."""
-        numbers = np.asarray(numbers)
-        return {"input_ids": self.chunks[numbers % len(self)], "key": example_keys(self.seed, numbers)}
-
-
-class EpochSampler(torch.utils.data.Sampler):
-    """A new order of all examples in every epoch, a function of (seed, epoch) alone; all ranks draw the same.
-
-    group: every epoch has a whole number of groups (global batches), and a different remainder is left out each time.
-    count_epochs: yield epoch * N + example (what `ChunkDataset` understands) instead of the example.
-    buckets: [N] the bucket of each example; batches of `batch` examples then come from one bucket each.
-    """
-
-    def __init__(
-        self,
-        num_examples: int,
-        seed: int,
-        group: int = 1,
-        count_epochs: bool = False,
-        buckets: np.ndarray | None = None,
-        batch: int = 1,
-    ):
-        self.num_examples, self.seed, self.group, self.count_epochs = num_examples, seed, group, count_epochs
-        self.buckets, self.batch, self.epoch = buckets, batch, 0
-
-    def _in_batches_of_one_bucket(self, order: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """The same examples, cut into batches of one bucket each in random order; what remains of the buckets is
-        mixed in batches of its own, of which one that is not full comes last."""
-        whole, remainders = [], []
-        for bucket in np.unique(self.buckets):
-            members = order[self.buckets[order] == bucket]
-            full = len(members) // self.batch * self.batch
-            whole.append(members[:full].reshape(-1, self.batch))
-            remainders.append(members[full:])
-        rest = np.concatenate(remainders)
-        full = len(rest) // self.batch * self.batch
-        batches = np.concatenate([*whole, rest[:full].reshape(-1, self.batch)])
-        return np.concatenate([generator.permutation(batches).ravel(), rest[full:]])
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.num_examples // self.group * self.group
-
-    def __iter__(self) -> Iterator[int]:
-        generator = np.random.default_rng([self.seed, self.epoch])
-        order = generator.permutation(self.num_examples)[: len(self)]
-        if self.buckets is not None:
-            order = self._in_batches_of_one_bucket(order, generator)
-        first = self.epoch * self.num_examples if self.count_epochs else 0
-        # Python's numbers take 36 bytes each: a block of them at a time.
-        blocks = (order[start : start + SAMPLER_BLOCK] for start in range(0, len(order), SAMPLER_BLOCK))
-        return (number for block in blocks for number in (block + first).tolist())
+        corpora = [
+            (sources["train"], packed(self._document, self._encoder(), objective.window, objective.cut, self._eos))
+            for sources in self.sources.values()
+        ]
+        described = f"{objective.identity} {column} {self._eos} {tokenizer_fingerprint(self.tokenizer)}"
+        stream = StreamDataset.of_run(
+            corpora, make_batch, args, self.args.shuffle_buffer_size, weights=self.weights, description=described
+        )
+        resume(stream, checkpoint)
+        return stream

@@ -16,7 +16,6 @@ model, task.json (for evaluate_t5.py to repeat the numbers), all_results.json, m
 """
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, set_seed
@@ -24,25 +23,19 @@ from transformers import DataCollatorForSeq2Seq, set_seed
 from arguments_t5 import FineTuningArguments, ModelArguments, TaskArguments
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import print_once, run_script
-from common.reports import human_time
 from constants import DEMO_CHECKPOINTS
-from corpora.sources import task_tokenizer
+from corpora.sources import builtin_sources, tokenizer_for
 from corpora.streams import resume as resume_stream
 from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
 from corpora.unknown import Unknown, unknown_in_rows
 from model_t5 import (
-    build_config,
     check_model_source,
-    create_model,
-    fit_vocabulary,
     flops_per_sequence,
+    get_model,
     is_local_model,
-    load_model,
-    parse_overrides,
-    set_dropout,
     set_generation_length,
 )
-from runs.run import finish_run, set_up_tracking, start_run
+from runs.run import Run
 from tasks.batching import BucketCollator, bucket_lengths
 from tasks.entries import check_entry, eval_splits, main_metric, metric_names, row_texts
 from tasks.examples import class_label_ids, prepare_split, task_metrics
@@ -52,7 +45,8 @@ from tasks.rows import load_rows
 from tasks.streaming import evaluation_rows, open_corpus, stream_task
 from tasks.task_records import task_record
 from trainer_t5 import EvaluationTask, T5Trainer
-from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir
+from training.batch_size import global_batch_size
+from training.checkpoints import check_resumed, prepare_output_dir
 from training.flag_checks import (
     check_best_metric,
     check_model,
@@ -108,19 +102,31 @@ def parse_flags(argv: list[str] | None):
     return model_args, task_args, training_args, tasks
 
 
-def build_model(model_args: ModelArguments, tokenizer):
-    """The checkpoint with its own dropout unless a rate was given, or a new model that fits the tokenizer."""
-    if model_args.model_name_or_path:
-        model = load_model(model_args.model_name_or_path, model_args.attn_implementation)
-    else:
-        overrides = parse_overrides(model_args.config_overrides)
-        config = build_config(model_args.config_name, len(tokenizer), overrides)
-        model = create_model(config, model_args.attn_implementation)
-    fit_vocabulary(model, len(tokenizer))
-    if model_args.dropout_rate is not None:
-        set_dropout(model, model_args.dropout_rate)
-        model.config.dropout_rate = model_args.dropout_rate
-    return model
+@dataclasses.dataclass
+class TaskData:
+    """What `Run` asks of the data (data_t5.Text has the same)."""
+
+    of_contents: dict
+    documents: dict
+    unknown: Unknown
+    steps_per_epoch: int | None
+    rows: dict
+    tokens_per_example = None
+
+    def fingerprints(self, _) -> dict:
+        return self.of_contents
+
+    def plan(self, _) -> dict:
+        return self.rows
+
+    def flops_per_sequence(self, config, source_length: int, target_length: int) -> int:
+        return flops_per_sequence(config, source_length, target_length)
+
+
+def pre_training_tokenizer(model_args: ModelArguments, task_args: TaskArguments):
+    """The tokenizer of a model from scratch when none is named: the one that pre-training from scratch would use."""
+    cache = Path(task_args.data_cache_dir).expanduser()
+    return tokenizer_for(builtin_sources(cache)["train"], model_args.vocab_size, cache, model_args.byte_fallback)
 
 
 def prepare_tasks(
@@ -210,9 +216,8 @@ def main(argv: list[str] | None = None) -> dict:
         set_seed(training_args.seed)
         with training_args.main_process_first(desc="loading the tokenizer"):
             name = model_args.tokenizer_name or model_args.model_name_or_path
-            tokenizer = load_tokenizer(name) if name else task_tokenizer(model_args, task_args)
-        model = build_model(model_args, tokenizer)
-        check_resumed_model(checkpoint, model.config, training_args.optim)
+            tokenizer = load_tokenizer(name) if name else pre_training_tokenizer(model_args, task_args)
+        model, vocabulary = get_model(model_args, tokenizer)
         corpus = open_corpus(*next(iter(tasks.items())), task_args) if task_args.streaming else None
         with training_args.main_process_first(desc="preparing the task"):
             data, eval_rows, examples, unknown = prepare_tasks(task_args, tasks, tokenizer, corpus)
@@ -224,15 +229,13 @@ def main(argv: list[str] | None = None) -> dict:
             train_dataset = data["train"] if len(tasks) == 1 else build_mixture(task_args, tasks, data)
             fingerprints["train"] = train_dataset._fingerprint
         fingerprints["tokenizer"] = tokenizer_fingerprint(tokenizer)
-        check_resumed_data(checkpoint, fingerprints)
-        check_resumed_flags(checkpoint, task_args, training_args)
+        check_resumed(checkpoint, model.config, fingerprints, task_args, training_args)
         if corpus is not None:
             resume_stream(train_dataset, checkpoint)
         eval_dataset, evaluation = build_evaluation(task_args, training_args, tasks, data, eval_rows, tokenizer)
         first = next(iter(evaluation.values()))
         set_generation_length(model, max(task.max_length - 1 for task in evaluation.values()))
         train_collator = build_train_collator(training_args, model, train_dataset)
-    set_up_tracking(training_args)
 
     trainer = T5Trainer(
         model=model,
@@ -249,32 +252,26 @@ def main(argv: list[str] | None = None) -> dict:
     )
     generates = any(task.predict_with_generate for task in evaluation.values())
     trainer.task_record = task_record(task_args, training_args, generates=generates)
-    start_run(
-        trainer,
-        title=f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}",
-        flags=[model_args, task_args, training_args],
-        tokens_per_step=None,
-        flops_per_sequence=partial(flops_per_sequence, model.config),
-        examples=examples,
-        fingerprints=fingerprints,
-        rows={
+    data = TaskData(
+        fingerprints,
+        examples,
+        unknown,
+        None if corpus is not None else -(-len(train_dataset) // global_batch_size(training_args)),
+        {
             "from": model_args.model_name_or_path or f"scratch ({model_args.config_name})",
+            "vocabulary": vocabulary,
             "stream": corpus and corpus.description,
             "rows": ", ".join(f"{len(rows):,} of {examples[name]:,} {name}" for name, rows in data.items()),
             "mixture": f"{train_dataset.described()} ({task_args.mixing})" if len(tasks) > 1 else None,
             "steps": f"{trainer.args.num_train_epochs:g} epochs" if training_args.max_steps <= 0 else None,
             "metrics": metrics_shown(tasks, training_args.predict_with_generate),
         },
-        checkpoint=checkpoint,
-        unknown=unknown,
     )
+    title = f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}"
+    run = Run(trainer, title, [model_args, task_args, training_args], data, checkpoint)
+    run.start()
     train_metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
-    return finish_run(
-        trainer,
-        train_metrics,
-        shown={"training took": human_time(train_metrics["train_runtime"])},
-        next_command=f"python evaluate_t5.py --model_name_or_path {training_args.output_dir}",
-    )
+    return run.finish(train_metrics, f"python evaluate_t5.py --model_name_or_path {training_args.output_dir}")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,10 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, T5C
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from common.processes import answers
 from constants import IGNORE_INDEX, MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
+from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.fused_projections import check_fusible, fuse_activation
 from modeling.loss import loss_sums
+from modeling.new_vocabulary import change_vocabulary, same_vocabulary
 
 T5_FAMILY = {"t5": "T5 v1.0 and v1.1, Flan-T5, ByT5", "mt5": "mT5", "umt5": "umT5", "longt5": "LongT5"}  # by model_type
 
@@ -139,6 +141,44 @@ def create_model(config: T5Config, attn_implementation: str | None = None) -> Pr
     return _prepared(model)
 
 
+def get_model(args, tokenizer, dropout: float | None = None, modes: int = 0) -> tuple[PreTrainedModel, str | None]:
+    """(model, what became of the vocabulary or None): the checkpoint that the flags name, or a new model whose
+    vocabulary fits the tokenizer.
+
+    args: the ModelArguments. dropout: the rate where they give none, which leaves the configuration as it is (T5 v1.1
+    was pre-trained with 0 and is fine-tuned with 0.1); None: the configuration's own, which a given rate replaces.
+    modes: of the tokenizer's tokens, how many an objective has added. ValueError where tokenizer and model do not go
+    together.
+    """
+    changed = None
+    if args.model_name_or_path:
+        model = load_model(args.model_name_or_path, args.attn_implementation)
+        changed = switch_vocabulary(model, args, tokenizer) if args.tokenizer_name else None
+    else:
+        overrides = parse_overrides(args.config_overrides)
+        config = build_config(args.config_name or "t5-v1_1-small", len(tokenizer), overrides)
+        model = create_model(config, args.attn_implementation)
+    fit_vocabulary(model, len(tokenizer), modes)
+    rate = dropout if args.dropout_rate is None else args.dropout_rate
+    if rate is not None:
+        set_dropout(model, rate)
+    if dropout is None and rate is not None:
+        model.config.dropout_rate = rate
+    return model, changed
+
+
+def switch_vocabulary(model: PreTrainedModel, args, tokenizer) -> str | None:
+    """Switches the checkpoint to the vocabulary of `--tokenizer_name`; returns a summary, None if it is its own."""
+    folder = Path(args.model_name_or_path)
+    if folder.is_dir() and not has_tokenizer(folder):
+        return "the checkpoint has no tokenizer: --tokenizer_name is taken for its own"
+    own = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
+    if same_vocabulary(own, tokenizer):
+        return None
+    tokens = change_vocabulary(model, own, tokenizer)
+    return f"{tokens['kept']:,} tokens keep their embeddings, {tokens['new']:,} new ones start at their mean"
+
+
 def check_model_source(args, training_args=None, packed: str | None = None) -> None:
     """Raises ValueError for a name, shape or architecture that cannot be, or that lacks what other flags ask for (see
     `check_options`), before any text or weight is read. args: the ModelArguments."""
@@ -245,9 +285,15 @@ def set_generation_length(model: PreTrainedModel, max_target_length: int, labels
     model.generation_config.max_new_tokens = None  # of an older checkpoint: it would win
 
 
-def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int) -> None:
-    """Raises ValueError when the tokenizer has ids that the model has no embedding for."""
+def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) -> None:
+    """Raises ValueError when the tokenizer has ids that the model has no embedding for. modes: how many of its tokens
+    are mode tokens that an objective has added."""
     rows = model.get_input_embeddings().num_embeddings
+    if tokenizer_size - modes <= rows < tokenizer_size:
+        raise ValueError(
+            f"--objective needs {modes} mode tokens beside the tokenizer's {tokenizer_size - modes}, and the model has "
+            f"{rows} embedding rows: use a model with free rows, or an objective without modes (constants.py)"
+        )
     if tokenizer_size > rows:
         raise ValueError(
             f"the tokenizer has {tokenizer_size} tokens and the model only {rows} embedding rows: "

@@ -25,9 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from common.processes import finish_process_group, is_first_process, print_once
 from constants import IGNORE_INDEX
-from corpora.streams import StreamDataset
-from data_collator_t5 import T5DataCollator, shift_right
-from data_t5 import EpochSampler
+from data_collator_t5 import shift_right
 from model_t5 import use_one_embedding_module
 from modeling.fused_projections import (
     checkpoint_blocks_only,
@@ -37,7 +35,6 @@ from modeling.fused_projections import (
 )
 from modeling.loss import compute_loss_in_forward
 from modeling.segment_masks import SEGMENTS
-from objectives.packed_rows import PackedDataCollator
 from tasks.batching import BucketCollator
 from tasks.metrics import STATISTICS
 from training.batch_size import global_batch_size
@@ -65,8 +62,8 @@ class _ResumeCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **_):  # noqa: ARG002
         """The epochs of a stream: Trainer, which does not know its length, counts them as shares of --max_steps."""
-        if isinstance(self.trainer.train_dataset, StreamDataset):
-            state.epoch = self.trainer.train_dataset.passes_of(self.trainer.stream_loader.state)
+        if hasattr(self.trainer.train_dataset, "epochs_done"):
+            state.epoch = self.trainer.train_dataset.epochs_done()
 
 
 @dataclass
@@ -240,10 +237,10 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
     def _examples_of_step(self, step: int) -> list[int]:
         """Numbers of the training examples in the global batch of a step (from 0); [] where the order is not ours."""
         size = global_batch_size(self.args)
-        if isinstance(self.train_dataset, StreamDataset):
-            return list(range(step * size, (step + 1) * size))
+        if hasattr(self.train_dataset, "examples_of_step"):
+            return self.train_dataset.examples_of_step(step, size)
         sampler = self._get_train_sampler()
-        if not isinstance(sampler, EpochSampler):
+        if not hasattr(sampler, "num_examples"):
             return []
         steps_per_epoch = max(1, math.ceil(len(sampler) / size))
         sampler.set_epoch(step // steps_per_epoch)
@@ -279,8 +276,8 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         return {name: value for name, value in chosen.items() if value is not None} | gen_kwargs
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):  # noqa: ARG002
-        """(None, (generated tokens or -1 [B, 1 or T], statistics [B, 7]), labels [B, T] or None); the statistics hold
-        the loss."""
+        """(None, (generated tokens or -1 [B, 1 or T], statistics [B, 5 + n]), labels [B, T] or None); the statistics
+        hold the loss."""
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -297,8 +294,8 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         return None, (generated, statistics), labels
 
     def _score(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Statistics [B, 7] of a batch by teacher forcing, on its labels and on every class label in one forward pass,
-        and the encoder's output [B, S, d_model]; None without labels, where nothing is scored.
+        """Statistics [B, 5 + n] of a batch by teacher forcing, on its labels and on every class label in one forward
+        pass, and the encoder's output [B, S, d_model]; None without labels, where nothing is scored.
 
         The texts to be scored stand end to end in one decoder sequence. A block-diagonal causal mask keeps them apart,
         and relative positions are the same within each, so encoder and cross-attention keys are computed once. Rows
@@ -338,16 +335,9 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
             own = logits[torch.arange(rows, device=device)[:, None], where] if elsewhere else logits
             correct = written.gather(1, where).eq(labels)
             statistics[:, :4] = _teacher_forced(own, labels, correct)
-            if isinstance(self.data_collator, PackedDataCollator):
-                kinds = 2 * len(self.data_collator.names)
-                statistics = torch.cat([statistics, _by_kind(own, labels, inputs["target_kinds"], kinds)], dim=1)
-                return statistics, encoded
-            if isinstance(self.data_collator, T5DataCollator):
-                used = self.data_collator.sentinel_ids[: self.data_collator.num_spans]  # ByT5's other ones are text
-                markers = torch.tensor([*used, self.data_collator.eos_id])
-                text = ~torch.isin(labels, markers.to(device))
-                for name, counted in (("correct_text_tokens", correct & text), ("text_tokens", text)):
-                    statistics[:, STATISTICS.index(name)] = counted.sum(-1).float()
+            if hasattr(self.data_collator, "statistics"):  # an objective's (objectives/objective.py)
+                more = self.data_collator.statistics(own, labels, correct, inputs)
+                statistics = torch.cat([statistics, more], dim=1)
         if num_classes:
             right = written.eq(targets).split(lengths, dim=1)[:num_classes]
             right = torch.stack([tokens.all(-1) for tokens in right], dim=1)
@@ -357,7 +347,7 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
 
 
 def _which_class(labels: torch.Tensor, classes: torch.Tensor) -> torch.Tensor | None:
-    """[B] numbers of the class labels [C, T] that the labels [B, T'] are; None if one of them is none."""
+    """[B] class index of each row's labels [B, T'] among the class labels [C, T], or None if any row is no class."""
     length = max(labels.shape[1], classes.shape[1])
     labels, classes = (F.pad(ids, (0, length - ids.shape[1]), value=IGNORE_INDEX) for ids in (labels, classes))
     same = labels[:, None].eq(classes).all(-1)
@@ -380,12 +370,3 @@ def _teacher_forced(logits: torch.Tensor, labels: torch.Tensor, correct: torch.T
     counted = labels.ne(IGNORE_INDEX)
     exact = (correct | ~counted).all(-1)
     return torch.stack([nats.sum(-1), counted.sum(-1).float(), correct.sum(-1).float(), exact.float()], dim=1)
-
-
-def _by_kind(logits: torch.Tensor, labels: torch.Tensor, kinds: torch.Tensor, count: int) -> torch.Tensor:
-    """[B, 3 count]: nats, tokens and correct tokens of each kind [B, T] of target; logits [B, T, V], labels [B, T]."""
-    nats = F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
-    correct = logits.argmax(-1).eq(labels).float()
-    columns = (torch.zeros(len(kinds), count, device=kinds.device) for _ in range(3))
-    values = (nats, torch.ones_like(nats), correct)
-    return torch.cat([c.scatter_add_(1, kinds, v) for c, v in zip(columns, values, strict=True)], dim=1)

@@ -17,10 +17,11 @@ import torch
 from arguments_t5 import PreTrainingDataArguments
 from benchmarks.material import word_less_tokenizer
 from benchmarks.measure import NotAvailableError, failure, interleaved, median, process_memory
+from corpora.examples import ChunkDataset, EpochSampler
 from corpora.files import read_documents
 from corpora.sources import Source
+from corpora.token_files import tokenised
 from data_collator_t5 import T5DataCollator
-from data_t5 import ChunkDataset, EpochSampler, tokenised
 
 VOCABULARY = 32_128
 BLOCK = 32 * 2**20  # tokens that a synthetic corpus repeats: making random ones would take longer than reading them

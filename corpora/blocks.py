@@ -3,6 +3,7 @@
     plain text, .jsonl      a block is a stretch of bytes, and has the lines that begin in it; LF, CR LF and CR end one,
                             and one of text beyond a megabyte comes in parts, a row each
     .parquet                a row group
+    .npy, .bin              a stretch of rows of ready-made ids, or of pieces of a flat array
     .csv                    a file, since only its beginning tells where a row begins; later rows are found at once
     .json, .tsv, anything compressed, WikiExtractor's <doc> format
                             a file; to go on within it, what comes before is read again
@@ -35,6 +36,7 @@ from corpora.files import (
 )
 from corpora.hub import load_dataset_splits
 from corpora.long_text import LONGEST_PART, Stretch, place_to_cut
+from corpora.own_ids import ARRAY_SUFFIXES, ArrayDocuments, IdFormat
 
 BLOCK_BYTES = 2**18  # of text: small enough that even a small corpus is well mixed, large enough to read at full speed
 HASHED_BYTES = 2**32  # of a stream's files, at its start: seconds; of more, evenly spread pieces
@@ -107,7 +109,8 @@ class Corpus:
 class FileCorpus(Corpus):
     """Local files. Plain text gives rows {text_column: line}; of a long line each part is one, a Stretch but the last.
 
-    read_whole: reads (path) -> rows where a block is a file, instead of the usual reader of its format.
+    read_whole: reads (path) -> rows where a block is a file, instead of the usual reader of its format. ids: how .npy
+    and .bin files hold ready-made ids; their rows are {text_column: IdDocument}.
     """
 
     def __init__(
@@ -116,10 +119,15 @@ class FileCorpus(Corpus):
         files: list[Path],
         text_column: str = "text",
         read_whole: Callable[[Path], Iterator[dict]] | None = None,
+        ids: IdFormat | None = None,
     ):
         self.text_column, self.read_whole = text_column, read_whole or self._read_whole
-        self.blocks = []
+        self.blocks, self.arrays = [], {}
         for file in files:
+            if ids is not None and file.suffix in ARRAY_SUFFIXES:
+                self.arrays[file] = ArrayDocuments(file, ids)
+                self.blocks += _blocks_of_array(file, self.arrays[file])
+                continue
             check_file(flag, file)
             self.blocks += _blocks_of(file, only_whole=read_whole is not None and is_plain_text(file))
         super().__init__(len(self.blocks))
@@ -142,6 +150,10 @@ class FileCorpus(Corpus):
                     yield place, _object(_decoded(line, block.path, place), block.path, place)
         elif block.kind == "csv":
             yield from _csv_rows(block.path, start or 0)
+        elif block.kind == "ids":
+            documents = self.arrays[block.path]
+            for place in range(block.start if start is None else start, block.end):
+                yield place, {self.text_column: documents[place]}
         elif block.kind == "parquet":
             yield from _row_group(block, start or 0)
         else:
@@ -193,6 +205,12 @@ def _blocks_of(file: Path, only_whole: bool) -> list[Block]:
         return [Block(file, "csv")]
     size = file.stat().st_size
     return [Block(file, kind, start, min(start + BLOCK_BYTES, size)) for start in range(0, size, BLOCK_BYTES)]
+
+
+def _blocks_of_array(file: Path, documents: ArrayDocuments) -> list[Block]:
+    count = max(1, BLOCK_BYTES * len(documents) // file.stat().st_size)
+    starts = range(0, len(documents), count)
+    return [Block(file, "ids", start, min(start + count, len(documents))) for start in starts]
 
 
 def _is_wiki(file: Path, kind: str) -> bool:

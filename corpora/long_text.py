@@ -15,6 +15,18 @@ LONGEST_PART = 2**20  # characters, or bytes of a stream, of a text that are rea
 class Stretch(str):
     """A part of a long document which goes on in the next one."""
 
+    goes_on = True
+
+
+def goes_on(document) -> bool:
+    """Whether a document, a text or an `IdDocument`, is a part that goes on in the next one."""
+    return getattr(document, "goes_on", False)
+
+
+def is_blank(document) -> bool:
+    """Whether there is nothing in a document but white space."""
+    return not (document.strip() if isinstance(document, str) else len(document))
+
 
 def whole_parts(text: str, longest: int) -> Iterator[str]:
     """Parts of at most `longest` characters, a space at the beginning not counted: ("one two three", 8) -> "one two",

@@ -7,7 +7,7 @@ numbers, so that the saved run loads with AutoTokenizer and answers in them. Wit
 are not moved.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from data_collator_t5 import SENTINEL_NAME
 
 ID_OFFSET = 3  # <pad>, </s>, <unk>
 ID_TYPES = ("uint8", "uint16", "uint32", "uint64", "int16", "int32", "int64")  # of .bin files
-ID_SUFFIXES = (".npy", ".bin", ".parquet", ".json", ".jsonl")
+ARRAY_SUFFIXES = (".npy", ".bin")
+ID_SUFFIXES = (*ARRAY_SUFFIXES, ".parquet", ".json", ".jsonl")
 PIECE = (500, 65_536)  # shortest and longest piece of a flat array that is held out or trained on as a whole
 
 
@@ -75,10 +76,8 @@ def expand_id_files(flag: str, paths: list[str], format: IdFormat) -> list[Path]
 # ---------------------------------------------------------------- reading
 def read_ids(path: Path, format: IdFormat) -> Iterator[IdDocument]:
     """The documents of one file. ValueError names the file and the row of what is no list of whole numbers."""
-    if path.suffix == ".npy":
-        yield from _array_documents(_load_array(path), path)
-    elif path.suffix == ".bin":
-        yield from _array_documents(np.memmap(path, dtype=format.dtype, mode="r"), path)
+    if path.suffix in ARRAY_SUFFIXES:
+        yield from ArrayDocuments(path, format)
     elif path.suffix == ".parquet":
         yield from _parquet_documents(path, format.column)
     else:
@@ -97,13 +96,28 @@ def _load_array(path: Path) -> np.ndarray:
     return array
 
 
-def _array_documents(array: np.ndarray, path: Path) -> Iterator[IdDocument]:
-    if array.ndim == 1:
-        length = min(max(len(array) // 200, PIECE[0]), PIECE[1])
-        yield from IdDocument(array, f"{path}").cut(length)
-    else:
-        for number, row in enumerate(array, start=1):
-            yield IdDocument(row, f"{path}, row {number}")
+class ArrayDocuments(Sequence):
+    """The documents of an .npy or .bin file by number: its rows, or pieces of a flat array, each of which but the last
+    goes on in the next. Nothing is read but what is asked for."""
+
+    def __init__(self, path: Path, format: IdFormat):
+        self.path = path
+        is_npy = path.suffix == ".npy"
+        self.array = _load_array(path) if is_npy else np.memmap(path, dtype=format.dtype, mode="r")
+        self.length = 1  # of a piece, or one row
+        if self.array.ndim == 1:
+            self.length = min(max(len(self.array) // 200, PIECE[0]), PIECE[1])
+
+    def __len__(self) -> int:
+        return -(-len(self.array) // self.length)
+
+    def __getitem__(self, number: int) -> IdDocument:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        if self.array.ndim == 2:
+            return IdDocument(self.array[number], f"{self.path}, row {number + 1}")
+        first, is_last = number * self.length, number == len(self) - 1
+        return IdDocument(self.array[first : first + self.length], f"{self.path}", first, goes_on=not is_last)
 
 
 def _parquet_documents(path: Path, column: str) -> Iterator[IdDocument]:

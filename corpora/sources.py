@@ -9,11 +9,10 @@ import importlib
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from arguments_t5 import ModelArguments, PreTrainingDataArguments, TaskArguments
 from common.cached_folders import cached
 from common.manifests import file_digest
 from common.processes import print_once
@@ -40,8 +39,11 @@ class Source:
     dataset: object = None
     size: int | None = None  # bytes, if known
     ids: IdFormat | None = None  # how ready-made ids are read; None: text
+    parts: Sequence["Source"] = ()  # of several sources as one
 
     def documents(self) -> Iterator[str] | Iterator[IdDocument]:
+        for part in self.parts:
+            yield from part.documents()
         if self.dataset is not None:
             read = column_texts if self.ids is None else row_ids
             yield from read(self.dataset, self.column, self.description)
@@ -49,65 +51,73 @@ class Source:
             yield from read_documents(file, self.column) if self.ids is None else read_ids(file, self.ids)
 
 
-def find_sources(args: PreTrainingDataArguments) -> dict[str, Source]:
-    """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. ValueError if none."""
+def find_sources(args) -> dict[str, Source]:
+    """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. ValueError if none.
+
+    args: the flags of the text, of one corpus.
+    """
     ids = id_format(args)
     if args.train_file:
-        paths, _ = split_weights("--train_file", args.train_file)
-        sources = {"train": _file_source("--train_file", paths, args.text_column, ids)}
+        sources = {"train": _file_source("--train_file", args.train_file, args.text_column, ids)}
         if args.validation_file:
             sources["validation"] = _file_source("--validation_file", args.validation_file, args.text_column, ids)
         return sources
-    name = args.dataset_name or BUILTIN_CORPUS
-    if name == BUILTIN_CORPUS:
-        folder = builtin_corpus(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
-        sources = {}
-        for split in ("train", "validation"):
-            source = sources[split] = _file_source("", [str(folder / f"{split}.jsonl")], "text")
-            source.description = f"{name}: English documentation of the installed packages ({source.description})"
-        return sources
-    return _dataset_sources(name, args.dataset_config_name, args.input_ids_column or args.text_column, ids)
+    if (args.dataset_name or BUILTIN_CORPUS) == BUILTIN_CORPUS:
+        return builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
+    column = args.input_ids_column or args.text_column
+    return _dataset_sources(args.dataset_name, args.dataset_config_name, column, ids)
 
 
-def id_format(args: PreTrainingDataArguments) -> IdFormat | None:
+def id_format(args) -> IdFormat | None:
     """How the files hold ready-made ids; None where they hold text."""
     asked = holds_ids(args.train_file, args.input_ids_column, args.input_ids_dtype)
     return IdFormat(args.input_ids_column, args.input_ids_dtype) if asked else None
 
 
-def corpus_weights(args: PreTrainingDataArguments) -> dict[str, tuple[str, float]]:
-    """{name: (path, weight)} of `--train_file a.txt:0.7 b.txt:0.3`, weights adding up to 1; {} without weights.
+def find_corpora(args) -> dict[str, tuple[float, object]]:
+    """{name: (weight, the flags of this corpus alone)} of `--train_file a.txt:0.7 b.txt:0.3` or `--dataset_name
+    allenai/c4:0.7,wikimedia/wikipedia:0.3`, weights adding up to 1; without weights one corpus, "text".
 
-    A name is its file's stem, with a number where two are alike.
+    A name is its file's stem, with a number where two are alike. ValueError unless all or none have a weight.
     """
-    paths, weights = split_weights("--train_file", args.train_file or [])
+    flag = "--train_file" if args.train_file else "--dataset_name"
+    given = args.train_file or _named_datasets(args.dataset_name)
+    paths, weights = split_weights(flag, given)
+    configs = (args.dataset_config_name or "").split(",")
+    if weights is None and not args.train_file and len(paths) > 1:
+        raise ValueError(f"--dataset_name {args.dataset_name}: several data sets need weights: a:0.7,b:0.3")
+    if weights is None:
+        return {"text": (1.0, args)}
+    if len(configs) not in (1, len(paths)):
+        raise ValueError(f"--dataset_config_name {args.dataset_config_name}: give one name, or one for each of the "
+                         f"{len(paths)} data sets, separated by commas")  # fmt: skip
     corpora = {}
-    for path, weight in zip(paths, weights or [], strict=False):
+    for number, (path, weight) in enumerate(zip(paths, weights, strict=True)):
         stem = re.sub(r"\W+", "_", Path(path).name.split(".")[0]).strip("_") or "corpus"
         names = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
         name = next(name for name in names if name not in corpora)
-        corpora[name] = (path, weight / sum(weights))
+        if args.train_file:
+            alone = dataclasses.replace(args, train_file=[path])
+        else:
+            config = configs[number % len(configs)] or None
+            alone = dataclasses.replace(args, dataset_name=path, dataset_config_name=config)
+        corpora[name] = weight / sum(weights), alone
     return corpora
 
 
-def find_corpora(args: PreTrainingDataArguments) -> dict[str, dict[str, Source]]:
-    """{name: sources} of the corpora that have weights, each with the sources that it would have alone."""
-    corpora = corpus_weights(args).items()
-    return {name: find_sources(dataclasses.replace(args, train_file=[path])) for name, (path, _) in corpora}
+def _named_datasets(names: str | None) -> list[str]:
+    """The names between the commas; a saved folder may have commas in its own."""
+    names = names or BUILTIN_CORPUS
+    return [names] if Path(names).exists() else names.split(",")
 
 
-def joined(corpora: dict[str, dict[str, Source]]) -> dict[str, Source]:
-    """All corpora as one, whatever their weights: what a tokenizer is trained on."""
-    sources = [found["train"] for found in corpora.values()]
+def joined(sources: list[Source]) -> Source:
+    """Several sources as one, whatever their weights: what a tokenizer is trained on."""
+    if len(sources) == 1:
+        return sources[0]
     digest = hashlib.sha256("".join(source.fingerprint for source in sources).encode())
-    train = dataclasses.replace(
-        sources[0],
-        description=", ".join(source.description for source in sources),
-        fingerprint=digest.hexdigest(),
-        files=[file for source in sources for file in source.files],
-        size=sum(source.size for source in sources),
-    )
-    return next(iter(corpora.values())) | {"train": train}
+    description = ", ".join(source.description for source in sources)
+    return Source(description, digest.hexdigest(), [], sources[0].column, ids=sources[0].ids, parts=sources)
 
 
 def _file_source(flag: str, paths: list[str], column: str, ids: IdFormat | None = None) -> Source:
@@ -141,6 +151,16 @@ def _dataset_sources(name: str, config: str | None, column: str, ids: IdFormat |
     return sources
 
 
+def builtin_sources(cache: Path, num_workers: int | None = None) -> dict[str, Source]:
+    """The built-in English corpus below `cache`, made if it is not there yet."""
+    folder = builtin_corpus(cache, num_workers)
+    sources = {}
+    for split in ("train", "validation"):
+        source = sources[split] = _file_source("", [str(folder / f"{split}.jsonl")], "text")
+        source.description = f"{BUILTIN_CORPUS}: English documentation of the installed packages ({source.description})"
+    return sources
+
+
 def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
     """Folder of the built-in English corpus below `cache`, made from the installed packages if it is not there yet."""
     corpus = importlib.import_module(f"corpora.{BUILTIN_CORPUS}")
@@ -170,10 +190,3 @@ def tokenizer_for(source: Source, vocab_size: int, cache: Path, byte_fallback: b
         )
 
     return load_tokenizer(str(cached(cache, "tokenizer", key, build)))
-
-
-def task_tokenizer(model_args: ModelArguments, task_args: TaskArguments):
-    """The tokenizer of a model from scratch when none is named: the one that pre-training from scratch would use."""
-    source = find_sources(PreTrainingDataArguments(data_cache_dir=task_args.data_cache_dir))["train"]
-    cache = Path(task_args.data_cache_dir).expanduser()
-    return tokenizer_for(source, model_args.vocab_size, cache, model_args.byte_fallback)

@@ -20,7 +20,7 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +28,12 @@ import torch
 
 from common.command_line import exit_on_user_error
 from corpora.blocks import Corpus
-from corpora.long_text import Stretch
-from corpora.tokenizers import cut_at_spaces, ids_of
+from corpora.examples import shares
+from corpora.long_text import goes_on, is_blank
+from corpora.tokenizers import cut_at_spaces
 
 LANES = 24
+TURNS = 4096  # examples of a lane after which each corpus has given its weight's share of them
 ENCODE_BATCH = 20_000  # characters that are tokenised at once for packing, and at most read too early
 Place = list  # [pass, block of the lane in this pass, place of the row in the block, units of the row to skip]
 Units = Callable[[Iterator[tuple[Place, dict]]], Iterator[tuple[Place, object]]]
@@ -68,43 +70,60 @@ def one_by_one(split: Callable[[dict], list]) -> Units:
     return units
 
 
-def packed(text_of: Callable[[dict], str], encode: Callable, length: int, eos: list[int]) -> Units:
-    """Units that are chunks of exactly `length` token ids: the texts of the rows one after another, without padding.
+def packed(read: Callable[[dict], object], encode: Callable, window: int, cut: Callable, eos: list[int]) -> Units:
+    """Units that are rows of token ids: the documents one after another, without padding.
 
-    encode: texts -> their token ids. eos: ids put after each text, of one that comes in parts after the last.
+    read: row of the corpus -> document, a text or an IdDocument. encode: documents -> the ids of each. eos: ids put
+    after each document, of one that comes in parts after the last. cut: (the next `window` ids, number of the pass) ->
+    (how many of them are used, unit), as `Objective.cut`.
     """
 
     def units(rows):
         parts, total = deque(), 0  # [place, ids] not yet given out, and how many ids they hold
-        for batch in _batches(rows, text_of):
-            texts = [text_of(row) for _, row in batch]
-            for ((number, block, place, skip), _), text, ids in zip(batch, texts, ids_of(encode, texts), strict=True):
-                end = np.array([] if isinstance(text, Stretch) else eos, dtype=np.uint32)
-                ids = np.concatenate([ids, end] if text.strip() else [end[:0]])[skip:]
-                parts.append([[number, block, place, skip], ids])
-                total += len(ids)
-                while total >= length:
-                    start, chunk = list(parts[0][0]), []
-                    missing = length
-                    while missing:
+        for batch in _batches(rows, read):
+            documents = [document for _, document in batch]
+            for (place, document), ids in zip(batch, encode(documents), strict=True):
+                end = np.array([] if goes_on(document) else eos, dtype=np.uint32)
+                skip = place[3]
+                ids = ids[:0] if is_blank(document) else np.concatenate([ids, end])[skip:]
+                if len(ids):
+                    parts.append([list(place), ids])
+                    total += len(ids)
+                while total >= window:
+                    start = list(parts[0][0])
+                    used, unit = cut(_first_ids(parts, window), start[0])
+                    total -= used
+                    while used:
                         first_place, first = parts[0]
-                        chunk.append(first[:missing])
-                        missing -= len(chunk[-1])
-                        first_place[3] += len(chunk[-1])
-                        parts[0][1] = first[len(chunk[-1]) :]
+                        taken = min(used, len(first))
+                        first_place[3] += taken
+                        parts[0][1] = first[taken:]
+                        used -= taken
                         if not len(parts[0][1]):
                             parts.popleft()
-                    total -= length
-                    yield start, np.concatenate(chunk)
+                    yield start, unit
 
     return units
 
 
-def _batches(rows, text_of) -> Iterator[list]:
+def _first_ids(parts: deque, count: int) -> np.ndarray:
+    """The first `count` ids of [place, ids] parts."""
+    found, missing = [], count
+    for _, ids in parts:
+        found.append(ids[:missing])
+        missing -= len(found[-1])
+        if not missing:
+            break
+    return np.concatenate(found)
+
+
+def _batches(rows, read) -> Iterator[list]:
+    """Lists of (place, document) of about ENCODE_BATCH characters or ids."""
     batch, size = [], 0
     for place, row in rows:
-        batch.append((place, row))
-        size += len(text_of(row))
+        document = read(row)
+        batch.append((place, document))
+        size += len(document)
         if size >= ENCODE_BATCH:
             yield batch
             batch, size = [], 0
@@ -113,14 +132,55 @@ def _batches(rows, text_of) -> Iterator[list]:
 
 
 # ---------------------------------------------------------------- lanes
+class LaneSource:
+    """A corpus as the lanes of a stream read it.
+
+    units: what is made of its rows (`one_by_one`, `packed`). lanes: into how many it is dealt out. buffer: units that a
+    lane shuffles at a time. seed: numbers that begin every seed of its random orders. passes: None, or after how many
+    it ends (tests).
+    """
+
+    def __init__(
+        self, corpus: Corpus, units: Units, lanes: int, buffer: int, seed: int, number: int, passes: int | None
+    ):
+        self.corpus, self.units, self.lanes, self.buffer, self.passes = corpus, units, lanes, buffer, passes
+        self.seed, self.number = seed, [number] * (number > 0)  # the first corpus has the order that it has alone
+        self._order = (None, None)
+
+    def random(self, *numbers: int) -> np.random.Generator:
+        """A generator that depends on the seed, the corpus and these numbers."""
+        return np.random.default_rng([self.seed, *numbers, *self.number])
+
+    def order(self, number: int) -> np.ndarray:
+        """The blocks in the order of a pass."""
+        if self._order[0] != number:
+            self._order = number, self.random(0, number).permutation(len(self.corpus))
+        return self._order[1]
+
+    def passes_of(self, lane: int, place: Place) -> float:
+        """Passes of a lane over its share of the corpus, as far as a place in it tells."""
+        number, block, row, _ = place
+        blocks = self.order(number)[lane :: self.lanes]
+        begun = self.corpus.share_read(int(blocks[block]), row) if block < len(blocks) else 0
+        return number + (block + begun) / len(blocks)
+
+    def check_not_empty(self) -> None:
+        """ValueError if the corpus gives not a single example, instead of looking for one for ever."""
+        rows = (
+            ([0, block, place, 0], row) for block in range(len(self.corpus)) for place, row in self.corpus.rows(block)
+        )
+        if next(self.units(rows), None) is None:
+            raise ValueError(f"{self.corpus.description}: gives no example to train on")
+
+
 class Lane:
-    """One of the small streams: `take(n)` gives its n-th example; n must not decrease.
+    """One of the small streams of a corpus: `take(n)` gives its n-th example; n must not decrease.
 
     state: where the buffer begins, [number of its first example, place of its first unit], as `state` returned it.
     """
 
-    def __init__(self, stream: "StreamDataset", lane: int, state: list | None = None):
-        self.stream, self.lane = stream, lane
+    def __init__(self, source: LaneSource, lane: int, state: list | None = None):
+        self.source, self.lane = source, lane
         self.first, self.place = state or (0, [0, 0, None, 0])
         self.buffer, self.order = [], []
         self.units = None
@@ -139,101 +199,138 @@ class Lane:
             self._fill()
 
     def _fill(self) -> None:
-        stream = self.stream
+        source = self.source
         if self.units is None:
-            self.units = stream.units(self._rows(*self.place))
+            self.units = source.units(self._rows(*self.place))
         self.first += len(self.buffer)
         # The first buffer is the shorter the earlier the lane, so that they are not all filled in the same step.
-        size = stream.lane_buffer
+        size = source.buffer
         if self.first == 0:
-            size = max(1, size * (self.lane + 1) // stream.lanes)
+            size = max(1, size * (self.lane + 1) // source.lanes)
         read = list(itertools.islice(self.units, size))
         if not read:
             self.buffer = []
             raise IndexError
         self.place = read[0][0]
         self.buffer = [unit for _, unit in read]
-        self.order = np.random.default_rng([stream.seed, 1, self.lane, self.first]).permutation(len(read))
+        self.order = source.random(1, self.lane, self.first).permutation(len(read))
 
     def _rows(self, number: int, block: int, start: int | None, skip: int) -> Iterator[tuple[Place, dict]]:
-        stream = self.stream
-        while stream.passes is None or number < stream.passes:
-            blocks = stream.order(number)[self.lane :: stream.lanes]
+        source = self.source
+        while source.passes is None or number < source.passes:
+            blocks = source.order(number)[self.lane :: source.lanes]
             while block < len(blocks):
-                for place, row in stream.corpus.rows(int(blocks[block]), start):
+                for place, row in source.corpus.rows(int(blocks[block]), start):
                     yield [number, block, place, skip], row
                     skip = 0
                 block, start = block + 1, None
             number, block = number + 1, 0
 
 
+class MixedLane:
+    """A lane of each of several corpora as one: example n comes from the corpus whose turn it is, by its weight.
+
+    turns: [TURNS] numbers of corpora in the shares of the weights; every lane takes them in orders of its own, a new
+    one for every TURNS examples. states: of the corpora's lanes.
+    """
+
+    def __init__(self, sources: list[LaneSource], turns: np.ndarray, lane: int, states: list | None = None):
+        states = states or [None] * len(sources)
+        self.lanes = [Lane(source, lane, state) for source, state in zip(sources, states, strict=True)]
+        self.turns, self.lane = turns, lane
+        self.counts = np.bincount(turns, minlength=len(sources))
+        self._round = (None, None, None)
+
+    def state(self) -> list:
+        return [lane.state() for lane in self.lanes]
+
+    def take(self, number: int):
+        corpus, number = self._turn(number)
+        return self.lanes[corpus].take(number)
+
+    def seek(self, number: int) -> None:
+        """Brings every corpus to its last example up to this one."""
+        if len(self.lanes) == 1:
+            return self.lanes[0].seek(number)
+        corpus, of_corpus = self._turn(number)
+        round_, rest = divmod(number, len(self.turns))
+        for other, lane in enumerate(self.lanes):
+            before = round_ * self.counts[other] + np.count_nonzero(self._round[1][: rest + 1] == other)
+            if other == corpus:
+                lane.seek(of_corpus)
+            elif before:
+                lane.seek(int(before) - 1)
+        return None
+
+    def _turn(self, number: int) -> tuple[int, int]:
+        """(corpus, number of the example within its lane) of an example of this lane."""
+        if len(self.lanes) == 1:
+            return 0, number
+        round_, rest = divmod(number, len(self.turns))
+        if self._round[0] != round_:
+            order = self.lanes[0].source.random(2, self.lane, round_).permutation(self.turns)
+            places = np.zeros_like(order)
+            for corpus in range(len(self.lanes)):
+                own = order == corpus
+                places[own] = np.arange(np.count_nonzero(own))
+            self._round = round_, order, places
+        _, order, places = self._round
+        corpus = int(order[rest])
+        return corpus, int(round_ * self.counts[corpus] + places[rest])
+
+
 class StreamDataset(torch.utils.data.IterableDataset):
     """Batches of this rank's examples, without end; each is `make_batch(example numbers, units)`.
 
-    corpus, units: where rows come from, and what is made of them (`one_by_one`, `packed`).
-    shuffle_buffer_size: examples held in memory by all lanes together. passes: None, or after how many it ends (tests).
+    corpora: [(corpus, what is made of its rows: `one_by_one`, `packed`)]. weights: share of the examples that each
+    gives. shuffle_buffer_size: examples held in memory by all lanes together. passes: None, or after how many it ends
+    (tests). ValueError if a corpus gives no example.
     """
 
     def __init__(
         self,
-        corpus: Corpus,
-        units: Units,
+        corpora: list[tuple[Corpus, Units]],
         make_batch: Callable[[np.ndarray, list], object],
         batch_size: int,
         seed: int,
         shuffle_buffer_size: int,
         rank: int = 0,
         ranks: int = 1,
+        weights: Sequence[float] = (1.0,),
         description: str = "",
         passes: int | None = None,
     ):
-        self.corpus, self.units, self.make_batch = corpus, units, make_batch
-        self.batch_size, self.seed, self.rank, self.ranks, self.passes = batch_size, seed, rank, ranks, passes
-        self.lanes = min(LANES, len(corpus))
-        self.lane_buffer = max(1, shuffle_buffer_size // self.lanes)
+        self.make_batch, self.batch_size, self.rank, self.ranks = make_batch, batch_size, rank, ranks
+        self.lanes = min(LANES, *(len(corpus) for corpus, _ in corpora))
+        lane_buffer = shuffle_buffer_size // self.lanes
+        self.sources = [
+            LaneSource(corpus, units, self.lanes, max(1, int(lane_buffer * weight)), seed, number, passes)
+            for number, ((corpus, units), weight) in enumerate(zip(corpora, weights, strict=True))
+        ]
+        self.weights = list(weights)
+        self.turns = np.repeat(np.arange(len(corpora)), shares(weights, TURNS))
         # What decides the order. A state of another stream would be a place in another order.
-        decisive = [corpus.fingerprint, corpus.first_block, corpus.first_place, seed, shuffle_buffer_size, description]
+        decisive = [[c.fingerprint, c.first_block, c.first_place] for c, _ in corpora]
+        decisive += [self.weights, seed, shuffle_buffer_size, description]
         self.fingerprint = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()
         self.next_example, self.lane_states = 0, []
-        self._order = (None, None)
+        self.loader_in_use = None
 
     @classmethod
-    def of_run(
-        cls, corpus: Corpus, units: Units, make_batch, shuffle_buffer_size: int, description: str, training_args
-    ):
-        """The stream of this rank of a run, with its batch size and seed. ValueError if there is nothing in it."""
-        stream = cls(
-            corpus,
-            units,
-            make_batch,
-            training_args.train_batch_size,
-            training_args.seed if training_args.data_seed is None else training_args.data_seed,
-            shuffle_buffer_size,
-            training_args.process_index,
-            max(1, training_args.world_size),
-            description=description,
-        )
-        stream.check_not_empty()
+    def of_run(cls, corpora: list, make_batch, args, shuffle_buffer_size: int, **others):
+        """The stream of this rank of a run; args: its TrainingArguments. ValueError if there is nothing in it."""
+        seed = args.seed if args.data_seed is None else args.data_seed
+        ranks = max(1, args.world_size)
+        stream = cls(corpora, make_batch, args.train_batch_size, seed, shuffle_buffer_size, args.process_index, ranks,
+                     **others)  # fmt: skip
+        for source in stream.sources:
+            source.check_not_empty()
         return stream
-
-    def order(self, number: int) -> np.ndarray:
-        """The blocks in the order of a pass."""
-        if self._order[0] != number:
-            self._order = number, np.random.default_rng([self.seed, 0, number]).permutation(len(self.corpus))
-        return self._order[1]
 
     @property
     def own_lanes(self) -> list[int]:
         """The lanes that hold examples of this rank."""
         return sorted({(self.rank + self.ranks * i) % self.lanes for i in range(self.lanes)})
-
-    def check_not_empty(self) -> None:
-        """ValueError if the corpus gives not a single example, instead of looking for one for ever."""
-        rows = (
-            ([0, block, place, 0], row) for block in range(len(self.corpus)) for place, row in self.corpus.rows(block)
-        )
-        if next(self.units(rows), None) is None:
-            raise ValueError(f"{self.corpus.description}: gives no example to train on")
 
     def __iter__(self) -> Iterator[tuple[object, dict | None]]:
         """(batch, state after it), a worker's share of them; or, once, (what is wrong with the data, None)."""
@@ -248,7 +345,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
         worker = torch.utils.data.get_worker_info()
         index, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         states = self.lane_states or [None] * self.lanes
-        lanes = [Lane(self, lane, states[lane]) for lane in range(self.lanes)]
+        lanes = [MixedLane(self.sources, self.turns, lane, states[lane]) for lane in range(self.lanes)]
         over = set()
         for batch in itertools.count(index, workers):
             first = self.next_example + batch * self.batch_size * self.ranks
@@ -268,7 +365,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
             if len(over) == len(self.own_lanes):
                 return
 
-    def _follow(self, lanes: list[Lane], after: int) -> None:
+    def _follow(self, lanes: list[MixedLane], after: int) -> None:
         """Brings all lanes to this rank's last example before `after`, which another worker may have given out. States
         are then the same whatever the number of workers."""
         newest = {}  # lane -> number
@@ -281,14 +378,14 @@ class StreamDataset(torch.utils.data.IterableDataset):
                 lanes[lane].seek(number // self.lanes)
 
     def passes_of(self, state: dict) -> float:
-        """Passes over the corpus that a state stands for, as far as the buffers of this rank's lanes tell."""
-        passes = []
-        for lane in self.own_lanes:
-            number, block, place, _ = state["lanes"][lane][1]
-            blocks = self.order(number)[lane :: self.lanes]
-            done = block + (self.corpus.share_read(int(blocks[block]), place) if block < len(blocks) else 0)
-            passes.append(number + done / len(blocks))
-        return float(np.mean(passes))
+        """Passes over the text that a state stands for, as far as the buffers of this rank's lanes tell; of several
+        corpora their mean under the weights."""
+        passes = [
+            [source.passes_of(lane, place) for source, (_, place) in zip(self.sources, lanes, strict=True)]
+            for lane, lanes in enumerate(state["lanes"])
+            if lane in self.own_lanes
+        ]
+        return float(np.average(np.mean(passes, axis=0), weights=self.weights))
 
     def load_state(self, states: list[dict]) -> None:
         """Goes on where the ranks of a run, of which there may have been another number, stopped.
@@ -302,7 +399,35 @@ class StreamDataset(torch.utils.data.IterableDataset):
         self.next_example = states[0]["next_example"]
         # Of a lane that several ranks have read, the one that has come furthest knows best.
         lanes = zip(*(state["lanes"] for state in states), strict=True)
-        self.lane_states = [max(same, key=lambda state: state[0]) for same in lanes]
+        self.lane_states = [
+            [max(of_corpus, key=lambda state: state[0]) for of_corpus in zip(*same, strict=True)] for same in lanes
+        ]
+
+    # What a trainer asks of a data set.
+    def loader(self, collate: Callable, args, **others) -> "StreamLoader":
+        """The data loader of this rank, which keeps its place; args: the run's TrainingArguments."""
+        self.loader_in_use = StreamLoader(
+            self,
+            collate,
+            args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            **others,
+        )
+        return self.loader_in_use
+
+    def epochs_done(self) -> float:
+        """Passes over the text up to the last batch given out: Trainer, which does not know how long a stream is, would
+        count epochs as shares of --max_steps."""
+        return self.passes_of(self.loader_in_use.state)
+
+    def save_place(self, folder: Path) -> None:
+        """Writes the place that this rank has reached into a checkpoint."""
+        save_state(folder, self.rank, self.loader_in_use.state)
+
+    def examples_of_step(self, step: int, batch: int) -> list[int]:
+        """Numbers of the examples in the global batch of a step (from 0)."""
+        return list(range(step * batch, (step + 1) * batch))
 
 
 # ---------------------------------------------------------------- loading and saving

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from constants import DENOISERS, OBJECTIVES
-from data_collator_t5 import find_eos_id, find_sentinel_ids, random_numbers
-from objectives.packed_rows import Examples, PackedDataCollator, ragged_noise_mask
+from corpora.examples import Examples
+from data_collator_t5 import content_keys, example_keys, find_eos_id, find_sentinel_ids, random_numbers
+from objectives.packed_rows import PackedExamples, PackedObjective, ragged_noise_mask
 
 PATTERN = 1024  # rows after which the order of the kinds of rows repeats
 
@@ -167,8 +168,50 @@ def pattern_of(shares: Sequence[float], count: int = PATTERN) -> np.ndarray:
     return pattern
 
 
-class MixtureDataCollator(PackedDataCollator):
-    """Turns rows of raw tokens (`objectives.chunks.PackedChunks`) into packed batches of a mixture of denoisers.
+class PackedChunks(Examples):
+    """Stretches of a flat array for rows of several kinds, which take different numbers of tokens.
+
+    lengths: raw tokens of a row of each kind. pattern: the kinds in their order, repeated to the end of the text. Every
+    token is in one row of an epoch, but for less than one row at the end. Epochs after the first start elsewhere in the
+    text (it is taken as a ring), so that a stretch meets other denoisers.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        pattern: np.ndarray,
+        seed: int = 0,
+        max_chunks: int | None = None,
+    ):
+        self.tokens, self.lengths, self.pattern, self.seed = tokens, lengths, pattern, seed
+        self.ends, self.tokens_length = np.cumsum(lengths[pattern]), float(lengths[pattern].mean())
+        cycles, rest = divmod(len(tokens), int(self.ends[-1]))
+        self.rows = cycles * len(pattern) + int(np.searchsorted(self.ends, rest, side="right"))
+        self.rows = self.rows if max_chunks is None else min(self.rows, max_chunks)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        """{"input_ids": [B, R] of the longest kind's length (the rest of shorter ones is not used), "row": [B], the
+        kinds, "key": [B]}."""
+        numbers = np.asarray(numbers)
+        epochs, rows = np.divmod(numbers, len(self))
+        cycles, places = np.divmod(rows, len(self.pattern))
+        kinds = self.pattern[places]
+        starts = cycles * self.ends[-1] + self.ends[places] - self.lengths[kinds] + self._turn(epochs)
+        where = (starts[:, None] + np.arange(self.lengths.max())) % len(self.tokens)
+        return {"input_ids": self.tokens[where], "row": kinds, "key": example_keys(self.seed, numbers)}
+
+    def _turn(self, epochs: np.ndarray) -> np.ndarray:
+        """[B] where in the text an epoch begins; 0 in the first."""
+        random = random_numbers(example_keys(self.seed + 1, epochs), 1)[:, 0]
+        return np.where(epochs == 0, 0, random % np.uint64(len(self.tokens))).astype(np.int64)
+
+
+class DenoiserMixture(PackedObjective):
+    """Packed batches of a mixture of denoisers, from rows of raw tokens (`PackedChunks`).
 
     Called with {"input_ids" [B, R], "row" [B] (which kind), "key" [B]}, it returns tensors {"input_ids" [B, S],
     "labels" [B, T], "decoder_input_ids" [B, T], "input_segments" [B, S], "target_segments" [B, T], "target_kinds"
@@ -178,7 +221,7 @@ class MixtureDataCollator(PackedDataCollator):
 
     def __init__(self, tokenizer, objective: str, input_seq_length: int, decoder_start_token_id: int = 0):
         mixture = denoisers_of(objective)
-        self.names = list(mixture)
+        self.objective, self.names = objective, list(mixture)
         self.denoisers = [denoiser for denoiser, _ in mixture.values()]
         weights = [weight for _, weight in mixture.values()]
         self.inputs_length, self.decoder_start_token_id = input_seq_length, decoder_start_token_id
@@ -198,20 +241,21 @@ class MixtureDataCollator(PackedDataCollator):
         if rows is None:
             least = next(n for n in itertools.count(input_seq_length + 1) if built(n))
             raise ValueError(f"--input_seq_length {input_seq_length}: --objective {objective} needs at least {least}")
-        self.rows, self.shares, self.targets_length = rows
-        if most_spans(self.rows) > len(self.sentinel_ids):
+        self.kinds, self.shares, self.targets_length = rows
+        if most_spans(self.kinds) > len(self.sentinel_ids):
             fitting = [n for n in range(2, input_seq_length) if built(n) and most_spans(built(n)[0]) <= self._sentinels]
             raise ValueError(
-                f"--input_seq_length {input_seq_length} with --objective {objective} hides {most_spans(self.rows)} "
+                f"--input_seq_length {input_seq_length} with --objective {objective} hides {most_spans(self.kinds)} "
                 f"spans in one example, but the tokenizer has {len(self.sentinel_ids)} sentinels: use "
                 f"--input_seq_length {max(fitting, default=0)} or less, longer spans, or a tokenizer that has more"
             )
         self.pattern = pattern_of(self.shares)
-        self.raw_lengths = np.array([sum(example.length for example in row) for row in self.rows])
+        self.raw_lengths = np.array([sum(example.length for example in row) for row in self.kinds])
         self.tokens_length = float(self.raw_lengths[self.pattern].mean())  # raw tokens of a row, on average
+        self.window = int(self.raw_lengths.max())
 
-        examples = [example for row in self.rows for example in row]
-        self._counts = np.array([len(row) for row in self.rows])
+        examples = [example for row in self.kinds for example in row]
+        self._counts = np.array([len(row) for row in self.kinds])
         self._first = np.cumsum(self._counts) - self._counts
         for name in ("denoiser", "length", "noise", "spans", "pair"):
             setattr(self, f"_{name}", np.array([getattr(example, name) for example in examples]))
@@ -222,13 +266,27 @@ class MixtureDataCollator(PackedDataCollator):
     def _sentinels(self) -> int:
         return len(self.sentinel_ids)
 
-    def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:
-        if not isinstance(examples, dict):
-            examples = {name: np.stack([example[name] for example in examples]) for name in examples[0]}
-        tokens, kinds = np.asarray(examples["input_ids"]), np.asarray(examples["row"])
+    shows_gaps = False  # of several denoisers in one row
+
+    def rows(self, tokens: np.ndarray, seed: int = 0, most: int | None = None) -> PackedChunks:
+        return PackedChunks(tokens, self.raw_lengths, self.pattern, seed, most)
+
+    def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:
+        """The kind of a row is drawn by its first tokens and the pass over the text: a row of a later pass may meet
+        other denoisers, and a resumed stream draws the same."""
+        key = example_keys(number, content_keys(tokens[None, : min(16, len(tokens))]))[0]
+        kind = int(np.searchsorted(np.cumsum(self.shares), (key >> np.uint64(11)) * 2.0**-53, side="right"))
+        kind = min(kind, len(self.raw_lengths) - 1)
+        return int(self.raw_lengths[kind]), {"input_ids": tokens, "row": kind}
+
+    def plan(self, rows) -> dict[str, str]:  # noqa: ARG002
+        return {"objective": f"{self.objective}: {', '.join(self.names)}"}
+
+    def corrupt(self, rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        tokens, kinds, keys = rows["input_ids"], rows["row"], rows["key"]
         rows, width = tokens.shape
         there = np.arange(width) < self.raw_lengths[kinds][:, None]
-        random = random_numbers(np.asarray(examples["key"]), width)[there]
+        random = random_numbers(keys, width)[there]
         counts = self._counts[kinds]
         local = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         chosen = np.repeat(self._first[kinds], counts) + local
@@ -236,7 +294,7 @@ class MixtureDataCollator(PackedDataCollator):
         noise = self._hidden_tokens(chosen, lengths, random)
         mask = ragged_noise_mask(random, lengths, noise, spans)
         of_denoisers = (values[chosen] for values in (self._denoiser, self._marked, self._mode))
-        examples = Examples(local, lengths, noise, spans, *of_denoisers)
+        examples = PackedExamples(local, lengths, noise, spans, *of_denoisers)
         return self.inputs_and_targets(rows, tokens[there].astype(np.int64), mask, examples)
 
     def _hidden_tokens(self, chosen: np.ndarray, lengths: np.ndarray, random: np.ndarray) -> np.ndarray:

@@ -23,8 +23,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from corpora.examples import Examples
 from data_collator_t5 import T5DataCollator, example_keys, random_numbers
-from objectives.packed_rows import Examples, PackedDataCollator, ragged_noise_mask
+from objectives.packed_rows import PackedExamples, PackedObjective, ragged_noise_mask
 
 SHORTEST = 8  # tokens of a whole example: with fewer, 15 % are not even one token
 LEAST_PART = 2  # of a row's last example, one kept and one hidden: the document goes on in the next row
@@ -71,15 +72,12 @@ class RowLayout:
 
 
 # ---------------------------------------------------------------- rows
-class DocumentRows(torch.utils.data.Dataset):
+class DocumentRows(Examples):
     """Rows of a flat array of tokens with EOS between documents, by the number of the row.
 
-    Numbers run on past the end, as `data_t5.ChunkDataset`'s do: the same row in a later epoch has another key there.
     examples_per_row, tokens_length (raw tokens of a row, without EOS between examples): means. unused: share of the
     text that is in no row.
     """
-
-    counts_epochs = True
 
     def __init__(self, tokens: np.ndarray, layout: RowLayout, eos_id: int, seed: int = 0, max_rows: int | None = None):
         self.tokens, self.layout, self.seed = tokens, layout, seed
@@ -92,9 +90,6 @@ class DocumentRows(torch.utils.data.Dataset):
 
     def __len__(self) -> int:
         return len(self.starts)
-
-    def __getitem__(self, number: int) -> dict:
-        return {name: values[0] for name, values in self.__getitems__([number]).items()}
 
     def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
         """{"input_ids": [B, W] from each row's beginning on (what comes behind the row is not used), "key": [B]}."""
@@ -163,39 +158,53 @@ def share_out(totals: np.ndarray, capacities: np.ndarray, counts: np.ndarray) ->
     return parts
 
 
-class DocumentDataCollator(PackedDataCollator):
-    """Turns `DocumentRows` into packed batches: T5's span corruption of each document, or part of one, alone.
+class DocumentSpans(PackedObjective):
+    """T5's span corruption of each document, or part of one, alone: packed batches of `DocumentRows`.
 
-    Called with {"input_ids" [B, W], "key" [B]}; the key alone decides the row's masks. Lengths S and T, and errors, are
-    those of T5DataCollator for the same arguments. N and K of a row are shared out over its examples in proportion to
-    their lengths.
+    The row's key alone decides its masks. args: T5DataCollator's; lengths S and T, and errors, are the same. N and K of
+    a row are shared out over its examples in proportion to their lengths.
     """
 
     names = ["span_corruption"]
 
-    def __init__(
-        self,
-        tokenizer,
-        input_seq_length: int = 512,
-        noise_density: float = 0.15,
-        mean_noise_span_length: float = 3.0,
-        decoder_start_token_id: int = 0,
-    ):
-        of_chunks = T5DataCollator(tokenizer, input_seq_length, noise_density, mean_noise_span_length)
+    def __init__(self, tokenizer, *args, **kwargs):
+        of_chunks = T5DataCollator(tokenizer, *args, **kwargs)
         self.inputs_length, self.targets_length = of_chunks.inputs_length, of_chunks.targets_length
         self.sentinel_ids, self.eos_id = of_chunks.sentinel_ids, of_chunks.eos_id
-        self.decoder_start_token_id = decoder_start_token_id
+        self.decoder_start_token_id = of_chunks.decoder_start_token_id
         self.tokens_length = of_chunks.tokens_length  # of a row that is one example
-        self.layout = RowLayout(self.inputs_length, self.targets_length, mean_noise_span_length)
+        self.layout = RowLayout(self.inputs_length, self.targets_length, of_chunks.mean_noise_span_length)
+        self.window = self.layout.width + self.layout.shortest + 1  # to see whether a document goes on in the next row
 
-    def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:
-        if not isinstance(examples, dict):
-            examples = {name: np.stack([example[name] for example in examples]) for name in examples[0]}
-        tokens = np.asarray(examples["input_ids"])
+    def rows(self, tokens: np.ndarray, seed: int = 0, most: int | None = None) -> DocumentRows:
+        return DocumentRows(tokens, self.layout, self.eos_id, seed, most)
+
+    def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:  # noqa: ARG002
+        ends = np.append(np.flatnonzero(tokens == self.eos_id), FAR)
+        begin, used = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        full, count = False, 0
+        while not full:
+            taken, _, full, close = self.layout.next_example(ends, begin, used, count)
+            stop, begin, used, count = begin + taken, close + 1, used + taken, count + 1
+        goes_on = close - stop >= self.layout.shortest  # in the next row
+        return int(np.where(goes_on, stop, close + 1)[0]), {"input_ids": tokens[: self.layout.width]}
+
+    def plan(self, rows: list[DocumentRows]) -> dict[str, str]:
+        """How many documents meet in a row, and what of the text is in no row."""
+        examples, unused = (
+            "/".join(f"{getattr(one, name):{form}}" for one in rows)
+            for name, form in (("examples_per_row", ".1f"), ("unused", ".2%"))
+        )
+        found = f", {examples} a row; {unused} of the text is not used" if rows else ""
+        joined = f"those below {self.layout.shortest} tokens are joined with the next"
+        return {"packing": f"documents do not see each other{found}; {joined}"}
+
+    def corrupt(self, rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        tokens = rows["input_ids"]
         begins, lengths, counts = self.find_examples(tokens)
         first = np.cumsum(lengths) - lengths
         places = np.arange(lengths.sum()) + np.repeat(begins - first, lengths)
-        random = random_numbers(np.asarray(examples["key"]), tokens.shape[1]).ravel()[places]
+        random = random_numbers(rows["key"], tokens.shape[1]).ravel()[places]
         row_spans, row_noise = self.layout.spans[counts], self.layout.noise[counts]
         # A span for each, the others by the room for spans; as much noise as spans, the rest by the room for noise.
         spans = 1 + share_out(row_spans - counts, lengths // 2 - 1, counts)
@@ -203,7 +212,7 @@ class DocumentDataCollator(PackedDataCollator):
         local = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts)
         zeros, ones = np.zeros_like(lengths), np.ones(len(lengths), bool)
         mask = ragged_noise_mask(random, lengths, noise, spans)
-        parts = Examples(local, lengths, noise, spans, denoiser=zeros, marked=ones, mode=zeros - 1)
+        parts = PackedExamples(local, lengths, noise, spans, denoiser=zeros, marked=ones, mode=zeros - 1)
         return self.inputs_and_targets(len(tokens), tokens.ravel()[places].astype(np.int64), mask, parts)
 
     def find_examples(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

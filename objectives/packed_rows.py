@@ -7,10 +7,16 @@ Legend of shapes: B rows, G examples of all rows, S and T input and target lengt
 denoisers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+
+from objectives.metrics import mixture_metrics
+from objectives.objective import Objective
 
 
 def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray, spans: np.ndarray) -> np.ndarray:
@@ -45,7 +51,7 @@ def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray
 
 
 @dataclass
-class Examples:
+class PackedExamples:
     """The examples of a batch, row by row; every array is [G]."""
 
     place: np.ndarray  # in its row, from 0
@@ -57,24 +63,36 @@ class Examples:
     mode: np.ndarray  # token at the beginning of the input, -1: none
 
 
-class PackedDataCollator:
-    """What the collators of packed rows have in common.
+class PackedObjective(Objective):
+    """What the objectives of packed rows have in common.
 
     names: of the D denoisers. Called with a batch of rows they return tensors {"input_ids" [B, S], "labels" [B, T],
     "decoder_input_ids" [B, T], "input_segments" [B, S], "target_segments" [B, T], "target_kinds" [B, T]}. Segments
-    number the examples of a row from 1. Kinds are the target token's denoiser, plus D for sentinels and EOS, hidden
+    number the examples of a row from 1. Kinds are the target token's denoiser, plus D for sentinels and EOS, masked
     ones too.
     """
 
-    names: list[str]
-    sentinel_ids: np.ndarray
-    eos_id: int
     decoder_start_token_id: int
-    inputs_length: int
-    targets_length: int
+    packs_examples = True
+
+    def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:
+        if not isinstance(examples, dict):
+            examples = {name: np.stack([example[name] for example in examples]) for name in examples[0]}
+        return self.corrupt({name: np.asarray(values) for name, values in examples.items()})
+
+    def corrupt(self, rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """The tensors of a batch of raw rows {"input_ids" [B, R], "key" [B], ...}."""
+        raise NotImplementedError
+
+    def statistics(self, logits, labels, correct, batch) -> torch.Tensor:
+        """[B, 3 * 2D]: nats, tokens and correct tokens of each kind of target."""
+        return statistics_by_kind(logits, labels, correct, batch["target_kinds"], 2 * len(self.names))
+
+    def metrics(self, bytes_per_token: float | None):
+        return partial(mixture_metrics, names=self.names, bytes_per_token=bytes_per_token)
 
     def inputs_and_targets(
-        self, rows: int, tokens: np.ndarray, mask: np.ndarray, examples: Examples
+        self, rows: int, tokens: np.ndarray, mask: np.ndarray, examples: PackedExamples
     ) -> dict[str, torch.Tensor]:
         """The tensors of a batch of so many rows, from raw tokens [N] under a mask [N]."""
         lengths, noise, spans = examples.lengths, examples.noise, examples.spans
@@ -118,3 +136,14 @@ class PackedDataCollator:
             "target_kinds": kinds,
         }
         return {name: torch.from_numpy(array.reshape(rows, -1)) for name, array in arrays.items()}
+
+
+def statistics_by_kind(
+    logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, kinds: torch.Tensor, count: int
+) -> torch.Tensor:
+    """[B, 3 count]: nats, tokens and correct tokens of each of `count` kinds [B, T] of target; logits [B, T, V], labels
+    and correct [B, T]."""
+    nats = F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
+    columns = (torch.zeros(len(kinds), count, device=kinds.device) for _ in range(3))
+    values = (nats, torch.ones_like(nats), correct.float())
+    return torch.cat([c.scatter_add_(1, kinds, v) for c, v in zip(columns, values, strict=True)], dim=1)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -13,9 +13,8 @@ from requests.utils import get_netrc_auth
 
 from common.command_line import exit_on_user_error
 from common.processes import answers, finish_process_group, is_first_process, print_once
-from common.reports import end_summary, human_bytes, human_count, run_record, start_summary, write_json
+from common.reports import end_summary, human_bytes, human_count, human_time, run_record, start_summary, write_json
 from constants import HARDWARE_PEAKS, SHOWN_SEQUENCES, SHOWN_TOKENS
-from corpora.unknown import Unknown
 from model_t5 import count_parameters, dropout_of
 from runs.callbacks import (
     LossCurveCallback,
@@ -57,119 +56,196 @@ def set_up_tracking(args) -> None:
         print_once(f"W&B: {reason}, tracking offline; later: wandb sync {folder}/offline-run-* (--report_to none: off)")
 
 
-def start_run(
-    trainer: T5Trainer,
-    title: str,
-    flags: list,
-    rows: dict[str, str],
-    tokens_per_step: int | None,
-    flops_per_sequence: int | Callable[[int, int], int] | None,
-    examples: dict[str, int],
-    fingerprints: dict[str, str],
-    checkpoint: str | None,
-    unknown: Unknown | None = None,
-) -> None:
-    """Installs our callbacks, prints what the run will do and need, checks that it is there, and writes run.json.
+class Run:
+    """A run of T5Trainer from its plan to its results.
 
-    Unless the run goes on from a `checkpoint`, what an earlier one left there is deleted, once all checks are passed.
-    With `--dry_run` it ends the process after the plan; with `--precompile` the two steps that follow write no file.
-    Too little disk or memory is the user's error, exit code 2.
-
-    flags: the parsed dataclasses. Memory is what weights, gradients and optimizer take, without activations (in mixed
-    precision the weights stay float32); disk is the model, and the checkpoints while one more is being written.
+    title: "pre-training" and the like. flags: the parsed dataclasses. data: what is trained on (data_t5.Text,
+    tasks.Tasks), which tells the rows of the plan, the tokens and operations of an example, and how much there is.
+    rows: further rows of the plan. checkpoint: what the run resumes from, or None.
     """
-    args, parameters = trainer.args, count_parameters(trainer.model)
-    if args.auto_find_batch_size:
-        with exit_on_user_error():
-            find_micro_batch(trainer)
-    sequences = global_batch_size(args)
-    steps = args.max_steps  # -1: as many as the epochs take
-    if steps < 1:
-        steps = math.ceil(args.num_train_epochs * math.ceil(len(trainer.train_dataset) / sequences))
-    peak = device_peak_flops(args.device, args.bf16)
-    output_dir = Path(args.output_dir)
-    callbacks = [
-        ThroughputCallback(sequences, tokens_per_step, flops_per_sequence, peak and peak * max(1, args.world_size)),
-        MetricsFileCallback(output_dir),
-        LossCurveCallback(output_dir),
-        T5ProgressCallback(),
-    ]
-    if args.early_stopping_patience is not None:
-        callbacks.append(PatienceCallback(args.early_stopping_patience))
-    install_callbacks(trainer, callbacks)
 
-    shapes = [tuple(p.shape) for p in trainer.model.parameters()]
-    states = optimizer_bytes(args.optim, shapes, trainer.model.config) / (4 * parameters)  # tensors per weight
-    if wants_fsdp(args) and not trainer.is_fsdp_enabled:
-        print_once("FSDP was asked for and is not in force: accelerate shards on GPUs only. Here every process holds "
-                   "the whole model (plain data parallelism)")  # fmt: skip
-    kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
-    parts = 1 if args.save_only_model else 1 + states  # the optimizer is kept too
-    memory = parameters * 4 * (2 + states) * (int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if args.use_cpu else 1)
-    if trainer.is_fsdp_enabled:
-        memory /= max(1, args.world_size)
-    memory_there = memory_available(args.device)
-    disk = parameters * 4 * (1 + parts * kept)
-    disk_there = disk_free(output_dir) + bytes_below(output_dir)  # an earlier run's files are replaced or counted above
-    unlimited = " and all later checkpoints" if kept and not args.save_total_limit else ""
-    summary = {
-        "model": f"{human_count(parameters)} parameters ({trainer.model.config.model_type}, "
-        f"d_model {trainer.model.config.d_model}, {trainer.model.config.num_layers} + "
-        f"{trainer.model.config.num_decoder_layers} layers), dropout {dropout_of(trainer.model):g}",
-        **rows,
-        "unknown": unknown,
-        "batch": f"{sequences} sequences a step ({args.train_batch_size} x "
-        f"{args.gradient_accumulation_steps} accumulated x {max(1, args.world_size)} processes)",
-        "sharding": sharding(trainer),
-        "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
-        + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
-        "schedule": described_schedule(args, steps),
-        "device": f"{args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
-        "memory": f"{human_bytes(memory)} (weights, gradients, optimizer), plus activations; "
-        f"{human_bytes(memory_there)} available",
-        "disk": f"{human_bytes(disk)}{unlimited} in {output_dir}; {human_bytes(disk_there)} free",
-    }
-    start_summary(summary, title)
-    if notice := large_step_notice(args, sequences, tokens_per_step):
-        print_once(notice)
-    if unknown and (warning := unknown.warning()):
-        print_once(warning)
-    if notice := resumed_batch_notice(checkpoint, sequences):
-        print_once(notice)
-    with exit_on_user_error():
-        check_warmup(args, steps)
-        if disk > disk_there:
-            raise ValueError(
-                f"--output_dir {output_dir} will need {human_bytes(disk)} and has {human_bytes(disk_there)} free: "
-                "use another disk, a smaller --save_total_limit or --save_only_model"
-            )
-        if memory > memory_there and not args.deepspeed and not trainer.is_fsdp_enabled:
-            raise ValueError(
-                f"{human_bytes(memory)} are needed for weights, gradients and optimizer alone, and "
-                f"{human_bytes(memory_there)} are available: use --optim adafactor, "
-                "--deepspeed zero_stage2_config.json, or a smaller --config_name"
-            )
-    if args.dry_run:
-        print_once("--dry_run: nothing was trained or written")
-        finish_process_group()
-        raise SystemExit(0)
-    if args.precompile:  # two steps that leave no trace but the compiler's cache
-        for callback in (MetricsFileCallback, LossCurveCallback):
-            trainer.remove_callback(callback)
-        return
-    clear_output_dir(args, checkpoint)
-    if is_first_process():
+    def __init__(
+        self, trainer: T5Trainer, title: str, flags: list, data, checkpoint: str | None, rows: dict | None = None
+    ):
+        self.trainer, self.args, self.title, self.flags = trainer, trainer.args, title, flags
+        self.data, self.checkpoint, self.rows = data, checkpoint, rows or {}
+        self.output_dir = Path(self.args.output_dir)
+        self.sequences = global_batch_size(self.args)
+        per_example = data.tokens_per_example
+        self.tokens_per_step = None if per_example is None else round(self.sequences * per_example)
+
+    def start(self) -> None:
+        """Installs our callbacks, prints what the run will do and need, checks that it is there, and writes run.json.
+
+        Unless the run resumes, what an earlier one left there is deleted, once all checks are passed. With `--dry_run`
+        it ends the process after the plan; with `--precompile` the two steps that follow write no file. Too little disk
+        or memory, or a warm-up as long as the run, is the user's error, exit code 2.
+        """
+        args, data = self.args, self.data
+        if args.auto_find_batch_size:
+            with exit_on_user_error():
+                find_micro_batch(self.trainer)
+        steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
+        self._install_callbacks()
+        memory, disk = needed_memory(self.trainer), needed_disk(self.trainer)
+        memory_there = memory_available(args.device)
+        disk_there = disk_free(self.output_dir) + bytes_below(self.output_dir)  # an earlier run's files are replaced
+        limited = args.save_total_limit or args.save_strategy == "no"
+        summary = {
+            "model": described_model(self.trainer.model),
+            **self.rows,
+            **data.plan(steps),
+            "unknown": data.unknown,
+            "batch": f"{self.sequences} sequences a step ({args.train_batch_size} x "
+            f"{args.gradient_accumulation_steps} accumulated x {max(1, args.world_size)} processes)",
+            "sharding": sharding(self.trainer),
+            "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
+            + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
+            "schedule": described_schedule(args, steps),
+            "device": f"{args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
+            "memory": f"{human_bytes(memory)} (weights, gradients, optimizer), plus activations; "
+            f"{human_bytes(memory_there)} available",
+            "disk": f"{human_bytes(disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
+            f"{human_bytes(disk_there)} free",
+        }
+        start_summary(summary, self.title)
+        notices = [
+            large_step_notice(args, self.sequences, self.tokens_per_step),
+            data.unknown and data.unknown.warning(),
+            resumed_batch_notice(self.checkpoint, self.sequences),
+        ]
+        for notice in filter(None, notices):
+            print_once(notice)
+        with exit_on_user_error():
+            check_warmup(args, steps)
+            if disk > disk_there:
+                raise ValueError(
+                    f"--output_dir {self.output_dir} will need {human_bytes(disk)} and has {human_bytes(disk_there)} "
+                    "free: use another disk, a smaller --save_total_limit or --save_only_model"
+                )
+            if memory > memory_there and not args.deepspeed and not self.trainer.is_fsdp_enabled:
+                raise ValueError(
+                    f"{human_bytes(memory)} are needed for weights, gradients and optimizer alone, and "
+                    f"{human_bytes(memory_there)} are available: use --optim adafactor, "
+                    "--deepspeed zero_stage2_config.json, or a smaller --config_name"
+                )
+        if args.dry_run:
+            print_once("--dry_run: nothing was trained or written")
+            finish_process_group()
+            raise SystemExit(0)
+        if args.precompile:  # two steps that leave no trace but the compiler's cache
+            for callback in (MetricsFileCallback, LossCurveCallback):
+                self.trainer.remove_callback(callback)
+            return
+        clear_output_dir(args, self.checkpoint)
+        record = self._write_record() if is_first_process() else {}
+        set_up_tracking(args)
+        with exit_on_user_error():
+            start_tracking(self.trainer, record and tracked_configuration(record, self.trainer.model), self.checkpoint)
+
+    def _install_callbacks(self) -> None:
+        args = self.args
+        peak = device_peak_flops(args.device, args.bf16)
+        flops = partial(self.data.flops_per_sequence, self.trainer.model.config)
+        flops = flops() if self.tokens_per_step else flops  # of tasks it depends on a batch's lengths
+        callbacks = [
+            ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * max(1, args.world_size)),
+            MetricsFileCallback(self.output_dir),
+            LossCurveCallback(self.output_dir),
+            T5ProgressCallback(),
+        ]
+        if args.early_stopping_patience is not None:
+            callbacks.append(PatienceCallback(args.early_stopping_patience))
+        install_callbacks(self.trainer, callbacks)
+        if wants_fsdp(args) and not self.trainer.is_fsdp_enabled:
+            print_once("FSDP was asked for and is not in force: accelerate shards on GPUs only. Here every process "
+                       "holds the whole model (plain data parallelism)")  # fmt: skip
+
+    def _write_record(self) -> dict:
+        """Writes run.json; returns what stands in it."""
         arguments = {}
-        for group in flags:
-            values = group.to_dict() if hasattr(group, "to_dict") else dataclasses.asdict(group)
-            arguments |= values
-        output_dir.mkdir(parents=True, exist_ok=True)
-        record = run_record(arguments, trainer.model, tokens_per_step, fingerprints, examples)
-        record["sequences_per_step"] = sequences
-        record["unknown_share"] = unknown and unknown.shares
-        write_json(output_dir / "run.json", record)
-    with exit_on_user_error():
-        start_tracking(trainer, tracked_configuration(record, trainer.model) if is_first_process() else {}, checkpoint)
+        for group in self.flags:
+            arguments |= group.to_dict() if hasattr(group, "to_dict") else dataclasses.asdict(group)
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        fingerprints = self.data.fingerprints(self.trainer.processing_class)
+        record = run_record(arguments, self.trainer.model, self.tokens_per_step, fingerprints, self.data.documents)
+        record["sequences_per_step"] = self.sequences
+        record["unknown_share"] = self.data.unknown and self.data.unknown.shares
+        write_json(self.output_dir / "run.json", record)
+        return record
+
+    def finish(self, train_metrics: dict, next_command: str) -> dict:
+        """Evaluates, saves the model, writes all_results.json, says where it all is; returns the results."""
+        trainer, results = self.trainer, dict(train_metrics)
+        if self.tokens_per_step:
+            results["train_tokens"] = trainer.state.global_step * self.tokens_per_step
+        trainer.save_model(_internal_call=True)  # which keeps it from uploading before there are results
+        trainer.save_state()
+        if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
+            results |= _evaluated_just_now(trainer) or trainer.evaluate()
+        tracked = finish_tracking(trainer)
+        failed = None
+        if is_first_process():
+            write_json(self.output_dir / "all_results.json", results)
+            uploaded = None
+            try:
+                uploaded = trainer.push_to_hub() if self.args.push_to_hub else None
+            except ValueError as error:
+                failed = error
+            numbers = {
+                name.removeprefix("eval_").replace("_", " "): f"{value:.4f}"
+                for name, value in results.items()
+                if name.startswith("eval_") and not name.endswith(("runtime", "per_second", "preparation_time"))
+            }
+            written = ("all_results.json", "metrics.jsonl", "loss.png", "samples.md", "run.json")
+            files = ", ".join(name for name in written if (self.output_dir / name).is_file())
+            end_summary(
+                numbers
+                | {
+                    "training took": human_time(train_metrics["train_runtime"]),
+                    "written to": f"{self.output_dir}: the model, {files}",
+                    "tracked": "; ".join(tracked) or None,
+                    "uploaded to": uploaded,
+                    "next": next_command,
+                }
+            )
+        finish_process_group()
+        if failed:
+            raise SystemExit(f"{failed}; later: python export_checkpoint.py --model_name_or_path "
+                             f"{self.args.output_dir} --push_to_hub {trainer.hub_model_id}")  # fmt: skip
+        return results
+
+
+def described_model(model) -> str:
+    """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0"."""
+    config = model.config
+    return (
+        f"{human_count(count_parameters(model))} parameters ({config.model_type}, d_model {config.d_model}, "
+        f"{config.num_layers} + {config.num_decoder_layers} layers), dropout {dropout_of(model):g}"
+    )
+
+
+def _state_tensors(trainer: T5Trainer) -> float:
+    """Float32 values that the optimizer keeps for each weight, on average."""
+    shapes = [tuple(p.shape) for p in trainer.model.parameters()]
+    states = optimizer_bytes(trainer.args.optim, shapes, trainer.model.config)
+    return states / (4 * count_parameters(trainer.model))
+
+
+def needed_memory(trainer: T5Trainer) -> float:
+    """Bytes of weights, gradients and optimizer of this machine's processes, without activations; in mixed precision
+    the weights stay float32."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if trainer.args.use_cpu else 1
+    memory = count_parameters(trainer.model) * 4 * (2 + _state_tensors(trainer)) * processes
+    return memory / max(1, trainer.args.world_size) if trainer.is_fsdp_enabled else memory
+
+
+def needed_disk(trainer: T5Trainer) -> float:
+    """Bytes of the model, and of the checkpoints while one more is being written."""
+    args = trainer.args
+    kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
+    parts = 1 if args.save_only_model else 1 + _state_tensors(trainer)  # the optimizer is kept too
+    return count_parameters(trainer.model) * 4 * (1 + parts * kept)
 
 
 def described_schedule(args, steps: int) -> str:
@@ -200,38 +276,6 @@ def sharding(trainer: T5Trainer) -> str:
     if trainer.is_fsdp_enabled:
         return f"FSDP2 over {processes} processes"
     return "none" if processes == 1 else f"none, {processes} whole copies of the model"
-
-
-def finish_run(trainer: T5Trainer, train_metrics: dict, shown: dict[str, str], next_command: str) -> dict:
-    """Evaluates, saves model and tokenizer, writes all_results.json, says where it all is and returns the results."""
-    results = dict(train_metrics)
-    trainer.save_model(_internal_call=True)  # which keeps it from uploading before there are results
-    trainer.save_state()
-    if trainer.eval_dataset is not None and trainer.args.eval_strategy != "no":
-        results |= _evaluated_just_now(trainer) or trainer.evaluate()
-    tracked = finish_tracking(trainer)
-    failed = uploaded = None
-    if is_first_process():
-        output_dir = Path(trainer.args.output_dir)
-        write_json(output_dir / "all_results.json", results)
-        try:
-            uploaded = trainer.push_to_hub() if trainer.args.push_to_hub else None
-        except ValueError as error:
-            failed = error
-        numbers = {
-            name.removeprefix("eval_").replace("_", " "): f"{value:.4f}"
-            for name, value in results.items()
-            if name.startswith("eval_") and not name.endswith(("runtime", "per_second", "preparation_time"))
-        }
-        written = ("all_results.json", "metrics.jsonl", "loss.png", "samples.md", "run.json")
-        files = ", ".join(name for name in written if (output_dir / name).is_file())
-        shown |= {"written to": f"{output_dir}: the model, {files}", "tracked": "; ".join(tracked) or None}
-        end_summary(numbers | shown | {"uploaded to": uploaded, "next": next_command})
-    finish_process_group()
-    if failed:
-        raise SystemExit(f"{failed}; later: python export_checkpoint.py --model_name_or_path "
-                         f"{trainer.args.output_dir} --push_to_hub {trainer.hub_model_id}")  # fmt: skip
-    return results
 
 
 def tracked_configuration(record: dict, model) -> dict:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from data_t5 import EpochSampler
+from corpora.examples import EpochSampler, shares
 from tasks.metrics import PERCENT_METRICS
 
 
@@ -29,15 +29,6 @@ def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1
         return [1.0] * len(sizes)
     capped = [float(min(size, cap)) for size in sizes]
     return capped if mixing == "proportional" else [size ** (1 / temperature) for size in capped]
-
-
-def shares(rates: list[float], rows: int) -> list[int]:
-    """How many of `rows` each task gets, the largest remainders rounded up: ([1, 1, 2], 6) -> [2, 1, 3]."""
-    exact = np.asarray(rates, dtype=np.float64) / sum(rates) * rows
-    counts = np.floor(exact).astype(int)
-    missing = rows - counts.sum()
-    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
-    return counts.tolist()
 
 
 class Mixture:
@@ -77,7 +68,8 @@ class Mixture:
         parts = [f"{n} {c:,} of {self.sizes[n]:,} ({100 * c / total:.1f} %)" for n, c in self.counts.items()]
         return f"{total:,} rows an epoch: {', '.join(parts)}"
 
-    def sampler(self, seed: int) -> "MixtureSampler":
+    def sampler(self, seed: int, batch: int = 1) -> "MixtureSampler":  # noqa: ARG002
+        """The order of the rows, in batches of any size."""
         return MixtureSampler(list(self.sizes.values()), list(self.counts.values()), seed)
 
 

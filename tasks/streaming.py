@@ -70,11 +70,8 @@ def stream_task(
         columns = tokenize({column: [row[column] for row in rows] for column in rows[0]})
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
+    units = one_by_one(_parts(name, task, "train", corpus))
+    described = f"{task.get('transform')} {task.get('max_piece_length')}"
     return StreamDataset.of_run(
-        corpus,
-        one_by_one(_parts(name, task, "train", corpus)),
-        batch,
-        args.shuffle_buffer_size,
-        description=f"{task.get('transform')} {task.get('max_piece_length')}",
-        training_args=training_args,
+        [(corpus, units)], batch, training_args, args.shuffle_buffer_size, description=described
     )

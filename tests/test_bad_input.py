@@ -698,7 +698,7 @@ class CacheTest(TestCase):
         harm(folder)
         self.assert_same_chunks(self.chunks(), right)
         self.assertEqual(self.token_folders(), [folder])
-        with mock.patch("data_t5.corpus_encoder", side_effect=AssertionError("tokenised again")):
+        with mock.patch("corpora.token_files.corpus_encoder", side_effect=AssertionError("tokenised again")):
             self.assert_same_chunks(self.chunks(), right)
 
     def test_damaged_rows_and_tokenizers_are_made_again(self):
@@ -745,7 +745,7 @@ class CacheTest(TestCase):
         names = sorted(re.sub("-.*", "", path.name) for path in (self.folder / "cache").iterdir())
         self.assertEqual(names, ["tokenizer", "tokens"])
         flags = dict(train_file=str(text), tokenizer_name=None, vocab_size=300)
-        with mock.patch("data_t5.corpus_encoder", side_effect=AssertionError("tokenised again")):
+        with mock.patch("corpora.token_files.corpus_encoder", side_effect=AssertionError("tokenised again")):
             theirs = self.chunks(**flags)
         self.assert_same_chunks(theirs, self.chunks(**flags, data_cache_dir=str(self.folder / "cache_2")))
 

@@ -14,7 +14,7 @@ from test_trainer_t5 import LABELS, curve, make_model, make_trainer, pad_rows, r
 from torch._dynamo.utils import counters
 
 from constants import IGNORE_INDEX
-from data_t5 import EpochSampler
+from corpora.examples import EpochSampler
 from modeling.loss import compute_loss_in_forward
 from tasks.batching import BucketCollator, FilledRows, FilledSampler, bucket_lengths
 

@@ -30,7 +30,7 @@ from arguments_t5 import FineTuningArguments, PreTrainingArguments
 from common import manifests
 from common.command_line import RESUME_NEWEST
 from common.reports import read_metrics
-from data_t5 import ChunkDataset
+from corpora.examples import ChunkDataset
 from training import checkpoints, preemption
 from training.checkpoints import (
     SAVING,

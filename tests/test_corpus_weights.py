@@ -22,10 +22,9 @@ from test_scripts import SHAPE, argv_of
 import pre_train_t5
 from arguments_t5 import PreTrainingDataArguments
 from common.command_line import parse_arguments
+from corpora.examples import ChunkDataset, EpochSampler, JoinedExamples, WeightedExamples, evaluation_shares
 from corpora.files import split_weights
-from corpora.sources import corpus_weights
-from data_t5 import ChunkDataset, EpochSampler
-from objectives.chunks import JoinedChunks, WeightedChunks, evaluation_shares
+from corpora.sources import find_corpora
 
 
 class TestCase(parameterized.TestCase):
@@ -55,7 +54,24 @@ class ParsingTest(TestCase):
         paths = [self.write("a.jsonl.gz"), self.write("b-c.txt"), self.write("a.txt")]
         args = PreTrainingDataArguments(train_file=[f"{path}:{w}" for path, w in zip(paths, (1, 2, 1), strict=True)])
         shares = {"a": (paths[0], 0.25), "b_c": (paths[1], 0.5), "a_2": (paths[2], 0.25)}
-        self.assertEqual(corpus_weights(args), shares)
+        found = find_corpora(args)
+        self.assertEqual({name: (one.train_file[0], weight) for name, (weight, one) in found.items()}, shares)
+
+    def test_data_sets_have_weights_too(self):
+        args = PreTrainingDataArguments(dataset_name="allenai/c4:3,wiki/pedia:1", dataset_config_name="en,20231101.ro")
+        found = {n: (w, one.dataset_name, one.dataset_config_name) for n, (w, one) in find_corpora(args).items()}
+        self.assertEqual(found, {"c4": (0.75, "allenai/c4", "en"), "pedia": (0.25, "wiki/pedia", "20231101.ro")})
+        for names, configs, message in (
+            ("a/b,c/d", None, "--dataset_name a/b,c/d: several data sets need weights"),
+            ("a/b:1,c/d", None, "c/d: has no weight, and others have"),
+            (
+                "a/b:1,c/d:1,e/f:1",
+                "x,y",
+                "--dataset_config_name x,y: give one name, or one for each of the 3 data sets",
+            ),
+        ):
+            with self.assertRaisesRegex(ValueError, message):
+                find_corpora(PreTrainingDataArguments(dataset_name=names, dataset_config_name=configs))
 
     def test_a_mapping_in_a_recipe(self):
         recipe = self.write("recipe.yaml", "train_file:\n  a.txt: 0.7\n  b.txt: 0.3\n")
@@ -67,13 +83,13 @@ class WeightedChunksTest(TestCase):
     # Tokens tell the corpus (thousands) and the chunk (the rest).
     SIZES, WEIGHTS = (40, 7, 13), (0.5, 0.3, 0.2)
 
-    def chunks(self, weights=WEIGHTS, seed: int = 5) -> WeightedChunks:
+    def chunks(self, weights=WEIGHTS, seed: int = 5) -> WeightedExamples:
         corpora = [
             ChunkDataset(np.repeat(1_000 * n + np.arange(size), 4), 4) for n, size in enumerate(self.SIZES, start=1)
         ]
-        return WeightedChunks(corpora, weights, seed)
+        return WeightedExamples(corpora, weights, seed)
 
-    def drawn(self, chunks: WeightedChunks, epoch: int) -> list[int]:
+    def drawn(self, chunks: WeightedExamples, epoch: int) -> list[int]:
         numbers = np.arange(len(chunks)) + epoch * len(chunks)
         return chunks.__getitems__(numbers)["input_ids"][:, 0].tolist()
 
@@ -96,7 +112,7 @@ class WeightedChunksTest(TestCase):
                 self.assertEqual(sorted(one), list(range(size)))
 
     def test_a_part_of_a_pass_is_spread_over_the_corpus(self):
-        chunks = WeightedChunks([ChunkDataset(np.arange(9_000), 1), ChunkDataset(np.arange(1_000), 1)], (0.09, 0.91))
+        chunks = WeightedExamples([ChunkDataset(np.arange(9_000), 1), ChunkDataset(np.arange(1_000), 1)], (0.09, 0.91))
         own = chunks.__getitems__(range(int(chunks.draws[0])))["input_ids"][:, 0]
         self.assertLen(np.unique(own), 900)
         self.assertLess(np.diff(np.sort(own)).max(), 4 * 9_000 / 900)
@@ -125,7 +141,7 @@ class WeightedChunksTest(TestCase):
         self.assertLen(set(both), 56)
 
     def test_joined(self):
-        joined = JoinedChunks([ChunkDataset(np.arange(n * 10), 10) for n in (3, 0, 2)])
+        joined = JoinedExamples([ChunkDataset(np.arange(n * 10), 10) for n in (3, 0, 2)])
         self.assertLen(joined, 5)
         self.assertEqual(joined.ends.tolist(), [3, 3, 5])
         self.assertEqual([int(joined[n]["input_ids"][0]) for n in range(5)], [0, 10, 20, 0, 10])

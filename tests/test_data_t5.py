@@ -33,13 +33,14 @@ from common.cached_folders import cached
 from common.manifests import write_manifest
 from constants import BUILTIN_CORPUS
 from corpora import hub, installed_docs
+from corpora.examples import ChunkDataset, EpochSampler
 from corpora.files import read_documents, read_rows, read_tsv
 from corpora.hub import load_dataset_splits
 from corpora.long_text import Stretch
 from corpora.sources import find_sources, tokenizer_for
+from corpora.token_files import split_documents, tokenised
 from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from data_t5 import ChunkDataset, EpochSampler, split_documents, tokenised
 
 VOCAB_SIZE = 900
 COMPRESS = {

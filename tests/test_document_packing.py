@@ -26,15 +26,15 @@ from transformers import set_seed
 
 import pre_train_t5
 from arguments_t5 import PreTrainingDataArguments
+from corpora.examples import EpochSampler, WeightedExamples
 from corpora.own_ids import ids_tokenizer
 from corpora.sources import find_sources
+from corpora.token_files import TokenFile, tokenised
 from data_collator_t5 import T5DataCollator
-from data_t5 import EpochSampler, TokenFile, tokenised
 from model_t5 import build_config, create_model, parse_overrides
 from modeling.segment_masks import enable_packing
-from objectives.chunks import WeightedChunks, tokens_per_example
-from objectives.documents import DocumentDataCollator, DocumentRows, RowLayout, share_out
-from tasks.metrics import mixture_metrics
+from objectives.documents import DocumentRows, DocumentSpans, RowLayout, share_out
+from objectives.metrics import mixture_metrics
 from trainer_t5 import T5Trainer
 
 # (input_seq_length, noise_density, mean_noise_span_length)
@@ -46,8 +46,8 @@ tokenizer = functools.cache(make_tokenizer)
 
 
 @functools.cache
-def collator(*setting) -> DocumentDataCollator:
-    return DocumentDataCollator(tokenizer(), *setting)
+def collator(*setting) -> DocumentSpans:
+    return DocumentSpans(tokenizer(), *setting)
 
 
 def text_of(longest: int, size: int, seed: int = 0, last_eos: bool = True) -> np.ndarray:
@@ -102,7 +102,7 @@ class LayoutTest(parameterized.TestCase):
     @parameterized.parameters(*SETTINGS, (512, 0.15, 8.0), (1024, 0.5, 64.0), (16, 0.15, 3.0), (3, 0.15, 3.0))
     def test_a_row_of_one_example_is_t5s(self, *setting):
         with mock.patch("data_collator_t5.find_sentinel_ids", return_value=np.arange(1_000)):
-            plain, own = T5DataCollator(tokenizer(), *setting), DocumentDataCollator(tokenizer(), *setting)
+            plain, own = T5DataCollator(tokenizer(), *setting), DocumentSpans(tokenizer(), *setting)
         self.assertEqual((own.inputs_length, own.targets_length), (plain.inputs_length, plain.targets_length))
         layout = own.layout
         found = layout.texts[1], layout.noise[1], layout.spans[1]
@@ -254,11 +254,11 @@ class RowsTest(parameterized.TestCase):
     def test_corpora_by_weight(self):
         own = collator(64, 0.3, 3.0)
         corpora = [DocumentRows(text_of(longest, 20_000, longest), own.layout, EOS) for longest in (20, 3_000)]
-        chunks = WeightedChunks(corpora, [0.25, 0.75])
+        chunks = WeightedExamples(corpora, [0.25, 0.75])
         batch = own(chunks.__getitems__(range(0, len(chunks), 7)))
         self.assertGreater(int(batch["input_segments"].min()), 0)
         wanted = 0.25 * corpora[0].tokens_length + 0.75 * corpora[1].tokens_length
-        self.assertAlmostEqual(tokens_per_example(own, chunks), wanted, delta=0.1)
+        self.assertAlmostEqual(chunks.tokens_length, wanted, delta=0.1)
 
 
 class TokensTest(parameterized.TestCase):
@@ -298,7 +298,7 @@ class TokensTest(parameterized.TestCase):
             return np.array(sum(ids, []), dtype=np.int64), np.cumsum([len(part) for part in ids], dtype=np.int64)
 
         short = mock.patch("data_t5.HELD_OUT_BLOCK", (200, 500))
-        with short, mock.patch("data_t5.corpus_encoder", lambda _: encode):
+        with short, mock.patch("corpora.token_files.corpus_encoder", lambda _: encode):
             files = tokenised(args, find_sources(args), vocabulary)
         for file in files.values():
             tokens = file.tokens.astype(int)
@@ -323,7 +323,7 @@ class ModelTest(parameterized.TestCase):
         return model.to(dtype)
 
     def batch(self, rows: int = 6):
-        own = DocumentDataCollator(tokenizer(400), *self.SETTING)
+        own = DocumentSpans(tokenizer(400), *self.SETTING)
         text = text_of(40, 5_000)
         text[text != EOS] = text[text != EOS] % 290 + 3
         return own, own(DocumentRows(text, own.layout, EOS).__getitems__(range(rows)))

@@ -15,12 +15,11 @@ from absl.testing import absltest, parameterized
 from test_data_collator_t5 import EOS, make_tokenizer
 from test_trainer_t5 import arguments, quietly
 
-import pre_train_t5
 from arguments_t5 import PreTrainingDataArguments
-from data_t5 import TokenFile
+from corpora.token_files import TokenFile
 from model_t5 import build_config, create_model
-from objectives.chunks import chunks_for
-from objectives.packed_rows import PackedDataCollator
+from objectives.denoisers import with_mode_tokens
+from objectives.registry import get_objective
 from trainer_t5 import T5Trainer
 
 VOCABULARY, BYTES = 400, 3.0  # bytes that a token of text stands for
@@ -51,14 +50,15 @@ class PerfectModelTest(parameterized.TestCase):
             objective=objective, packing="documents" if kind == "documents" else "chunks", input_seq_length=128,
             eos_between_documents=True,
         )  # fmt: skip
-        tokenizer = pre_train_t5.with_mode_tokens(tokenizer, objective)
-        collator = pre_train_t5.build_collator(data_args, tokenizer, 0)
+        tokenizer = with_mode_tokens(tokenizer, objective)
+        model = create_model(build_config("tiny", VOCABULARY, SHAPE))
+        collator = get_objective(data_args, tokenizer, model)
         text = documents(longest)
         file = TokenFile(text, documents=1, empty_documents=0, text_bytes=round(BYTES * np.count_nonzero(text != EOS)))
-        data = chunks_for(collator, text)
-        metrics = pre_train_t5.build_metrics(data_args, {"": {"validation": file}}, collator, {"validation": data})
+        data = collator.rows(text)
+        metrics = collator.metrics(file.without(EOS).bytes_per_token)
         trainer = T5Trainer(
-            model=create_model(build_config("tiny", VOCABULARY, SHAPE)),
+            model=model,
             args=arguments(self.enterContext(tempfile.TemporaryDirectory()), per_device_eval_batch_size=7),
             eval_dataset=data,
             data_collator=collator,
@@ -69,7 +69,7 @@ class PerfectModelTest(parameterized.TestCase):
         batch = collator(data.__getitems__(range(len(data))))
         labels = batch["labels"]
         is_text = ~torch.isin(labels, torch.tensor([*collator.sentinel_ids, EOS]))
-        examples = labels.eq(EOS).sum() if not isinstance(collator, PackedDataCollator) else None
+        examples = labels.eq(EOS).sum() if not collator.packs_examples else None
         nats = math.log(math.e + VOCABULARY - 1) - 1
         self.assertAlmostEqual(found["eval_loss"], nats, places=4)
         self.assertEqual(found["eval_token_accuracy"], 1.0)

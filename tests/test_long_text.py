@@ -3,6 +3,7 @@
 The reference is the whole: the file read in one piece, and the tokens of the whole document. Hermetic, a few seconds.
 """
 
+import functools
 import gzip
 import json
 import random
@@ -10,6 +11,7 @@ import re
 import tempfile
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -21,11 +23,11 @@ from corpora import blocks, files, tokenizers
 from corpora.blocks import FileCorpus
 from corpora.files import CONTROL, read_rows, read_text_documents, read_text_parts
 from corpora.long_text import Stretch, first_documents, joined, stretches, whole_parts
-from corpora.pre_training_streams import first_tokens
 from corpora.sources import find_sources
 from corpora.streams import packed
-from corpora.tokenizers import plain_encoder
-from data_t5 import tokenised
+from corpora.token_files import tokenised
+from corpora.tokenizers import ids_of, plain_encoder
+from data_t5 import find_text
 
 CHOOSER = random.Random(3)
 ODD = "ab ö  \u3000\x07\t€😀x"
@@ -216,13 +218,17 @@ class StreamTest(TestCase):
         wanted = [number for line in lines for number in [*(byte + 3 for byte in line.strip().encode()), 1]]
         if name == "a.jsonl":
             wanted = [*wanted[:-1], ord(" ") + 3, 1]
-        units = packed(lambda row: row["text"], plain_encoder(ByT5Tokenizer()), 10, [1])
+        encode = functools.partial(ids_of, plain_encoder(ByT5Tokenizer()))
+        units = packed(lambda row: row["text"], encode, 10, lambda ids, _: (10, ids), [1])
         rows = [([0, block, place, 0], row) for block in range(len(corpus)) for place, row in corpus.rows(block)]
         found = [number for _, chunk in units(iter(rows)) for number in chunk]
         self.assertEqual(found, wanted[: len(found)])
         self.assertGreater(len(found), len(wanted) - 10)
         args = self.arguments(self.folder / name, eos_between_documents=True, max_eval_samples=1_000)
-        file = first_tokens(args, {"validation": corpus}, ByT5Tokenizer(), 10)
+        args.streaming = True
+        with mock.patch("data_t5.load_tokenizer", return_value=ByT5Tokenizer()):
+            text = find_text(args, SimpleNamespace(tokenizer_name="byt5", model_name_or_path=None))
+        file = text._first_tokens({"validation": corpus}, 10_000)
         self.assertEqual(file.tokens.tolist(), wanted)
         self.assertEqual((file.documents, file.empty_documents), (3, 0))
 

@@ -20,14 +20,7 @@ from rouge_score import rouge_scorer
 from constants import DATASET_VALS
 from tasks import metrics
 from tasks.answers import final_number, is_same_referent
-from tasks.metrics import (
-    METRICS,
-    check_metrics,
-    format_number_target,
-    parse_class,
-    parse_number,
-    score_predictions,
-)
+from tasks.metrics import METRICS, check_metrics, format_number_target, parse_class, parse_number, score_predictions
 
 GLUE = DATASET_VALS["glue"]
 TASKS = [(f"{family}_{name}", name, task) for family, tasks in DATASET_VALS.items() for name, task in tasks.items()]

@@ -12,7 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer, Pr
 
 import pre_train_t5
 from arguments_t5 import ModelArguments
-from model_t5 import build_config, create_model, load_model
+from model_t5 import build_config, create_model, get_model, load_model
 from modeling.new_vocabulary import change_vocabulary, matching_ids, same_vocabulary
 
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=1, num_decoder_layers=1)
@@ -143,14 +143,14 @@ class ScriptTest(parameterized.TestCase):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             pre_train_t5.main(argv)
         self.assertRegex(
-            printed.getvalue(), r"vocabulary +44 words keep their embeddings, 61 new ones start at their mean"
+            printed.getvalue(), r"vocabulary +44 tokens keep their embeddings, 61 new ones start at their mean"
         )
         self.assertEqual(load_model(str(folder / "out")).config.vocab_size, 128)
         self.assertTrue(same_vocabulary(AutoTokenizer.from_pretrained(folder / "out"), NEW))
         (folder / "bare").mkdir()
         model_of(False).save_pretrained(folder / "bare")
         args = ModelArguments(model_name_or_path=str(folder / "bare"), tokenizer_name=str(folder / "old"))
-        model, said = pre_train_t5.build_model(args, OLD, len(OLD))
+        model, said = get_model(args, OLD, dropout=0.0)
         self.assertIn("taken for its own", said)
         self.assertEqual(model.config.vocab_size, 64)
         argv[argv.index("--max_steps") + 1] = "3"

@@ -14,18 +14,18 @@ from test_data_collator_t5 import EOS, T5_SENTINELS, make_tokenizer, restored
 
 import constants
 from data_collator_t5 import example_keys, masks_from_random, random_numbers
-from objectives.chunks import PackedChunks
 from objectives.denoisers import (
     Denoiser,
-    MixtureDataCollator,
+    DenoiserMixture,
+    PackedChunks,
     build_rows,
     denoisers_of,
     pattern_of,
     with_mode_tokens,
 )
-from objectives.packed_rows import ragged_noise_mask
-from tasks.metrics import STATISTICS, mixture_metrics
-from trainer_t5 import _by_kind
+from objectives.metrics import mixture_metrics
+from objectives.packed_rows import ragged_noise_mask, statistics_by_kind
+from tasks.metrics import STATISTICS
 
 HARD = dict(noise_density=0.5, mean_noise_span_length=3.0)  # at 512 it needs 128 sentinels: REFERENCE, section 1
 OWN = {
@@ -55,8 +55,8 @@ class TestCase(parameterized.TestCase):
         self.enterContext(mock.patch.dict(constants.OBJECTIVES, OWN))
         self.enterContext(mock.patch.dict(constants.DENOISERS, DENOISERS))
 
-    def collator(self, objective: str, length: int = 512) -> MixtureDataCollator:
-        return MixtureDataCollator(with_mode_tokens(make_tokenizer(), objective), objective, length)
+    def collator(self, objective: str, length: int = 512) -> DenoiserMixture:
+        return DenoiserMixture(with_mode_tokens(make_tokenizer(), objective), objective, length)
 
     def batch(self, collator, rows: int = 64, seed: int = 0):
         """(raw tokens of each row, what the collator made of them as arrays)."""
@@ -116,7 +116,7 @@ class RowsTest(TestCase):
         given = np.zeros(len(collator.names))
         hidden, raw = np.zeros_like(given), np.zeros_like(given)
         for kind in collator.pattern:
-            for example in collator.rows[kind]:
+            for example in collator.kinds[kind]:
                 denoiser = collator.denoisers[example.denoiser]
                 noise = example.noise / (2 if example.pair else 1)
                 overhead = denoiser.input_overhead + example.spans * denoiser.sentinels
@@ -174,7 +174,7 @@ class MasksTest(TestCase):
 
     def test_prefixes_are_uniform_and_the_row_is_full(self):
         collator = self.collator("prefix_lm", 34)
-        self.assertEqual([example.length for example in collator.rows[0]], [32, 32])
+        self.assertEqual([example.length for example in collator.kinds[0]], [32, 32])
         _, batch = self.batch(collator, 4_000)
         first = (batch["input_segments"] == 1).sum(axis=1) - 1  # less EOS
         second = (batch["input_segments"] == 2).sum(axis=1) - 1
@@ -265,7 +265,7 @@ class ModeTokensTest(TestCase):
         self.assertIs(with_mode_tokens(tokenizer, "ul2"), tokenizer)
         self.assertIs(with_mode_tokens(plain, "prefix_lm"), plain)
         with self.assertRaisesRegex(ValueError, r"--objective ul2: the tokenizer .* has no \[NLG\]"):
-            MixtureDataCollator(plain, "ul2", 512)
+            DenoiserMixture(plain, "ul2", 512)
 
 
 class MetricsTest(TestCase):
@@ -274,7 +274,8 @@ class MetricsTest(TestCase):
         logits = torch.zeros(1, 4, 3)
         logits[0, 0, 0] = 2.0
         labels, kinds = torch.tensor([[0, 1, 2, 1]]), torch.tensor([[0, 2, 1, 3]])
-        statistics = torch.cat([torch.zeros(1, len(STATISTICS)), _by_kind(logits, labels, kinds, 4)], dim=1).numpy()
+        by_kind = statistics_by_kind(logits, labels, logits.argmax(-1).eq(labels), kinds, 4)
+        statistics = torch.cat([torch.zeros(1, len(STATISTICS)), by_kind], dim=1).numpy()
         output = types.SimpleNamespace(predictions=(None, statistics))
         metrics = mixture_metrics(output, names=["a", "b"], bytes_per_token=2.0)
         first, other = -2 + np.log(np.exp(2) + 2), np.log(3)

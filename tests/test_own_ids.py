@@ -25,8 +25,8 @@ from arguments_t5 import PreTrainingDataArguments
 from corpora import example_series
 from corpora.own_ids import IdDocument, IdFormat, IdWords, ids_offset, ids_tokenizer, read_ids
 from corpora.sources import find_sources
+from corpora.token_files import split_documents, tokenised
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from data_t5 import split_documents, tokenised
 from model_t5 import build_config
 from training.flag_checks import check_pre_training_data
 

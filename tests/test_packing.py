@@ -17,9 +17,8 @@ from transformers import set_seed
 
 from model_t5 import build_config, create_model
 from modeling.segment_masks import enable_packing, segment_mask
-from objectives.chunks import PackedChunks
-from objectives.denoisers import MixtureDataCollator, with_mode_tokens
-from tasks.metrics import mixture_metrics
+from objectives.denoisers import DenoiserMixture, PackedChunks, with_mode_tokens
+from objectives.metrics import mixture_metrics
 from trainer_t5 import T5Trainer
 
 SIZE = 400
@@ -33,8 +32,8 @@ def tokenizer():
 
 
 @functools.cache
-def collator(objective: str = "ul2", length: int = 64) -> MixtureDataCollator:
-    return MixtureDataCollator(tokenizer(), objective, length)
+def collator(objective: str = "ul2", length: int = 64) -> DenoiserMixture:
+    return DenoiserMixture(tokenizer(), objective, length)
 
 
 def chunks(objective: str = "ul2", count: int = 20_000, seed: int = 0) -> PackedChunks:

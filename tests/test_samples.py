@@ -11,8 +11,8 @@ from test_export_checkpoint import SHAPE, TestCase, run, workspace
 
 import evaluate_t5
 import pre_train_t5
+from corpora.token_files import split_off_documents
 from corpora.tokenizers import load_tokenizer
-from data_t5 import split_off_documents
 from model_t5 import load_model
 from runs import samples
 

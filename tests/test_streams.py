@@ -87,9 +87,9 @@ class TestCase(parameterized.TestCase):
         return FileCorpus("--train_file", sorted(folder.iterdir()))
 
     def stream(self, kind="text", rank=0, ranks=1, passes=None, buffer=240, seed=3, batch=7) -> StreamDataset:
+        units = one_by_one(lambda row: [int(row["text"].split()[0])] if row["text"] else [])
         return StreamDataset(
-            self.corpus(kind),
-            one_by_one(lambda row: [int(row["text"].split()[0])] if row["text"] else []),
+            [(self.corpus(kind), units)],
             lambda numbers, units: list(zip(numbers.tolist(), units, strict=True)),
             batch_size=batch, seed=seed, shuffle_buffer_size=buffer, rank=rank, ranks=ranks, passes=passes,
         )  # fmt: skip
@@ -106,14 +106,14 @@ class TestCase(parameterized.TestCase):
 
 def count_rows(stream: StreamDataset) -> list[int]:
     """A list whose only entry counts the rows that the stream reads from now on."""
-    counted, rows = [0], stream.corpus._rows
+    counted, rows = [0], stream.sources[0].corpus._rows
 
     def counting(block, start):
         for found in rows(block, start):
             counted[0] += 1
             yield found
 
-    stream.corpus._rows = counting
+    stream.sources[0].corpus._rows = counting
     return counted
 
 
@@ -136,7 +136,7 @@ class OnceTest(TestCase):
         self.assertCountEqual(found, [*range(EXAMPLES)] * 2)
         half = found[: EXAMPLES // 2]
         self.assertGreater(len(set(half)), 0.99 * len(half))  # no lane is far ahead of the others
-        self.assertNotEqual(self.stream().order(0).tolist(), self.stream().order(1).tolist())
+        self.assertNotEqual(*(self.stream().sources[0].order(number).tolist() for number in (0, 1)))
 
     def test_shuffled_and_decided_by_the_seed(self):
         orders = {seed: list(self.examples([self.stream(seed=seed, passes=1)]).values()) for seed in (3, 4)}
@@ -313,7 +313,7 @@ class BlockTest(TestCase):
     def test_held_out_rows_are_not_trained_on(self):
         for kind in (*WRITERS, "hub"):
             stream = self.stream(kind, passes=1)
-            held_out = stream.corpus.hold_out(123, lambda row: bool(row["text"]))
+            held_out = stream.sources[0].corpus.hold_out(123, lambda row: bool(row["text"]))
             found = self.examples([stream])
             self.assertCountEqual([*(int(r["text"].split()[0]) for r in held_out if r["text"]), *found.values()],
                                   range(EXAMPLES))  # fmt: skip
@@ -341,8 +341,8 @@ class UnitsTest(TestCase):
             corpus = FileCorpus("--train_file", [self.folder / "a.jsonl"])
 
         def stream():
-            return StreamDataset(corpus, one_by_one(lambda row: cut_sentences(row["text"], 50)),
-                                 lambda _, units: units, 8, 0, 20)  # fmt: skip
+            units = one_by_one(lambda row: cut_sentences(row["text"], 50))
+            return StreamDataset([(corpus, units)], lambda _, units: units, 8, 0, 20)
 
         whole = [batch for batch, _ in itertools.islice(stream(), 60)]
         self.assertCountEqual(set(sum(whole, [])), cut_sentences(book, 50))
@@ -351,8 +351,8 @@ class UnitsTest(TestCase):
         self.assertEqual([batch for batch, _ in itertools.islice(resumed, 35)], whole[25:])
 
     def test_packed_chunks_are_the_text_without_gap_or_padding(self):
-        encode = lambda texts: [list(map(ord, text)) for text in texts]  # noqa: E731
-        units = packed(lambda row: row["text"], encode, 10, [7])
+        encode = lambda texts: [np.array([*map(ord, text)], dtype=np.uint32) for text in texts]  # noqa: E731
+        units = packed(lambda row: row["text"], encode, 10, lambda ids, _: (10, ids), [7])
         rows = [([0, 0, place, 0], {"text": text}) for place, text in enumerate(TEXTS[:40] + ["", " "])]
         chunks = list(units(rows))
         tokens = [token for text in TEXTS[:40] for token in [*map(ord, text), 7]]
@@ -367,14 +367,15 @@ class UnitsTest(TestCase):
 
     def test_a_corpus_without_examples_is_refused(self):
         (self.folder / "a.txt").write_text("* * *\n" * 10)
-        stream = StreamDataset(FileCorpus("--train_file", [self.folder / "a.txt"]),
-                               one_by_one(lambda row: cut_sentences(row["text"], 9)), list, 1, 0, 1)  # fmt: skip
+        corpus = FileCorpus("--train_file", [self.folder / "a.txt"])
+        units = one_by_one(lambda row: cut_sentences(row["text"], 9))
         with self.assertRaisesRegex(ValueError, "a.txt, .* gives no example to train on"):
-            stream.check_not_empty()
+            args = FineTuningArguments(output_dir=str(self.folder / "out"), max_steps=2, report_to="none")
+            StreamDataset.of_run([(corpus, units)], list, args, 1)
 
     def test_lanes_fill_their_buffers_at_different_times(self):
         stream = self.stream(buffer=480)
-        lanes = [Lane(stream, lane) for lane in range(stream.lanes)]
+        lanes = [Lane(stream.sources[0], lane) for lane in range(stream.lanes)]
         for lane in lanes:
             lane.take(0)
         self.assertEqual([len(lane.buffer) for lane in (lanes[0], lanes[11], lanes[23])], [1, 10, 20])
@@ -498,12 +499,11 @@ class ScriptTest(parameterized.TestCase):
         self.assertNotIn("Traceback", text)
         self.assertFalse((self.folder / "out").exists())
 
-    @parameterized.parameters("--objective ul2", "--train_file {text}:0.7 {text}:0.3")
-    def test_what_streaming_does_not_do_yet_is_said(self, flags):
-        flags = flags.format(text=self.workspace / "text.txt").split()
-        code, text = self.run_script("pre_train", *flags, "--output_dir", str(self.folder / "out"))
-        self.assertEqual(code, 2, text)
-        self.assertRegex(text, r"error: --streaming does not go with (--objective ul2|corpora drawn by weight): leave")
+    @parameterized.parameters("--objective ul2", "--train_file {text}:0.7 {text}:0.3 --packing documents")
+    def test_objectives_and_weights(self, flags):
+        flags = [*flags.format(text=self.workspace / "text.txt").split(), "--output_dir", str(self.folder / "out")]
+        code, text = self.run_script("pre_train", *flags)
+        self.assertEqual(code, 0, text)
 
     def test_several_tasks_are_refused(self):
         flags = ["--benchmark", "glue", "--dataset_name", "cola,sst2", "--output_dir", str(self.folder / "out")]

@@ -20,8 +20,9 @@ import fine_tune_t5
 import pre_train_t5
 from common.reports import tracked_name
 from constants import DATASET_VALS
+from objectives.metrics import language_model_metrics
 from tasks.entries import eval_splits
-from tasks.metrics import STATISTICS, language_model_metrics
+from tasks.metrics import STATISTICS
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "sweeps").glob("*.yaml"))
@@ -174,7 +175,7 @@ class SweepsTest(parameterized.TestCase):
 
     def test_metric_of_pre_training_is_logged(self):
         sweep = load(ROOT / "sweeps" / "pre_train_sweep.yaml")
-        statistics = np.full((2, len(STATISTICS)), 4.0)
+        statistics = np.full((2, len(STATISTICS) + 2), 4.0)
         output = EvalPrediction(predictions=(None, statistics), label_ids=None)
         logged = language_model_metrics(output, bytes_per_token=4.0)
         self.assertIn(sweep["metric"]["name"], [tracked_name(f"eval_{name}") for name in logged])

@@ -26,12 +26,14 @@ from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingA
 from arguments_t5 import PreTrainingArguments
 from common.processes import finish_process_group
 from common.reports import read_metrics
-from data_collator_t5 import T5DataCollator, shift_right
-from data_t5 import ChunkDataset
+from corpora.examples import ChunkDataset
+from data_collator_t5 import shift_right
 from model_t5 import build_config, create_model
+from objectives.metrics import language_model_metrics
+from objectives.spans import SpanCorruption
 from runs import run as runs
-from runs.run import device_peak_flops, set_up_tracking, start_run
-from tasks.metrics import STATISTICS, language_model_metrics, token_metrics
+from runs.run import Run, device_peak_flops, set_up_tracking
+from tasks.metrics import STATISTICS, token_metrics
 from trainer_t5 import T5Trainer
 from training.batch_size import global_batch_size
 from training.flag_checks import check_training
@@ -55,8 +57,8 @@ class Words:
         return {"<pad>": 0, "</s>": 1} | {f"<extra_id_{i}>": VOCABULARY - 1 - i for i in range(8)}
 
 
-def collator() -> T5DataCollator:
-    return T5DataCollator(Words(), input_seq_length=32)
+def collator() -> SpanCorruption:
+    return SpanCorruption(Words(), input_seq_length=32)
 
 
 def chunks(count: int, seed: int) -> ChunkDataset:
@@ -543,16 +545,15 @@ class ClassScoringTest(TrainerTest):
 
 
 class RunTest(TrainerTest):
-    """Early stopping, the best checkpoint and what start_run prints and writes."""
+    """Early stopping, the best checkpoint and what `Run.start` prints and writes."""
 
     def start(self, trainer: T5Trainer, **values) -> str:
-        values = (
-            dict(
-                tokens_per_step=544, flops_per_sequence=1000, examples={"train": 200}, fingerprints={}, checkpoint=None
-            )
-            | values
-        )
-        return quietly(start_run, trainer, "test", [trainer.args], {"text": "made up"}, **values)[1]
+        data = dict(tokens_per_example=17, steps_per_epoch=12, documents={"train": 200}, unknown=None) | values
+        checkpoint = data.pop("checkpoint", None)
+        data |= dict(plan=lambda _: {"text": "made up"}, fingerprints=lambda _: {})
+        data |= dict(flops_per_sequence=lambda _: 1000)
+        run = Run(trainer, "test", [trainer.args], types.SimpleNamespace(**data), checkpoint)
+        return quietly(run.start)[1]
 
     def test_early_stopping_and_best_checkpoint_follow_the_main_metric(self):
         scores = iter([0.5, 0.8, 0.7, 0.6, 0.9])

@@ -23,9 +23,9 @@ import pre_train_t5
 from arguments_t5 import PreTrainingDataArguments
 from corpora import tokenizers
 from corpora.sources import find_sources, tokenizer_for
+from corpora.token_files import tokenised
 from corpora.tokenizers import letters_and_bytes, load_tokenizer, plain_encoder
 from corpora.unknown import Unknown, lost_letters, unknown_in_rows
-from data_t5 import tokenised
 
 RARE = 'ZKWJ[]"ôó*'  # once each in 30,000 letters
 MANY = [chr(number) for number in range(0x4E00, 0x4E00 + 400)]

@@ -31,6 +31,7 @@ from corpora.tokenizers import load_tokenizer, plain_encoder
 from data_collator_t5 import T5DataCollator, example_keys, find_sentinel_ids
 from model_t5 import load_model
 from modeling.new_vocabulary import matching_ids
+from objectives.spans import SpanCorruption
 from runs import samples
 
 LABELS = ["bread", "moon"]
@@ -227,12 +228,12 @@ class SentinelTest(parameterized.TestCase):
 
     def test_byt5_is_told_of_sentinels_that_texts_have_too(self):
         byt5, t5 = (load_tokenizer(str(animal(name)[0])) for name in ("byt5", "t5_v1_1"))
-        said = pre_train_t5.shared_sentinels(byt5, T5DataCollator(byt5, 512))
+        said = SpanCorruption(byt5, 512).plan([])["sentinels"]
         self.assertRegex(said, "28 bytes from id 258 down; UTF-8 leaves 11 unused: .*--mean_noise_span_length 20")
         text = plain_encoder(byt5)(["".join(map(chr, [*range(32, 0xD800), 0x10FFFF]))])[0]
         self.assertLess(max(text), 258 - 10)  # the first eleven are in no text
-        self.assertIsNone(pre_train_t5.shared_sentinels(byt5, T5DataCollator(byt5, 512, mean_noise_span_length=20)))
-        self.assertIsNone(pre_train_t5.shared_sentinels(t5, T5DataCollator(t5, 512)))
+        self.assertEmpty(SpanCorruption(byt5, 512, mean_noise_span_length=20).plan([]))
+        self.assertEmpty(SpanCorruption(t5, 512).plan([]))
 
     @parameterized.parameters("ctranslate2", "onnx")
     def test_engines_that_do_not_know_longt5_are_refused(self, kind):
@@ -247,7 +248,7 @@ class SentinelTest(parameterized.TestCase):
         """`--tokenizer_name` of a T5 for an mT5: training and the prompt find the sentinels of the new one."""
         out = place() / "renamed"
         _, printed = pre_train(animal("mt5")[0], out, tokenizer_name=animal("t5_v1_1")[0], max_steps=1, warmup_steps=0)
-        self.assertRegex(printed, r"vocabulary +2\d\d words keep their embeddings")
+        self.assertRegex(printed, r"vocabulary +2\d\d tokens keep their embeddings")
         with mock.patch.object(sys, "stdin", io.StringIO("Bada <extra_id_0>.\n")):
             result, answer = script(evaluate_t5, "--interactive", model_name_or_path=out, generation_max_length=4)
         self.assertEqual(result, {"lines": 1})

@@ -191,53 +191,41 @@ _DECIDES_EXAMPLES = (
 ).split()
 
 
-def check_resumed_model(checkpoint: str | None, config, optim: str) -> None:
-    """ValueError unless the checkpoint holds a model of this configuration, and the state of this optimizer."""
+def check_resumed(checkpoint: str | None, config, fingerprints: dict[str, str], *groups) -> None:
+    """ValueError unless a run of this model, data and flags can take up the checkpoint.
+
+    config: of the model. fingerprints: of the data and the tokenizer. groups: the parsed dataclasses. What run.json
+    beside the checkpoint does not tell is not compared.
+    """
     if checkpoint is None:
         return
-    saved = _read_json(Path(checkpoint) / "config.json")
-    asked = config.to_dict()
+    run, asked = _read_json(Path(checkpoint).parent / "run.json"), config.to_dict()
+    saved, now = _read_json(Path(checkpoint) / "config.json"), {}
+    for group in groups:
+        now |= vars(group)
     for key in _SHAPE:
         if key in saved and saved[key] != asked.get(key):
             raise ValueError(
                 f"--resume_from_checkpoint {checkpoint}: its model has {key} {saved[key]}, the flags ask for "
                 f"{asked.get(key)}: resume with the flags of its run, or name another --output_dir"
             )
-    started_with = _read_json(Path(checkpoint).parent / "run.json").get("arguments", {}).get("optim", optim)
-    if started_with != optim:
+    flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
+    if flags.get("optim", now["optim"]) != now["optim"]:
         raise ValueError(
-            f"--resume_from_checkpoint {checkpoint}: it holds the state of --optim {started_with}, which "
-            f"--optim {optim} cannot take up"
+            f"--resume_from_checkpoint {checkpoint}: it holds the state of --optim {flags['optim']}, which "
+            f"--optim {now['optim']} cannot take up"
         )
-
-
-def check_resumed_data(checkpoint: str | None, fingerprints: dict[str, str]) -> None:
-    """ValueError if run.json beside the checkpoint tells of other training data or another tokenizer."""
-    if checkpoint is None:
-        return
-    saved = _read_json(Path(checkpoint).parent / "run.json").get("fingerprints", {})
     for name, described in (("train", "training data"), ("tokenizer", "a tokenizer")):
         if name in saved and name in fingerprints and saved[name] != fingerprints[name]:
             raise ValueError(
                 f"--resume_from_checkpoint {checkpoint}: its run had {described} of other contents: resume with the "
                 f"flags of that run, or take only the weights with --model_name_or_path {checkpoint}"
             )
-
-
-def check_resumed_flags(checkpoint: str | None, *groups) -> None:
-    """ValueError if one of the flags that decide which examples follow differs from what run.json tells of the run.
-
-    groups: the parsed dataclasses; flags that the run did not have yet are not compared.
-    """
-    if checkpoint is None:
-        return
-    saved = _read_json(Path(checkpoint).parent / "run.json").get("arguments", {})
-    now = {name: value for group in groups for name, value in vars(group).items()}
     for name in _DECIDES_EXAMPLES:
-        if name in saved and name in now and saved[name] != now[name]:
+        if name in flags and name in now and flags[name] != now[name]:
             raise ValueError(
-                f"--resume_from_checkpoint {checkpoint}: its run had --{name} {saved[name]}, now it is {now[name]}, "
-                f"and other examples would follow: resume with {saved[name]}, or take only the weights with "
+                f"--resume_from_checkpoint {checkpoint}: its run had --{name} {flags[name]}, now it is {now[name]}, "
+                f"and other examples would follow: resume with {flags[name]}, or take only the weights with "
                 f"--model_name_or_path {checkpoint}"
             )
 

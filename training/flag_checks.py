@@ -148,9 +148,6 @@ def _check_packing(args: PreTrainingDataArguments) -> None:
     if args.objective != "span_corruption":
         raise ValueError(f"--packing {args.packing} is of --objective span_corruption: examples of {args.objective} "
                          "have fixed lengths, whatever the documents'")  # fmt: skip
-    if args.streaming:
-        raise ValueError(f"--packing {args.packing} does not go with --streaming: where rows begin is found in a text "
-                         "that is tokenised as a whole")  # fmt: skip
     if not args.eos_between_documents:
         raise ValueError(f"--eos_between_documents false: --packing {args.packing} tells documents by the EOS between "
                          "them; leave it out")  # fmt: skip

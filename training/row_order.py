@@ -6,10 +6,8 @@ import numpy as np
 from torch.utils.data import SequentialSampler
 from transformers.trainer_utils import EvalPrediction
 
-from corpora.streams import StreamDataset, StreamLoader
-from data_t5 import EpochSampler
+from corpora.examples import EpochSampler
 from tasks.batching import FilledRows, FilledSampler
-from tasks.mixtures import Mixture
 from training.batch_size import global_batch_size
 from training.preemption import outlive_signals
 
@@ -17,22 +15,13 @@ from training.preemption import outlive_signals
 class RowOrderMixin:
     """The part of T5Trainer, before `Seq2SeqTrainer` among its bases, that decides in which order rows come."""
 
-    stream_loader = None  # of a StreamDataset, once the training has begun
-
     def get_train_dataloader(self):
         """As Trainer's, with data workers that outlive the signals at which the run is to save and stop.
 
         A stream has cut itself up for the ranks already, and so goes around accelerate's loaders."""
-        if isinstance(self.train_dataset, StreamDataset):
-            self.stream_loader = StreamLoader(
-                self.train_dataset,
-                self.data_collator,
-                self.args.dataloader_num_workers,
-                worker_init_fn=partial(outlive_signals, None),
-                pin_memory=self.args.dataloader_pin_memory,
-                prefetch_factor=self.args.dataloader_prefetch_factor,
-            )
-            return self.stream_loader
+        if hasattr(self.train_dataset, "loader"):
+            workers = partial(outlive_signals, None)
+            return self.train_dataset.loader(self.data_collator, self.args, worker_init_fn=workers)
         for_evaluation = self.data_collator
         self.data_collator = self.train_collator or for_evaluation
         rows, whole = self.train_dataset, self.args.train_batch_size * max(1, self.args.world_size)
@@ -47,15 +36,13 @@ class RowOrderMixin:
 
     def _get_train_sampler(self, train_dataset=None):
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        if isinstance(dataset, FilledRows):
+        if isinstance(dataset, FilledRows):  # put there by get_train_dataloader
             return FilledSampler(self._get_train_sampler(dataset.rows), dataset)
         if self.args.train_sampling_strategy != "random":
             return super()._get_train_sampler(dataset)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        if isinstance(dataset, Mixture):
-            return dataset.sampler(seed)
-        if getattr(dataset, "counts_epochs", False):
-            return EpochSampler(len(dataset), seed, group=global_batch_size(self.args), count_epochs=True)
+        if hasattr(dataset, "sampler"):
+            return dataset.sampler(seed, global_batch_size(self.args))
         if self.train_collator is not None:
             buckets = np.searchsorted(self.train_collator.source_lengths, row_lengths(dataset))
             return EpochSampler(len(dataset), seed, buckets=buckets, batch=self.args.train_batch_size)

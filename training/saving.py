@@ -10,7 +10,6 @@ from transformers.trainer_utils import HubStrategy
 from common.command_line import exit_on_user_error
 from common.processes import print_once
 from common.reports import write_json
-from corpora.streams import save_state
 from publishing.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
 from publishing.model_cards import model_card, read_run
 from tasks.task_records import TASK_RECORD
@@ -65,8 +64,8 @@ class SavingMixin:
                 self._globalstep_last_logged,
                 self._tr_z_loss.item(),
             )
-            if self.stream_loader is not None:
-                save_state(aside, self.args.process_index, self.stream_loader.state)
+            if hasattr(self.train_dataset, "save_place"):
+                self.train_dataset.save_place(aside)
         except Exception as error:
             if not is_disk_full(error):
                 raise

@@ -1,0 +1,184 @@
+"""Training examples cut from token files, corpora drawn by weight, and the order of the examples.
+
+A data set here takes example numbers that run past its end: number n stands for example n % N in epoch n // N, and has
+another key (so another mask) there. All is computed from the number, nothing is drawn in order: any rank, data worker
+or resumed run gets the same.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from data_collator_t5 import example_keys
+
+SAMPLER_BLOCK = 65_536  # examples whose numbers are handed out at once
+
+
+def shares(rates: Sequence[float], total: int) -> list[int]:
+    """`total` split in proportion to the rates, the largest remainders rounded up: ([1, 1, 2], 6) -> [2, 1, 3]."""
+    exact = np.asarray(rates, dtype=np.float64) / sum(rates) * total
+    counts = np.floor(exact).astype(int)
+    missing = total - counts.sum()
+    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
+    return counts.tolist()
+
+
+def evaluation_shares(weights: Sequence[float], total: int) -> list[int]:
+    """How many of `total` validation examples each corpus gives: in proportion to the weights, and one at least as far
+    as they go. ([0.7, 0.3], 10) -> [7, 3]; ([0.98, 0.01, 0.01], 10) -> [8, 1, 1]; ([0.5, 0.3, 0.2], 2) -> [1, 1, 0]."""
+    counts = shares(weights, total)
+    while 0 in counts and max(counts) > 1:
+        counts[counts.index(max(counts))] -= 1
+        counts[counts.index(0)] = 1
+    return counts
+
+
+# ---------------------------------------------------------------- data sets
+class Examples(torch.utils.data.Dataset):
+    """A data set of examples by number. A subclass has `__len__` and `__getitems__`; `tokens_length` is the mean number
+    of raw tokens of an example."""
+
+    tokens_length: float
+
+    def __getitem__(self, number: int) -> dict:
+        return {name: values[0] for name, values in self.__getitems__([number]).items()}
+
+    def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        """{"input_ids": [B, R], "key": [B], ...}; torch's DataLoader calls this with the numbers of a whole batch."""
+        raise NotImplementedError
+
+    def sampler(self, seed: int, batch: int) -> "EpochSampler":
+        """The order of the examples; every epoch has a whole number of global batches."""
+        return EpochSampler(len(self), seed, group=batch, count_epochs=True)
+
+
+class ChunkDataset(Examples):
+    """Chunks of exactly `length` tokens of a flat array; what is left at the end is not used."""
+
+    def __init__(self, tokens: np.ndarray, length: int, seed: int = 0, max_chunks: int | None = None):
+        chunks = len(tokens) // length
+        chunks = min(chunks, max_chunks) if max_chunks is not None else chunks
+        self.chunks = tokens[: chunks * length].reshape(chunks, length)
+        self.tokens_length, self.seed = length, seed
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        numbers = np.asarray(numbers)
+        return {"input_ids": self.chunks[numbers % len(self)], "key": example_keys(self.seed, numbers)}
+
+
+class WeightedExamples(Examples):
+    """Corpora of which each gives its weight's share of the examples of every epoch.
+
+    An epoch has as many examples as all corpora together. A corpus that has fewer than its share begins again before
+    the epoch is over; one that has more goes on in the next epoch where it stopped. Within a pass no example comes
+    twice, and a part of a pass is spread over the whole corpus: examples are taken in strides.
+    """
+
+    def __init__(self, corpora: Sequence[Examples], weights: Sequence[float], seed: int = 0):
+        self.corpora, self.seed = list(corpora), seed
+        self.total = sum(map(len, corpora))
+        self.draws = np.array(shares(weights, self.total), dtype=np.int64)  # of each corpus in an epoch
+        self.ends = np.cumsum(self.draws)
+        self.strides = [_stride(len(corpus)) for corpus in corpora]
+        self.tokens_length = float(np.average([corpus.tokens_length for corpus in corpora], weights=self.draws))
+
+    def __len__(self) -> int:
+        return self.total
+
+    def passes(self, epochs: float) -> list[float]:
+        """How often each corpus is seen in so many epochs."""
+        return [epochs * int(n) / len(corpus) for n, corpus in zip(self.draws, self.corpora, strict=True)]
+
+    def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        """As the corpora's, in the order of the numbers; each example has a key of its own."""
+        numbers = np.asarray(numbers)
+        epochs, rows = np.divmod(numbers, len(self))
+        which = np.searchsorted(self.ends, rows, side="right")
+        batch = {}
+        for corpus in np.unique(which):
+            chosen = np.flatnonzero(which == corpus)
+            size, first = len(self.corpora[corpus]), self.ends[corpus] - self.draws[corpus]
+            drawn = epochs[chosen] * self.draws[corpus] + rows[chosen] - first  # examples drawn before, of all epochs
+            passes, places = np.divmod(drawn, size)
+            places = places * self.strides[corpus] % size
+            for name, values in self.corpora[corpus].__getitems__(passes * size + places).items():
+                whole = batch.setdefault(name, np.empty((len(numbers), *values.shape[1:]), values.dtype))
+                whole[chosen] = values
+        return batch | {"key": example_keys(self.seed, numbers)}
+
+
+class JoinedExamples(torch.utils.data.Dataset):
+    """Validation examples of several corpora one after the other; `ends` tells where each one stops."""
+
+    def __init__(self, corpora: Sequence[Examples]):
+        self.corpora = list(corpora)
+        self.ends = np.cumsum([len(corpus) for corpus in corpora])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, number: int) -> dict:
+        corpus = int(np.searchsorted(self.ends, number, side="right"))
+        return self.corpora[corpus][number - (self.ends[corpus] - len(self.corpora[corpus]))]
+
+
+def _stride(size: int) -> int:
+    """A step that meets every place of a ring of `size` once, near the golden section of it."""
+    step = max(1, round(size * 0.6180339887498949))
+    return next(n for n in range(step, step + size + 1) if np.gcd(n, size) == 1)
+
+
+# ---------------------------------------------------------------- order
+class EpochSampler(torch.utils.data.Sampler):
+    """A new order of all examples in every epoch, a function of (seed, epoch) alone; all ranks draw the same.
+
+    group: every epoch has a whole number of groups (global batches), and a different remainder is left out each time.
+    count_epochs: yield epoch * N + example (what `ChunkDataset` understands) instead of the example.
+    buckets: [N] the bucket of each example; batches of `batch` examples then come from one bucket each.
+    """
+
+    def __init__(
+        self,
+        num_examples: int,
+        seed: int,
+        group: int = 1,
+        count_epochs: bool = False,
+        buckets: np.ndarray | None = None,
+        batch: int = 1,
+    ):
+        self.num_examples, self.seed, self.group, self.count_epochs = num_examples, seed, group, count_epochs
+        self.buckets, self.batch, self.epoch = buckets, batch, 0
+
+    def _in_batches_of_one_bucket(self, order: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """The same examples, cut into batches of one bucket each in random order; what remains of the buckets is
+        mixed in batches of its own, of which one that is not full comes last."""
+        whole, remainders = [], []
+        for bucket in np.unique(self.buckets):
+            members = order[self.buckets[order] == bucket]
+            full = len(members) // self.batch * self.batch
+            whole.append(members[:full].reshape(-1, self.batch))
+            remainders.append(members[full:])
+        rest = np.concatenate(remainders)
+        full = len(rest) // self.batch * self.batch
+        batches = np.concatenate([*whole, rest[:full].reshape(-1, self.batch)])
+        return np.concatenate([generator.permutation(batches).ravel(), rest[full:]])
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.num_examples // self.group * self.group
+
+    def __iter__(self) -> Iterator[int]:
+        generator = np.random.default_rng([self.seed, self.epoch])
+        order = generator.permutation(self.num_examples)[: len(self)]
+        if self.buckets is not None:
+            order = self._in_batches_of_one_bucket(order, generator)
+        first = self.epoch * self.num_examples if self.count_epochs else 0
+        # Python's numbers take 36 bytes each: a block of them at a time.
+        blocks = (order[start : start + SAMPLER_BLOCK] for start in range(0, len(order), SAMPLER_BLOCK))
+        return (number for block in blocks for number in (block + first).tolist())

@@ -1,0 +1,260 @@
+"""A text tokenised once and kept as one flat file of token ids a split, and how validation text is held out of it.
+
+The tokens of all documents (corpora/sources.py) are joined (as T5 does it, without EOS between documents) and cached
+under a key made of contents alone: tokenizer, text and split. Examples are views of that file (corpora/examples.py), so
+other lengths cost nothing, and moving a folder or renaming a tokenizer neither.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from common.cached_folders import cached
+from corpora.long_text import LONGEST_PART, first_documents, goes_on, is_blank, stretches
+from corpora.own_ids import IdDocument, IdWords
+from corpora.sources import Source
+from corpora.tokenizers import tokenizer_fingerprint
+from corpora.unknown import MOST_UNKNOWN, Unknown, letter_counts, lost_letters, named
+from corpora.word_encoder import corpus_encoder
+
+TOKENISE_BATCH = 2_000_000  # characters handed to the tokenizer's threads at once
+HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch where their number is given
+HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
+TOKENS_FORMAT = 5  # part of the cache's keys: raise it when the same text would give other tokens
+
+
+@dataclass
+class TokenFile:
+    """The tokens of one split: a flat memory-mapped array, and how many documents and UTF-8 bytes they came from (0
+    bytes: ready-made ids)."""
+
+    tokens: np.ndarray
+    documents: int
+    empty_documents: int
+    text_bytes: int
+    unknown: int = 0  # tokens that are <unk>
+    lost: str = ""  # the letters that they stand for, if they are many
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Mean UTF-8 bytes of text that a token stands for; turns nats per token into bits per byte. None for ids."""
+        return self.text_bytes / max(len(self.tokens), 1) if self.text_bytes or not len(self.tokens) else None
+
+    def without(self, token: int) -> "TokenFile":
+        """The same without a token that stands between documents and is no text; a copy in memory."""
+        return dataclasses.replace(self, tokens=self.tokens[self.tokens != token])
+
+
+def tokenised(args, sources: dict[str, Source], tokenizer) -> dict[str, TokenFile]:
+    """Token files of "train" and "validation", from the cache or tokenised now with a progress bar.
+
+    args: the flags of the text. ValueError for a number of held-out documents that the text does not have.
+    """
+    choices = [TOKENS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents, args.max_train_samples]
+    choices += [(split, source.fingerprint, source.column) for split, source in sources.items()]
+    count = args.validation_split_count
+    if count and "validation" in sources:
+        raise ValueError(f"--validation_split_count {count}: {sources['validation'].description} is the validation "
+                         "text already; leave the flag out")  # fmt: skip
+    if "validation" not in sources:
+        choices.append(args.validation_split_percentage if count is None else ["documents", count])
+    key = hashlib.sha256(repr(choices).encode()).hexdigest()
+
+    def build(folder: Path) -> None:
+        os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
+        kind = _TokenWriter if sources["train"].ids is None else _IdWriter
+        writers = {s: kind(folder, s, tokenizer, args.eos_between_documents) for s in ("train", "validation")}
+        for split, source in sources.items():
+            limit = args.max_train_samples if split == "train" else None
+            used = first_documents(source.documents(), limit)
+            blocks = [(False, used)]
+            if "validation" not in sources:
+                blocks = split_documents(used, args.validation_split_percentage)
+                if count:
+                    total = sum(map(_is_counted, first_documents(source.documents(), limit)))
+                    blocks = split_off_documents(used, count, total)
+            with _progress(source.size) as bar:
+                for held_out, block in blocks:
+                    writers[split if held_out else "validation"].break_off()
+                    writer = writers["validation" if held_out else split]
+                    for document in block:
+                        bar.update(writer.add(document))
+        for writer in writers.values():
+            writer.close()
+
+    cache = Path(args.data_cache_dir).expanduser()
+    folder = cached(cache, "tokens", key, build, args.overwrite_cache)
+    return {split: _read_token_file(folder, split) for split in ("train", "validation")}
+
+
+def unknown_tokens(tokens: dict[str, dict[str, TokenFile]]) -> Unknown | None:
+    """Of {corpus: {split: its file}}, over all corpora; None for ready-made ids."""
+    splits = {split: [files[split] for files in tokens.values()] for split in next(iter(tokens.values()))}
+    if not any(file.text_bytes for files in splits.values() for file in files):
+        return None
+    shares = {
+        split: sum(file.unknown for file in files) / max(1, sum(len(file.tokens) for file in files))
+        for split, files in splits.items()
+    }
+    return Unknown(shares, named(letter for files in splits.values() for file in files for letter in file.lost.split()))
+
+
+def _parts(document, length: int) -> list:
+    """Parts of at most `length` characters or ids; all but the last go on in the next."""
+    return document.cut(length) if isinstance(document, IdDocument) else stretches(document, length)
+
+
+def _is_counted(document) -> bool:
+    """Whether a document ends here, and is not empty."""
+    return not goes_on(document) and not is_blank(document)
+
+
+def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tuple[bool, list[str]]]:
+    """(held out, documents) blocks: evenly spread stretches of neighbouring documents, `percentage` of the text in all.
+
+    Stretches rather than single documents, since a held-out line between two training lines is hardly held out. They
+    grow with the text read so far to stay about a tenth of what is held out, so the total need not be known. A document
+    longer than the longest stretch is cut into such stretches itself: a whole book may stand on one line.
+    """
+    shortest, longest = HELD_OUT_BLOCK
+    block, size, total, credit = [], 0, 0, 0.0
+    for document in documents:
+        parts = [document]
+        if len(document) > longest:
+            length = min(max(int((total + len(document)) * percentage / 1000), shortest), longest)
+            parts = _parts(document, length)
+        for number, part in enumerate(parts):
+            block.append(part)
+            size += len(part) + 1 - (number > 0 and isinstance(part, str) and part.startswith(" "))  # a space a cut
+            if size >= min(max(total * percentage / 1000, shortest), longest):
+                total += size
+                credit += size * percentage / 100
+                held_out = credit >= size / 2
+                credit -= size if held_out else 0
+                yield held_out, block
+                block, size = [], 0
+    if block:
+        yield False, block
+
+
+def split_off_documents(documents: Iterable[str], count: int, total: int) -> Iterator[tuple[bool, list[str]]]:
+    """(held out, documents) blocks: exactly `count` of the `total` documents that are not empty, in stretches of up to
+    HELD_OUT_NEIGHBOURS spread evenly over the text. ValueError unless at least as many are left to train on.
+
+    Of 10 documents 2 -> the stretches [8, 9]; 100 of 1,000 -> [450 ... 499] and [950 ... 999].
+    """
+    if count * 2 > total:
+        raise ValueError(f"--validation_split_count {count}: the text has {total:,} documents, and at most half of "
+                         "them can be held out")  # fmt: skip
+    stretches = -(-count // HELD_OUT_NEIGHBOURS)
+    starts, ends = [], []  # numbers of documents: each stretch closes its share of the text
+    for number in range(stretches):
+        ends.append((number + 1) * total // stretches)
+        starts.append(ends[-1] - ((number + 1) * count // stretches - number * count // stretches))
+    number, stretch = 0, 0
+    for document in documents:
+        if stretch < stretches and number == ends[stretch]:
+            stretch += 1
+        yield stretch < stretches and number >= starts[stretch], [document]
+        number += _is_counted(document)
+
+
+def _progress(total_bytes: int | None) -> tqdm:
+    disable = not sys.stderr.isatty() and total_bytes is not None and total_bytes < 50e6  # short work in a log: no bar
+    return tqdm(total=total_bytes, unit="B", unit_scale=True, desc="tokenising", disable=disable)
+
+
+class _TokenWriter:
+    """Appends the tokens of documents to `<folder>/<split>.bin`; memory does not grow with the text."""
+
+    def __init__(self, folder: Path, split: str, tokenizer, eos_between_documents: bool):
+        self.encode, self.folder, self.split, self.tokenizer = corpus_encoder(tokenizer), folder, split, tokenizer
+        self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+        self.eos = [tokenizer.eos_token_id] if eos_between_documents else []
+        self.file = (folder / f"{split}.bin").open("wb")
+        self.info = dict(dtype=self.dtype.name, documents=0, empty_documents=0, text_bytes=0, unknown=0)
+        self.letters = None  # how often each occurs, where many tokens are <unk>
+        self.batch, self.batch_size = [], 0
+        self.goes_on = False  # the last document added has not ended yet
+
+    def add(self, document: str) -> int:
+        """Takes one document; returns its size in bytes."""
+        parts = stretches(document, LONGEST_PART) if len(document) > LONGEST_PART else [document]
+        return sum(map(self._add_part, parts))
+
+    def _add_part(self, document: str) -> int:
+        ends = not goes_on(document)  # and is to be counted
+        if ends and not self.goes_on and not document.strip():
+            self.info["empty_documents"] += 1
+            return 0
+        size = len(document.encode())
+        self.info["documents"] += ends
+        self.info["text_bytes"] += size
+        self.batch.append(document)
+        self.batch_size += len(document)
+        self.goes_on = not ends
+        if self.batch_size >= TOKENISE_BATCH:
+            self._flush()
+        return size
+
+    def break_off(self) -> None:
+        """Ends the last document where it is: its next part is in another split, or empty."""
+        if self.goes_on:
+            self._flush()
+            self.file.write(np.array(self.eos, dtype=self.dtype).tobytes())
+        self.goes_on = False
+
+    def _flush(self) -> None:
+        if not self.batch:  # always, where the ids are ready-made
+            return
+        ids, ends = self.encode(self.batch)
+        unknown = int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
+        self.info["unknown"] += unknown
+        if unknown > MOST_UNKNOWN * len(ids):
+            self.letters = letter_counts(self.batch) + (0 if self.letters is None else self.letters)
+        if self.eos:
+            ids = np.insert(ids, ends[[not goes_on(document) for document in self.batch]], self.eos[0])
+        self.file.write(ids.astype(self.dtype).tobytes())
+        self.batch, self.batch_size = [], 0
+
+    def close(self) -> None:
+        self._flush()
+        self.file.close()
+        if self.letters is not None:
+            self.info["lost"] = named(lost_letters(self.tokenizer, self.letters))
+        (self.folder / f"{self.split}.json").write_text(json.dumps(self.info))
+
+
+class _IdWriter(_TokenWriter):
+    """The same for ready-made ids, checked and moved to their places in the vocabulary."""
+
+    def __init__(self, folder: Path, split: str, tokenizer, eos_between_documents: bool):
+        super().__init__(folder, split, tokenizer, eos_between_documents)
+        self.words = IdWords(tokenizer)
+
+    def add(self, document: IdDocument) -> int:
+        """Takes one document; returns its size in the units of the progress bar."""
+        ends = not document.goes_on
+        self.info["documents"] += ends and bool(len(document))
+        self.info["empty_documents"] += ends and not len(document)
+        ids = self.words(document).astype(self.dtype)
+        self.file.write(ids.tobytes())
+        self.goes_on = self.goes_on or bool(len(ids))
+        if ends:
+            self.break_off()
+        return document.ids.nbytes
+
+
+def _read_token_file(folder: Path, split: str) -> TokenFile:
+    info = json.loads((folder / f"{split}.json").read_text())
+    path = folder / f"{split}.bin"
+    tokens = np.memmap(path, dtype=info["dtype"], mode="r") if path.stat().st_size else np.empty(0, info["dtype"])
+    return TokenFile(tokens, **{name: value for name, value in info.items() if name != "dtype"})

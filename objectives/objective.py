@@ -1,0 +1,72 @@
+"""What an objective is: everything that depends on which tokens are masked, behind one interface.
+
+A new objective is a subclass and its line in objectives/registry.py, or, for a mixture of denoisers, an entry of
+OBJECTIVES in constants.py (CONTRIBUTING.md shows both).
+
+Legend of shapes: B rows of a batch, R raw tokens of a row, S and T input and target length, V vocabulary.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from corpora.examples import Examples
+
+
+class Objective:
+    """Called with a batch of raw rows, returns the tensors of a training batch, as a data collator does.
+
+    names: of its denoisers, which the metrics and `loss_<name>` speak of. inputs_length, targets_length: S and T.
+    tokens_length: raw tokens of a row, on average. window: raw tokens that `cut` looks at. sentinel_ids, eos_id: of the
+    tokenizer. packs_examples: whether several examples stand in a row, so that the model needs segment masks.
+    shows_gaps: whether what the model writes for a held-out row says something to a reader (samples.md).
+    """
+
+    names: list[str]
+    inputs_length: int
+    targets_length: int
+    tokens_length: float
+    window: int
+    sentinel_ids: np.ndarray
+    eos_id: int
+    packs_examples = False
+    shows_gaps = True
+
+    def __call__(self, examples) -> dict[str, torch.Tensor]:
+        """{"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T], ...} of rows as the data sets below give
+        them: {"input_ids" [B, R], "key" [B], ...} or a list of such rows."""
+        raise NotImplementedError
+
+    def rows(self, tokens: np.ndarray, seed: int = 0, most: int | None = None) -> Examples:
+        """The rows of a flat array of tokens, at most so many."""
+        raise NotImplementedError
+
+    def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:
+        """(tokens used, one row) from the beginning of `window` tokens of a stream; number: of the pass over the text.
+        A function of its arguments alone, so that a resumed stream gives the same rows."""
+        raise NotImplementedError
+
+    def statistics(self, logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict):
+        """[B, n] further columns of the evaluation's statistics, which `metrics` reads. logits [B, T, V], labels and
+        correct [B, T]: whether the label's token is the most likely one."""
+        raise NotImplementedError
+
+    def metrics(self, bytes_per_token: float | None) -> Callable:
+        """The function of an evaluation's predictions that gives its metrics. bytes_per_token: mean UTF-8 bytes of the
+        validation text's tokens; None: ready-made ids."""
+        raise NotImplementedError
+
+    def metric_names(self) -> list[str]:
+        """Metrics of each denoiser, beside those that every objective has."""
+        return [f"loss_{name}" for name in self.names] if len(self.names) > 1 else []
+
+    def plan(self, rows: list[Examples]) -> dict[str, str]:  # noqa: ARG002
+        """Rows of the plan that say what is special about this objective. rows: of each corpus; [] of a stream."""
+        return {}
+
+    @property
+    def identity(self) -> str:
+        """What decides which tokens make up a row: a stream's checkpoint of another objective cannot be resumed."""
+        values = (self.names, self.inputs_length, self.targets_length, self.window, f"{self.tokens_length:.3f}")
+        return f"{type(self).__name__} {values}"

@@ -1,0 +1,40 @@
+"""The objectives by name: what `--objective` and `--packing` choose."""
+
+from corpora.own_ids import ids_offset
+from data_collator_t5 import find_sentinel_ids, is_byte_level
+from modeling.segment_masks import enable_packing
+from objectives.denoisers import DenoiserMixture
+from objectives.documents import DocumentSpans
+from objectives.objective import Objective
+from objectives.spans import SpanCorruption
+
+SPANS = {"chunks": SpanCorruption, "documents": DocumentSpans}  # --objective span_corruption by --packing
+
+
+def get_objective(args, tokenizer, model) -> Objective:
+    """The objective that the flags of the text name, for this tokenizer; and a model that can be trained with it.
+
+    The model gets segment masks where several examples stand in a row, and its configuration what a reader of the
+    checkpoint must know of sentinels and ready-made ids. ValueError for lengths, densities and vocabularies that cannot
+    be.
+    """
+    start, config = model.config.decoder_start_token_id, model.config
+    if args.objective == "span_corruption":
+        spans = args.noise_density, args.mean_noise_span_length
+        objective = SPANS[args.packing](tokenizer, args.input_seq_length, *spans, start)
+    else:
+        objective = DenoiserMixture(tokenizer, args.objective, args.input_seq_length, start)
+    if objective.packs_examples:
+        enable_packing(model)
+    if ids_offset(tokenizer):
+        config.input_ids_offset = ids_offset(tokenizer)
+    if ids_offset(tokenizer) or is_byte_level(tokenizer):  # tokenizers whose tokens do not name the sentinels
+        config.sentinel_ids = find_sentinel_ids(tokenizer).tolist()
+    return objective
+
+
+def packed_flag(args) -> str | None:
+    """The flag and value that put several examples into a row; None where none does."""
+    if args.packing == "documents":
+        return f"--packing {args.packing}"
+    return f"--objective {args.objective}" if args.objective != "span_corruption" else None

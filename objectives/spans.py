@@ -1,0 +1,48 @@
+"""T5's span corruption of chunks of running text: data_collator_t5.py as an objective."""
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from corpora.examples import ChunkDataset
+from data_collator_t5 import T5DataCollator, is_byte_level
+from objectives.metrics import language_model_metrics
+from objectives.objective import Objective
+
+UNUSED_BYTES = 11  # F5 to FF are in no UTF-8
+
+
+class SpanCorruption(T5DataCollator, Objective):
+    """One chunk of `tokens_length` raw tokens a row, of which spans are masked."""
+
+    names = ["span_corruption"]
+
+    def __init__(self, tokenizer, *args, **kwargs):
+        super().__init__(tokenizer, *args, **kwargs)
+        self.window = self.tokens_length
+        self._is_byte_level = is_byte_level(tokenizer)
+
+    def rows(self, tokens: np.ndarray, seed: int = 0, most: int | None = None) -> ChunkDataset:
+        return ChunkDataset(tokens, self.tokens_length, seed, most)
+
+    def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:  # noqa: ARG002
+        return self.window, {"input_ids": tokens}
+
+    def statistics(self, logits, labels, correct, batch) -> torch.Tensor:  # noqa: ARG002
+        """[B, 2] correct text tokens and text tokens: neither sentinels nor EOS."""
+        used = self.sentinel_ids[: self.num_spans]  # ByT5's other ones are text
+        text = ~torch.isin(labels, torch.tensor([*used, self.eos_id], device=labels.device))
+        return torch.stack([(correct & text).sum(-1), text.sum(-1)], dim=1).float()
+
+    def metrics(self, bytes_per_token: float | None):
+        return partial(language_model_metrics, bytes_per_token=bytes_per_token)
+
+    def plan(self, rows) -> dict[str, str]:  # noqa: ARG002
+        """A line where ByT5's sentinels reach down to bytes that characters of three or four bytes have."""
+        if not self._is_byte_level or self.num_spans <= UNUSED_BYTES:
+            return {}
+        return {
+            "sentinels": f"{self.num_spans} bytes from id {self.sentinel_ids[0]} down; UTF-8 leaves {UNUSED_BYTES} "
+            "unused: longer spans (--mean_noise_span_length 20, as ByT5) need fewer"
+        }

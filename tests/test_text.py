@@ -1,0 +1,255 @@
+"""Tests of data_t5.py: every kind of text with every objective, streamed and cached, gives the same rows on any number
+of ranks, and goes on from a checkpoint with exactly the rows that an uninterrupted run has."""
+
+import contextlib
+import itertools
+import json
+import random
+import string
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import torch
+from absl.testing import absltest, parameterized
+from transformers import T5Config, T5ForConditionalGeneration
+
+import constants
+from arguments_t5 import PreTrainingDataArguments
+from corpora import blocks, streams
+from corpora.sources import id_format
+from corpora.streams import MixedLane, save_state
+from data_t5 import find_text
+from objectives import registry
+from objectives.denoisers import with_mode_tokens
+from objectives.registry import get_objective
+from objectives.spans import SpanCorruption
+
+OBJECTIVES = {
+    "spans": {},
+    "documents": {"packing": "documents"},
+    "ul2": {"objective": "ul2"},
+    "prefix": {"objective": "prefix_lm"},
+}
+TEXTS = ("file", "weighted", "ids_json", "ids_npy", "ids_flat", "saved", "weighted_saved", "weighted_ids")
+LENGTH, BATCH = 64, 12
+IDS = 50
+
+
+def lines(seed: int, count: int = 400) -> list[str]:
+    chooser = random.Random(seed)
+    return [
+        " ".join("".join(chooser.choices(string.ascii_lowercase, k=5)) for _ in range(chooser.randint(2, 40)))
+        for _ in range(count)
+    ]
+
+
+class TestCase(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.enterClassContext(mock.patch.object(blocks, "BLOCK_BYTES", 1_500))
+        cls.enterClassContext(mock.patch.object(streams, "ENCODE_BATCH", 300))
+        generator = np.random.default_rng(0)
+        ids = [generator.integers(0, IDS, generator.integers(3, 150)).tolist() for _ in range(300)]
+        for name, seed in (("a", 1), ("b", 2)):
+            (cls.folder / f"{name}.txt").write_text("\n".join(lines(seed)))
+            shift = ids[seed:]
+            (cls.folder / f"{name}.jsonl").write_text("".join(json.dumps({"ids": row}) + "\n" for row in shift))
+        np.save(cls.folder / "rows.npy", generator.integers(0, IDS, (200, 90)).astype(np.uint8))
+        generator.integers(0, IDS, 30_000).astype(np.uint16).tofile(cls.folder / "flat.bin")
+        import datasets
+
+        for name, seed in (("one", 1), ("two", 2)):
+            rows = datasets.DatasetDict(train=datasets.Dataset.from_dict({"text": lines(seed)}))
+            rows.save_to_disk(cls.folder / name)
+
+    def flags(self, kind: str, **others) -> PreTrainingDataArguments:
+        a, b, ids_a, ids_b = (str(self.folder / name) for name in ("a.txt", "b.txt", "a.jsonl", "b.jsonl"))
+        one, two = self.folder / "one", self.folder / "two"
+        source = dict(
+            file=dict(train_file=[a]),
+            weighted=dict(train_file=[f"{a}:0.7", f"{b}:0.3"]),
+            ids_json=dict(train_file=[ids_a], input_ids_column="ids"),
+            ids_npy=dict(train_file=[str(self.folder / "rows.npy")]),
+            ids_flat=dict(train_file=[str(self.folder / "flat.bin")], input_ids_dtype="uint16"),
+            saved=dict(dataset_name=str(one)),
+            weighted_saved=dict(dataset_name=f"{one}:0.7,{two}:0.3"),
+            weighted_ids=dict(train_file=[f"{ids_a}:0.6", f"{ids_b}:0.4"], input_ids_column="ids"),
+        )[kind]
+        values = dict(input_seq_length=LENGTH, shuffle_buffer_size=96, max_eval_samples=8) | source | others
+        return PreTrainingDataArguments(
+            data_cache_dir=str(self.folder / "cache"), preprocessing_num_workers=1, **values
+        )
+
+    def open(self, flags, rank: int = 0, ranks: int = 1, checkpoint: str | None = None):
+        """(text, objective, training examples) of a rank."""
+        name = None if id_format(flags) else "letters"
+        model_args = SimpleNamespace(tokenizer_name=name, model_name_or_path=None, vocab_size=IDS)
+        with mock.patch("data_t5.load_tokenizer", return_value=self.byte_tokenizer()):
+            text = find_text(flags, model_args)
+        tokenizer = with_mode_tokens(text.tokenizer, flags.objective)
+        config = T5Config(vocab_size=len(tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2,
+                          decoder_start_token_id=0)  # fmt: skip
+        objective = get_objective(flags, tokenizer, T5ForConditionalGeneration(config))
+        args = SimpleNamespace(
+            train_batch_size=BATCH // ranks, gradient_accumulation_steps=1, world_size=ranks, process_index=rank,
+            seed=3, data_seed=None, eval_strategy="steps",
+            main_process_first=lambda **_: contextlib.nullcontext(),
+        )  # fmt: skip
+        train, _ = text.examples(objective, args, checkpoint)
+        return text, objective, train
+
+    _tokenizer = None
+
+    @classmethod
+    def byte_tokenizer(cls):
+        """A tokenizer of letters, with sentinels at its end."""
+        if cls._tokenizer is None:
+            from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+            from transformers import PreTrainedTokenizerFast
+
+            sentinels = [f"<extra_id_{n}>" for n in range(100)]
+            tokens = ["<pad>", "</s>", "<unk>", " ", *string.ascii_lowercase, *reversed(sentinels)]
+            backend = Tokenizer(models.WordLevel({t: n for n, t in enumerate(tokens)}, unk_token="<unk>"))
+            backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+            cls._tokenizer = PreTrainedTokenizerFast(
+                tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
+                extra_special_tokens=sentinels,
+            )  # fmt: skip
+        return cls._tokenizer
+
+
+def batches(objective, stream, count: int) -> list[tuple[dict[str, torch.Tensor], dict]]:
+    """(tensors, state after it) of the first batches."""
+    return [(objective(batch), json.loads(json.dumps(state))) for batch, state in itertools.islice(stream, count)]
+
+
+class StreamedTextTest(TestCase):
+    @parameterized.product(kind=TEXTS, objective=tuple(OBJECTIVES))
+    def test_ranks_and_resuming_change_nothing(self, kind, objective):
+        flags = self.flags(kind, streaming=True, **OBJECTIVES[objective])
+        _, corrupt, stream = self.open(flags)
+        whole = batches(corrupt, stream, 12)
+        for name, tensor in whole[0][0].items():
+            self.assertEqual(tensor.shape, whole[-1][0][name].shape)
+        # Two ranks: example n of the run is row n // 2 of rank n % 2.
+        of_ranks = []
+        for rank in range(2):
+            _, corrupt, stream = self.open(flags, rank, 2)
+            of_ranks.append(batches(corrupt, stream, 12))
+        for step, (one, other) in enumerate(zip(*of_ranks, strict=True)):
+            for name, tensor in whole[step][0].items():
+                both = torch.stack([one[0][name], other[0][name]], dim=1).flatten(0, 1)
+                torch.testing.assert_close(both, tensor, rtol=0, atol=0, msg=f"step {step}, {name}")
+        # A checkpoint of step 5, of one rank and of two, goes on with step 6 on one rank.
+        for states in ([whole[4][1]], [batches_of[4][1] for batches_of in of_ranks]):
+            with tempfile.TemporaryDirectory() as checkpoint:
+                for rank, state in enumerate(states):
+                    save_state(Path(checkpoint), rank, state)
+                _, corrupt, stream = self.open(flags, checkpoint=checkpoint)
+            for (found, _), (wanted, _) in zip(batches(corrupt, stream, 7), whole[5:], strict=True):
+                for name, tensor in wanted.items():
+                    torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
+
+    @parameterized.parameters(*OBJECTIVES)
+    def test_rows_are_the_text(self, objective):
+        """What a row masks and keeps together are the documents' own tokens, each as often as it stands in the text."""
+        flags = self.flags("file", streaming=True, **OBJECTIVES[objective])
+        text, corrupt, stream = self.open(flags)
+        encode = {letter: number for letter, number in text.tokenizer.get_vocab().items() if len(letter) == 1}
+        eos = [1] if flags.eos_between_documents else []
+        wanted = [token for line in lines(1) for token in [*map(encode.get, line), *eos]]
+        joined = "," + ",".join(map(str, wanted)) + ","
+        for batch, _ in itertools.islice(stream, 5):
+            for row in batch["input_ids"][:, :30]:
+                self.assertIn("," + ",".join(map(str, row)) + ",", joined)
+            self.assertEqual(corrupt(batch)["input_ids"].shape, (BATCH, LENGTH))
+
+    @parameterized.parameters("weighted", "weighted_saved", "weighted_ids")
+    def test_corpora_come_by_their_weights(self, kind):
+        text, _, stream = self.open(self.flags(kind, streaming=True))
+        lane = MixedLane(stream.sources, stream.turns, 0)
+        turns = [lane._turn(number) for number in range(2 * len(stream.turns))]
+        shares = np.bincount([corpus for corpus, _ in turns]) / len(turns)
+        np.testing.assert_allclose(shares, text.weights, atol=1e-3)
+        for corpus in range(2):  # and each corpus is read in its own order, without gaps
+            own = [number for of, number in turns if of == corpus]
+            self.assertEqual(sorted(own), list(range(len(own))))
+        files = [file["validation"].tokens for file in text.files.values()]
+        self.assertLen(files, 2)
+        self.assertTrue(all(map(len, files)), "each corpus holds out text of its own")
+
+    def test_kinds_of_rows_come_by_their_shares(self):
+        _, corrupt, stream = self.open(self.flags("file", streaming=True, objective="ul2"))
+        kinds = np.concatenate([batch["row"] for batch, _ in itertools.islice(stream, 150)])
+        found = np.bincount(kinds, minlength=len(corrupt.shares)) / len(kinds)
+        np.testing.assert_allclose(found, corrupt.shares, atol=0.05)
+
+    def test_documents_packed_on_the_fly_are_those_of_the_index(self):
+        """One file, one block, no shuffling: the stream's rows are the rows that the whole file is cut into."""
+        with mock.patch.object(blocks, "BLOCK_BYTES", 10**9):
+            text, objective, stream = self.open(
+                self.flags("file", streaming=True, packing="documents", shuffle_buffer_size=1,
+                           validation_file=[str(self.folder / "b.txt")])
+            )  # fmt: skip
+            found = np.concatenate([batch["input_ids"] for batch, _ in itertools.islice(stream, 20)])
+        encode = {letter: number for letter, number in text.tokenizer.get_vocab().items() if len(letter) == 1}
+        tokens = np.array([token for line in lines(1) for token in [*map(encode.get, line), 1]], dtype=np.uint32)
+        rows = objective.rows(tokens)
+        count = min(len(found), len(rows))
+        self.assertGreater(count, 100)
+        np.testing.assert_array_equal(found[:count], rows.__getitems__(np.arange(count))["input_ids"])
+
+
+class CachedTextTest(TestCase):
+    @parameterized.product(kind=TEXTS, objective=tuple(OBJECTIVES))
+    def test_every_text_with_every_objective(self, kind, objective):
+        text, corrupt, train = self.open(self.flags(kind, **OBJECTIVES[objective]))
+        self.assertGreater(len(train), BATCH)
+        batch = corrupt(train.__getitems__(np.arange(BATCH)))
+        self.assertEqual(batch["input_ids"].shape, (BATCH, LENGTH))
+        self.assertEqual(len(text.files), 2 if "weighted" in kind else 1)
+        for name, row in text.plan(10).items():
+            self.assertTrue(row, name)
+
+    def test_ready_made_ids_are_held_out_by_number(self):
+        text, _, _ = self.open(self.flags("ids_json", validation_split_count=20))
+        self.assertEqual(text.documents["validation"], 20)
+
+
+class NewObjectiveTest(TestCase):
+    """What CONTRIBUTING.md shows: an objective is one entry, or one class and its line."""
+
+    def test_a_mixture_is_an_entry(self):
+        denoisers = {"half": dict(noise_density=0.5, mean_noise_span_length=5.0)}
+        mixture = {"half_and_spans": {"half": 1.0, "span_corruption": 1.0}}
+        with mock.patch.dict(constants.DENOISERS, denoisers), mock.patch.dict(constants.OBJECTIVES, mixture):
+            text, objective, train = self.open(self.flags("file", objective="half_and_spans"))
+        self.assertEqual(objective.names, ["half", "span_corruption"])
+        self.assertEqual(objective.metric_names(), ["loss_half", "loss_span_corruption"])
+        self.assertEqual(objective(train.__getitems__([0, 1]))["labels"].shape, (2, objective.targets_length))
+
+    def test_a_class_and_its_line(self):
+        class LastTokens(SpanCorruption):
+            """Masks the last tokens of a chunk instead of random spans."""
+
+            def __call__(self, examples):
+                tokens = torch.as_tensor(np.asarray(examples["input_ids"]).astype(np.int64))
+                eos = torch.full((len(tokens), 1), self.eos_id)
+                inputs = torch.cat([tokens[:, : self.inputs_length - 1], eos], dim=1)
+                labels = torch.cat([tokens[:, 1 - self.targets_length :], eos], dim=1)
+                return {"input_ids": inputs, "labels": labels}
+
+        with mock.patch.dict(registry.SPANS, last=LastTokens):
+            for streaming in (False, True):
+                _, objective, train = self.open(self.flags("weighted", packing="last", streaming=streaming))
+                batch = next(iter(train))[0] if streaming else train.__getitems__(np.arange(BATCH))
+                self.assertEqual(objective(batch)["input_ids"].shape, (BATCH, LENGTH))
+
+
+if __name__ == "__main__":
+    absltest.main()
