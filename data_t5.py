@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from arguments_t5 import PreTrainingDataArguments
+from arguments.text import PreTrainingDataArguments
 from common.cached_folders import cached
 from corpora.long_text import LONGEST_PART, Stretch, first_documents, stretches
 from corpora.own_ids import IdDocument, IdWords

@@ -21,7 +21,9 @@ from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, set_seed
 
-from arguments_t5 import FineTuningArguments, ModelArguments, TaskArguments
+from arguments.model import ModelArguments, check_model
+from arguments.task import TaskArguments, check_tasks
+from arguments.training import FineTuningArguments, check_best_metric, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import print_once, run_script
 from common.reports import human_time
@@ -53,13 +55,6 @@ from tasks.streaming import evaluation_rows, open_corpus, stream_task
 from tasks.task_records import task_record
 from trainer_t5 import EvaluationTask, T5Trainer
 from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir
-from training.flag_checks import (
-    check_best_metric,
-    check_model,
-    check_streaming,
-    check_tasks,
-    check_training,
-)
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from transformers import set_seed
 
-from arguments_t5 import ModelArguments, PreTrainingArguments, PreTrainingDataArguments
+from arguments.model import ModelArguments, check_model
+from arguments.text import PreTrainingDataArguments, check_pre_training_data
+from arguments.training import PreTrainingArguments, check_best_metric, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import run_script
 from common.reports import human_count, human_time
@@ -64,13 +66,6 @@ from tasks.metrics import (
 from trainer_t5 import T5Trainer
 from training.batch_size import global_batch_size
 from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir
-from training.flag_checks import (
-    check_best_metric,
-    check_model,
-    check_pre_training_data,
-    check_streaming,
-    check_training,
-)
 
 UNUSED_BYTES = 11  # F5 to FF are in no UTF-8
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"

@@ -4,7 +4,8 @@ from collections import Counter
 
 import numpy as np
 
-from arguments_t5 import PreTrainingDataArguments, T5TrainingArguments
+from arguments.text import PreTrainingDataArguments
+from arguments.training import T5TrainingArguments
 from constants import BUILTIN_CORPUS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import column_texts, expand_files

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from arguments_t5 import ModelArguments, PreTrainingDataArguments, TaskArguments
+from arguments.model import ModelArguments
+from arguments.task import TaskArguments
+from arguments.text import PreTrainingDataArguments
 from common.cached_folders import cached
 from common.manifests import file_digest
 from common.processes import print_once

@@ -16,7 +16,7 @@ from test_data_collator_t5 import EOS, make_tokenizer
 from test_trainer_t5 import arguments, quietly
 
 import pre_train_t5
-from arguments_t5 import PreTrainingDataArguments
+from arguments.text import PreTrainingDataArguments
 from data_t5 import TokenFile
 from model_t5 import build_config, create_model
 from objectives.chunks import chunks_for

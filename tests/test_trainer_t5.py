@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from absl.testing import absltest, parameterized
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
-from arguments_t5 import PreTrainingArguments
+from arguments.training import PreTrainingArguments, check_training
 from common.processes import finish_process_group
 from common.reports import read_metrics
 from data_collator_t5 import T5DataCollator, shift_right
@@ -34,7 +34,6 @@ from runs.run import device_peak_flops, set_up_tracking, start_run
 from tasks.metrics import STATISTICS, language_model_metrics, token_metrics
 from trainer_t5 import T5Trainer
 from training.batch_size import global_batch_size
-from training.flag_checks import check_training
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY = 64
