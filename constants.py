@@ -103,6 +103,13 @@ OBJECTIVES = {
 # AdamW's lower rates. warmup_steps below 1 is a share of the run: nanoT5's 10,000 of 65,536.
 OPTIMIZERS = ("adamw_rms_scaled", "adamw_torch", "adamw_torch_fused", "adafactor", "muon")
 DEFAULT_OPTIMIZER = OPTIMIZERS[0]
+# ZeRO hands an optimizer flat slices of the weights. Of Adafactor's row and column means and Muon's products nothing is
+# left on them. RMS-scaled AdamW needs one number of a tensor: ZeRO-1 and 2 leave the whole weights on every rank, where
+# it is found; ZeRO-3 does not.
+NOT_UNDER_ZERO = {1: ("adafactor", "muon"), 2: ("adafactor", "muon"), 3: ("adafactor", "muon", "adamw_rms_scaled")}
+# FSDP2's slices know their whole: norms are right on them, but not the row and column means that Adafactor keeps, and
+# Muon's products have not been tried on them.
+NOT_UNDER_FSDP = ("adafactor", "muon")
 _CHECKPOINT_RATES = dict(adamw_rms_scaled=1e-3, adafactor=1e-3, muon=1e-3, adamw_torch=1e-4, adamw_torch_fused=1e-4)
 TRAINING_DEFAULTS = {
     "pre-training from scratch": dict(

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from arguments_t5 import PreTrainingDataArguments
+from arguments.model import check_vocab_size
+from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from common.cached_folders import made_aside
 from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
 from common.reports import end_summary
@@ -27,7 +28,6 @@ from corpora.sources import find_corpora, find_sources, joined
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from corpora.unknown import lost_letters, named
 from model_t5 import build_config
-from training.flag_checks import check_pre_training_data, check_vocab_size
 
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: as it is.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")

@@ -25,7 +25,9 @@ from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq
 
-from arguments_t5 import FineTuningArguments, T5TrainingArguments, TaskArguments
+from arguments.model import check_attention
+from arguments.task import TaskArguments, check_task, check_tasks
+from arguments.training import FineTuningArguments, T5TrainingArguments
 from common.command_line import exit_on_user_error, option, parse_arguments
 from common.processes import finish_process_group, is_first_process, print_once, run_script
 from common.reports import end_summary, start_summary, write_json
@@ -52,7 +54,6 @@ from tasks.rows import load_rows
 from tasks.streaming import evaluation_rows, is_text_corpus, open_corpus
 from tasks.task_records import TASK_RECORD, recorded_flags, recorded_lengths
 from trainer_t5 import T5Trainer
-from training.flag_checks import check_attention, check_task, check_tasks
 
 INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")

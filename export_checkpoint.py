@@ -21,9 +21,17 @@ from pathlib import Path
 
 import torch
 
-from arguments_t5 import PreTrainingArguments, TaskArguments
+from arguments.task import TaskArguments
+from arguments.training import PreTrainingArguments
 from common.cached_folders import made_aside
-from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
+from common.command_line import (
+    check_folder,
+    check_repository_name,
+    did_you_mean,
+    exit_on_user_error,
+    option,
+    parse_arguments,
+)
 from common.processes import print_once
 from common.reports import end_summary, human_count, start_summary
 from constants import DATASET_VALS
@@ -41,7 +49,7 @@ from publishing.exports import (
     pytorch_answers,
     write_format,
 )
-from publishing.hub_uploads import check_repository_name, upload
+from publishing.hub_uploads import upload
 from publishing.model_cards import model_card, read_run, shown_search, task_of
 from tasks.entries import eval_splits, source_text
 from tasks.rows import load_rows

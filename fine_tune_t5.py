@@ -20,7 +20,9 @@ from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, set_seed
 
-from arguments_t5 import FineTuningArguments, ModelArguments, TaskArguments
+from arguments.model import ModelArguments, check_model
+from arguments.task import TaskArguments, check_tasks
+from arguments.training import FineTuningArguments, check_best_metric, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import print_once, run_script
 from constants import DEMO_CHECKPOINTS
@@ -47,13 +49,6 @@ from tasks.task_records import task_record
 from trainer_t5 import EvaluationTask, T5Trainer
 from training.batch_size import global_batch_size
 from training.checkpoints import check_resumed, prepare_output_dir
-from training.flag_checks import (
-    check_best_metric,
-    check_model,
-    check_streaming,
-    check_tasks,
-    check_training,
-)
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 

@@ -16,7 +16,9 @@ from pathlib import Path
 
 from transformers import set_seed
 
-from arguments_t5 import ModelArguments, PreTrainingArguments, PreTrainingDataArguments
+from arguments.model import ModelArguments, check_model
+from arguments.text import PreTrainingDataArguments, check_pre_training_data
+from arguments.training import PreTrainingArguments, check_best_metric, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import run_script
 from corpora.own_ids import holds_ids
@@ -31,13 +33,6 @@ from runs.samples import SamplesCallback
 from runs.trackers import log_table
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed, prepare_output_dir
-from training.flag_checks import (
-    check_best_metric,
-    check_model,
-    check_pre_training_data,
-    check_streaming,
-    check_training,
-)
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 

@@ -26,7 +26,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from arguments_t5 import FineTuningArguments, ModelArguments, TaskArguments
+from arguments.model import ModelArguments
+from arguments.task import TaskArguments, check_tasks
+from arguments.training import FineTuningArguments
 from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
 from common.reports import end_summary, start_summary, write_aside, write_json
@@ -34,7 +36,6 @@ from constants import DATASET_VALS
 from tasks.entries import eval_splits
 from tasks.rows import load_rows
 from training.checkpoints import newest_whole_checkpoint
-from training.flag_checks import check_tasks
 from training.preemption import PREEMPTED_EXIT_CODE
 
 HERE = Path(__file__).resolve().parent

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from transformers import PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
-from arguments_t5 import FineTuningArguments
+from arguments.training import FineTuningArguments, check_training
 from benchmarks.material import benchmark_config, padded, random_sources, use_plain_activation
 from benchmarks.measure import failure, free_memory, median, synchronize
 from model_t5 import create_model, set_dropout
 from tasks.batching import BucketCollator, bucket_lengths
 from trainer_t5 import T5Trainer
-from training.flag_checks import check_training
 
 BUCKETS = 4
 LABEL_LENGTHS = (2, 3)  # tokens of a class label with its EOS

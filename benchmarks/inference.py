@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from arguments_t5 import FineTuningArguments
+from arguments.training import FineTuningArguments
 from benchmarks.material import benchmark_config, padded, random_sources, use_plain_activation
 from benchmarks.measure import NotAvailableError, failure, interleaved, median
 from constants import IGNORE_INDEX

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from arguments_t5 import PreTrainingDataArguments
+from arguments.text import PreTrainingDataArguments
 from benchmarks.material import word_less_tokenizer
 from benchmarks.measure import NotAvailableError, failure, interleaved, median, process_memory
 from corpora.examples import ChunkDataset, EpochSampler

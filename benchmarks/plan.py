@@ -13,7 +13,7 @@ import transformers
 from benchmarks.material import benchmark_config, full_name
 from benchmarks.measure import table
 from common.reports import human_count
-from constants import HARDWARE_PEAKS
+from constants import HARDWARE_PEAKS, NOT_UNDER_FSDP, NOT_UNDER_ZERO
 from data_collator_t5 import compute_input_and_target_lengths
 from model_t5 import create_model, flops_per_sequence
 from runs.memory import (
@@ -24,7 +24,6 @@ from runs.memory import (
     optimizer_bytes,
     state_bytes,
 )
-from training.optimizers import NOT_UNDER_FSDP, NOT_UNDER_ZERO
 
 ROOT = Path(__file__).resolve().parent.parent
 ZERO_CONFIGS = {"zero2": "zero_stage2_config.json", "zero3": "zero_stage3_config.json"}

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import transformers
 import yaml
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
@@ -262,6 +264,14 @@ def check_folder(flag: str, path: str) -> None:
         raise ValueError(f"{flag} {path}: {'is a file' if there == wanted else f'{there} is a file'}, not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ValueError(f"{flag} {path}: no permission to write in {there}")
+
+
+def check_repository_name(flag: str, name: str) -> None:
+    """ValueError unless `name` can be a repository of the Hub."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ValueError(f"{flag} {name}: {error}") from None
 
 
 def did_you_mean(value: str, known, most: int = 1) -> str:

@@ -9,7 +9,7 @@ The last three are options, off by default.
 Weights stay where and what they are: the matrices of a product are joined in the forward pass, so that checkpoints,
 the optimizer's scaling of each matrix by its own RMS, and ZeRO's gradients see no difference. Under autocast joining
 costs nothing extra once compiled, since every weight is copied into bfloat16 anyway. ZeRO-3 and FSDP, which bring in
-the weights of a module when it is called, cannot be joined this way (arguments_t5 refuses them).
+the weights of a module when it is called, cannot be joined this way (arguments/training.py refuses them).
 
 Legend of shapes: B batch, S source, Q query and K key length, H heads, d d_kv, I = H * d, L decoder layers.
 """

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HFValidationError, HTTPError  # of the library that it speaks HTTP with
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import HTTPError  # of the library that it speaks HTTP with
 
 # What lies in a run's folder and is not published: states of the training, local paths, the trackers' own files.
 NOT_PUBLISHED = (
@@ -12,14 +11,6 @@ NOT_PUBLISHED = (
     "global_step* zero_to_fp32.py run.json task.json predictions.jsonl checkpoint-* wandb* runs* trackio* _* .*"
 ).split()
 UPLOAD_ERRORS = (HTTPError, OSError, ValueError)
-
-
-def check_repository_name(flag: str, name: str) -> None:
-    """ValueError unless `name` can be a repository of the Hub."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise ValueError(f"{flag} {name}: {error}") from None
 
 
 def create_repository(name: str, private: bool | None = None, token: str | None = None, flag: str = "--push_to_hub"):

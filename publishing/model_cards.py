@@ -9,13 +9,10 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from arguments_t5 import (
-    FineTuningArguments,
-    ModelArguments,
-    PreTrainingArguments,
-    PreTrainingDataArguments,
-    TaskArguments,
-)
+from arguments.model import ModelArguments
+from arguments.task import TaskArguments
+from arguments.text import PreTrainingDataArguments
+from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.reports import human_count, human_time, read_metrics, short_number
 from constants import BUILTIN_CORPUS, DATASET_VALS
 

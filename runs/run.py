@@ -11,6 +11,7 @@ import psutil
 import torch
 from requests.utils import get_netrc_auth
 
+from arguments.training import check_warmup, scheduler_name, wants_fsdp
 from common.command_line import exit_on_user_error
 from common.processes import answers, finish_process_group, is_first_process, print_once
 from common.reports import end_summary, human_bytes, human_count, human_time, run_record, start_summary, write_json
@@ -29,8 +30,6 @@ from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
 from training.batch_size import find_micro_batch, global_batch_size
 from training.checkpoints import clear_output_dir, resumed_batch_notice
-from training.flag_checks import check_warmup, wants_fsdp
-from training.optimizers import scheduler_name
 
 
 def set_up_tracking(args) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from arguments_t5 import TaskArguments
+from arguments.task import TaskArguments
 from common.cached_folders import cached
 from common.processes import print_once
 from constants import IGNORE_INDEX

@@ -20,7 +20,7 @@ from tasks.metrics import PERCENT_METRICS
 
 
 def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1.0) -> list[float]:
-    """Relative rates of tasks with so many training rows; mixing: one of flag_checks.MIXING.
+    """Relative rates of tasks with so many training rows; mixing: one of arguments.task.MIXING.
 
     proportional min(n, cap), equal 1, temperature min(n, cap) ** (1 / temperature), which lies between the two:
     [100, 10_000] with cap 2_500 and temperature 2 -> [100, 2500], [1, 1] and [10, 50]

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from arguments_t5 import TaskArguments
+from arguments.task import TaskArguments
 from common.command_line import did_you_mean
 from constants import DATASET_VALS
 from corpora.files import data_suffix, is_plain_text, open_text, read_rows, read_text_documents, read_tsv

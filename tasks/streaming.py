@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from arguments_t5 import T5TrainingArguments, TaskArguments
+from arguments.task import TaskArguments
+from arguments.training import T5TrainingArguments
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import expand_files
 from corpora.streams import StreamDataset, one_by_one

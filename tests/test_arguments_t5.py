@@ -1,4 +1,4 @@
-"""Tests of arguments_t5: recipes and flags, what is refused and in which words, and that every flag is used.
+"""Tests of arguments/: recipes and flags, what is refused and in which words, and that every flag is used.
 
 Hermetic; two cases start pre_train_t5.py as a process and end before any work. About 35 s.
 """
@@ -22,15 +22,18 @@ import transformers
 from absl.testing import absltest, parameterized
 from transformers import Seq2SeqTrainingArguments
 
-import arguments_t5
-from arguments_t5 import (
+import arguments.training
+import constants
+from arguments.model import ModelArguments, check_model
+from arguments.task import TaskArguments, check_task
+from arguments.text import PreTrainingDataArguments, check_pre_training_data
+from arguments.training import (
     FineTuningArguments,
-    ModelArguments,
     PreTrainingArguments,
-    PreTrainingDataArguments,
     T5TrainingArguments,
-    TaskArguments,
+    check_training,
     has_bf16,
+    scheduler_name,
 )
 from common import command_line, processes
 from common.command_line import exit_on_user_error, parse_arguments
@@ -38,10 +41,8 @@ from common.processes import answers, is_first_process, print_once
 from constants import DATASET_VALS, OPTIMIZERS, TRAINING_DEFAULTS
 from corpora.files import data_suffix, expand_files
 from model_t5 import parse_overrides
-from training.flag_checks import check_model, check_pre_training_data, check_task, check_training
-from training.optimizers import scheduler_name
 
-ROOT = Path(arguments_t5.__file__).parent
+ROOT = Path(constants.__file__).parent
 PRE_TRAINING = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments]
 FINE_TUNING = [ModelArguments, TaskArguments, FineTuningArguments]
 OWN_TRAINING_FIELDS = {f.name for f in dataclasses.fields(T5TrainingArguments) if f.init} - {
@@ -234,7 +235,7 @@ class TrainingArgumentsTest(TestCase):
         self.assertEqual(self.training(optim=name).optim, name)
 
     def test_precision_follows_the_device(self):
-        with mock.patch.object(arguments_t5, "has_accelerator", lambda: False):
+        with mock.patch.object(arguments.training, "has_accelerator", lambda: False):
             args = self.training()
         self.assertEqual((args.bf16, args.use_cpu, args.dataloader_pin_memory), (False, True, False))
         self.assertTrue(self.training(bf16=True, use_cpu=True).bf16)
@@ -507,7 +508,11 @@ class EveryFlagIsUsedTest(absltest.TestCase):
         read = set()
         for path in [
             *ROOT.glob("*.py"),
-            *(p for f in ("training", "tasks", "corpora", "objectives", "runs") for p in ROOT.glob(f"{f}/*.py")),
+            *(
+                p
+                for f in ("arguments", "training", "tasks", "corpora", "objectives", "runs")
+                for p in ROOT.glob(f"{f}/*.py")
+            ),
         ]:
             for function in ast.walk(ast.parse(path.read_text())):
                 if isinstance(function, ast.FunctionDef) and not function.name.lstrip("_").startswith("check_"):

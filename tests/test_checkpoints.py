@@ -26,7 +26,7 @@ from absl.testing import absltest, parameterized
 from safetensors.torch import load_file, save_file
 
 import pre_train_t5
-from arguments_t5 import FineTuningArguments, PreTrainingArguments
+from arguments.training import FineTuningArguments, PreTrainingArguments
 from common import manifests
 from common.command_line import RESUME_NEWEST
 from common.reports import read_metrics

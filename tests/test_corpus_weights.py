@@ -20,7 +20,7 @@ from test_bad_input import sentences
 from test_scripts import SHAPE, argv_of
 
 import pre_train_t5
-from arguments_t5 import PreTrainingDataArguments
+from arguments.text import PreTrainingDataArguments
 from common.command_line import parse_arguments
 from corpora.examples import ChunkDataset, EpochSampler, JoinedExamples, WeightedExamples, evaluation_shares
 from corpora.files import split_weights

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast, T5Config
 
 import data_t5
-from arguments_t5 import PreTrainingDataArguments
+from arguments.text import PreTrainingDataArguments
 from common import manifests
 from common.cached_folders import cached
 from common.manifests import write_manifest

@@ -12,7 +12,7 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 import evaluate_t5
-from arguments_t5 import TaskArguments
+from arguments.task import TaskArguments
 from constants import DATASET_VALS
 from tasks.entries import check_entry, source_text, target_text
 from tasks.metrics import METRICS

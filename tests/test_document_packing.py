@@ -25,7 +25,7 @@ from test_trainer_t5 import arguments, quietly
 from transformers import set_seed
 
 import pre_train_t5
-from arguments_t5 import PreTrainingDataArguments
+from arguments.text import PreTrainingDataArguments
 from corpora.examples import EpochSampler, WeightedExamples
 from corpora.own_ids import ids_tokenizer
 from corpora.sources import find_sources

@@ -20,7 +20,7 @@ from absl.testing import absltest, parameterized
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import evaluate_t5
-from arguments_t5 import TaskArguments
+from arguments.task import TaskArguments
 from constants import DATASET_VALS
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model

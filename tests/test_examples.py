@@ -17,7 +17,7 @@ import torch
 from absl.testing import absltest, parameterized
 from transformers import ByT5Tokenizer
 
-from arguments_t5 import TaskArguments
+from arguments.task import TaskArguments, check_task
 from constants import DATASET_VALS
 from corpora import installed_docs
 from corpora.tokenizers import load_tokenizer, train_tokenizer
@@ -26,7 +26,6 @@ from tasks.entries import check_entry, eval_splits, source_text, target_text
 from tasks.examples import build_tokenize_function, class_label_ids, class_texts, prepare_split, task_metrics
 from tasks.metrics import METRICS, STATISTICS, check_metrics
 from tasks.rows import load_rows
-from training.flag_checks import check_task
 
 GLUE = DATASET_VALS["glue"]
 

@@ -15,7 +15,7 @@ from absl.testing import absltest, parameterized
 from test_data_collator_t5 import EOS, make_tokenizer
 from test_trainer_t5 import arguments, quietly
 
-from arguments_t5 import PreTrainingDataArguments
+from arguments.text import PreTrainingDataArguments
 from corpora.token_files import TokenFile
 from model_t5 import build_config, create_model
 from objectives.denoisers import with_mode_tokens

@@ -18,7 +18,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from transformers import ByT5Tokenizer
 
-from arguments_t5 import PreTrainingDataArguments
+from arguments.text import PreTrainingDataArguments
 from corpora import blocks, files, tokenizers
 from corpora.blocks import FileCorpus
 from corpora.files import CONTROL, read_rows, read_text_documents, read_text_parts

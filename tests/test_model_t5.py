@@ -31,7 +31,7 @@ from transformers import (
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 import model_t5
-from arguments_t5 import ModelArguments
+from arguments.model import ModelArguments
 from data_collator_t5 import shift_right
 from model_t5 import (
     build_config,

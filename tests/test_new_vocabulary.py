@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 import pre_train_t5
-from arguments_t5 import ModelArguments
+from arguments.model import ModelArguments
 from model_t5 import build_config, create_model, get_model, load_model
 from modeling.new_vocabulary import change_vocabulary, matching_ids, same_vocabulary
 

@@ -17,10 +17,9 @@ from transformers import Trainer, get_scheduler
 from transformers.optimization import Adafactor
 
 import training.optimizers
-from arguments_t5 import PreTrainingArguments
+from arguments.training import PreTrainingArguments, check_training
 from model_t5 import build_config, create_model
 from trainer_t5 import T5Trainer
-from training.flag_checks import check_training
 from training.optimizers import (
     AdamWRMSScaled,
     MuonWithAdamW,

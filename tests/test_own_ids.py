@@ -21,14 +21,13 @@ from test_scripts import SHAPE, argv_of
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import pre_train_t5
-from arguments_t5 import PreTrainingDataArguments
+from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from corpora import example_series
 from corpora.own_ids import IdDocument, IdFormat, IdWords, ids_offset, ids_tokenizer, read_ids
 from corpora.sources import find_sources
 from corpora.token_files import split_documents, tokenised
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
 from model_t5 import build_config
-from training.flag_checks import check_pre_training_data
 
 ROOT = Path(pre_train_t5.__file__).parent
 ROWS = [[0, 1, 2], [5, 4, 3, 9], [], [7]]

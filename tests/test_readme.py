@@ -7,7 +7,6 @@ from pathlib import Path
 
 from absl.testing import absltest, parameterized
 
-import arguments_t5
 import benchmark_t5
 import create_tokenizer
 import evaluate_t5
@@ -17,6 +16,10 @@ import plot_runs
 import pre_train_t5
 import report_glue
 import sweep_t5
+from arguments.model import ModelArguments
+from arguments.task import TaskArguments
+from arguments.text import PreTrainingDataArguments
+from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.command_line import parse_arguments
 from search.sweep_files import read_sweep
 from tasks.entries import check_entry
@@ -25,8 +28,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 README = PAGES["README.md"]
 DATACLASSES = {
-    "pre_train_t5.py": ["ModelArguments", "PreTrainingDataArguments", "PreTrainingArguments"],
-    "fine_tune_t5.py": ["ModelArguments", "TaskArguments", "FineTuningArguments"],
+    "pre_train_t5.py": [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
+    "fine_tune_t5.py": [ModelArguments, TaskArguments, FineTuningArguments],
 }
 
 
@@ -87,8 +90,7 @@ class ReadmeTest(parameterized.TestCase):
         elif script == "plot_runs.py":
             self.assertTrue(plot_runs.parse(argv).runs)
         elif script in DATACLASSES:
-            classes = [getattr(arguments_t5, name) for name in DATACLASSES[script]]
-            self.assertLen(parse_arguments(classes, argv), 3)
+            self.assertLen(parse_arguments(DATACLASSES[script], argv), 3)
         else:
             self.assertEqual(script, "evaluate_t5.py")
             self.assertLen(parse_arguments(evaluate_t5.DATACLASSES, argv), len(evaluate_t5.DATACLASSES))

@@ -15,7 +15,7 @@ from absl.testing import absltest, parameterized
 from datasets import ClassLabel, Features, List, Value
 from transformers import ByT5Tokenizer, EvalPrediction
 
-from arguments_t5 import TaskArguments
+from arguments.task import TaskArguments
 from constants import DATASET_VALS
 from tasks.entries import check_entry, eval_splits, metric_names, reference_texts, source_text, target_text
 from tasks.entries import test_splits as splits_without_labels

@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import TrainerCallback
 from transformers.activations import NewGELUActivation
 
+from arguments.training import check_training
 from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
 from model_t5 import build_config, create_model, flops_per_sequence, load_model
@@ -37,7 +38,6 @@ from modeling.fused_projections import (
 )
 from modeling.loss import chunked_loss_sums, compute_loss_in_forward, loss_sums
 from modeling.segment_masks import enable_packing
-from training.flag_checks import check_training
 
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=3, num_layers=2, num_decoder_layers=2, dropout_rate=0.0)
 VOCABULARY = 64

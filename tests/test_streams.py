@@ -22,7 +22,8 @@ from transformers import AutoTokenizer
 
 import fine_tune_t5
 import pre_train_t5
-from arguments_t5 import FineTuningArguments, TaskArguments
+from arguments.task import TaskArguments
+from arguments.training import FineTuningArguments
 from constants import DATASET_VALS
 from corpora import blocks, streams
 from corpora.blocks import FileCorpus, hub_corpora

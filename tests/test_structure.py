@@ -17,7 +17,7 @@ LINES = (
     {"constants"},
     {"common"},
     {"corpora", "modeling", "data_collator_t5"},
-    {"arguments_t5", "model_t5"},
+    {"arguments", "model_t5"},
     {"data_t5", "tasks", "objectives"},
     {"training"},
     {"trainer_t5"},
@@ -28,9 +28,11 @@ LINES = (
 UP = {
     ("training.saving", "publishing.hub_uploads"): "a checkpoint is uploaded as it is saved",
     ("training.saving", "publishing.model_cards"): "with its card",
-    ("training.flag_checks", "publishing.hub_uploads"): "what a repository may be called",
-    ("corpora.sources", "arguments_t5"): "sources read the flags until text is an object of its own",
-    ("corpora.pre_training_streams", "arguments_t5"): "the same",
+    ("corpora.sources", "arguments.model"): "sources read the flags until text is an object of its own",
+    ("corpora.sources", "arguments.task"): "the same",
+    ("corpora.sources", "arguments.text"): "the same",
+    ("corpora.pre_training_streams", "arguments.text"): "the same",
+    ("corpora.pre_training_streams", "arguments.training"): "the same",
     ("corpora.pre_training_streams", "data_t5"): "the same",
 }
 FILES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}

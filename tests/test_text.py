@@ -17,7 +17,7 @@ from absl.testing import absltest, parameterized
 from transformers import T5Config, T5ForConditionalGeneration
 
 import constants
-from arguments_t5 import PreTrainingDataArguments
+from arguments.text import PreTrainingDataArguments
 from corpora import blocks, streams
 from corpora.sources import id_format
 from corpora.streams import MixedLane, save_state

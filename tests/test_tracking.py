@@ -17,7 +17,7 @@ from absl.testing import absltest, parameterized
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import TrainerCallback, TrainerState
 
-from arguments_t5 import T5TrainingArguments
+from arguments.training import T5TrainingArguments
 from common.reports import metrics_key, read_metrics, tracked_name
 from runs import trackers
 from runs.trackers import start_tracking, wandb_points, wandb_records

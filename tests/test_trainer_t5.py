@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from absl.testing import absltest, parameterized
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
-from arguments_t5 import PreTrainingArguments
+from arguments.training import PreTrainingArguments, check_training
 from common.processes import finish_process_group
 from common.reports import read_metrics
 from corpora.examples import ChunkDataset
@@ -36,7 +36,6 @@ from runs.run import Run, device_peak_flops, set_up_tracking
 from tasks.metrics import STATISTICS, token_metrics
 from trainer_t5 import T5Trainer
 from training.batch_size import global_batch_size
-from training.flag_checks import check_training
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY = 64

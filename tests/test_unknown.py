@@ -20,7 +20,7 @@ import create_tokenizer
 import evaluate_t5
 import fine_tune_t5
 import pre_train_t5
-from arguments_t5 import PreTrainingDataArguments
+from arguments.text import PreTrainingDataArguments
 from corpora import tokenizers
 from corpora.sources import find_sources, tokenizer_for
 from corpora.token_files import tokenised

@@ -26,13 +26,10 @@ import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
 import pre_train_t5
-from arguments_t5 import (
-    FineTuningArguments,
-    ModelArguments,
-    PreTrainingArguments,
-    PreTrainingDataArguments,
-    TaskArguments,
-)
+from arguments.model import ModelArguments
+from arguments.task import TaskArguments
+from arguments.text import PreTrainingDataArguments
+from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.command_line import parse_arguments
 from model_t5 import build_config, count_parameters, create_model, flops_per_sequence, load_model
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from arguments_t5 import T5TrainingArguments
+from arguments.training import T5TrainingArguments
 from common.command_line import RESUME_NEWEST, check_folder
 from common.manifests import MANIFEST, difference, fsync, write_manifest
 from common.processes import is_first_process, print_once

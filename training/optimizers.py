@@ -8,14 +8,9 @@ from torch.distributed.tensor import DTensor
 from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
+from arguments.training import scheduler_name
+
 OWN_SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant", "constant_with_warmup")
-# ZeRO hands an optimizer flat slices of the weights. Of Adafactor's row and column means and Muon's products nothing is
-# left on them. RMS-scaled AdamW needs one number of a tensor: ZeRO-1 and 2 leave the whole weights on every rank, where
-# it is found; ZeRO-3 does not.
-NOT_UNDER_ZERO = {1: ("adafactor", "muon"), 2: ("adafactor", "muon"), 3: ("adafactor", "muon", "adamw_rms_scaled")}
-# FSDP2's slices know their whole: norms are right on them, but not the row and column means that Adafactor keeps, and
-# Muon's products have not been tried on them.
-NOT_UNDER_FSDP = ("adafactor", "muon")
 
 
 class AdamWRMSScaled(torch.optim.Optimizer):
@@ -242,11 +237,6 @@ def learning_rate_factor(
         return floor + (1.0 - floor) * shape
 
     return factor
-
-
-def scheduler_name(args) -> str:
-    """`--lr_scheduler_type` as a plain word; transformers makes an enumeration of it."""
-    return getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
 
 
 def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int):

@@ -1,0 +1,350 @@
+"""How it is trained: transformers' flags with ours, and their checks."""
+
+import difflib
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import Seq2SeqTrainingArguments
+from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
+
+from arguments.task import TaskArguments
+from arguments.text import PreTrainingDataArguments
+from common.command_line import check_repository_name, did_you_mean, option
+from common.processes import has_accelerator, print_once
+from constants import DEFAULT_OPTIMIZER, NOT_UNDER_FSDP, NOT_UNDER_ZERO, OPTIMIZERS, TRAINING_DEFAULTS
+from corpora.files import check_file
+
+NAMED_CHOICES = {
+    "optim": OPTIMIZERS,
+    "lr_scheduler_type": tuple(kind.value for kind in SchedulerType),
+    "eval_strategy": tuple(kind.value for kind in IntervalStrategy),
+    "logging_strategy": tuple(kind.value for kind in IntervalStrategy),
+    "save_strategy": tuple(kind.value for kind in SaveStrategy),
+    "generation_cache": ("dynamic", "static"),
+}
+# {flag that the job decides where it is not given (check_training): what transformers sees until then}
+_LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
+# Least values of transformers' flags where it checks none itself.
+LEAST = dict(
+    per_device_train_batch_size=1,
+    per_device_eval_batch_size=1,
+    gradient_accumulation_steps=1,
+    seed=0,
+    weight_decay=0,
+    max_grad_norm=0,
+    dataloader_num_workers=0,
+    generation_num_beams=1,
+    generation_max_length=1,
+    save_total_limit=1,
+    logging_steps=0,
+    eval_steps=0,
+    save_steps=0,
+    learning_rate=0,
+    warmup_steps=0,
+    z_loss=0,
+    loss_chunk_size=0,
+    length_buckets=0,
+    num_samples=0,
+)
+
+
+@dataclass
+class T5TrainingArguments(Seq2SeqTrainingArguments):
+    """transformers' training flags, with T5's optimizers and schedules and defaults that suit T5."""
+
+    _argument_group_name = "training"
+
+    output_dir: str | None = option(None, "Where everything is written. Must be empty, resumed or overwritten.")
+    overwrite_output_dir: bool = option(False, "Start anew in an --output_dir that holds an earlier run's files.")
+    dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
+    optim: str | None = option(None, f"{', '.join(OPTIMIZERS)}. Not set: the first.")
+    learning_rate: float | None = option(None, "Peak learning rate. Not set: docs/defaults.md has it.")
+    lr_scheduler_type: str | None = option(
+        None, "Schedule: cosine, inverse_sqrt (T5's), linear, constant, or any of HF's."
+    )
+    warmup_steps: float | None = option(None, "Steps of warm-up; a share of all if below 1.")
+    warmup_start_factor: float = option(0.5, "Learning rate at step 0 as a fraction of the peak, 0 to 1.")
+    final_learning_rate_factor: float = option(5e-4, "Share of the peak at the last step of cosine and linear.")
+    adam_epsilon: float = option(1e-6, "Epsilon of AdamW.")
+    bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: on where the GPU has it, off on a CPU.")
+    report_to: list[str] = option(
+        ["wandb"], "Trackers: wandb (offline when not logged in), tensorboard, trackio, none."
+    )
+    project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
+    remove_unused_columns: bool = option(False, "Kept off: our collators take what they need.")
+    logging_nan_inf_filter: bool = option(False, "Kept off: a loss that is not finite must be seen.")
+    early_stopping_patience: int | None = option(None, "Stop after N evaluations without a better main metric.")
+    z_loss: float = option(0.0, "Adds this times (log Z)^2 to a token's loss; T5X: 1e-4.")
+    loss_chunk_size: int = option(0, "Target tokens whose logits exist at a time. 0: all.")
+    fused_projections: bool = option(False, "Q, K, V in one product; wi_0, wi_1 too.")
+    fused_cross_projections: bool = option(False, "All cross-attention K, V in one product.")
+    bf16_residual: bool = option(False, "With --bf16: the residual stream in bfloat16 too.")
+    generation_cache: str = option("dynamic", "In generation: dynamic, or static (compiled on a GPU).")
+    precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
+
+    defaults_of: str | None = field(default=None, init=False)  # the job whose default learning rate was taken
+
+    def __post_init__(self):
+        if self.fp16 or self.fp16_full_eval:
+            raise ValueError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
+        for name, choices in NAMED_CHOICES.items():
+            value = getattr(getattr(self, name), "value", getattr(self, name))
+            if value not in choices and not (value is None and name in _LEFT_OPEN):
+                raise ValueError(f"--{name} {value}: must be one of {', '.join(choices)}")
+        self.report_to = _trackers(self.report_to)
+        if self.disable_tqdm is None and not sys.stderr.isatty():
+            self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
+        if isinstance(self.deepspeed, str) and not self.deepspeed.lstrip().startswith("{"):
+            check_file("--deepspeed", Path(self.deepspeed))
+        if not has_accelerator():
+            self.use_cpu = True  # otherwise every launched process would run alone (no backend is set up)
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find that out
+            if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+                # `accelerate launch` allows a process one thread unless told otherwise; the cores are there to be used.
+                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+                torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+            self.dataloader_pin_memory = False
+        if self.bf16 is None:
+            self.bf16 = not self.use_cpu and has_bf16()
+        # transformers knows neither our optimizers' names nor a choice that is still open: put back afterwards.
+        asked = {name: getattr(self, name) for name in _LEFT_OPEN}
+        for name, stand_in in _LEFT_OPEN.items():
+            setattr(self, name, stand_in)
+        super().__post_init__()
+        for name, value in asked.items():
+            setattr(self, name, value)
+        if getattr(self, "hf_deepspeed_config", None) is not None:
+            # Every rank builds the whole model, so that its first weights are those of any other launch. DeepSpeed
+            # cuts them up afterwards: T5Trainer puts this back.
+            unset_hf_deepspeed_config()
+
+
+def has_bf16() -> bool:
+    """Whether the GPU computes in bfloat16 itself. T4 and V100 emulate it, slower than float32."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _trackers(names: list[str] | str) -> list[str]:
+    """The names of `--report_to`; ValueError for one that is unknown or not installed."""
+    names = [names] if isinstance(names, str) else list(names or ["none"])
+    known = {"none", "all", *INTEGRATION_TO_CALLBACK}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f": must be one of {', '.join(sorted(known))}"
+            raise ValueError(f"--report_to {name}: no such tracker{hint}")
+        if name not in ("none", "all", *get_available_reporting_integrations()):
+            raise ValueError(f"--report_to {name}: the package {name} is not installed")
+    return names
+
+
+@dataclass
+class PreTrainingArguments(T5TrainingArguments):
+    """Defaults of pre-training: nanoT5's settings (docs/defaults.md)."""
+
+    output_dir: str | None = option(
+        "out/pre_train_t5", "Where everything is written. Must be empty, resumed or overwritten."
+    )
+    max_steps: int = option(65_536, "Optimizer steps.")
+    per_device_train_batch_size: int = option(32, "Sequences per process and forward pass.")
+    gradient_accumulation_steps: int = option(4, "Forward passes per optimizer step.")
+    per_device_eval_batch_size: int = option(32, "Sequences per process in evaluation.")
+    logging_steps: float = option(100, "Steps between log lines.")
+    eval_strategy: str = option("steps", "When to evaluate: no, steps or epoch.")
+    eval_steps: float | None = option(2_000, "Steps between evaluations.")
+    save_steps: float = option(2_000, "Steps between checkpoints.")
+    save_total_limit: int | None = option(2, "Checkpoints kept.")
+    num_samples: int = option(3, "Texts whose gaps the model fills at each evaluation, in samples.md; 0: none.")
+
+
+@dataclass
+class FineTuningArguments(T5TrainingArguments):
+    """Defaults of fine-tuning: a few epochs, evaluated and saved after each, the best one kept."""
+
+    output_dir: str | None = option(
+        "out/fine_tune_t5", "Where everything is written. Must be empty, resumed or overwritten."
+    )
+    num_train_epochs: float = option(10.0, "Passes over the training rows.")
+    per_device_train_batch_size: int = option(32, "Rows per process and forward pass.")
+    per_device_eval_batch_size: int = option(64, "Rows per process in evaluation.")
+    logging_steps: float = option(20, "Steps between log lines.")
+    eval_strategy: str = option("epoch", "When to evaluate: no, steps or epoch.")
+    save_strategy: str = option("epoch", "When to save: no, steps, epoch or best.")
+    save_total_limit: int | None = option(1, "Checkpoints kept beside the best one.")
+    load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
+    train_sampling_strategy: str = option("random", "Order of the rows: random, sequential or group_by_length.")
+    length_buckets: int = option(0, "Pad training sources to one of N lengths. 0: to the longest row.")
+
+
+def check_training(args: T5TrainingArguments, job: str) -> None:
+    """Checks the training flags and fills in what depends on others. `job`: a name in TRAINING_DEFAULTS."""
+    if wants_fsdp(args):
+        _check_fsdp(args)
+    _choose_optimizer(args)
+    if args.learning_rate is None:
+        args.learning_rate = TRAINING_DEFAULTS[job]["learning_rate"][args.optim]
+        args.defaults_of = job
+    if args.lr_scheduler_type is None:
+        args.lr_scheduler_type = TRAINING_DEFAULTS[job]["lr_scheduler_type"]
+        if args.lr_scheduler_type == "constant" and args.warmup_steps:
+            args.lr_scheduler_type = "constant_with_warmup"
+    if args.warmup_steps is None:
+        args.warmup_steps = TRAINING_DEFAULTS[job]["warmup_steps"]
+    for name, least in LEAST.items():
+        value = getattr(args, name, None)
+        if value is not None and not value >= least:  # nor a nan
+            raise ValueError(f"--{name} {value}: must be at least {least}")
+    if args.max_steps < 1 and args.max_steps != -1:
+        raise ValueError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
+    if args.max_steps == -1 and not args.num_train_epochs > 0:
+        raise ValueError(f"--num_train_epochs {args.num_train_epochs}: must be above 0")
+    if args.hub_model_id and not args.push_to_hub:
+        raise ValueError(f"--hub_model_id {args.hub_model_id}: nothing is uploaded without --push_to_hub")
+    if args.push_to_hub:
+        check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
+    if not 0 <= args.label_smoothing_factor < 1:
+        raise ValueError(f"--label_smoothing_factor {args.label_smoothing_factor}: must be at least 0 and below 1")
+    if "pre-training" in job and args.max_steps > 0 and args.num_train_epochs != 3:  # 3: transformers' default
+        raise ValueError(f"--num_train_epochs {args.num_train_epochs}: --max_steps {args.max_steps} decides the length "
+                         "of pre-training; for epochs add --max_steps -1")  # fmt: skip
+    _check_step(args)
+    for name in ("warmup_start_factor", "final_learning_rate_factor"):
+        if not 0 <= getattr(args, name) <= 1:
+            raise ValueError(f"--{name} {getattr(args, name)}: must lie between 0 and 1")
+    if scheduler_name(args) == "inverse_sqrt" and not args.warmup_steps:
+        raise ValueError("--warmup_steps 0: --lr_scheduler_type inverse_sqrt falls from the end of the warm-up on, to "
+                         "1 % of the peak in a hundred times as many steps; T5 has 10000")  # fmt: skip
+    if args.max_steps > 0:
+        check_warmup(args, args.max_steps)
+    if args.trackio_static_space_id:
+        raise ValueError(f"--trackio_static_space_id {args.trackio_static_space_id}: not made here; after the run, "
+                         "`trackio sync --sdk static` does it")  # fmt: skip
+    if args.early_stopping_patience is not None:
+        if args.early_stopping_patience < 1:
+            raise ValueError(f"--early_stopping_patience {args.early_stopping_patience}: must be at least 1 evaluation")
+        if not (args.load_best_model_at_end and args.metric_for_best_model):
+            raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
+
+
+def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
+    """ValueError if the warm-up is as long as the run: its learning rate would only rise."""
+    if scheduler_name(args) not in ("constant", "inverse_sqrt") and args.warmup_steps >= max(1, total_steps):
+        raise ValueError(f"--warmup_steps {args.warmup_steps:g}: the run has {total_steps:,} steps, and the learning "
+                         "rate would only rise; give fewer, or a share such as 0.1")  # fmt: skip
+
+
+def scheduler_name(args) -> str:
+    """`--lr_scheduler_type` as a plain word; transformers makes an enumeration of it."""
+    return getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+
+
+def _choose_optimizer(args: T5TrainingArguments) -> None:
+    """Fills in the optimizer. ValueError for one that cannot work on the slices that ZeRO gives it."""
+    stage = zero_stage(args)
+    refused = NOT_UNDER_ZERO.get(stage, ())
+    if args.optim in refused:
+        instead = DEFAULT_OPTIMIZER if DEFAULT_OPTIMIZER not in refused else "adamw_torch"
+        raise ValueError(f"--optim {args.optim}: ZeRO-{stage} hands it flat slices of the weights, on which it goes "
+                         f"wrong; use --optim {instead} with --deepspeed (its learning rate may differ)")  # fmt: skip
+    if args.optim is not None:
+        return
+    args.optim = DEFAULT_OPTIMIZER
+    if DEFAULT_OPTIMIZER in refused:
+        if args.learning_rate is not None:
+            raise ValueError(f"--learning_rate {args.learning_rate:g}: is for the default optimizer {args.optim}, "
+                             f"which ZeRO-{stage} cannot have; add --optim adamw_torch if the rate is meant for it, or "
+                             "leave the rate out")  # fmt: skip
+        args.optim = "adamw_torch"
+        print_once(f"--deepspeed: ZeRO-{stage} cannot have the default optimizer {DEFAULT_OPTIMIZER}; "
+                   "--optim adamw_torch with its own learning rate takes its place")  # fmt: skip
+
+
+def zero_stage(args: T5TrainingArguments) -> int:
+    """Stage of ZeRO that `--deepspeed` asks for; 0 without it."""
+    config = getattr(args, "hf_deepspeed_config", None)
+    return 0 if config is None else int(config.get_value("zero_optimization.stage", 0))
+
+
+def wants_fsdp(args: T5TrainingArguments) -> bool:
+    """Whether `--fsdp`, or the configuration of `accelerate launch`, asks for fully sharded data parallelism."""
+    return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def _check_fsdp(args: T5TrainingArguments) -> None:
+    if args.deepspeed:
+        raise ValueError("--fsdp and --deepspeed exclude each other: both shard the model")
+    if args.world_size <= 1:
+        raise ValueError("--fsdp shards a model over several processes, and this is the only one: start them with "
+                         "accelerate launch or torchrun")  # fmt: skip
+    if args.optim in NOT_UNDER_FSDP:
+        raise ValueError(f"--optim {args.optim}: it cannot work on FSDP2's slices of the weights; use --optim "
+                         f"{DEFAULT_OPTIMIZER} with --fsdp")  # fmt: skip
+    config = args.fsdp_config or {}
+    version = str(config.get("version", os.environ.get("FSDP_VERSION", "2")))
+    if version != "2":
+        raise ValueError(f"FSDP version {version}: must be 2 (launch/fsdp2.yaml is a configuration that works)")
+    kind = str(config.get("state_dict_type", os.environ.get("FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")))
+    if kind != "FULL_STATE_DICT":
+        raise ValueError(f"FSDP's state_dict_type {kind}: must be FULL_STATE_DICT, which is saved as an ordinary "
+                         "Hugging Face folder")  # fmt: skip
+
+
+def _check_step(args: T5TrainingArguments) -> None:
+    """Contradictions among the options of the training step."""
+    if args.bf16_residual and not args.bf16:
+        raise ValueError("--bf16_residual goes with --bf16: in float32 there is nothing to cast")
+    zero3 = zero_stage(args) == 3
+    for name in ("fused_projections", "fused_cross_projections", "torch_compile", "loss_chunk_size"):
+        if getattr(args, name) and (zero3 or wants_fsdp(args)):
+            sharding = "ZeRO-3" if zero3 else "--fsdp"
+            raise ValueError(f"--{name}: not with {sharding}, which brings in a module's weights only when it is "
+                             "called; ZeRO-2 goes")  # fmt: skip
+    if getattr(args, "length_buckets", 0) and args.train_sampling_strategy != "random":
+        raise ValueError(f"--length_buckets {args.length_buckets} orders the rows itself: leave "
+                         f"--train_sampling_strategy {args.train_sampling_strategy} out")  # fmt: skip
+    if getattr(args, "length_buckets", 0) and args.auto_find_batch_size:
+        raise ValueError("--length_buckets pads batches to a fixed number of rows: not with --auto_find_batch_size")
+    if args.precompile:
+        if not args.torch_compile:
+            raise ValueError("--precompile fills the cache of --torch_compile: give both")
+        args.save_strategy, args.eval_strategy, args.report_to = SaveStrategy.NO, IntervalStrategy.NO, []
+        args.load_best_model_at_end, args.early_stopping_patience = False, None
+        args.max_steps = args.max_steps if args.max_steps < 1 else max(2, args.max_steps)
+
+
+def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:
+    """Contradictions among the flags of a stream; without one there is nothing to check."""
+    if not args.streaming:
+        default = type(args).__dataclass_fields__["shuffle_buffer_size"].default
+        if args.shuffle_buffer_size != default:
+            raise ValueError(f"--shuffle_buffer_size {args.shuffle_buffer_size}: goes with --streaming")
+        return
+    if training_args.max_steps < 1:
+        raise ValueError("--streaming needs --max_steps: nobody knows how long a stream is before it is over")
+    if args.shuffle_buffer_size < 1:
+        raise ValueError(f"--shuffle_buffer_size {args.shuffle_buffer_size}: must be at least 1 (blocks are shuffled "
+                         "even then, rows within them not)")  # fmt: skip
+    if args.max_train_samples is not None:
+        raise ValueError(f"--max_train_samples {args.max_train_samples}: which rows of a stream come first depends on "
+                         "the order; give a smaller file, or --max_steps")  # fmt: skip
+    strategy = getattr(training_args.train_sampling_strategy, "value", training_args.train_sampling_strategy)
+    if strategy != "random":
+        raise ValueError(f"--train_sampling_strategy {strategy}: a stream is always shuffled, by its blocks and "
+                         "--shuffle_buffer_size")  # fmt: skip
+    for flag in ("length_buckets", "auto_find_batch_size"):
+        if getattr(training_args, flag, None):
+            raise ValueError(f"--{flag} {getattr(training_args, flag)}: does not go with --streaming, whose batches "
+                             "are cut on the fly, all of one size")  # fmt: skip
+    training_args.ignore_data_skip = True  # of batches before a resumed step: the stream itself begins there
+
+
+def check_best_metric(name: str | None, known: list[str]) -> None:
+    """ValueError if `--metric_for_best_model` is none of the names that an evaluation will have, without "eval_"."""
+    if name is not None and name.removeprefix("eval_") not in known:
+        hint = did_you_mean(name.removeprefix("eval_"), known)
+        raise ValueError(f"--metric_for_best_model {name}: no metric of this run{hint}; there is {', '.join(known)}")
