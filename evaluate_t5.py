@@ -37,7 +37,6 @@ from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import set_up_tracking
 from runs.samples import prompt
 from runs.trackers import finish_tracking, log_table, start_tracking
-from tasks.entries import check_entry, eval_splits, main_metric, reference_texts, row_texts, source_text, test_splits
 from tasks.examples import (
     class_label_ids,
     class_texts,
@@ -46,10 +45,19 @@ from tasks.examples import (
     prepare_split,
     task_metrics,
 )
-from tasks.metrics import check_metrics, parse_class, parse_number, score_predictions
+from tasks.metrics.scoring import check_metrics, score_predictions
 from tasks.mixtures import average_of
-from tasks.rows import load_rows
-from tasks.streaming import evaluation_rows, is_text_corpus, open_corpus
+from tasks.registry import (
+    check_entry,
+    eval_splits,
+    main_metric,
+    reference_texts,
+    row_texts,
+    source_text,
+    test_splits,
+    values_of_texts,
+)
+from tasks.rows import evaluation_rows, is_text_corpus, load_rows, open_corpus
 from tasks.task_records import TASK_RECORD, recorded_flags, recorded_lengths
 from trainer_t5 import T5Trainer
 from training.flag_checks import check_attention, check_task, check_tasks
@@ -293,7 +301,7 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
     else:
         numbers = {f"{job.name}_{split}_samples": len(answers)}
         if job.task["target_type"] != "text":
-            numbers[f"{job.name}_{split}_invalid_outputs"] = sum(v == -1 for v in values_of(job.task, answers))
+            numbers[f"{job.name}_{split}_invalid_outputs"] = sum(v == -1 for v in values_of_texts(job.task, answers))
         if generated:
             found = non_canonical_outputs(job.task, job.tokenizer, tokens)
             numbers |= {f"{job.name}_{split}_{name}": value for name, value in found.items()}
@@ -307,12 +315,6 @@ def copying_baseline(job: Job, split: str) -> dict[str, float]:
     references = [reference_texts(job.name, job.task, row) for row in rows]
     scores = score_predictions(job.task, [source_text(job.task, row) for row in rows], references)
     return {f"{job.prefix(split)}_copied_{name}": value for name, value in scores.items()}
-
-
-def values_of(task: dict, answers: list[str]) -> list[float]:
-    """Class indices or numbers, -1 where an answer is neither: labels [no, yes], ["yes", "", "no"] -> [1, -1, 0]."""
-    is_class = task["target_type"] == "class"
-    return [parse_class(text, task["labels"]) if is_class else parse_number(text) for text in answers]
 
 
 def write_predictions(folder: Path, job: Job, split: str, answers: list[str]) -> list[dict]:
@@ -342,7 +344,7 @@ def write_submission(folder: Path, job: Job, split: str, answers: list[str]) -> 
     An answer that is no label goes in as the first class, one that is no number as 0; STS-B's scale ends at 5.
     """
     lines = ["index\tprediction\n"]
-    for index, value in enumerate(values_of(job.task, answers)):
+    for index, value in enumerate(values_of_texts(job.task, answers)):
         if job.task["target_type"] == "number":
             written = f"{min(max(value, 0.0), 5.0):.3f}"
         else:

@@ -44,12 +44,11 @@ from model_t5 import (
 )
 from runs.run import finish_run, set_up_tracking, start_run
 from tasks.batching import BucketCollator, bucket_lengths
-from tasks.entries import check_entry, eval_splits, main_metric, metric_names, row_texts
-from tasks.examples import class_label_ids, prepare_split, task_metrics
-from tasks.metrics import ERROR_METRICS, check_metrics
+from tasks.examples import class_label_ids, prepare_split, stream_task, task_metrics
+from tasks.metrics.scoring import ERROR_METRICS, check_metrics
 from tasks.mixtures import Mixture, average_of, mixing_rates
-from tasks.rows import load_rows
-from tasks.streaming import evaluation_rows, open_corpus, stream_task
+from tasks.registry import check_entry, eval_splits, main_metric, metric_names, row_texts
+from tasks.rows import evaluation_rows, load_rows, open_corpus
 from tasks.task_records import task_record
 from trainer_t5 import EvaluationTask, T5Trainer
 from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir

@@ -50,17 +50,17 @@ from objectives.chunks import (
 )
 from objectives.denoisers import MixtureDataCollator, denoisers_of, with_mode_tokens
 from objectives.documents import DocumentDataCollator
-from objectives.packed_rows import PackedDataCollator
-from runs.run import finish_run, set_up_tracking, start_run
-from runs.samples import SamplesCallback
-from runs.trackers import log_table
-from tasks.metrics import (
+from objectives.metrics import (
     CORPUS_METRICS,
     LANGUAGE_MODEL_METRICS,
     corpora_metrics,
     language_model_metrics,
     mixture_metrics,
 )
+from objectives.packed_rows import PackedDataCollator
+from runs.run import finish_run, set_up_tracking, start_run
+from runs.samples import SamplesCallback
+from runs.trackers import log_table
 from trainer_t5 import T5Trainer
 from training.batch_size import global_batch_size
 from training.checkpoints import check_resumed_data, check_resumed_flags, check_resumed_model, prepare_output_dir

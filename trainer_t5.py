@@ -39,7 +39,7 @@ from modeling.loss import compute_loss_in_forward
 from modeling.segment_masks import SEGMENTS
 from objectives.packed_rows import PackedDataCollator
 from tasks.batching import BucketCollator
-from tasks.metrics import STATISTICS
+from tasks.metrics.scoring import STATISTICS
 from training.batch_size import global_batch_size
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from training.preemption import PreemptionCallback, exit_preempted

@@ -14,8 +14,8 @@ from absl.testing import absltest, parameterized
 import evaluate_t5
 from arguments_t5 import TaskArguments
 from constants import DATASET_VALS
-from tasks.entries import check_entry, source_text, target_text
-from tasks.metrics import METRICS
+from tasks.metrics.scoring import METRICS
+from tasks.registry import check_entry, source_text, target_text
 from tasks.rows import load_rows
 from tasks.transforms import TRANSFORMS, strip_diacritics
 
@@ -64,7 +64,7 @@ class TransformTest(parameterized.TestCase):
 
     def test_an_unknown_transform_is_refused_by_name(self):
         with self.assertRaisesRegex(ValueError, "restore_diacritic: .*did you mean restore_diacritics"):
-            check_entry("x", RESTORE | {"transform": "restore_diacritic"})
+            check_entry("x", RESTORE | {"preprocess": "restore_diacritic"})
 
 
 class MetricTest(parameterized.TestCase):

@@ -34,7 +34,7 @@ from model_t5 import build_config, create_model, parse_overrides
 from modeling.segment_masks import enable_packing
 from objectives.chunks import WeightedChunks, tokens_per_example
 from objectives.documents import DocumentDataCollator, DocumentRows, RowLayout, share_out
-from tasks.metrics import mixture_metrics
+from objectives.metrics import mixture_metrics
 from trainer_t5 import T5Trainer
 
 # (input_seq_length, noise_density, mean_noise_span_length)

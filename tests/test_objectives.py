@@ -23,8 +23,9 @@ from objectives.denoisers import (
     pattern_of,
     with_mode_tokens,
 )
+from objectives.metrics import mixture_metrics
 from objectives.packed_rows import ragged_noise_mask
-from tasks.metrics import STATISTICS, mixture_metrics
+from tasks.metrics.scoring import STATISTICS
 from trainer_t5 import _by_kind
 
 HARD = dict(noise_density=0.5, mean_noise_span_length=3.0)  # at 512 it needs 128 sentinels: REFERENCE, section 1

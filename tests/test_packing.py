@@ -19,7 +19,7 @@ from model_t5 import build_config, create_model
 from modeling.segment_masks import enable_packing, segment_mask
 from objectives.chunks import PackedChunks
 from objectives.denoisers import MixtureDataCollator, with_mode_tokens
-from tasks.metrics import mixture_metrics
+from objectives.metrics import mixture_metrics
 from trainer_t5 import T5Trainer
 
 SIZE = 400

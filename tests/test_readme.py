@@ -19,7 +19,7 @@ import report_glue
 import sweep_t5
 from common.command_line import parse_arguments
 from search.sweep_files import read_sweep
-from tasks.entries import check_entry
+from tasks.registry import check_entry
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}

@@ -20,8 +20,9 @@ import fine_tune_t5
 import pre_train_t5
 from common.reports import tracked_name
 from constants import DATASET_VALS
-from tasks.entries import eval_splits
-from tasks.metrics import STATISTICS, language_model_metrics
+from objectives.metrics import language_model_metrics
+from tasks.metrics.scoring import STATISTICS
+from tasks.registry import eval_splits
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "sweeps").glob("*.yaml"))

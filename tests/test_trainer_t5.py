@@ -29,9 +29,10 @@ from common.reports import read_metrics
 from data_collator_t5 import T5DataCollator, shift_right
 from data_t5 import ChunkDataset
 from model_t5 import build_config, create_model
+from objectives.metrics import language_model_metrics
 from runs import run as runs
 from runs.run import device_peak_flops, set_up_tracking, start_run
-from tasks.metrics import STATISTICS, language_model_metrics, token_metrics
+from tasks.metrics.scoring import STATISTICS, token_metrics
 from trainer_t5 import T5Trainer
 from training.batch_size import global_batch_size
 from training.flag_checks import check_training

@@ -1,0 +1,89 @@
+"""Metrics of pre-training, from the statistics that T5Trainer keeps of each example in an evaluation (STATISTICS)."""
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tasks.metrics.scoring import STATISTICS, token_metrics
+
+if TYPE_CHECKING:
+    from transformers import EvalPrediction
+
+LANGUAGE_MODEL_METRICS = ("loss", "token_accuracy", "text_token_accuracy", "perplexity", "bits_per_byte", "nats_per_id")
+CORPUS_METRICS = ("loss", "text_token_accuracy", "bits_per_byte", "nats_per_id")  # reported for each corpus too
+
+
+def language_model_metrics(eval_prediction: "EvalPrediction", bytes_per_token: float | None) -> dict[str, float]:
+    """Metrics of pre-training: loss, token accuracy, the same over hidden text alone, perplexity and bits per byte.
+
+    text_token_accuracy leaves out sentinels and EOS, which are soon always right and make up a third of the targets. So
+    it does with an EOS that stood between two documents and is hidden.
+
+    bits_per_byte = nats of all targets / ln 2 / bytes of the text they hide: what it costs to write down a hidden byte,
+    its sentinels and EOS included. It compares tokenizers, which the loss per token cannot. `bytes_per_token` is the
+    mean of the validation text's tokens, EOS between documents left out. Where it is None, the tokens are ready-made
+    ids, and nats_per_id = nats of all targets / hidden ids stands in its place.
+    """
+    _, statistics = eval_prediction.predictions
+    nats, tokens, correct_text, text_tokens = (
+        statistics[:, STATISTICS.index(name)].astype(np.float64).sum()
+        for name in ("nats", "tokens", "correct_text_tokens", "text_tokens")
+    )
+    return token_metrics(statistics) | _text_metrics(nats, tokens, correct_text, text_tokens, bytes_per_token)
+
+
+def _text_metrics(nats: float, tokens: float, correct_text: float, text_tokens: float, bytes_per_token: float | None):
+    metrics = {"text_token_accuracy": float(correct_text / text_tokens), "perplexity": _perplexity(nats / tokens)}
+    if bytes_per_token is None:
+        return metrics | {"nats_per_id": float(nats / text_tokens)}
+    return metrics | {"bits_per_byte": float(nats / math.log(2) / (text_tokens * bytes_per_token))}
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700.0))
+
+
+def mixture_metrics(
+    eval_prediction: "EvalPrediction", names: Sequence[str], bytes_per_token: float | None
+) -> dict[str, float]:
+    """The same for a mixture of denoisers, and `loss_<denoiser>` of each of the D `names`.
+
+    statistics: [rows, 7 + 3 * 2D], behind the usual columns nats, tokens and correct tokens of each kind of target: the
+    denoisers' text, then their sentinels and EOS.
+    """
+    _, statistics = eval_prediction.predictions
+    nats, tokens, correct = statistics[:, len(STATISTICS) :].astype(np.float64).sum(axis=0).reshape(3, -1)
+    text = slice(0, len(names))
+    metrics = {"loss": float(nats.sum() / tokens.sum()), "token_accuracy": float(correct.sum() / tokens.sum())}
+    metrics |= _text_metrics(nats.sum(), tokens.sum(), correct[text].sum(), tokens[text].sum(), bytes_per_token)
+    by_denoiser = nats.reshape(2, -1).sum(axis=0), tokens.reshape(2, -1).sum(axis=0)
+    for name, own_nats, own_tokens in zip(names, *by_denoiser, strict=True):
+        if own_tokens and len(names) > 1:
+            metrics[f"loss_{name}"] = float(own_nats / own_tokens)
+    return metrics
+
+
+def corpora_metrics(
+    eval_prediction: "EvalPrediction", names: Sequence[str], ends: Sequence[int], weights: Sequence[float], metrics
+) -> dict[str, float]:
+    """Metrics over several corpora whose rows follow each other up to `ends`: means under the weights of the training,
+    and `<corpus>_loss` and the like of each. metrics: one function of predictions for each corpus. A corpus without
+    validation rows is left out of the means."""
+    generated, statistics = eval_prediction.predictions
+    found = {}
+    for name, start, end, weight, score in zip(names, [0, *ends], ends, weights, metrics, strict=False):
+        if end > start:
+            rows = SimpleNamespace(predictions=(generated[start:end], statistics[start:end]))
+            found[name] = (weight, score(rows))
+    keys = list(dict.fromkeys(key for _, values in found.values() for key in values))
+    joint = {}
+    for key in keys:
+        share = sum(weight for weight, values in found.values() if key in values)
+        joint[key] = sum(weight * values.get(key, 0.0) for weight, values in found.values()) / share
+    joint["perplexity"] = _perplexity(joint["loss"])
+    for name, (_, values) in found.items():
+        joint |= {f"{name}_{key}": values[key] for key in CORPUS_METRICS if key in values}
+    return joint

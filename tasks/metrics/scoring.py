@@ -1,0 +1,178 @@
+"""Metrics of the fine-tuning tasks by their names, computed on texts or on what the texts say.
+
+    generated ids [N, T] --decode, strip--> texts [N] --values_of_texts--> values [N] --METRICS--> a float
+
+Labels that teacher forcing found by their tokens come in as texts too (class_texts of tasks/examples.py).
+`METRICS` needs no network; any other name goes to `evaluate.load`. `check_metrics` tells before training what cannot be
+computed. N: examples, T: tokens, padded.
+"""
+
+import functools
+import logging
+import math
+import numbers
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.command_line import did_you_mean
+from tasks.metrics import answers, general, restoration
+from tasks.registry import format_number_target, value_of_text, values_of_texts
+
+logger = logging.getLogger(__name__)
+
+
+def _by_name(*metrics: Callable) -> dict[str, Callable]:
+    return {metric.__name__: metric for metric in metrics}
+
+
+_CLASS_METRICS = _by_name(general.accuracy, general.f1, general.f1_macro, general.matthews_correlation)
+_NUMBER_METRICS = _by_name(general.pearson, general.spearman)
+_TEXT_METRICS = _by_name(
+    general.exact_match,
+    general.bleu,
+    *map(general.rouge, ("rouge1", "rouge2", "rougeL", "rougeLsum")),
+    answers.squad_exact_match,
+    answers.squad_f1,
+    answers.final_number_accuracy,
+    restoration.word_accuracy,
+    restoration.diacritic_error_rate,
+)
+# These take a third argument: for each example the values of the entry's `metric_columns`.
+_IN_CONTEXT = _by_name(answers.question_exact_match, answers.referent_accuracy)
+METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS | _IN_CONTEXT
+PERCENT_METRICS = ("bleu",)  # these count to 100, all others to 1
+ERROR_METRICS = ("diacritic_error_rate",)  # of these less is better, of all others more
+# Every target is a text, but not every target is a class or a number: what a task may name goes by its target_type.
+_FITTING = {
+    "class": (*_CLASS_METRICS, *_TEXT_METRICS, "question_exact_match"),
+    "number": (*_NUMBER_METRICS, *_TEXT_METRICS),
+    "text": (*_TEXT_METRICS, "referent_accuracy"),
+}
+
+
+# ---------------------------------------------------------------- metrics by name
+@functools.cache  # read from the disk or the Hub once, used at each evaluation
+def _load_evaluate(name: str) -> Any:
+    """The `evaluate` module in a folder or script, or on the Hub. With HF_HUB_OFFLINE set, only paths are tried."""
+    if not Path(name).exists() and os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        raise FileNotFoundError("no such path, and HF_HUB_OFFLINE is set (a cached module can be named by its path)")
+    import evaluate
+
+    return evaluate.load(name, keep_in_memory=True)  # no cache file for the ranks of a machine to race on
+
+
+def _find_metric(name: str, task_name: str, task: dict) -> Any:
+    """An entry of METRICS or an `evaluate` module; ValueError if there is none or it does not fit."""
+    where = f"Task {task_name!r}, metric {name!r}:"
+    if name not in METRICS:
+        try:
+            return _load_evaluate(name)
+        except Exception as error:  # whatever a user's module or `evaluate` raises
+            raise ValueError(
+                f"{where} unknown{did_you_mean(name, METRICS)}. Known are {', '.join(METRICS)}, and what "
+                f"`evaluate.load` takes (a folder, a Hub name), which failed with {type(error).__name__}: {error}"
+            ) from error
+    fitting = _FITTING[task["target_type"]]
+    if name not in fitting:
+        raise ValueError(f"{where} not for target_type {task['target_type']!r}; possible are {', '.join(fitting)}.")
+    if name == "f1" and len(task["labels"]) != 2:
+        raise ValueError(f"{where} needs two labels, not {task['labels']}; 'f1_macro' takes any number.")
+    if name in _IN_CONTEXT and not task.get("metric_columns"):
+        raise ValueError(f"{where} needs the entry's `metric_columns`: {(_IN_CONTEXT[name].__doc__ or '').strip()}")
+    return METRICS[name]
+
+
+def check_metrics(task_name: str, task: dict) -> None:
+    """Raises ValueError, before any training, if a metric of the task is unknown or does not fit its targets."""
+    if not task["metrics"]:
+        raise ValueError(
+            f"Task {task_name!r}: `metrics` is empty, but its first entry decides which checkpoint is best."
+        )
+    for name in task["metrics"]:
+        _find_metric(name, task_name, task)
+
+
+# ---------------------------------------------------------------- the scores of a task
+def score_predictions(
+    task: dict, predicted_texts: list[str], target_texts: list, context: list[tuple] | None = None
+) -> dict[str, float]:
+    """The task's metrics, and for class and number targets `invalid_outputs`: how many predictions are neither.
+
+        labels ["no", "yes"], metrics ["f1", "accuracy"]:
+        ["yes", "perhaps", "no"], ["yes", "yes", "no"]  ->  {"f1": 0.667, "accuracy": 0.667, "invalid_outputs": 1}
+
+    All arguments hold N entries; those of `target_texts` may be lists of texts where targets are text, `context` are
+    the values of the entry's `metric_columns`, without which the metrics that need them are left out. Numbers are
+    compared with the file's own, as GLUE does, and not with the rounded text that training writes; only metrics of
+    texts see that one. Raises ValueError for N = 0, for a target that is no label or number, and where `check_metrics`
+    does.
+    """
+    assert len(predicted_texts) == len(target_texts), (len(predicted_texts), len(target_texts))
+    if not predicted_texts:
+        raise ValueError("There are no predictions to score: the evaluation split is empty.")
+    predictions, references = predicted_texts, target_texts
+    if task["target_type"] != "text":
+        wrong = [text for text in target_texts if value_of_text(task, text) is None]
+        if wrong:
+            expected = "a finite number" if "labels" not in task else f"one of the labels {task['labels']}"
+            raise ValueError(f"{len(wrong)} of {len(target_texts)} targets, first {wrong[0]!r}, are not {expected}.")
+        predictions, references = values_of_texts(task, predicted_texts), values_of_texts(task, target_texts)
+    if task["target_type"] == "number":
+        target_texts = list(map(format_number_target, references))
+
+    scores: dict[str, float] = {}
+    for name in task["metrics"]:
+        metric = _find_metric(name, task.get("prefix", ""), task)
+        if name not in METRICS:
+            scores |= _evaluate_scores(name, metric.compute(predictions=predictions, references=references))
+        elif name in _IN_CONTEXT:
+            if context is not None:
+                scores[name] = metric(predictions, references, context)
+        elif name in _TEXT_METRICS:
+            scores[name] = metric(predicted_texts, target_texts)
+        else:
+            scores[name] = metric(predictions, references)
+    if task["target_type"] != "text":
+        scores["invalid_outputs"] = sum(value_of_text(task, text) is None for text in predicted_texts)
+    return scores
+
+
+def _evaluate_scores(name: str, results: dict[str, Any]) -> dict[str, float]:
+    """What an `evaluate` module returned, under the name the task gives it; its other numbers go by `name_key`.
+
+    "my/squad", {"exact_match": 0.5, "f1": nan, "ids": [..]} -> {"my/squad": 0.5, "my/squad_f1": 0.0}, and a warning
+    """
+    found = {key: float(value) for key, value in results.items() if isinstance(value, numbers.Real)}
+    if not found:
+        raise ValueError(f"Metric {name!r} returned no single number, but {results}.")
+    main = Path(name).stem if Path(name).stem in found else next(iter(found))
+    scores = {name: found.pop(main)} | {f"{name}_{key}": value for key, value in found.items()}
+    for key, value in scores.items():
+        if not math.isfinite(value):  # see general._zero_where_undefined
+            logger.warning("Metric %s is %s; it is reported as 0.0.", key, value)
+            scores[key] = 0.0
+    return scores
+
+
+# ---------------------------------------------------------------- metrics from teacher forcing
+# What T5Trainer's evaluation keeps of an example, one column each; predicted_class is -1 where it is no class.
+# Text tokens are those of pre-training's hidden text: neither sentinels nor EOS, also where it stood between documents.
+STATISTICS = (
+    "nats",
+    "tokens",
+    "correct_tokens",
+    "exact_match",
+    "predicted_class",
+    "correct_text_tokens",
+    "text_tokens",
+)
+
+
+def token_metrics(statistics: np.ndarray) -> dict[str, float]:
+    """Mean loss in nats per target token, and the share of target tokens that were the most likely ones."""
+    nats, tokens, correct = (statistics[:, STATISTICS.index(n)].astype(np.float64).sum() for n in STATISTICS[:3])
+    return {"loss": float(nats / tokens), "token_accuracy": float(correct / tokens)}
