@@ -12,7 +12,6 @@ Legend of shapes: B batch, T target length, V vocabulary, C class labels.
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -39,6 +38,7 @@ from modeling.loss import compute_loss_in_forward
 from modeling.segment_masks import SEGMENTS
 from objectives.packed_rows import PackedDataCollator
 from tasks.batching import BucketCollator
+from tasks.examples import EvaluationTask
 from tasks.metrics.scoring import STATISTICS
 from training.batch_size import global_batch_size
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
@@ -67,20 +67,6 @@ class _ResumeCallback(TrainerCallback):
         """The epochs of a stream: Trainer, which does not know its length, counts them as shares of --max_steps."""
         if isinstance(self.trainer.train_dataset, StreamDataset):
             state.epoch = self.trainer.train_dataset.passes_of(self.trainer.stream_loader.state)
-
-
-@dataclass
-class EvaluationTask:
-    """How the answers to one evaluation data set are found and judged.
-
-    class_label_ids: as T5Trainer's. max_length: tokens that `generate` may write, its start token included; None for
-    the model's own.
-    """
-
-    compute_metrics: Callable | None
-    class_label_ids: torch.Tensor | None = None
-    predict_with_generate: bool = False
-    max_length: int | None = None
 
 
 class _PrecompileCallback(TrainerCallback):

@@ -7,6 +7,7 @@ tasks/registry.py (T5's texts), and the lambda of `build_tokenize_function` (tok
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,20 @@ def non_canonical_outputs(task: dict, tokenizer, ids) -> dict[str, int]:
     return {"non_canonical_outputs": sum(text in task["labels"] and row not in canonical for text, row in pairs)}
 
 
+@dataclass
+class EvaluationTask:
+    """How the answers to one evaluation data set are found and judged.
+
+    class_label_ids: as T5Trainer's. max_length: tokens that `generate` may write, its start token included; None for
+    the model's own.
+    """
+
+    compute_metrics: Callable | None
+    class_label_ids: torch.Tensor | None = None
+    predict_with_generate: bool = False
+    max_length: int | None = None
+
+
 def task_metrics(task: dict, tokenizer, generated: bool, rows: list[dict] | None = None) -> Callable:
     """The lambda that turns T5Trainer's evaluation output into the entry's metrics, beside loss and token accuracy.
 
@@ -109,9 +124,6 @@ def task_metrics(task: dict, tokenizer, generated: bool, rows: list[dict] | None
     rows: what is evaluated, in that order, with all references and the entry's metric_columns; without them the
     answers are compared with what the tokenizer makes of the first reference.
     """
-
-    def answers(tokens, statistics) -> list[str]:
-        return decode_texts(task, tokenizer, tokens) if generated else class_texts(task, statistics)
 
     def references(label_ids) -> list:
         if rows is None:
@@ -123,9 +135,17 @@ def task_metrics(task: dict, tokenizer, generated: bool, rows: list[dict] | None
     context = [tuple(row[column] for column in columns) for row in rows] if rows and columns else None
     return lambda output: {
         **token_metrics(output.predictions[1]),
-        **score_predictions(task, answers(*output.predictions), references(output.label_ids), context),
+        **score_predictions(
+            task, answer_texts(task, tokenizer, generated, output.predictions), references(output.label_ids), context
+        ),
         **(non_canonical_outputs(task, tokenizer, output.predictions[0]) if generated else {}),
     }
+
+
+def answer_texts(task: dict, tokenizer, generated: bool, predictions: tuple) -> list[str]:
+    """The answer to each row, from T5Trainer's predictions: generated tokens and statistics."""
+    tokens, statistics = predictions
+    return decode_texts(task, tokenizer, tokens) if generated else class_texts(task, statistics)
 
 
 def class_texts(task: dict, statistics: np.ndarray) -> list[str]:

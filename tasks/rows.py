@@ -280,14 +280,11 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
     return found["train"]
 
 
-def evaluation_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> dict[str, list[dict]]:
-    """{split: rows} to evaluate on, in memory. Where a text corpus has no validation file, its first rows are held out,
-    whole documents of them, and the corpus begins after them."""
-    if not is_text_corpus(task) or args.validation_file:
-        return {split: load_rows(name, task, args, split, args.max_eval_samples) for split in eval_splits(task)}
+def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> list[dict]:
+    """The first rows of a text corpus, of whole documents, to evaluate on; the corpus begins after them."""
     split = row_splitter(name, task, "validation", corpus)
     held_out = corpus.hold_out(args.max_eval_samples or HELD_OUT, lambda record: len(split(record)))
-    return {eval_splits(task)[0]: [row for record in held_out for row in split(record)]}
+    return [row for record in held_out for row in split(record)]
 
 
 def row_splitter(name: str, task: dict, split: str, corpus: Corpus) -> Callable[[dict], list[dict]]:

@@ -107,8 +107,8 @@ class MetricTest(parameterized.TestCase):
 
     def test_evaluation_reports_what_copying_would_score(self):
         rows = [{"plain": "si ata", "text": "și ață"}, {"plain": "ce", "text": "ce"}]
-        job = mock.Mock(task=RESTORE, rows={"validation": rows}, prefix=lambda split: "eval")  # noqa: ARG005
-        job.name = "x"
+        task = mock.Mock(entry=RESTORE, rows={"validation": rows})
+        job = mock.Mock(task=task, prefix=lambda split: "eval")  # noqa: ARG005
         numbers = evaluate_t5.copying_baseline(job, "validation")
         self.assertAlmostEqual(numbers.pop("eval_copied_word_accuracy"), 1 / 3)
         self.assertAlmostEqual(numbers.pop("eval_copied_diacritic_error_rate"), 3 / 4)

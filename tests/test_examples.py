@@ -25,7 +25,7 @@ from tasks import examples, registry
 from tasks.examples import build_tokenize_function, class_label_ids, class_texts, prepare_split, task_metrics
 from tasks.metrics.scoring import METRICS, STATISTICS, check_metrics
 from tasks.registry import check_entry, eval_splits, source_text, target_text
-from tasks.rows import load_rows
+from tasks.rows import load_rows, open_corpus, row_splitter
 from training.flag_checks import check_task
 
 GLUE = DATASET_VALS["glue"]
@@ -215,6 +215,14 @@ class GlueFilesTest(TestCase):
     def test_texts(self, name, split):
         rows = load_rows(name, GLUE[name], self.arguments(name, data_dir=str(self.folder)), split)
         self.assertEqual(self.texts(name, GLUE[name], rows), TEXTS[name, split])
+
+    @parameterized.parameters(name for name, split in TEXTS if split == "train" and name != "ax")
+    def test_streamed_rows_are_the_same(self, name):
+        args = self.arguments(name, data_dir=str(self.folder), streaming=True)
+        corpus = open_corpus(name, GLUE[name], args)
+        split = row_splitter(name, GLUE[name], "train", corpus)
+        rows = [row for _, record in corpus.all_rows() for row in split(record)]
+        self.assertEqual(self.texts(name, GLUE[name], rows), TEXTS[name, "train"])
 
     def test_every_task_and_split_stands_in_the_table(self):
         expected = {

@@ -96,11 +96,14 @@ class ReadmeTest(parameterized.TestCase):
     def test_there_are_commands(self):
         self.assertGreater(len(commands()), 15)
 
-    def test_entry_of_the_new_task_is_whole(self):
-        code = re.search(r"```python\n(DATASET_VALS.*?)```", README, flags=re.DOTALL).group(1)
-        registry: dict = {}
-        exec(compile(ast.parse(code), "README.md", "exec"), {"DATASET_VALS": registry})
-        check_entry("tickets", registry["mine"]["tickets"])
+    @parameterized.parameters("README.md", "tasks.md")
+    def test_entries_of_new_tasks_are_whole(self, page):
+        registry: dict = {"mine": {}}
+        for code in re.findall(r"```python\n(DATASET_VALS.*?)```", PAGES[page], flags=re.DOTALL):
+            exec(compile(ast.parse(code), page, "exec"), {"DATASET_VALS": registry})
+        self.assertLen(registry["mine"], 1)
+        for name, entry in registry["mine"].items():
+            check_entry(name, entry)
 
     @parameterized.parameters(*PAGES)
     def test_linked_files_are_there(self, page):

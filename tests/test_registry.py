@@ -21,7 +21,7 @@ from tasks.examples import build_tokenize_function, prepare_split, task_metrics
 from tasks.metrics.scoring import STATISTICS, check_metrics
 from tasks.registry import check_entry, eval_splits, metric_names, reference_texts, source_text, target_text
 from tasks.registry import test_splits as splits_without_labels
-from tasks.rows import load_rows
+from tasks.rows import load_rows, open_corpus, row_splitter
 
 GROUPS = ("super_glue", "translation", "summarization", "question_answering", "generation")
 TEXT, INTEGER = Value("string"), Value("int32")
@@ -403,6 +403,17 @@ class RegistryTest(TestCase):
         task = DATASET_VALS[group][name]
         found = self.texts(group, name, split, task, data_dir=str(self.write(FILES[group, name])))
         self.assertEqual(found, TEXTS[group, name][split])
+
+    @parameterized.parameters(
+        *[key for key in ENTRIES if isinstance(DATASET_VALS[key[0]][key[1]]["files"]["train"], str)]
+    )
+    def test_streamed_rows_are_the_same(self, group, name):
+        task, args = DATASET_VALS[group][name], TaskArguments(group, name, data_dir=str(self.write(FILES[group, name])))
+        corpus = open_corpus(name, task, args)
+        split = row_splitter(name, task, "train", corpus)
+        rows = [row for _, record in corpus.all_rows() for row in split(record)]
+        found = [(source_text(task, row), reference_texts(name, task, row)) for row in rows]
+        self.assertEqual(found, TEXTS[group, name]["train"])
 
     @parameterized.named_parameters(*[case for case in CASES if (case[1], case[2]) in HUB])
     def test_columns_of_the_hub(self, group, name, split):
