@@ -1,6 +1,6 @@
 """Facts that the scripts share: model shapes, denoisers and the registry of tasks. Standard library only.
 
-Adding a task is one more entry in `DATASET_VALS` and nothing else. The fields of an entry:
+Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.md). The fields of an entry:
 
     prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."
     inputs              {key in the source text: column}, in the order they are written; key "" writes the bare text
@@ -10,24 +10,20 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else. The fields o
     labels              class names in class order (only for "class"); an integer in the data is an index into it
     metrics             names from tasks.metrics.METRICS; the first one decides which checkpoint is best
     metric_columns      columns that a metric reads beside answers and targets (question_exact_match, referent_accuracy)
+    max_source_length, max_target_length   in tokens, EOS included
     hub                 (data set, configuration or None) on the Hugging Face Hub
     builtin             folder of the built-in English corpus (corpora/installed_docs.py) instead of `hub`
     files               {split: file below --data_dir, or a path}: .tsv .csv .json .jsonl .parquet, also compressed; or
                         {split: {column: text file}}, whose lines belong together
-    file_columns        {column: header name, or index where the file has no header}, where a file's names differ
-    file_columns_by_split  the same for single splits
-    unfold              name in tasks.transforms.UNFOLDS: a nested record of the file -> its rows
-    transform           name in tasks.transforms.TRANSFORMS: a row -> the row with what cannot be declared
-    separators          {column: what stands between the items of the list in it}; one space where nothing is said
-    train_rows_where    {column: value}: the training rows that are used
-    merge_references    True: evaluation rows with the same source become one, with all their references
-    exclude_rows        {split: {"file", "columns"}}: leave out the rows whose `columns` stand in that headerless file
-    eval_splits         splits to report when there is more than "validation" (MNLI); the first is the main one
-    test_splits         the same for prediction without labels; default "test"
+    file_columns        {column: header name, or index where a file has no header line}, where a file's names differ
+    preprocess          what cannot be declared: a function of a row of the source, which returns a row or a list of
+                        rows; a name in tasks.transforms.TRANSFORMS, or the function itself
+    train_without       {columns: their values in the training rows to leave out, or a file of such rows}
     train_with          the task whose training rows this one borrows (AX has none of its own)
+    merge_references    True: evaluation rows with the same source become one, with all their references
     max_piece_length    the column text is running text, of whole books too: a row is a sentence-like piece of at most
                         so many characters; plain text files have a document on each line
-    max_source_length, max_target_length   in tokens, EOS included
+    eval_splits         splits to report when there is more than "validation" (MNLI); the first is the main one
     submission_file     name inside the GLUE submission zip
 """
 
@@ -138,236 +134,38 @@ PACKAGE_TOPIC_LABELS = tuple("matplotlib networkx nltk numpy pandas scipy sklear
 # Where fine_tune_t5.py looks for a model when none is named: what pre_train_t5.py and `make demo` write by default.
 DEMO_CHECKPOINTS = ("out/pre_train_t5", "out/demo/pre_train")
 
+
 # ---------------------------------------------------------------- tasks
-_SENTENCE = {"sentence": "sentence"}
-_SENTENCE_PAIR = {"sentence1": "sentence1", "sentence2": "sentence2"}
+def _task(prefix: str | None, inputs: dict | str, metrics: str, lengths: tuple[int, int], **other) -> dict:
+    """An entry without the fields that are None. `inputs` as a string: columns under their own names; `metrics` too."""
+    inputs = {column: column for column in inputs.split()} if isinstance(inputs, str) else inputs
+    entry = dict(prefix=prefix, inputs=inputs, metrics=metrics.split())
+    entry |= dict(max_source_length=lengths[0], max_target_length=lengths[1]) | other
+    return {field: value for field, value in entry.items() if value is not None}
 
 
-def _tsv(folder: str, **other: str) -> dict[str, str]:
-    """Files of the official GLUE layout: _tsv("CoLA")["validation"] -> "CoLA/dev.tsv"."""
-    names = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"} | other
-    return {split: f"{folder}/{name}" for split, name in names.items()}
+def _classes(prefix: str, inputs: str, labels: list[str], metrics: str, length: int, **other) -> dict:
+    """An entry whose target is one of `labels` in the column label; `length` is the source's."""
+    return _task(prefix, inputs, metrics, (length, 8), target="label", target_type="class", labels=labels, **other)
 
 
-def _restoring(transform: str, **other) -> dict:
-    """The text without diacritics -> the text. 200 characters of Romanian are some 70 tokens of mT5, at most 256."""
-    return dict(
-        inputs={"": "plain"},
-        target="text",
-        target_type="text",
-        metrics=["word_accuracy", "exact_match", "diacritic_error_rate"],
-        transform=transform,
-        max_piece_length=200,
-        max_source_length=256,
-        max_target_length=256,
-        **other,
-    )
-
-
-DATASET_VALS = {
-    # The texts are T5's own (prefix, keys, label words); the class order is the one of nyu-mll/glue.
-    "glue": {
-        "cola": dict(
-            prefix="cola",
-            inputs=_SENTENCE,
-            target="label",
-            target_type="class",
-            labels=["unacceptable", "acceptable"],
-            metrics=["matthews_correlation", "accuracy"],
-            hub=("nyu-mll/glue", "cola"),
-            files=_tsv("CoLA"),
-            file_columns={"label": 1, "sentence": 3},  # train and dev have no header line
-            file_columns_by_split={"test": {"sentence": "sentence"}},
-            max_source_length=128,
-            max_target_length=8,
-            submission_file="CoLA.tsv",
-        ),
-        "sst2": dict(
-            prefix="sst2",
-            inputs=_SENTENCE,
-            target="label",
-            target_type="class",
-            labels=["negative", "positive"],
-            metrics=["accuracy"],
-            hub=("nyu-mll/glue", "sst2"),
-            files=_tsv("SST-2"),
-            max_source_length=128,
-            max_target_length=8,
-            submission_file="SST-2.tsv",
-        ),
-        "mrpc": dict(
-            prefix="mrpc",
-            inputs=_SENTENCE_PAIR,
-            target="label",
-            target_type="class",
-            labels=["not_equivalent", "equivalent"],
-            metrics=["f1", "accuracy"],
-            hub=("nyu-mll/glue", "mrpc"),
-            # GLUE's own train.tsv lacks a row: the original file without the pairs of dev_ids.tsv is the training set.
-            files=_tsv("MRPC", train="msr_paraphrase_train.txt"),
-            file_columns={"label": "Quality", "sentence1": "#1 String", "sentence2": "#2 String"},
-            exclude_rows={"train": {"file": "MRPC/dev_ids.tsv", "columns": ["#1 ID", "#2 ID"]}},
-            max_source_length=256,
-            max_target_length=8,
-            submission_file="MRPC.tsv",
-        ),
-        "qqp": dict(
-            prefix="qqp",
-            inputs={"question1": "question1", "question2": "question2"},
-            target="label",
-            target_type="class",
-            labels=["not_duplicate", "duplicate"],
-            metrics=["f1", "accuracy"],
-            hub=("nyu-mll/glue", "qqp"),
-            files=_tsv("QQP"),
-            file_columns={"label": "is_duplicate"},
-            max_source_length=256,
-            max_target_length=8,
-            submission_file="QQP.tsv",
-        ),
-        "stsb": dict(
-            prefix="stsb",
-            inputs=_SENTENCE_PAIR,
-            target="label",
-            target_type="number",
-            metrics=["pearson", "spearman"],
-            hub=("nyu-mll/glue", "stsb"),
-            files=_tsv("STS-B"),
-            file_columns={"label": "score"},
-            max_source_length=256,
-            max_target_length=8,
-            submission_file="STS-B.tsv",
-        ),
-        "mnli": dict(
-            prefix="mnli",
-            inputs={"hypothesis": "hypothesis", "premise": "premise"},
-            target="label",
-            target_type="class",
-            labels=["entailment", "neutral", "contradiction"],
-            metrics=["accuracy"],
-            hub=("nyu-mll/glue", "mnli"),
-            files={
-                "train": "MNLI/train.tsv",
-                "validation_matched": "MNLI/dev_matched.tsv",
-                "validation_mismatched": "MNLI/dev_mismatched.tsv",
-                "test_matched": "MNLI/test_matched.tsv",
-                "test_mismatched": "MNLI/test_mismatched.tsv",
-            },
-            file_columns={"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label"},
-            eval_splits=["validation_matched", "validation_mismatched"],
-            test_splits=["test_matched", "test_mismatched"],
-            max_source_length=256,
-            max_target_length=8,
-            submission_file={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
-        ),
-        "qnli": dict(
-            prefix="qnli",
-            inputs={"question": "question", "sentence": "sentence"},
-            target="label",
-            target_type="class",
-            labels=["entailment", "not_entailment"],
-            metrics=["accuracy"],
-            hub=("nyu-mll/glue", "qnli"),
-            files=_tsv("QNLI"),
-            max_source_length=256,
-            max_target_length=8,
-            submission_file="QNLI.tsv",
-        ),
-        "rte": dict(
-            prefix="rte",
-            inputs=_SENTENCE_PAIR,
-            target="label",
-            target_type="class",
-            labels=["entailment", "not_entailment"],
-            metrics=["accuracy"],
-            hub=("nyu-mll/glue", "rte"),
-            files=_tsv("RTE"),
-            max_source_length=256,
-            max_target_length=8,
-            submission_file="RTE.tsv",
-        ),
-        "wnli": dict(
-            prefix="wnli",
-            inputs=_SENTENCE_PAIR,
-            target="label",
-            target_type="class",
-            labels=["not_entailment", "entailment"],
-            metrics=["accuracy"],
-            hub=("nyu-mll/glue", "wnli"),
-            files=_tsv("WNLI"),
-            max_source_length=256,
-            max_target_length=8,
-            submission_file="WNLI.tsv",
-        ),
-        # The diagnostic set has no training rows and no public labels: it is answered by a model trained on MNLI.
-        "ax": dict(
-            prefix="mnli",
-            inputs={"hypothesis": "hypothesis", "premise": "premise"},
-            target="label",
-            target_type="class",
-            labels=["entailment", "neutral", "contradiction"],
-            metrics=["accuracy"],
-            hub=("nyu-mll/glue", "ax"),
-            files={"test": "diagnostic/diagnostic.tsv"},
-            file_columns={"premise": "sentence1", "hypothesis": "sentence2"},
-            train_with="mnli",
-            max_source_length=256,
-            max_target_length=8,
-            submission_file="AX.tsv",
-        ),
-    },
-    # Made from the documentation of the installed packages: real English tasks that need no download.
-    "builtin": {
-        "package_topic": dict(
-            prefix="package",
-            inputs={"text": "text"},
-            target="label",
-            target_type="class",
-            labels=list(PACKAGE_TOPIC_LABELS),
-            metrics=["accuracy", "f1_macro"],
-            builtin="package_topic",
-            max_source_length=128,
-            max_target_length=8,
-        ),
-        "docstring_summary": dict(
-            prefix="summarize",
-            inputs={"": "text"},
-            target="summary",
-            target_type="text",
-            metrics=["rougeL", "rouge1", "rouge2"],
-            builtin="docstring_summary",
-            max_source_length=256,
-            max_target_length=48,
-        ),
-    },  # Made from plain text in any language: --train_file names the text.
-    "text": {
-        "restore_diacritics": _restoring("restore_diacritics"),
-        # With Romanian's legacy letters mended, and Wikipedia as the text where none is named.
-        "restore_romanian_diacritics": _restoring(
-            "restore_romanian_diacritics", hub=("wikimedia/wikipedia", "20231101.ro")
-        ),
-    },
-}
-
-
-def _jsonl(folder: str) -> dict[str, str]:
-    """Files of the official SuperGLUE layout: _jsonl("BoolQ")["validation"] -> "BoolQ/val.jsonl"."""
-    names = {"train": "train", "validation": "val", "test": "test"}
-    return {split: f"{folder}/{name}.jsonl" for split, name in names.items()}
-
-
-def _classes(prefix: str, inputs: dict | str, labels: list[str], metrics: str, length: int, **other) -> dict:
-    """An entry whose target is one of `labels` in the column label."""
-    inputs = {name: name for name in inputs.split()} if isinstance(inputs, str) else inputs
-    entry = dict(prefix=prefix, inputs=inputs, target="label", target_type="class", labels=labels)
-    return entry | dict(metrics=metrics.split(), max_source_length=length, max_target_length=8) | other
-
-
-def _texts(prefix: str, inputs: dict | str, target: str, metrics: str, lengths: tuple[int, int], **other) -> dict:
+def _texts(prefix: str | None, inputs: dict | str, target: str, metrics: str, lengths: tuple, **other) -> dict:
     """An entry whose target is a text; `inputs` as a string is a single column without a key."""
     inputs = {"": inputs} if isinstance(inputs, str) else inputs
-    entry = dict(prefix=prefix, inputs=inputs, target=target, target_type="text", metrics=metrics.split())
-    return entry | dict(max_source_length=lengths[0], max_target_length=lengths[1]) | other
+    return _task(prefix, inputs, metrics, lengths, target=target, target_type="text", **other)
+
+
+def _glue(name: str, folder: str, train: str = "train.tsv") -> dict:
+    """Where an entry of GLUE is: on the Hub, in the official folders (CoLA/dev.tsv), in a submission (CoLA.tsv)."""
+    files = {"train": train, "validation": "dev.tsv", "test": "test.tsv"}
+    files = {split: f"{folder}/{file}" for split, file in files.items()}
+    return dict(hub=("nyu-mll/glue", name), files=files, submission_file=f"{folder}.tsv")
+
+
+def _super_glue(name: str, folder: str) -> dict:
+    """Where an entry of SuperGLUE is; its official files are BoolQ/train.jsonl, BoolQ/val.jsonl and so on."""
+    files = {"train": "train.jsonl", "validation": "val.jsonl", "test": "test.jsonl"}
+    return dict(hub=("aps/super_glue", name), files={split: f"{folder}/{file}" for split, file in files.items()})
 
 
 def _translation(prefix: str, columns: list[str], hub: tuple, **names: str) -> dict:
@@ -376,47 +174,113 @@ def _translation(prefix: str, columns: list[str], hub: tuple, **names: str) -> d
     return _texts(prefix, columns[0], columns[1], "bleu", (128, 128), hub=hub, files=files)
 
 
+def _restoring(preprocess: str, **other) -> dict:
+    """The text without diacritics -> the text. 200 characters of Romanian are some 70 tokens of mT5, at most 256."""
+    metrics = "word_accuracy exact_match diacritic_error_rate"
+    return _texts(None, "plain", "text", metrics, (256, 256), preprocess=preprocess, max_piece_length=200, **other)
+
+
+_NLI = ["entailment", "neutral", "contradiction"]
+_ENTAILS = ["entailment", "not_entailment"]
 _SPLITS = {"train": "train.jsonl", "validation": "validation.jsonl", "test": "test.jsonl"}
 _ROUGE = "rougeLsum rouge1 rouge2"
 
 # fmt: off
+DATASET_VALS = {}
+
+# The texts are T5's own (prefix, keys, label words); the class order is the one of nyu-mll/glue.
+DATASET_VALS["glue"] = {
+    "cola": _classes(
+        "cola", "sentence", ["unacceptable", "acceptable"], "matthews_correlation accuracy", 128,
+        file_columns={"label": 1, "sentence": 3},  # train and dev have no header line
+        **_glue("cola", "CoLA"),
+    ),
+    "sst2": _classes("sst2", "sentence", ["negative", "positive"], "accuracy", 128, **_glue("sst2", "SST-2")),
+    "mrpc": _classes(
+        "mrpc", "sentence1 sentence2", ["not_equivalent", "equivalent"], "f1 accuracy", 256,
+        file_columns={"label": "Quality", "sentence1": "#1 String", "sentence2": "#2 String"},
+        # GLUE's own train.tsv lacks a row: the original file without the pairs of dev_ids.tsv is the training set.
+        train_without={("#1 ID", "#2 ID"): "MRPC/dev_ids.tsv"}, **_glue("mrpc", "MRPC", "msr_paraphrase_train.txt"),
+    ),
+    "qqp": _classes(
+        "qqp", "question1 question2", ["not_duplicate", "duplicate"], "f1 accuracy", 256,
+        file_columns={"label": "is_duplicate"}, **_glue("qqp", "QQP"),
+    ),
+    "stsb": _task(
+        "stsb", "sentence1 sentence2", "pearson spearman", (256, 8), target="label", target_type="number",
+        file_columns={"label": "score"}, **_glue("stsb", "STS-B"),
+    ),
+    "mnli": _classes(
+        "mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "mnli"),
+        files={
+            "train": "MNLI/train.tsv",
+            "validation_matched": "MNLI/dev_matched.tsv", "validation_mismatched": "MNLI/dev_mismatched.tsv",
+            "test_matched": "MNLI/test_matched.tsv", "test_mismatched": "MNLI/test_mismatched.tsv",
+        },
+        file_columns={"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label"},
+        eval_splits=["validation_matched", "validation_mismatched"],
+        submission_file={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
+    ),
+    "qnli": _classes("qnli", "question sentence", _ENTAILS, "accuracy", 256, **_glue("qnli", "QNLI")),
+    "rte": _classes("rte", "sentence1 sentence2", _ENTAILS, "accuracy", 256, **_glue("rte", "RTE")),
+    "wnli": _classes(
+        "wnli", "sentence1 sentence2", ["not_entailment", "entailment"], "accuracy", 256, **_glue("wnli", "WNLI"),
+    ),
+    # The diagnostic set has no training rows and no public labels: it is answered by a model trained on MNLI.
+    "ax": _classes(
+        "mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "ax"), train_with="mnli",
+        files={"test": "diagnostic/diagnostic.tsv"}, submission_file="AX.tsv",
+        file_columns={"premise": "sentence1", "hypothesis": "sentence2"},
+    ),
+}
+
+# Made from the documentation of the installed packages: real English tasks that need no download.
+DATASET_VALS["builtin"] = {
+    "package_topic": _classes(
+        "package", "text", list(PACKAGE_TOPIC_LABELS), "accuracy f1_macro", 128, builtin="package_topic",
+    ),
+    "docstring_summary": _texts(
+        "summarize", "text", "summary", "rougeL rouge1 rouge2", (256, 48), builtin="docstring_summary",
+    ),
+}
+
+# Made from plain text in any language: --train_file names the text.
+DATASET_VALS["text"] = {
+    "restore_diacritics": _restoring("restore_diacritics"),
+    # With Romanian's legacy letters mended, and Wikipedia as the text where none is named.
+    "restore_romanian_diacritics": _restoring(
+        "restore_romanian_diacritics", hub=("wikimedia/wikipedia", "20231101.ro"),
+    ),
+}
+
 # T5's texts; files of the official release, class order of aps/super_glue.
 DATASET_VALS["super_glue"] = {
     "boolq": _classes(
-        "boolq", "passage question", ["False", "True"], "accuracy", 512,
-        hub=("aps/super_glue", "boolq"), files=_jsonl("BoolQ"),
+        "boolq", "passage question", ["False", "True"], "accuracy", 512, **_super_glue("boolq", "BoolQ"),
     ),
     "cb": _classes(
         "cb", "hypothesis premise", ["entailment", "contradiction", "neutral"], "f1_macro accuracy", 256,
-        hub=("aps/super_glue", "cb"), files=_jsonl("CB"),
+        **_super_glue("cb", "CB"),
     ),
     "copa": _classes(
         "copa", "choice1 choice2 premise question", ["choice1", "choice2"], "accuracy", 128,
-        hub=("aps/super_glue", "copa"), files=_jsonl("COPA"),
+        **_super_glue("copa", "COPA"),
     ),
     "multirc": _classes(  # f1 is the paper's F1a: over all answers
         "multirc", "question answer paragraph", ["False", "True"], "f1 question_exact_match", 512,
-        hub=("aps/super_glue", "multirc"), files=_jsonl("MultiRC"), unfold="multirc", transform="multirc",
-        metric_columns=["idx.paragraph", "idx.question"],
+        metric_columns=["idx.paragraph", "idx.question"], preprocess="multirc", **_super_glue("multirc", "MultiRC"),
     ),
     "record": _texts(
         "record", {"query": "query", "entities": "entities", "passage": "passage"}, "answers",
-        "squad_f1 squad_exact_match", (512, 32),
-        hub=("aps/super_glue", "record"), files=_jsonl("ReCoRD"), unfold="record", transform="record",
-        separators={"entities": ", "},
+        "squad_f1 squad_exact_match", (512, 32), preprocess="record", **_super_glue("record", "ReCoRD"),
     ),
-    "rte": _classes(
-        "rte", "hypothesis premise", ["entailment", "not_entailment"], "accuracy", 256,
-        hub=("aps/super_glue", "rte"), files=_jsonl("RTE"),
-    ),
+    "rte": _classes("rte", "hypothesis premise", _ENTAILS, "accuracy", 256, **_super_glue("rte", "RTE")),
     "wic": _classes(
-        "wic", "sentence1 sentence2 word", ["False", "True"], "accuracy", 128,
-        hub=("aps/super_glue", "wic"), files=_jsonl("WiC"),
+        "wic", "sentence1 sentence2 word", ["False", "True"], "accuracy", 128, **_super_glue("wic", "WiC"),
     ),
     "wsc": _texts(  # "wsc: ... *it* ...": what does the marked pronoun stand for?
-        "wsc", "text", "span1_text", "referent_accuracy", (256, 16),
-        hub=("aps/super_glue", "wsc.fixed"), files=_jsonl("WSC"), transform="wsc",
-        train_rows_where={"label": True}, metric_columns=["label"],
+        "wsc", "text", "span1_text", "referent_accuracy", (256, 16), preprocess="wsc",
+        train_without={("label",): [(False,)]}, metric_columns=["label"], **_super_glue("wsc.fixed", "WSC"),
     ),
 }
 
@@ -456,7 +320,7 @@ DATASET_VALS["summarization"] = {
 DATASET_VALS["question_answering"] = {
     "squad": _texts(
         None, {"question": "question", "context": "context"}, "answers.text", "squad_f1 squad_exact_match",
-        (512, 32), hub=("rajpurkar/squad", None), unfold="squad", transform="squad",
+        (512, 32), hub=("rajpurkar/squad", None), preprocess="squad",
         files={"train": "train-v1.1.json", "validation": "dev-v1.1.json"},
     ),
     "gsm8k": _texts(  # has no validation rows
@@ -479,16 +343,15 @@ DATASET_VALS["generation"] = {
         files={"train": "trainset.csv", "validation": "devset.csv", "test": "testset_w_refs.csv"},
     ),
     "web_nlg": _texts(  # the JSON files of the GEM benchmark; triples "Aarhus_Airport | cityServed | Aarhus"
-        "translate Graph to English", "input", "references", "bleu rougeL", (256, 128), transform="gem",
+        "translate Graph to English", "input", "references", "bleu rougeL", (256, 128), preprocess="web_nlg",
         files={split: f"web_nlg_en/{split}.json" for split in ("train", "validation", "test")},
-        separators={"input": " && "},
     ),
     "disfl_qa": _texts(
-        "correct the question", "disfluent", "original", "bleu exact_match", (96, 64), unfold="values",
+        "correct the question", "disfluent", "original", "bleu exact_match", (96, 64), preprocess="rows_of_dictionary",
         files={"train": "train.json", "validation": "dev.json", "test": "test.json"},
     ),
     "wiki_split": _texts(
-        "split", "complex", "simple", "bleu exact_match", (128, 128), transform="wiki_split",
+        "split", "complex", "simple", "bleu exact_match", (128, 128), preprocess="wiki_split",
         files={"train": "train.tsv", "validation": "validation.tsv", "test": "test.tsv"},
         file_columns={"complex": 0, "simple": 1},  # no header line
     ),

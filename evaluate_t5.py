@@ -19,7 +19,7 @@ import copy
 import dataclasses
 import json
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -33,26 +33,16 @@ from common.processes import finish_process_group, is_first_process, print_once,
 from common.reports import end_summary, start_summary, write_json
 from constants import DATASET_VALS
 from corpora.tokenizers import load_tokenizer
-from corpora.unknown import Unknown, unknown_in_rows
 from model_t5 import fit_vocabulary, is_local_model, load_model, set_generation_length
 from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import set_up_tracking
 from runs.samples import prompt
 from runs.trackers import finish_tracking, log_table, start_tracking
-from tasks.entries import check_entry, eval_splits, main_metric, reference_texts, row_texts, source_text, test_splits
-from tasks.examples import (
-    class_label_ids,
-    class_texts,
-    decode_texts,
-    non_canonical_outputs,
-    prepare_split,
-    task_metrics,
-)
-from tasks.metrics import check_metrics, parse_class, parse_number, score_predictions
-from tasks.mixtures import average_of
-from tasks.rows import load_rows
-from tasks.streaming import evaluation_rows, is_text_corpus, open_corpus
+from tasks.examples import answer_texts, non_canonical_outputs
+from tasks.metrics.scoring import score_predictions
+from tasks.registry import eval_splits, reference_texts, source_text, test_splits, values_of_texts
 from tasks.task_records import TASK_RECORD, recorded_flags, recorded_lengths
+from tasks.tasks import Task, Tasks
 from trainer_t5 import T5Trainer
 
 INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt
@@ -108,23 +98,15 @@ DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments]
 
 @dataclass
 class Job:
-    """One task with its checkpoint, and the rows of its splits once they are loaded."""
+    """One task, the checkpoint that answers it, and the splits that are asked."""
 
-    name: str
-    task: dict
-    args: TaskArguments
+    task: Task
     model: str
     splits: list[str]
-    one_of_several: bool = False
-    tokenizer: object = None
-    data: dict = field(default_factory=dict)  # {split: tokenised rows}
-    rows: dict = field(default_factory=dict)  # {split: the same as they are}
 
     def prefix(self, split: str) -> str:
-        """What the names of a split's metrics begin with: eval, eval_cola, eval_validation_matched or
-        eval_mnli_validation_matched."""
-        parts = ["eval"] + [self.name] * self.one_of_several + [split] * ([split] != eval_splits(self.task))
-        return "_".join(parts)
+        """What the names of a split's metrics begin with: eval, eval_cola, eval_mnli_validation_matched ..."""
+        return "_".join(filter(None, ("eval", self.task.label(split))))
 
 
 def parse_flags(argv: list[str] | None):
@@ -144,16 +126,16 @@ def parse_flags(argv: list[str] | None):
     else:
         names = list(check_tasks(task_args))
     jobs = [build_job(name, evaluation, task_args, run_args, given) for name in names]
-    generates = run_args.predict_with_generate or any(job.task["target_type"] != "class" for job in jobs)
+    generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
     if "generation_num_beams" in given and run_args.generation_num_beams and not generates:
         raise ValueError("--generation_num_beams goes with --predict_with_generate: labels are scored, not searched")
     for job in jobs:
-        job.one_of_several = len(jobs) > 1
+        job.task.is_one_of_several = len(jobs) > 1
     if run_args.output_dir is None:
         model = Path(jobs[0].model)
         folder = model if is_local_model(model) else Path("out") / model.name
         kind = "predict" if run_args.do_predict else "eval"
-        names = jobs[0].name if len(jobs) == 1 else task_args.dataset_name.replace(",", "_")
+        names = jobs[0].task.name if len(jobs) == 1 else task_args.dataset_name.replace(",", "_")
         name = "_".join(filter(None, (kind, names, evaluation.split)))
         several_models = len({job.model for job in jobs}) > 1
         run_args.output_dir = str(Path("out") / name if several_models else folder / name)
@@ -183,20 +165,17 @@ def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
 
 def build_job(name: str, evaluation: EvaluationArguments, task_args: TaskArguments, run_args, given: set[str]) -> Job:
     """The task's entry, checkpoint and splits, checked. AX is answered by mnli's checkpoint. given: names of flags."""
-    args = dataclasses.replace(task_args, dataset_name=name)
+    args = dataclasses.replace(task_args, dataset_name=name, max_train_samples=task_args.max_eval_samples)
+    trained = DATASET_VALS.get(args.benchmark, {}).get(name, {}).get("train_with", name)
+    model = evaluation.model_name_or_path.replace("{task}", trained)
     if "{task}" in evaluation.model_name_or_path:
-        trained = DATASET_VALS.get(args.benchmark, {}).get(name, {}).get("train_with", name)
-        folder = evaluation.model_name_or_path.replace("{task}", trained)
-        args = dataclasses.replace(args, **recorded_lengths(folder, args.benchmark, trained, given))
-    task = check_task(args)
-    check_entry(name, task)
-    check_metrics(name, task)
-    known = ["train", *eval_splits(task), *test_splits(task)]
+        args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
+    task = Task(name, check_task(args), args)
+    known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
     if evaluation.split not in (None, *known):
         raise ValueError(f"--split {evaluation.split}: task {name} has {', '.join(known)}")
-    model = evaluation.model_name_or_path.replace("{task}", task.get("train_with", name))
-    splits = test_splits(task) if run_args.do_predict else eval_splits(task)
-    return Job(name, task, args, model, [evaluation.split] if evaluation.split else splits)
+    splits = test_splits(task.entry) if run_args.do_predict else eval_splits(task.entry)
+    return Job(task, model, [evaluation.split] if evaluation.split else splits)
 
 
 def prepare_output_dir(args: EvaluationRunArguments, jobs: list[Job]) -> None:
@@ -224,54 +203,33 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
             name = evaluation.tokenizer_name or job.model
             if name not in tokenizers:
                 tokenizers[name] = load_tokenizer(name, "--model_name_or_path")
-            job.tokenizer = tokenizers[name]
-            for split in job.splits:
-                rows, limit = rows_of_split(job, split), job.args.max_eval_samples
-                job.data[split], _ = prepare_split(job.name, job.task, job.args, job.tokenizer, split, limit, rows)
-                job.rows[split] = rows[:limit]
+            job.task.read(job.splits)
+            job.task.tokenise(tokenizers[name])
         except (ValueError, FileNotFoundError) as error:
             if len(jobs) == 1 or not tokenizers and not several_models:
                 raise
-            missing[job.name] = str(error)
+            missing[job.task.name] = str(error)
     if missing and (not evaluation.allow_missing or len(missing) == len(jobs)):
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in missing.items())
         raise ValueError(f"the run lacks {len(missing)} of {len(jobs)} tasks; --allow_missing leaves them out (GLUE's "
                          f"server wants all){reasons}")  # fmt: skip
-    return [job for job in jobs if job.name not in missing], missing
-
-
-def rows_of_split(job: Job, split: str) -> list[dict]:
-    """All rows of a split; with --streaming those that such a training on running text holds out."""
-    if job.args.streaming and is_text_corpus(job.task) and split in eval_splits(job.task):
-        return evaluation_rows(job.name, job.task, job.args, open_corpus(job.name, job.task, job.args))[split]
-    return load_rows(job.name, job.task, job.args, split)
-
-
-def unknown_of(jobs: list[Job]) -> Unknown:
-    """The <unk> in the rows of all tasks."""
-    found = []
-    for job in jobs:
-        names = {split: f"{job.name} {split}" for split in job.data}
-        data = {names[split]: rows for split, rows in job.data.items()}
-        texts = {names[split]: row_texts(job.name, job.task, rows) for split, rows in job.rows.items()}
-        found.append(unknown_in_rows(job.tokenizer, data, texts))
-    return Unknown(
-        {name: share for unknown in found for name, share in unknown.shares.items()},
-        " ".join(dict.fromkeys(" ".join(unknown.letters for unknown in found).split())),
-    )
+    return [job for job in jobs if job.task.name not in missing], missing
 
 
 def build_trainer(job: Job, run_args: EvaluationRunArguments, attn_implementation: str | None, model=None) -> T5Trainer:
     """A T5Trainer that answers the task's rows with its checkpoint; nothing is trained. model: if it is loaded."""
-    model = model or load_model(job.model, attn_implementation)
-    fit_vocabulary(model, len(job.tokenizer))
-    labels = class_label_ids(job.task, job.tokenizer)
+    model, tokenizer = model or load_model(job.model, attn_implementation), job.task.tokenizer
+    fit_vocabulary(model, len(tokenizer))
+    judged = job.task.judge(job.splits[0], run_args.predict_with_generate)
     args = copy.copy(run_args)
-    args.predict_with_generate = run_args.predict_with_generate or labels is None
-    set_generation_length(model, job.args.max_target_length or job.task["max_target_length"], labels)
-    collator = DataCollatorForSeq2Seq(job.tokenizer, model=model, pad_to_multiple_of=8)
+    args.predict_with_generate = judged.predict_with_generate
+    set_generation_length(model, judged.max_length - 1)
     trainer = T5Trainer(
-        model=model, args=args, data_collator=collator, processing_class=job.tokenizer, class_label_ids=labels
+        model=model,
+        args=args,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=8),
+        processing_class=tokenizer,
+        class_label_ids=judged.class_label_ids,
     )
     install_callbacks(trainer, [T5ProgressCallback()])
     return trainer
@@ -279,57 +237,62 @@ def build_trainer(job: Job, run_args: EvaluationRunArguments, attn_implementatio
 
 def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], dict]:
     """(the answer to each row, "" for no label; eval_* metrics, or counts without labels or with --do_predict)."""
-    generated = trainer.args.predict_with_generate
-    scored = "labels" in job.data[split].column_names and not trainer.args.do_predict
-    trainer.compute_metrics = task_metrics(job.task, job.tokenizer, generated, job.rows[split]) if scored else None
-    output = trainer.predict(job.data[split], metric_key_prefix=job.prefix(split))
-    tokens, statistics = output.predictions
-    answers = decode_texts(job.task, job.tokenizer, tokens) if generated else class_texts(job.task, statistics)
+    task, generated = job.task, trainer.args.predict_with_generate
+    scored = "labels" in task.data[split].column_names and not trainer.args.do_predict
+    trainer.compute_metrics = task.judge(split, generated).compute_metrics if scored else None
+    output = trainer.predict(task.data[split], metric_key_prefix=job.prefix(split))
+    answers = answer_texts(task.entry, task.tokenizer, generated, output.predictions)
     if scored:
         numbers = {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
-        if job.task.get("max_piece_length"):
+        if task.entry.get("max_piece_length"):
             numbers |= copying_baseline(job, split)
         if trainer.args.report_to:
             trainer.log(dict(numbers))
-    else:
-        numbers = {f"{job.name}_{split}_samples": len(answers)}
-        if job.task["target_type"] != "text":
-            numbers[f"{job.name}_{split}_invalid_outputs"] = sum(v == -1 for v in values_of(job.task, answers))
-        if generated:
-            found = non_canonical_outputs(job.task, job.tokenizer, tokens)
-            numbers |= {f"{job.name}_{split}_{name}": value for name, value in found.items()}
-    return answers, numbers
+        return answers, numbers
+    counts = {"samples": len(answers)}
+    if task.entry["target_type"] != "text":
+        counts["invalid_outputs"] = sum(value == -1 for value in values_of_texts(task.entry, answers))
+    if generated:
+        counts |= non_canonical_outputs(task.entry, task.tokenizer, output.predictions[0])
+    return answers, {f"{task.name}_{split}_{name}": value for name, value in counts.items()}
 
 
 def copying_baseline(job: Job, split: str) -> dict[str, float]:
     """The task's metrics of the sources themselves, as eval_copied_{metric}: what a model that changes nothing of a
     text would score in restoring it."""
-    rows = job.rows[split]
-    references = [reference_texts(job.name, job.task, row) for row in rows]
-    scores = score_predictions(job.task, [source_text(job.task, row) for row in rows], references)
+    entry, rows = job.task.entry, job.task.rows[split]
+    references = [reference_texts(job.task.name, entry, row) for row in rows]
+    scores = score_predictions(entry, [source_text(entry, row) for row in rows], references)
     return {f"{job.prefix(split)}_copied_{name}": value for name, value in scores.items()}
 
 
-def values_of(task: dict, answers: list[str]) -> list[float]:
-    """Class indices or numbers, -1 where an answer is neither: labels [no, yes], ["yes", "", "no"] -> [1, -1, 0]."""
-    is_class = task["target_type"] == "class"
-    return [parse_class(text, task["labels"]) if is_class else parse_number(text) for text in answers]
-
-
-def write_predictions(folder: Path, job: Job, split: str, answers: list[str]) -> list[dict]:
+def write_predictions(folder: Path, task: Task, split: str, answers: list[str]) -> list[dict]:
     """Adds the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known (a
     list where there are several). Returns them."""
-    labelled = "labels" in job.data[split].column_names
+    labelled = "labels" in task.data[split].column_names
     folder.mkdir(parents=True, exist_ok=True)
     records = []
-    for index, (row, answer) in enumerate(zip(job.rows[split], answers, strict=True)):
-        records.append({"task": job.name, "split": split, "index": index})
-        records[-1] |= {"source": source_text(job.task, row), "prediction": answer}
-        texts = reference_texts(job.name, job.task, row) if labelled else []
-        records[-1] |= {"target": texts[0] if len(texts) == 1 else texts} if labelled else {}
+    for index, (row, answer) in enumerate(zip(task.rows[split], answers, strict=True)):
+        record = {"task": task.name, "split": split, "index": index}
+        record |= {"source": source_text(task.entry, row), "prediction": answer}
+        if labelled:
+            texts = reference_texts(task.name, task.entry, row)
+            record["target"] = texts[0] if len(texts) == 1 else texts
+        records.append(record)
     with (folder / "predictions.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     return records
+
+
+def write_answers(task: Task, split: str, answers: list[str], trainer: T5Trainer, submits: bool) -> None:
+    """Adds a split to predictions.jsonl, to what the trackers show, and to a submission if there is one."""
+    folder = Path(trainer.args.output_dir)
+    records = write_predictions(folder, task, split, answers)
+    columns = [name for name in ("source", "prediction", "target") if name in records[0]]
+    rows = [[as_text(record[name]) for name in columns] for record in records[:TRACKED_ROWS]]
+    log_table(trainer, f"predictions/{task.name}_{split}", columns, rows)
+    if submits:
+        write_submission(folder, task, split, answers)
 
 
 def as_text(answer: str | list[str]) -> str:
@@ -337,19 +300,19 @@ def as_text(answer: str | list[str]) -> str:
     return answer if isinstance(answer, str) else " | ".join(answer)
 
 
-def write_submission(folder: Path, job: Job, split: str, answers: list[str]) -> None:
+def write_submission(folder: Path, task: Task, split: str, answers: list[str]) -> None:
     """Adds the split to submission.zip: rte, ["not_entailment", ""] -> RTE.tsv, "index\\tprediction\\n0\\tnot_..." ...
 
     An answer that is no label goes in as the first class, one that is no number as 0; STS-B's scale ends at 5.
     """
     lines = ["index\tprediction\n"]
-    for index, value in enumerate(values_of(job.task, answers)):
-        if job.task["target_type"] == "number":
+    for index, value in enumerate(values_of_texts(task.entry, answers)):
+        if task.entry["target_type"] == "number":
             written = f"{min(max(value, 0.0), 5.0):.3f}"
         else:
-            written = job.task["labels"][max(value, 0)] if job.name in GLUE_WANTS_WORDS else max(value, 0)
+            written = task.entry["labels"][max(value, 0)] if task.name in GLUE_WANTS_WORDS else max(value, 0)
         lines.append(f"{index}\t{written}\n")
-    names = job.task["submission_file"]
+    names = task.entry["submission_file"]
     with zipfile.ZipFile(folder / "submission.zip", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(names if isinstance(names, str) else names[split], "".join(lines))
 
@@ -370,7 +333,7 @@ def finish(run_args: EvaluationRunArguments, jobs: list[Job], results: dict, mis
             next_step += ": the server takes whole submissions only"
     elif (folder / "submission.zip").exists():
         next_step = f"upload {folder / 'submission.zip'} at https://gluebenchmark.com/submit"
-    elif "submission_file" in jobs[0].task and len(jobs) == 1:
+    elif "submission_file" in jobs[0].task.entry and len(jobs) == 1:
         next_step = "python evaluate_t5.py --benchmark glue --dataset_name all --do_predict --model_name_or_path "
         next_step += "'out/glue/{task}'"
     files = ", ".join(name for name in OUTPUT_FILES if (folder / name).exists())
@@ -400,11 +363,12 @@ def main(argv: list[str] | None = None) -> dict:
         with run_args.main_process_first(desc="preparing the task"):
             jobs, missing = load_data(jobs, evaluation)
     set_up_tracking(run_args)
-    unknown = unknown_of(jobs)
+    tasks = Tasks([job.task for job in jobs])
+    unknown = tasks.count_unknown(lambda task, split: f"{task.name} {split}")
     start_summary(
         {
             "checkpoint": evaluation.model_name_or_path,
-            "rows": ", ".join(f"{len(rows):,} {job.name} {split}" for job in jobs for split, rows in job.data.items()),
+            "rows": ", ".join(f"{len(rows):,} {task.name} {s}" for task in tasks for s, rows in task.data.items()),
             "unknown": unknown,
             "left out": ", ".join(missing) or None,
         },
@@ -417,20 +381,15 @@ def main(argv: list[str] | None = None) -> dict:
         with exit_on_user_error():
             loaded = trainer.model if number and jobs[number - 1].model == job.model else None
             trainer = build_trainer(job, run_args, evaluation.attn_implementation, loaded)
-            start_tracking(trainer, vars(evaluation) | vars(job.args) | run_args.to_dict())
+            start_tracking(trainer, vars(evaluation) | vars(job.task.args) | run_args.to_dict())
         for split in job.splits:
             answers, numbers = predict_split(job, trainer, split)
             results |= numbers
             if is_first_process():
-                records = write_predictions(Path(run_args.output_dir), job, split, answers)
-                columns = [name for name in ("source", "prediction", "target") if name in records[0]]
-                rows = [[as_text(record[name]) for name in columns] for record in records[:TRACKED_ROWS]]
-                log_table(trainer, f"predictions/{job.name}_{split}", columns, rows)
-                if is_submission(task_args, run_args):
-                    write_submission(Path(run_args.output_dir), job, split, answers)
+                write_answers(job.task, split, answers, trainer, is_submission(task_args, run_args))
         finish_tracking(trainer)
-    if len(jobs) > 1 and not run_args.do_predict and not evaluation.split:
-        results |= average_of({job.name: f"{job.name}_{main_metric(job.task)}" for job in jobs})(results)
+    if tasks.summarise and not run_args.do_predict and not evaluation.split:
+        results |= tasks.summarise(results)
     if is_first_process():
         finish(run_args, jobs, results, missing)
     finish_process_group()

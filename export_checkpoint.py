@@ -51,7 +51,7 @@ from publishing.exports import (
 )
 from publishing.hub_uploads import upload
 from publishing.model_cards import model_card, read_run, shown_search, task_of
-from tasks.entries import eval_splits, source_text
+from tasks.registry import eval_splits, source_text
 from tasks.rows import load_rows
 from tasks.task_records import TASK_RECORD, read_record
 

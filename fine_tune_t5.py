@@ -15,7 +15,6 @@ model, task.json (for evaluate_t5.py to repeat the numbers), all_results.json, m
 --output_dir.
 """
 
-import dataclasses
 from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, set_seed
@@ -26,61 +25,28 @@ from arguments.training import FineTuningArguments, check_best_metric, check_str
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import print_once, run_script
 from constants import DEMO_CHECKPOINTS
-from corpora.sources import builtin_sources, tokenizer_for
-from corpora.streams import resume as resume_stream
-from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
-from corpora.unknown import Unknown, unknown_in_rows
-from model_t5 import (
-    check_model_source,
-    flops_per_sequence,
-    get_model,
-    is_local_model,
-    set_generation_length,
-)
+from corpora.sources import default_tokenizer
+from corpora.tokenizers import load_tokenizer
+from model_t5 import check_model_source, get_model, is_local_model, set_generation_length
 from runs.run import Run
-from tasks.batching import BucketCollator, bucket_lengths
-from tasks.entries import check_entry, eval_splits, main_metric, metric_names, row_texts
-from tasks.examples import class_label_ids, prepare_split, task_metrics
-from tasks.metrics import ERROR_METRICS, check_metrics
-from tasks.mixtures import Mixture, average_of, mixing_rates
-from tasks.rows import load_rows
-from tasks.streaming import evaluation_rows, open_corpus, stream_task
-from tasks.task_records import task_record
-from trainer_t5 import EvaluationTask, T5Trainer
-from training.batch_size import global_batch_size
+from tasks.tasks import Task, Tasks
+from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed, prepare_output_dir
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 
 
 def parse_flags(argv: list[str] | None):
-    """The three groups of flags and {name: entry} of the tasks, checked and completed from one another."""
-    model_args, task_args, training_args = parse_arguments(
+    """The three groups of flags and the tasks they name, checked and completed from one another."""
+    model_args, task_args, args = parse_arguments(
         [ModelArguments, TaskArguments, FineTuningArguments],
         argv,
         default_recipe=str(DEFAULT_RECIPE),
         starts_anew=("model_name_or_path", "config_name", "benchmark", "dataset_name", "train_file"),
     )
     check_model(model_args)
-    tasks = check_tasks(task_args)
-    for name, task in tasks.items():
-        check_entry(name, task)
-        check_metrics(name, task)
-    if len(tasks) == 1:
-        (task,) = tasks.values()
-        if task["target_type"] != "class":
-            training_args.predict_with_generate = True  # numbers and texts are not told by scoring a few labels
-        main, known = main_metric(task), metric_names(task)
-    else:
-        main, known = "average", [f"{name}_{metric}" for name, task in tasks.items() for metric in metric_names(task)]
-        if training_args.train_sampling_strategy != "random":
-            raise ValueError(f"--train_sampling_strategy {training_args.train_sampling_strategy}: the rows of a "
-                             "mixture come in random order")  # fmt: skip
-    if training_args.metric_for_best_model in (None, "loss"):
-        training_args.metric_for_best_model = f"eval_{main}"
-        training_args.greater_is_better = True
-    if training_args.metric_for_best_model.endswith(ERROR_METRICS):
-        training_args.greater_is_better = False
+    tasks = Tasks([Task(name, entry, task_args) for name, entry in check_tasks(task_args).items()])
+    tasks.complete(args)
     if model_args.model_name_or_path is None and model_args.config_name is None:
         model_args.model_name_or_path = next((path for path in DEMO_CHECKPOINTS if is_local_model(path)), None)
         if model_args.model_name_or_path:
@@ -88,185 +54,48 @@ def parse_flags(argv: list[str] | None):
         else:
             model_args.config_name = "tiny"
             print_once(f"no model was named and there is no {' or '.join(DEMO_CHECKPOINTS)}: a tiny one from scratch")
-    job = "fine-tuning a checkpoint" if model_args.model_name_or_path else "fine-tuning from scratch"
-    check_training(training_args, job)
-    check_streaming(task_args, training_args)
-    if task_args.streaming and len(tasks) > 1:
-        raise ValueError(f"--streaming goes with one task, --dataset_name names {len(tasks)}")
-    check_best_metric(training_args.metric_for_best_model, list(dict.fromkeys([*known, main])))
-    return model_args, task_args, training_args, tasks
-
-
-@dataclasses.dataclass
-class TaskData:
-    """What `Run` asks of the data (data_t5.Text has the same)."""
-
-    of_contents: dict
-    documents: dict
-    unknown: Unknown
-    steps_per_epoch: int | None
-    rows: dict
-    tokens_per_example = None
-
-    def fingerprints(self, _) -> dict:
-        return self.of_contents
-
-    def plan(self, _) -> dict:
-        return self.rows
-
-    def flops_per_sequence(self, config, source_length: int, target_length: int) -> int:
-        return flops_per_sequence(config, source_length, target_length)
-
-
-def pre_training_tokenizer(model_args: ModelArguments, task_args: TaskArguments):
-    """The tokenizer of a model from scratch when none is named: the one that pre-training from scratch would use."""
-    cache = Path(task_args.data_cache_dir).expanduser()
-    return tokenizer_for(builtin_sources(cache)["train"], model_args.vocab_size, cache, model_args.byte_fallback)
-
-
-def prepare_tasks(
-    task_args: TaskArguments, tasks: dict[str, dict], tokenizer, corpus=None
-) -> tuple[dict, dict, dict, Unknown]:
-    """({name: tokenised rows}, {(task, split): evaluation rows as they are}, {name: rows before any limit}, the <unk>
-    in them) of the training and evaluation splits of all tasks. A name is the split's, or for several tasks task/split.
-    Where the training rows are streamed from `corpus`, those to evaluate on alone, which may be the first ones of it.
-    """
-    rows, data, eval_rows, examples, texts = {}, {}, {}, {}, {}
-    for task_name, task in tasks.items():  # all are read before the long work
-        args = dataclasses.replace(task_args, dataset_name=task_name)
-        if corpus is not None:
-            rows |= {
-                (task_name, split): found for split, found in evaluation_rows(task_name, task, args, corpus).items()
-            }
-            continue
-        for split in ("train", *eval_splits(task)):
-            rows[task_name, split] = load_rows(task_name, task, args, split)
-    for (task_name, split), found in rows.items():
-        name = split if len(tasks) == 1 else f"{task_name}/{split}"
-        limit = task_args.max_train_samples if split == "train" else task_args.max_eval_samples
-        data[name], examples[name] = prepare_split(
-            task_name, tasks[task_name], task_args, tokenizer, split, limit, found
-        )
-        texts[name] = row_texts(task_name, tasks[task_name], found[:limit])
-        if split != "train":
-            eval_rows[task_name, split] = found[:limit]
-    return data, eval_rows, examples, unknown_in_rows(tokenizer, data, texts)
-
-
-def build_mixture(task_args: TaskArguments, tasks: dict[str, dict], data: dict) -> Mixture:
-    """The training rows of several tasks at the rates of --mixing; an epoch has as many as all tasks up to the cap."""
-    parts = {name: data[f"{name}/train"] for name in tasks}
-    sizes = [len(rows) for rows in parts.values()]
-    rates = mixing_rates(sizes, task_args.mixing, task_args.mixing_cap, task_args.mixing_temperature)
-    return Mixture(parts, rates, sum(min(size, task_args.mixing_cap) for size in sizes))
-
-
-def build_evaluation(task_args, training_args, tasks: dict[str, dict], data: dict, rows: dict, tokenizer):
-    """({name: data set}, {name: EvaluationTask}) with the names that stand in the metrics: the splits of a task that
-    has several, and for several tasks cola, mnli_validation_matched and so on."""
-    data_sets, evaluation = {}, {}
-    for (task_name, split), used in rows.items():
-        task = tasks[task_name]
-        parts = [task_name] * (len(tasks) > 1) + [split] * (len(eval_splits(task)) > 1)
-        name, labels = "_".join(parts), class_label_ids(task, tokenizer)
-        generated = training_args.predict_with_generate or labels is None
-        length = max(task_args.max_target_length or task["max_target_length"], 0 if labels is None else labels.shape[1])
-        data_sets[name] = data[split if len(tasks) == 1 else f"{task_name}/{split}"]
-        evaluation[name] = EvaluationTask(
-            task_metrics(task, tokenizer, generated, used), labels, generated, max_length=length + 1
-        )
-    return data_sets, evaluation
-
-
-def metrics_shown(tasks: dict[str, dict], generated: bool) -> str:
-    """A line for people: what is computed from what."""
-    named = [f"{name} {', '.join(task['metrics'])}" for name, task in tasks.items()]
-    if len(tasks) > 1:
-        return f"{'; '.join(named)}; the average of the first of each chooses"
-    mode = "generated texts" if generated else "teacher-forced scoring (labels whose tokens greedy decoding writes)"
-    return f"{named[0].partition(' ')[2]} from {mode}"
-
-
-def build_train_collator(args: FineTuningArguments, model, rows) -> BucketCollator | None:
-    """For `--length_buckets` N: batches of `args.train_batch_size` rows in N shapes; else None, to pad tightly."""
-    if not args.length_buckets:
-        return None
-    if isinstance(rows, Mixture):
-        raise ValueError(f"--length_buckets {args.length_buckets}: for one task; a mixture draws its rows itself")
-    return BucketCollator(
-        model.config.pad_token_id,
-        model.config.decoder_start_token_id,
-        bucket_lengths([len(ids) for ids in rows["input_ids"]], args.length_buckets),
-        bucket_lengths([len(ids) for ids in rows["labels"]], 1)[0],
-        args.train_batch_size,
-    )
+    check_training(args, "fine-tuning a checkpoint" if model_args.model_name_or_path else "fine-tuning from scratch")
+    check_streaming(task_args, args)
+    check_best_metric(args.metric_for_best_model, list(dict.fromkeys(tasks.metric_names)))
+    check_model_source(model_args, args)
+    return model_args, task_args, args, tasks
 
 
 def main(argv: list[str] | None = None) -> dict:
-    """Runs the script; returns what it writes to all_results.json."""
+    """Parses, prepares, trains, evaluates and saves; returns what it writes to all_results.json."""
     with exit_on_user_error():
-        model_args, task_args, training_args, tasks = parse_flags(argv)
-        check_model_source(model_args, training_args)
-        checkpoint = prepare_output_dir(training_args)
-        set_seed(training_args.seed)
-        with training_args.main_process_first(desc="loading the tokenizer"):
+        model_args, task_args, args, tasks = parse_flags(argv)
+        checkpoint = prepare_output_dir(args)
+        set_seed(args.seed)
+        with args.main_process_first(desc="loading the tokenizer"):
             name = model_args.tokenizer_name or model_args.model_name_or_path
-            tokenizer = load_tokenizer(name) if name else pre_training_tokenizer(model_args, task_args)
+            tokenizer = load_tokenizer(name) if name else default_tokenizer(model_args, task_args.data_cache_dir)
         model, vocabulary = get_model(model_args, tokenizer)
-        corpus = open_corpus(*next(iter(tasks.items())), task_args) if task_args.streaming else None
-        with training_args.main_process_first(desc="preparing the task"):
-            data, eval_rows, examples, unknown = prepare_tasks(task_args, tasks, tokenizer, corpus)
-        fingerprints = {name: rows._fingerprint for name, rows in data.items()}
-        if corpus is not None:
-            train_dataset = stream_task(*next(iter(tasks.items())), task_args, corpus, tokenizer, training_args)
-            fingerprints["train"] = corpus.fingerprint
-        else:
-            train_dataset = data["train"] if len(tasks) == 1 else build_mixture(task_args, tasks, data)
-            fingerprints["train"] = train_dataset._fingerprint
-        fingerprints["tokenizer"] = tokenizer_fingerprint(tokenizer)
-        check_resumed(checkpoint, model.config, fingerprints, task_args, training_args)
-        if corpus is not None:
-            resume_stream(train_dataset, checkpoint)
-        eval_dataset, evaluation = build_evaluation(task_args, training_args, tasks, data, eval_rows, tokenizer)
-        first = next(iter(evaluation.values()))
-        set_generation_length(model, max(task.max_length - 1 for task in evaluation.values()))
-        train_collator = build_train_collator(training_args, model, train_dataset)
+        with args.main_process_first(desc="preparing the task"):
+            tasks.load(tokenizer, args)
+        check_resumed(checkpoint, model.config, tasks.fingerprints(tokenizer), task_args, args)
+        tasks.resume(checkpoint)
+        set_generation_length(model, tasks.generation_length)
+        train_collator = tasks.train_collator(args, model.config)
 
     trainer = T5Trainer(
         model=model,
-        args=training_args,
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset if len(evaluation) > 1 else eval_dataset[""],
+        args=args,
+        train_dataset=tasks.train,
+        eval_dataset=tasks.validation,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=8),
-        processing_class=tokenizer,
-        compute_metrics=first.compute_metrics,
-        class_label_ids=first.class_label_ids,
-        evaluation_tasks=evaluation,
-        summarise=average_of({n: f"{n}_{main_metric(t)}" for n, t in tasks.items()}) if len(tasks) > 1 else None,
         train_collator=train_collator,
+        processing_class=tokenizer,
+        evaluation_tasks=tasks.judged,
+        summarise=tasks.summarise,
     )
-    generates = any(task.predict_with_generate for task in evaluation.values())
-    trainer.task_record = task_record(task_args, training_args, generates=generates)
-    data = TaskData(
-        fingerprints,
-        examples,
-        unknown,
-        None if corpus is not None else -(-len(train_dataset) // global_batch_size(training_args)),
-        {
-            "from": model_args.model_name_or_path or f"scratch ({model_args.config_name})",
-            "vocabulary": vocabulary,
-            "stream": corpus and corpus.description,
-            "rows": ", ".join(f"{len(rows):,} of {examples[name]:,} {name}" for name, rows in data.items()),
-            "mixture": f"{train_dataset.described()} ({task_args.mixing})" if len(tasks) > 1 else None,
-            "steps": f"{trainer.args.num_train_epochs:g} epochs" if training_args.max_steps <= 0 else None,
-            "metrics": metrics_shown(tasks, training_args.predict_with_generate),
-        },
-    )
-    title = f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}"
-    run = Run(trainer, title, [model_args, task_args, training_args], data, checkpoint)
+    trainer.task_record = tasks.record()
+    title, flags = f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}", [model_args, task_args, args]
+    source = model_args.model_name_or_path or f"scratch ({model_args.config_name})"
+    run = Run(trainer, title, flags, tasks, checkpoint, {"from": source, "vocabulary": vocabulary})
     run.start()
-    train_metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
-    return run.finish(train_metrics, f"python evaluate_t5.py --model_name_or_path {training_args.output_dir}")
+    result = trainer.train(resume_from_checkpoint=checkpoint)
+    return run.finish(result.metrics, next_command=f"python evaluate_t5.py --model_name_or_path {args.output_dir}")
 
 
 if __name__ == "__main__":

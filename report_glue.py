@@ -33,7 +33,7 @@ from common.command_line import check_folder, exit_on_user_error, option, parse_
 from common.curves import draw_scores
 from common.reports import end_summary, start_summary, write_aside, write_json
 from constants import DATASET_VALS
-from tasks.entries import eval_splits
+from tasks.registry import eval_splits
 from tasks.rows import load_rows
 from training.checkpoints import newest_whole_checkpoint
 from training.preemption import PREEMPTED_EXIT_CODE

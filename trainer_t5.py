@@ -12,7 +12,6 @@ Legend of shapes: B batch, T target length, V vocabulary, C class labels.
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -36,7 +35,8 @@ from modeling.fused_projections import (
 from modeling.loss import compute_loss_in_forward
 from modeling.segment_masks import SEGMENTS
 from tasks.batching import BucketCollator
-from tasks.metrics import STATISTICS
+from tasks.examples import EvaluationTask
+from tasks.metrics.scoring import STATISTICS
 from training.batch_size import global_batch_size
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from training.preemption import PreemptionCallback, exit_preempted
@@ -64,20 +64,6 @@ class _ResumeCallback(TrainerCallback):
         """The epochs of a stream: Trainer, which does not know its length, counts them as shares of --max_steps."""
         if hasattr(self.trainer.train_dataset, "epochs_done"):
             state.epoch = self.trainer.train_dataset.epochs_done()
-
-
-@dataclass
-class EvaluationTask:
-    """How the answers to one evaluation data set are found and judged.
-
-    class_label_ids: as T5Trainer's. max_length: tokens that `generate` may write, its start token included; None for
-    the model's own.
-    """
-
-    compute_metrics: Callable | None
-    class_label_ids: torch.Tensor | None = None
-    predict_with_generate: bool = False
-    max_length: int | None = None
 
 
 class _PrecompileCallback(TrainerCallback):
@@ -127,6 +113,10 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         **kwargs,
     ):
         training_args = kwargs["args"]
+        if evaluation_tasks:  # a single data set is judged as the first
+            first = next(iter(evaluation_tasks.values()))
+            class_label_ids = first.class_label_ids
+            kwargs["compute_metrics"] = first.compute_metrics
         if training_args.ddp_find_unused_parameters is None:
             training_args.ddp_find_unused_parameters = False  # T5 has none: a search at every step would be wasted
         if getattr(training_args, "hf_deepspeed_config", None) is not None:

@@ -13,7 +13,7 @@ from benchmarks.material import benchmark_config, padded, random_sources, use_pl
 from benchmarks.measure import NotAvailableError, failure, interleaved, median
 from constants import IGNORE_INDEX
 from model_t5 import create_model, set_generation_length
-from tasks.metrics import STATISTICS
+from tasks.metrics.scoring import STATISTICS
 from trainer_t5 import T5Trainer
 
 CLASSES = 4

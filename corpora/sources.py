@@ -190,3 +190,10 @@ def tokenizer_for(source: Source, vocab_size: int, cache: Path, byte_fallback: b
         )
 
     return load_tokenizer(str(cached(cache, "tokenizer", key, build)))
+
+
+def default_tokenizer(args, cache_dir: str):
+    """The tokenizer of a model from scratch when none is named: the one that pre-training on the built-in text would
+    use. args: the flags of the model."""
+    cache = Path(cache_dir).expanduser()
+    return tokenizer_for(builtin_sources(cache)["train"], args.vocab_size, cache, args.byte_fallback)

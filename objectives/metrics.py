@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.metrics import STATISTICS, token_metrics
+from tasks.metrics.scoring import STATISTICS, token_metrics
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction

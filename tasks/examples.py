@@ -1,26 +1,29 @@
 """Examples of the tasks in `DATASET_VALS`: rows become token ids, and what a model answers to them becomes metrics.
 
-A row goes through three steps: `read_split` of tasks/rows.py (the task's own columns), `source_text`/`target_text` of
-tasks/entries.py (T5's texts) and the lambda of `build_tokenize_function` (token ids).
+A row goes through three steps: tasks/rows.py (the entry's own columns), `source_text` and `target_text` of
+tasks/registry.py (T5's texts), and the lambda of `build_tokenize_function` (token ids).
 """
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from arguments.task import TaskArguments
+from arguments.training import T5TrainingArguments
 from common.cached_folders import cached
 from common.processes import print_once
 from constants import IGNORE_INDEX
+from corpora.blocks import Corpus
+from corpora.streams import StreamDataset, one_by_one
 from corpora.tokenizers import tokenizer_fingerprint
-from tasks.entries import reference_texts, source_text, target_text
-from tasks.metrics import STATISTICS, score_predictions, token_metrics
-from tasks.rows import load_rows
+from tasks.metrics.scoring import STATISTICS, score_predictions, token_metrics
+from tasks.registry import preprocess_of, reference_texts, source_text, target_text
+from tasks.rows import load_rows, row_splitter
 
 
 def build_tokenize_function(
@@ -31,20 +34,30 @@ def build_tokenize_function(
     Lengths are in tokens, EOS included. Rows without the target column (test data) get no labels.
     """
 
-    def rows(batch: dict) -> list[dict]:
-        return [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-
     def encode(texts: list[str], max_length: int | None) -> dict:
         return tokenizer(texts, max_length=max_length, truncation=max_length is not None)
 
     return lambda batch: {
-        **encode([source_text(task, row) for row in rows(batch)], max_source_length),
+        **encode([source_text(task, row) for row in as_rows(batch)], max_source_length),
         **(
-            {"labels": encode([target_text(name, task, row) for row in rows(batch)], max_target_length)["input_ids"]}
+            {"labels": encode([target_text(name, task, row) for row in as_rows(batch)], max_target_length)["input_ids"]}
             if task["target"] in batch
             else {}
         ),
     }
+
+
+def as_rows(columns: dict[str, list]) -> list[dict]:
+    """{"a": [1, 2], "b": [3, 4]} -> [{"a": 1, "b": 3}, {"a": 2, "b": 4}]."""
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def max_lengths(task: dict, args: TaskArguments, split: str = "train") -> tuple[int, int | None]:
+    """(source, target) tokens at which a split is cut. Only training cuts targets, and never class labels: metrics
+    compare with the whole target."""
+    cuts_targets = split == "train" and task["target_type"] != "class"
+    target_length = args.max_target_length or task["max_target_length"]
+    return args.max_source_length or task["max_source_length"], target_length if cuts_targets else None
 
 
 def class_label_ids(task: dict, tokenizer) -> torch.Tensor | None:
@@ -90,6 +103,20 @@ def non_canonical_outputs(task: dict, tokenizer, ids) -> dict[str, int]:
     return {"non_canonical_outputs": sum(text in task["labels"] and row not in canonical for text, row in pairs)}
 
 
+@dataclass
+class EvaluationTask:
+    """How the answers to one evaluation data set are found and judged.
+
+    class_label_ids: as T5Trainer's. max_length: tokens that `generate` may write, its start token included; None for
+    the model's own.
+    """
+
+    compute_metrics: Callable | None
+    class_label_ids: torch.Tensor | None = None
+    predict_with_generate: bool = False
+    max_length: int | None = None
+
+
 def task_metrics(task: dict, tokenizer, generated: bool, rows: list[dict] | None = None) -> Callable:
     """The lambda that turns T5Trainer's evaluation output into the entry's metrics, beside loss and token accuracy.
 
@@ -98,9 +125,6 @@ def task_metrics(task: dict, tokenizer, generated: bool, rows: list[dict] | None
     rows: what is evaluated, in that order, with all references and the entry's metric_columns; without them the
     answers are compared with what the tokenizer makes of the first reference.
     """
-
-    def answers(tokens, statistics) -> list[str]:
-        return decode_texts(task, tokenizer, tokens) if generated else class_texts(task, statistics)
 
     def references(label_ids) -> list:
         if rows is None:
@@ -112,9 +136,17 @@ def task_metrics(task: dict, tokenizer, generated: bool, rows: list[dict] | None
     context = [tuple(row[column] for column in columns) for row in rows] if rows and columns else None
     return lambda output: {
         **token_metrics(output.predictions[1]),
-        **score_predictions(task, answers(*output.predictions), references(output.label_ids), context),
+        **score_predictions(
+            task, answer_texts(task, tokenizer, generated, output.predictions), references(output.label_ids), context
+        ),
         **(non_canonical_outputs(task, tokenizer, output.predictions[0]) if generated else {}),
     }
+
+
+def answer_texts(task: dict, tokenizer, generated: bool, predictions: tuple) -> list[str]:
+    """The answer to each row, from T5Trainer's predictions: generated tokens and statistics."""
+    tokens, statistics = predictions
+    return decode_texts(task, tokenizer, tokens) if generated else class_texts(task, statistics)
 
 
 def class_texts(task: dict, statistics: np.ndarray) -> list[str]:
@@ -128,8 +160,7 @@ def prepare_split(
 ):
     """(tokenised `datasets.Dataset` of the first `limit` rows, number of rows before the limit). `rows`: if loaded.
 
-    Kept in `--data_cache_dir` under a key of everything that decides the tokens. Only training cuts targets, and never
-    class labels: metrics compare with the whole target.
+    Kept in `--data_cache_dir` under a key of everything that decides the tokens.
     """
     import datasets
 
@@ -142,17 +173,15 @@ def prepare_split(
         if missing and limit is None:
             print_once(f"task {name}, {split}: no row has the label {', '.join(missing)}")
     values = {column: [row[column] for row in chosen] for column in columns}
-    source_length = args.max_source_length or task["max_source_length"]
-    target_length = args.max_target_length or task["max_target_length"]
-    if split != "train" or task["target_type"] == "class":
-        target_length = None
-    texts = [task.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels", "separators")]
-    decisive = [tokenizer_fingerprint(tokenizer), source_length, target_length, texts, values]
+    lengths = max_lengths(task, args, split)
+    # The None stands where entries had a further field: keys, and fingerprints in run.json, are those of earlier runs.
+    texts = [*(task.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")), None]
+    decisive = [tokenizer_fingerprint(tokenizer), *lengths, texts, values]
     key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
 
     def build(folder: Path) -> None:
         tokenised = datasets.Dataset.from_dict(values).map(
-            build_tokenize_function(name, task, tokenizer, source_length, target_length),
+            build_tokenize_function(name, task, tokenizer, *lengths),
             batched=True,
             num_proc=args.preprocessing_num_workers if args.preprocessing_num_workers > 1 else None,
             remove_columns=columns,
@@ -161,23 +190,28 @@ def prepare_split(
             new_fingerprint=key,
             desc=f"tokenising {name} {split}",
         )
-        with _no_progress_bars():
-            tokenised.save_to_disk(folder / "rows")
+        shown = datasets.is_progress_bar_enabled()
+        datasets.disable_progress_bars()  # saving takes no time worth a bar
+        tokenised.save_to_disk(folder / "rows")
+        if shown:
+            datasets.enable_progress_bars()
 
     cache = Path(args.data_cache_dir).expanduser()
     folder = cached(cache, f"task-{name}-{split}", key, build, args.overwrite_cache)
     return datasets.load_from_disk(folder / "rows"), len(rows)
 
 
-@contextlib.contextmanager
-def _no_progress_bars():
-    """Saving takes no time worth a bar."""
-    import datasets
+def stream_task(
+    name: str, task: dict, args: TaskArguments, corpus: Corpus, tokenizer, training_args: T5TrainingArguments
+) -> StreamDataset:
+    """Batches of tokenised training rows: lists of {"input_ids", "attention_mask", "labels"}, cut and with one EOS."""
+    tokenize = build_tokenize_function(name, task, tokenizer, *max_lengths(task, args))
 
-    shown = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
+    def batch(_: np.ndarray, rows: list[dict]) -> list[dict]:
+        return as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
+
+    units = one_by_one(row_splitter(name, task, "train", corpus))
+    described = f"{preprocess_of(task)[1]} {task.get('max_piece_length')}"
+    return StreamDataset.of_run(
+        [(corpus, units)], batch, training_args, args.shuffle_buffer_size, description=described
+    )

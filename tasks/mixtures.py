@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from corpora.examples import EpochSampler, shares
-from tasks.metrics import PERCENT_METRICS
+from tasks.metrics.scoring import PERCENT_METRICS
 
 
 def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1.0) -> list[float]:

@@ -1,16 +1,17 @@
-"""What an entry of DATASET_VALS cannot declare: functions of single rows and records, which it names.
+"""What an entry of DATASET_VALS cannot declare: functions of a row, one of which it may name as its `preprocess`.
 
-    TRANSFORMS["squad"]({"question": "Who?", ...}) -> the row with "Who ? ", as T5 writes it   (the entry's `transform`)
-    UNFOLDS["values"]({"a": {...}, "b": {...}})    -> the rows {...} and {...}                 (the entry's `unfold`)
+    TRANSFORMS["squad"]({"question": "Who?", ...})  -> the row with "Who ?", as T5 writes it
+    TRANSFORMS["squad"]({"data": [...]})            -> all rows of SQuAD's own file, which is one nested record
 
-A transform sees a row after its columns were renamed and before the entry's columns are looked up in it; it returns a
-row and leaves the one it got as it is. What T5 does stands in t5/data/preprocessors.py of its repository.
+A function sees a row of the file or the Hub after its columns were renamed and before the entry's columns are looked up
+in it. It returns a row, or a list of rows where one record holds several, and leaves the one it got as it is. What T5
+does is in t5/data/preprocessors.py of its repository.
 """
 
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 # Letters with a mark that Unicode does not take apart. Letters of their own, which nobody writes as one plain letter
@@ -22,30 +23,57 @@ _LEAST_COMBINING_CLASS = 10
 _ROMANIAN = str.maketrans("şŞţŢ", "șȘțȚ")
 
 
-# ---------------------------------------------------------------- a row -> a row
+# ---------------------------------------------------------------- question answering
 def pad_punctuation(text: str) -> str:
     """T5's spaces around punctuation of ASCII: "(O2)?" -> "( O2 ) ?"."""
     return " ".join(_PUNCTUATION.sub(r" \1 ", text).split())
 
 
-def _squad(row: dict) -> dict:
-    """Question, context and answers with spaces around punctuation."""
+def _squad(row: dict) -> dict | list[dict]:
+    """Question, context and answers with spaces around punctuation; of the official file, a row for each question."""
+    if "data" in row:  # [{"paragraphs": [{"context", "qas": [{"question", "answers": [{"text"}]}]}]}]
+        paragraphs = [paragraph for article in row["data"] for paragraph in article["paragraphs"]]
+        return [_squad(question | {"context": p["context"]}) for p in paragraphs for question in p["qas"]]
     answers = row.get("answers") or {}
     texts = answers.get("text", []) if isinstance(answers, dict) else [answer["text"] for answer in answers]
     padded = {name: pad_punctuation(row[name]) for name in ("question", "context")}
     return row | padded | {"answers": {"text": [pad_punctuation(text) for text in texts]}}
 
 
-def _multirc(row: dict) -> dict:
-    """The texts without the HTML marks of their sentences: "<b>Sent 1: </b>A.<br>" -> "Sent 1: A. "."""
+def _multirc(row: dict) -> dict | list[dict]:
+    """The texts without the HTML marks of their sentences: "<b>Sent 1: </b>A.<br>" -> "Sent 1: A. ".
+
+    Of the official file, {"idx", "passage": {"text", "questions": [{"question", "idx", "answers"}]}}, a row an answer.
+    """
+    if "passage" in row:
+        rows, passage = [], row["passage"]
+        for question in passage["questions"]:
+            for answer in question["answers"]:
+                texts = {"paragraph": passage["text"], "question": question["question"], "answer": answer["text"]}
+                places = {"paragraph": row["idx"], "question": question["idx"], "answer": answer["idx"]}
+                rows.append(_multirc(answer | texts | {"idx": places}))
+        return rows
     texts = {name: row[name].replace("<br>", " ") for name in ("question", "answer", "paragraph")}
     return row | {name: re.sub(r"</?b>", "", text) for name, text in texts.items()}
 
 
-def _record(row: dict) -> dict:
-    """The passage with its highlights as further sentences: 'He won.\\n@highlight\\nCup' -> 'He won. Cup'."""
+def _record(row: dict) -> dict | list[dict]:
+    """The passage with its highlights as further sentences: 'He won.\\n@highlight\\nCup' -> 'He won. Cup'; the entities
+    separated by commas.
+
+    Of the official file, {"passage": {"text", "entities": [{"start", "end"}]}, "qas": [{"query", "answers"}]}, a row a
+    query: `end` is the entity's last letter; entities and answers come once each, in the order of the alphabet.
+    """
+    if "qas" in row:
+        text = row["passage"]["text"]
+        entities = sorted({text[span["start"] : span["end"] + 1] for span in row["passage"]["entities"]})
+        rows = []
+        for question in row["qas"]:
+            answers = sorted({answer["text"] for answer in question.get("answers", [])})
+            rows.append({"passage": text, "query": question["query"], "entities": entities, "answers": answers or None})
+        return [_record(row) for row in rows]
     passage = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", row["passage"])
-    return row | {"passage": passage.replace("\n@highlight\n", ". ")}
+    return row | {"passage": passage.replace("\n@highlight\n", ". "), "entities": _joined(row["entities"], ", ")}
 
 
 def _wsc(row: dict) -> dict:
@@ -66,9 +94,20 @@ def _wsc(row: dict) -> dict:
     return row | {"text": " ".join(words)}
 
 
-def _gem(row: dict) -> dict:
-    """GEM's rows: those for training have a target and no references."""
-    return row | {"references": row.get("references") or [row["target"]]}
+def _joined(items: list | str, separator: str) -> str:
+    """A list as one text; a text stays as it is."""
+    return items if isinstance(items, str) else separator.join(str(item).strip() for item in items)
+
+
+# ---------------------------------------------------------------- writing
+def _web_nlg(row: dict) -> dict:
+    """GEM's rows: triples joined by "&&"; those for training have a target and no references."""
+    return row | {"input": _joined(row["input"], " && "), "references": row.get("references") or [row["target"]]}
+
+
+def _rows_of_dictionary(row: dict) -> dict | list[dict]:
+    """{"id of a row": row, ...} -> the rows."""
+    return list(row.values()) if all(isinstance(value, dict) for value in row.values()) else row
 
 
 def _wiki_split(row: dict) -> dict:
@@ -76,6 +115,7 @@ def _wiki_split(row: dict) -> dict:
     return row | {"simple": " ".join(row["simple"].replace("<::::>", " ").split())}
 
 
+# ---------------------------------------------------------------- diacritics
 def strip_diacritics(text: str) -> str:
     """The text without diacritics, a character for a character of `unicodedata.normalize("NFC", text)`:
     "Șt. Łódź" -> "St. Lodz".
@@ -106,57 +146,14 @@ def _restore_romanian_diacritics(row: dict) -> dict:
     return _restore_diacritics(row | {"text": unicodedata.normalize("NFC", row["text"]).translate(_ROMANIAN)})
 
 
-TRANSFORMS: dict[str, Callable[[dict], dict]] = {
-    "gem": _gem,
+TRANSFORMS: dict[str, Callable[[dict], dict | list[dict]]] = {
     "multirc": _multirc,
     "record": _record,
     "restore_diacritics": _restore_diacritics,
     "restore_romanian_diacritics": _restore_romanian_diacritics,
+    "rows_of_dictionary": _rows_of_dictionary,
     "squad": _squad,
+    "web_nlg": _web_nlg,
     "wiki_split": _wiki_split,
     "wsc": _wsc,
-}
-
-
-# ---------------------------------------------------------------- a record of a nested file -> rows as on the Hub
-def _unfold_squad(record: dict) -> Iterator[dict]:
-    """{"data": [{"paragraphs": [{"context", "qas": [{"question", "answers": [{"text"}]}]}]}]} -> a row per question."""
-    for article in record["data"]:
-        for paragraph in article["paragraphs"]:
-            for question in paragraph["qas"]:
-                yield question | {"context": paragraph["context"]}
-
-
-def _unfold_multirc(record: dict) -> Iterator[dict]:
-    """{"idx", "passage": {"text", "questions": [{"question", "idx", "answers": [...]}]}} -> a row per answer."""
-    for question in record["passage"]["questions"]:
-        for answer in question["answers"]:
-            row = {"paragraph": record["passage"]["text"], "question": question["question"], "answer": answer["text"]}
-            row["idx"] = {"paragraph": record["idx"], "question": question["idx"], "answer": answer["idx"]}
-            yield row | ({"label": answer["label"]} if "label" in answer else {})
-
-
-def _unfold_record(record: dict) -> Iterator[dict]:
-    """{"passage": {"text", "entities": [{"start", "end"}]}, "qas": [{"query", "answers"}]} -> a row per query.
-
-    `end` is the entity's last letter. Entities and answers come once each, in the order of the alphabet.
-    """
-    text = record["passage"]["text"]
-    entities = sorted({text[span["start"] : span["end"] + 1] for span in record["passage"]["entities"]})
-    for question in record["qas"]:
-        row = {"passage": text, "query": question["query"], "entities": entities}
-        answers = sorted({answer["text"] for answer in question.get("answers", [])})
-        yield row | ({"answers": answers} if answers else {})
-
-
-def _unfold_values(record: dict) -> Iterator[dict]:
-    """{"id of a row": row, ...} -> the rows."""
-    yield from record.values()
-
-
-UNFOLDS: dict[str, Callable[[dict], Iterator[dict]]] = {
-    "multirc": _unfold_multirc,
-    "record": _unfold_record,
-    "squad": _unfold_squad,
-    "values": _unfold_values,
 }

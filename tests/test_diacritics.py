@@ -14,8 +14,8 @@ from absl.testing import absltest, parameterized
 import evaluate_t5
 from arguments.task import TaskArguments
 from constants import DATASET_VALS
-from tasks.entries import check_entry, source_text, target_text
-from tasks.metrics import METRICS
+from tasks.metrics.scoring import METRICS
+from tasks.registry import check_entry, source_text, target_text
 from tasks.rows import load_rows
 from tasks.transforms import TRANSFORMS, strip_diacritics
 
@@ -64,7 +64,7 @@ class TransformTest(parameterized.TestCase):
 
     def test_an_unknown_transform_is_refused_by_name(self):
         with self.assertRaisesRegex(ValueError, "restore_diacritic: .*did you mean restore_diacritics"):
-            check_entry("x", RESTORE | {"transform": "restore_diacritic"})
+            check_entry("x", RESTORE | {"preprocess": "restore_diacritic"})
 
 
 class MetricTest(parameterized.TestCase):
@@ -107,8 +107,8 @@ class MetricTest(parameterized.TestCase):
 
     def test_evaluation_reports_what_copying_would_score(self):
         rows = [{"plain": "si ata", "text": "și ață"}, {"plain": "ce", "text": "ce"}]
-        job = mock.Mock(task=RESTORE, rows={"validation": rows}, prefix=lambda split: "eval")  # noqa: ARG005
-        job.name = "x"
+        task = mock.Mock(entry=RESTORE, rows={"validation": rows})
+        job = mock.Mock(task=task, prefix=lambda split: "eval")  # noqa: ARG005
         numbers = evaluate_t5.copying_baseline(job, "validation")
         self.assertAlmostEqual(numbers.pop("eval_copied_word_accuracy"), 1 / 3)
         self.assertAlmostEqual(numbers.pop("eval_copied_diacritic_error_rate"), 3 / 4)

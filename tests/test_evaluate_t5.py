@@ -24,7 +24,7 @@ from arguments.task import TaskArguments
 from constants import DATASET_VALS
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
-from tasks.entries import source_text
+from tasks.registry import source_text
 from tasks.rows import load_rows
 from training.optimizers import AdamWRMSScaled
 

@@ -21,11 +21,11 @@ from arguments.task import TaskArguments, check_task
 from constants import DATASET_VALS
 from corpora import installed_docs
 from corpora.tokenizers import load_tokenizer, train_tokenizer
-from tasks import entries, examples
-from tasks.entries import check_entry, eval_splits, source_text, target_text
+from tasks import examples, registry
 from tasks.examples import build_tokenize_function, class_label_ids, class_texts, prepare_split, task_metrics
-from tasks.metrics import METRICS, STATISTICS, check_metrics
-from tasks.rows import load_rows
+from tasks.metrics.scoring import METRICS, STATISTICS, check_metrics
+from tasks.registry import check_entry, eval_splits, source_text, target_text
+from tasks.rows import load_rows, open_corpus, row_splitter
 
 GLUE = DATASET_VALS["glue"]
 
@@ -215,11 +215,19 @@ class GlueFilesTest(TestCase):
         rows = load_rows(name, GLUE[name], self.arguments(name, data_dir=str(self.folder)), split)
         self.assertEqual(self.texts(name, GLUE[name], rows), TEXTS[name, split])
 
+    @parameterized.parameters(name for name, split in TEXTS if split == "train" and name != "ax")
+    def test_streamed_rows_are_the_same(self, name):
+        args = self.arguments(name, data_dir=str(self.folder), streaming=True)
+        corpus = open_corpus(name, GLUE[name], args)
+        split = row_splitter(name, GLUE[name], "train", corpus)
+        rows = [row for _, record in corpus.all_rows() for row in split(record)]
+        self.assertEqual(self.texts(name, GLUE[name], rows), TEXTS[name, "train"])
+
     def test_every_task_and_split_stands_in_the_table(self):
         expected = {
             (name, split)
             for name, task in GLUE.items()
-            for split in ["train", *eval_splits(task), *entries.test_splits(task)]
+            for split in ["train", *eval_splits(task), *registry.test_splits(task)]
         }
         self.assertEqual(set(TEXTS), expected - {("ax", "validation")})  # which has neither rows nor labels of its own
         self.assertEqual(
@@ -278,6 +286,10 @@ class GlueFilesTest(TestCase):
         own = self.write("own.csv", 'sentence,label\n"A, b.",1\n')
         rows = load_rows("cola", GLUE["cola"], self.arguments("cola", validation_file=str(own)), "validation")
         self.assertEqual(self.texts("cola", GLUE["cola"], rows), [("cola sentence: A, b.", "acceptable")])
+        for text in ("sentence\tlabel\nA.\t1\n", "x\t1\t\tA.\n"):  # with a header, and as the official file
+            own = self.write("own.tsv", text)
+            rows = load_rows("cola", GLUE["cola"], self.arguments("cola", train_file=str(own)), "train")
+            self.assertEqual(self.texts("cola", GLUE["cola"], rows), [("cola sentence: A.", "acceptable")])
 
 
 class HubTest(TestCase):
@@ -457,7 +469,7 @@ class EntryTest(parameterized.TestCase):
         ("no_labels", {"labels": []}, "target_type class needs `labels`, at least two different ones"),
         ("one_label", {"labels": ["a"]}, "at least two different ones"),
         ("double_label", {"labels": ["a", "b", "a"]}, "at least two different ones"),
-        ("unknown_field", {"file_colums": {}}, "file_colums is no field of an entry; did you mean file_columns?"),
+        ("unknown_field", {"file_colums": {}}, r"file_colums is no field of an entry \(did you mean file_columns\?\)"),
     )
     def test_refused(self, change, message):
         with self.assertRaisesRegex(ValueError, message):

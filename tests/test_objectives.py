@@ -25,7 +25,7 @@ from objectives.denoisers import (
 )
 from objectives.metrics import mixture_metrics
 from objectives.packed_rows import ragged_noise_mask, statistics_by_kind
-from tasks.metrics import STATISTICS
+from tasks.metrics.scoring import STATISTICS
 
 HARD = dict(noise_density=0.5, mean_noise_span_length=3.0)  # at 512 it needs 128 sentinels: REFERENCE, section 1
 OWN = {

@@ -22,7 +22,7 @@ from arguments.text import PreTrainingDataArguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.command_line import parse_arguments
 from search.sweep_files import read_sweep
-from tasks.entries import check_entry
+from tasks.registry import check_entry
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
@@ -98,11 +98,14 @@ class ReadmeTest(parameterized.TestCase):
     def test_there_are_commands(self):
         self.assertGreater(len(commands()), 15)
 
-    def test_entry_of_the_new_task_is_whole(self):
-        code = re.search(r"```python\n(DATASET_VALS.*?)```", README, flags=re.DOTALL).group(1)
-        registry: dict = {}
-        exec(compile(ast.parse(code), "README.md", "exec"), {"DATASET_VALS": registry})
-        check_entry("tickets", registry["mine"]["tickets"])
+    @parameterized.parameters("README.md", "tasks.md")
+    def test_entries_of_new_tasks_are_whole(self, page):
+        registry: dict = {"mine": {}}
+        for code in re.findall(r"```python\n(DATASET_VALS.*?)```", PAGES[page], flags=re.DOTALL):
+            exec(compile(ast.parse(code), page, "exec"), {"DATASET_VALS": registry})
+        self.assertLen(registry["mine"], 1)
+        for name, entry in registry["mine"].items():
+            check_entry(name, entry)
 
     @parameterized.parameters(*PAGES)
     def test_linked_files_are_there(self, page):

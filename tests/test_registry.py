@@ -17,11 +17,11 @@ from transformers import ByT5Tokenizer, EvalPrediction
 
 from arguments.task import TaskArguments
 from constants import DATASET_VALS
-from tasks.entries import check_entry, eval_splits, metric_names, reference_texts, source_text, target_text
-from tasks.entries import test_splits as splits_without_labels
 from tasks.examples import build_tokenize_function, prepare_split, task_metrics
-from tasks.metrics import STATISTICS, check_metrics
-from tasks.rows import load_rows
+from tasks.metrics.scoring import STATISTICS, check_metrics
+from tasks.registry import check_entry, eval_splits, metric_names, reference_texts, source_text, target_text
+from tasks.registry import test_splits as splits_without_labels
+from tasks.rows import load_rows, open_corpus, row_splitter
 
 GROUPS = ("super_glue", "translation", "summarization", "question_answering", "generation")
 TEXT, INTEGER = Value("string"), Value("int32")
@@ -404,6 +404,17 @@ class RegistryTest(TestCase):
         found = self.texts(group, name, split, task, data_dir=str(self.write(FILES[group, name])))
         self.assertEqual(found, TEXTS[group, name][split])
 
+    @parameterized.parameters(
+        *[key for key in ENTRIES if isinstance(DATASET_VALS[key[0]][key[1]]["files"]["train"], str)]
+    )
+    def test_streamed_rows_are_the_same(self, group, name):
+        task, args = DATASET_VALS[group][name], TaskArguments(group, name, data_dir=str(self.write(FILES[group, name])))
+        corpus = open_corpus(name, task, args)
+        split = row_splitter(name, task, "train", corpus)
+        rows = [row for _, record in corpus.all_rows() for row in split(record)]
+        found = [(source_text(task, row), reference_texts(name, task, row)) for row in rows]
+        self.assertEqual(found, TEXTS[group, name]["train"])
+
     @parameterized.named_parameters(*[case for case in CASES if (case[1], case[2]) in HUB])
     def test_columns_of_the_hub(self, group, name, split):
         task = self.saved_hub(group, name)
@@ -444,11 +455,10 @@ class RegistryTest(TestCase):
         self.assertIn(task["metrics"][0], scores)
 
     def test_tokenize_function_joins_lists(self):
-        task = DATASET_VALS["super_glue"]["record"]
-        encode = build_tokenize_function("record", task, ByT5Tokenizer(), 512, None)
-        batch = encode({"query": ["Q"], "entities": [["A", "B"]], "passage": ["P"], "answers": [["B", "A"]]})
-        self.assertEqual(ByT5Tokenizer().decode(batch["input_ids"][0], skip_special_tokens=True),
-                         "record query: Q entities: A, B passage: P")  # fmt: skip
+        task = DATASET_VALS["generation"]["common_gen"] | {"prefix": "write"}
+        encode = build_tokenize_function("common_gen", task, ByT5Tokenizer(), 512, None)
+        batch = encode({"concepts": [["A", "B "]], "target": [["B", "A"]]})
+        self.assertEqual(ByT5Tokenizer().decode(batch["input_ids"][0], skip_special_tokens=True), "write: A B")
         self.assertEqual(ByT5Tokenizer().decode(batch["labels"][0], skip_special_tokens=True), "B")
 
     def test_splits_without_labels_are_named(self):
@@ -486,19 +496,20 @@ class OwnEntryTest(TestCase):
         ("missing", {"doc": {"txt": "a"}, "refs": "x"}, {}, r"dev.jsonl, row 1: no column doc.text.*is doc, refs"),
         ("no_record", {"doc": "a", "refs": "x"}, {}, "no column doc.text"),
         ("no_reference", {"doc": {"text": "a"}, "refs": []}, {}, "row 1: the column refs is empty"),
-        ("transform", {"text": "a"}, {"transform": "wsc"},
-         "row 1: no column 'span2_index', which the transform wsc needs; there is text"),
-        ("unfold", {"text": "a"}, {"unfold": "squad"}, "row 1: no column 'data', which the unfold squad needs"),
-        ("other_shape", {"passage": "a", "idx": 1}, {"unfold": "multirc"}, "row 1: not what the unfold multirc"),
-        ("pronoun", {"text": "a b", "span2_text": "he", "span2_index": 1}, {"transform": "wsc"}, "the pronoun 'he' "),
+        ("function", {"text": "a"}, {"preprocess": "wsc"},
+         "row 1: no column 'span2_index', which the preprocess wsc needs; there is text"),
+        ("own_function", {"text": "a"}, {"preprocess": lambda row: {"doc.text": row["txt"]}},
+         "row 1: no column 'txt', which the preprocess OwnEntryTest.<lambda> needs; there is text"),
+        ("other_shape", {"passage": "a", "idx": 1}, {"preprocess": "multirc"}, "not what the preprocess multirc"),
+        ("pronoun", {"text": "a b", "span2_text": "he", "span2_index": 1}, {"preprocess": "wsc"}, "the pronoun 'he' "),
     )  # fmt: skip
     def test_refused_row(self, row, change, message):
         with self.assertRaisesRegex(ValueError, message):
             self.rows("validation", change, row)
 
     @parameterized.named_parameters(
-        ("transform", {"transform": "squat"}, r"transform squat: not in tasks/transforms.py \(did you mean squad\?\)"),
-        ("unfold", {"unfold": "nothing"}, "unfold nothing: not in tasks/transforms.py; there is multirc"),
+        ("near", {"preprocess": "squat"}, r"preprocess squat: not in tasks/transforms.py \(did you mean squad\?\)"),
+        ("far", {"preprocess": "nothing"}, "preprocess nothing: not in tasks/transforms.py; there is multirc"),
     )
     def test_refused_entry(self, change, message):
         with self.assertRaisesRegex(ValueError, message):
@@ -506,7 +517,27 @@ class OwnEntryTest(TestCase):
 
     def test_no_training_row_is_wanted(self):
         with self.assertRaisesRegex(ValueError, "task mine, split train: no rows"):
-            self.rows("train", {"train_rows_where": {"good": 1}}, {"doc": {"text": "a"}, "refs": "x", "good": 0})
+            self.rows("train", {"train_without": {("good",): [(0,)]}}, {"doc": {"text": "a"}, "refs": "x", "good": 0})
+
+    def test_a_function_of_a_row_gives_one_row_or_several(self):
+        def parts(row: dict) -> list[dict] | dict:
+            return [{"doc.text": text, "refs": row["refs"]} for text in row["texts"]] if "texts" in row else row
+
+        rows = {"texts": ["a", "b"], "refs": "x"}, {"texts": [], "refs": "y"}, {"doc.text": "c", "refs": "z"}
+        check_entry("mine", self.ENTRY | {"preprocess": parts})
+        expected = [("p: a", ["x"]), ("p: b", ["x"]), ("p: c", ["z"])]
+        self.assertEqual(self.rows("validation", {"preprocess": parts}, *rows), expected)
+
+    def test_training_rows_by_their_values(self):
+        change = {"train_without": {("doc.id", "good"): [(1, False), (2, True)]}}
+        rows = [{"doc": {"text": f"{i}{good}", "id": i}, "refs": "x", "good": good} for i in (1, 2) for good in (0, 1)]
+        self.assertEqual([source for source, _ in self.rows("train", change, *rows)], ["p: 11", "p: 20"])
+        self.assertLen(self.rows("validation", change, *rows), 4)
+
+    def test_splits_to_predict(self):
+        for evaluated, predicted in ((None, ["test"]), (["near", "far"], ["test"]), (["test"], ["test"]),
+                                     (["validation_a", "validation_b"], ["test_a", "test_b"])):  # fmt: skip
+            self.assertEqual(splits_without_labels({"eval_splits": evaluated} if evaluated else {}), predicted)
 
     @parameterized.parameters("a.txt", "b.txt")
     def test_parallel_files_of_unequal_length(self, shorter):

@@ -29,7 +29,8 @@ from corpora import blocks, streams
 from corpora.blocks import FileCorpus, hub_corpora
 from corpora.streams import Lane, StreamDataset, StreamLoader, cut_sentences, one_by_one, packed, resume, save_state
 from corpora.tokenizers import plain_encoder
-from tasks.streaming import open_corpus, stream_task
+from tasks.examples import stream_task
+from tasks.rows import open_corpus
 
 EXAMPLES = 1_500
 CHOOSER = random.Random(5)

@@ -21,8 +21,8 @@ import pre_train_t5
 from common.reports import tracked_name
 from constants import DATASET_VALS
 from objectives.metrics import language_model_metrics
-from tasks.entries import eval_splits
-from tasks.metrics import STATISTICS
+from tasks.metrics.scoring import STATISTICS
+from tasks.registry import eval_splits
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "sweeps").glob("*.yaml"))

@@ -33,7 +33,7 @@ from objectives.metrics import language_model_metrics
 from objectives.spans import SpanCorruption
 from runs import run as runs
 from runs.run import Run, device_peak_flops, set_up_tracking
-from tasks.metrics import STATISTICS, token_metrics
+from tasks.metrics.scoring import STATISTICS, token_metrics
 from trainer_t5 import T5Trainer
 from training.batch_size import global_batch_size
 

@@ -1,77 +1,56 @@
-"""Metrics of the fine-tuning tasks, computed on texts or on what the texts say.
+"""Metrics of the fine-tuning tasks by their names, computed on texts or on what the texts say.
 
-    generated ids [N, T] --decode, strip--> texts [N] --parse_class or parse_number--> values [N] --METRICS--> a float
+    generated ids [N, T] --decode, strip--> texts [N] --values_of_texts--> values [N] --METRICS--> a float
 
 Labels that teacher forcing found by their tokens come in as texts too (class_texts of tasks/examples.py).
 `METRICS` needs no network; any other name goes to `evaluate.load`. `check_metrics` tells before training what cannot be
 computed. N: examples, T: tokens, padded.
 """
 
-import difflib
 import functools
 import logging
 import math
 import numbers
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tasks.answers import (
-    final_number_accuracy,
-    question_exact_match,
-    referent_accuracy,
-    squad_exact_match,
-    squad_f1,
-)
-from tasks.restoration import diacritic_error_rate, word_accuracy
-from tasks.scores import (
-    INVALID_CLASS,
-    accuracy,
-    bleu,
-    exact_match,
-    f1,
-    f1_macro,
-    matthews_correlation,
-    pearson,
-    reference_lists,
-    rouge,
-    spearman,
-)
+from common.command_line import did_you_mean
+from tasks.metrics import answers, general, restoration
+from tasks.registry import format_number_target, value_of_text, values_of_texts
 
 logger = logging.getLogger(__name__)
 
-INVALID_NUMBER = -1.0  # value of a text that is no number, just outside STS-B's 0..5 (T5's choice)
+
+def _by_name(*metrics: Callable) -> dict[str, Callable]:
+    return {metric.__name__: metric for metric in metrics}
 
 
-# ---------------------------------------------------------------- which metrics there are
-def _on_lists(metric: Callable) -> Callable:
-    """A metric of tasks/answers.py or restoration.py, whose references are always lists."""
-    return functools.wraps(metric)(lambda predictions, references, *more: metric(
-        predictions, reference_lists(references), *more))  # fmt: skip
-
-
-_CLASS_METRICS = dict(accuracy=accuracy, f1=f1, f1_macro=f1_macro, matthews_correlation=matthews_correlation)
-_NUMBER_METRICS = dict(pearson=pearson, spearman=spearman)
-_TEXT_METRICS = dict(exact_match=exact_match, bleu=bleu) | {
-    name: functools.partial(rouge, name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")
-}
-_TEXT_METRICS |= {metric.__name__: _on_lists(metric) for metric in (squad_exact_match, squad_f1, final_number_accuracy)}
-_TEXT_METRICS |= {metric.__name__: _on_lists(metric) for metric in (word_accuracy, diacritic_error_rate)}
+_CLASS_METRICS = _by_name(general.accuracy, general.f1, general.f1_macro, general.matthews_correlation)
+_NUMBER_METRICS = _by_name(general.pearson, general.spearman)
+_TEXT_METRICS = _by_name(
+    general.exact_match,
+    general.bleu,
+    *map(general.rouge, ("rouge1", "rouge2", "rougeL", "rougeLsum")),
+    answers.squad_exact_match,
+    answers.squad_f1,
+    answers.final_number_accuracy,
+    restoration.word_accuracy,
+    restoration.diacritic_error_rate,
+)
 # These take a third argument: for each example the values of the entry's `metric_columns`.
-_CLASS_METRICS_IN_CONTEXT = dict(question_exact_match=question_exact_match)
-_TEXT_METRICS_IN_CONTEXT = dict(referent_accuracy=_on_lists(referent_accuracy))
-_IN_CONTEXT = _CLASS_METRICS_IN_CONTEXT | _TEXT_METRICS_IN_CONTEXT
+_IN_CONTEXT = _by_name(answers.question_exact_match, answers.referent_accuracy)
 METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS | _IN_CONTEXT
 PERCENT_METRICS = ("bleu",)  # these count to 100, all others to 1
 ERROR_METRICS = ("diacritic_error_rate",)  # of these less is better, of all others more
 # Every target is a text, but not every target is a class or a number: what a task may name goes by its target_type.
 _FITTING = {
-    "class": _CLASS_METRICS | _TEXT_METRICS | _CLASS_METRICS_IN_CONTEXT,
-    "number": _NUMBER_METRICS | _TEXT_METRICS,
-    "text": _TEXT_METRICS | _TEXT_METRICS_IN_CONTEXT,
+    "class": (*_CLASS_METRICS, *_TEXT_METRICS, "question_exact_match"),
+    "number": (*_NUMBER_METRICS, *_TEXT_METRICS),
+    "text": (*_TEXT_METRICS, "referent_accuracy"),
 }
 
 
@@ -93,9 +72,8 @@ def _find_metric(name: str, task_name: str, task: dict) -> Any:
         try:
             return _load_evaluate(name)
         except Exception as error:  # whatever a user's module or `evaluate` raises
-            near = " or ".join(map(repr, difflib.get_close_matches(name, METRICS)))
             raise ValueError(
-                f"{where} unknown.{f' Did you mean {near}?' if near else ''} Known are {', '.join(METRICS)}, and what "
+                f"{where} unknown{did_you_mean(name, METRICS)}. Known are {', '.join(METRICS)}, and what "
                 f"`evaluate.load` takes (a folder, a Hub name), which failed with {type(error).__name__}: {error}"
             ) from error
     fitting = _FITTING[task["target_type"]]
@@ -118,35 +96,6 @@ def check_metrics(task_name: str, task: dict) -> None:
         _find_metric(name, task_name, task)
 
 
-# ---------------------------------------------------------------- texts and values
-def parse_class(text: str, labels: Sequence[str]) -> int:
-    """The index of a label, or -1; for labels ["no", "yes"]: " yes" -> 1, "Yes" -> -1, "yes yes" -> -1."""
-    return list(labels).index(text.strip()) if text.strip() in labels else INVALID_CLASS
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def parse_number(text: str) -> float:
-    """The number a text is, or -1.0: " 3.8" -> 3.8; "3.8 4", "", "nan", "inf", "1e999" -> -1.0."""
-    return float(text) if _is_number(text) else INVALID_NUMBER
-
-
-def format_number_target(value: float) -> str:
-    """STS-B's target: a score 0..5 to the nearest fifth, halves to the even one: 3.8 -> "3.8", 2.5 -> "2.4".
-
-    In float32, as T5's tf.round(5 * x) / 5: the Hub stores float32, so its 2.9 is 2.9000001 in Python. In float64 that
-    would become "3.0", where the 2.9 of the official .tsv becomes "2.8"; in float32 both become "2.8", as in T5.
-    """
-    if not math.isfinite(float(value)):
-        raise ValueError(f"A number target must be finite, not {value!r}.")
-    return f"{np.round(np.float32(5) * np.float32(value)) / np.float32(5):.1f}"
-
-
 # ---------------------------------------------------------------- the scores of a task
 def score_predictions(
     task: dict, predicted_texts: list[str], target_texts: list, context: list[tuple] | None = None
@@ -165,23 +114,15 @@ def score_predictions(
     assert len(predicted_texts) == len(target_texts), (len(predicted_texts), len(target_texts))
     if not predicted_texts:
         raise ValueError("There are no predictions to score: the evaluation split is empty.")
-    is_class, is_text = task["target_type"] == "class", task["target_type"] == "text"
-
-    def is_valid(text: str) -> bool:
-        return text.strip() in task["labels"] if is_class else _is_number(text)
-
-    def parse(text: str) -> float:
-        return parse_class(text, task["labels"]) if is_class else parse_number(text)
-
     predictions, references = predicted_texts, target_texts
-    if not is_text:
-        wrong = [text for text in target_texts if not is_valid(text)]
+    if task["target_type"] != "text":
+        wrong = [text for text in target_texts if value_of_text(task, text) is None]
         if wrong:
-            expected = f"one of the labels {task['labels']}" if is_class else "a finite number"
+            expected = "a finite number" if "labels" not in task else f"one of the labels {task['labels']}"
             raise ValueError(f"{len(wrong)} of {len(target_texts)} targets, first {wrong[0]!r}, are not {expected}.")
-        predictions, references = list(map(parse, predicted_texts)), list(map(parse, target_texts))
-        if not is_class:
-            target_texts = list(map(format_number_target, references))
+        predictions, references = values_of_texts(task, predicted_texts), values_of_texts(task, target_texts)
+    if task["target_type"] == "number":
+        target_texts = list(map(format_number_target, references))
 
     scores: dict[str, float] = {}
     for name in task["metrics"]:
@@ -195,8 +136,8 @@ def score_predictions(
             scores[name] = metric(predicted_texts, target_texts)
         else:
             scores[name] = metric(predictions, references)
-    if not is_text:
-        scores["invalid_outputs"] = sum(not is_valid(text) for text in predicted_texts)
+    if task["target_type"] != "text":
+        scores["invalid_outputs"] = sum(value_of_text(task, text) is None for text in predicted_texts)
     return scores
 
 
@@ -211,7 +152,7 @@ def _evaluate_scores(name: str, results: dict[str, Any]) -> dict[str, float]:
     main = Path(name).stem if Path(name).stem in found else next(iter(found))
     scores = {name: found.pop(main)} | {f"{name}_{key}": value for key, value in found.items()}
     for key, value in scores.items():
-        if not math.isfinite(value):  # see scores._zero_where_undefined
+        if not math.isfinite(value):  # see general._zero_where_undefined
             logger.warning("Metric %s is %s; it is reported as 0.0.", key, value)
             scores[key] = 0.0
     return scores

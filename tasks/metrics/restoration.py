@@ -1,15 +1,17 @@
 """Metrics of restored text: what a model puts back into a text from which it was taken away.
 
-Predictions are texts [N], references lists of texts [N], of which the nearest one counts; see tasks/metrics.py.
+Predictions are texts [N], references lists of texts [N], of which the nearest one counts.
 """
 
 import difflib
 import unicodedata
 from collections.abc import Sequence
 
+from tasks.metrics.general import best_reference
 from tasks.transforms import strip_diacritics
 
 
+@best_reference
 def word_accuracy(predictions: Sequence[str], references: list[list[str]]) -> float:
     """Share of the references' words, between white space, that the predictions have in the same order, 0..1.
 
@@ -35,6 +37,7 @@ def _common_words(one: list[str], other: list[str]) -> int:
     return row[-1]
 
 
+@best_reference
 def diacritic_error_rate(predictions: Sequence[str], references: list[list[str]]) -> float:
     """Share of the letters that could carry a mark and come out wrong, 0..1; lower is better.
 

@@ -1,4 +1,4 @@
-"""Metrics of classes, numbers and texts that many tasks share; those of single benchmarks are in tasks/answers.py.
+"""Metrics of classes, numbers and texts that many tasks share; those of single benchmarks are in answers.py.
 
 The libraries are imported where they are used: together they take seconds. N: examples.
 """
@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-Texts = Sequence[str | Sequence[str]]  # one reference per example, or several of which the best counts
+from tasks.registry import INVALID, as_list
 
-INVALID_CLASS = -1  # "class" of a text that is no label: equals no gold class, so it always counts as wrong
+Texts = Sequence[str | Sequence[str]]  # one reference per example, or several of which the best counts
 
 
 # ---------------------------------------------------------------- on class indices [N] and numbers [N]
@@ -58,7 +58,7 @@ def f1_macro(predictions: Sequence[int], references: Sequence[int]) -> float:
     """
     from sklearn.metrics import f1_score
 
-    classes = sorted((set(predictions) | set(references)) - {INVALID_CLASS})
+    classes = sorted((set(predictions) | set(references)) - {INVALID})
     return float(f1_score(references, predictions, labels=classes, average="macro", zero_division=0.0))
 
 
@@ -87,23 +87,28 @@ def spearman(predictions: Sequence[float], references: Sequence[float]) -> float
 
 
 # ---------------------------------------------------------------- on texts [N]
-def reference_lists(references: Texts) -> list[list[str]]:
-    """["a", ["b", "c"]] -> [["a"], ["b", "c"]]; ValueError for an example without any."""
-    lists = [[reference] if isinstance(reference, str) else list(reference) for reference in references]
-    if [] in lists:
-        raise ValueError(f"Example {lists.index([])} has an empty list of references; it needs at least one.")
-    return lists
+def best_reference(metric: Callable) -> Callable:
+    """A metric of lists of references [N], for references of which some are a single text: ["a", ["b", "c"]].
+
+    ValueError for an example without any.
+    """
+
+    @functools.wraps(metric)
+    def scored(predictions: Sequence[str], references: Texts, *context) -> float:
+        lists = [as_list(texts) for texts in references]
+        if [] in lists:
+            raise ValueError(f"Example {lists.index([])} has an empty list of references; it needs at least one.")
+        return metric(predictions, lists, *context)
+
+    return scored
 
 
-def exact_match(predictions: Sequence[str], references: Texts) -> float:
+@best_reference
+def exact_match(predictions: Sequence[str], references: list[list[str]]) -> float:
     """Share equal to a reference, 0..1: ["a", "b "], ["A", ["c", "b"]] -> 0.5. How much white space stands between
     words does not count: T5's tokenizers make one space of it."""
-
-    def words(text: str) -> list[str]:
-        return text.split()
-
-    pairs = zip(predictions, reference_lists(references), strict=True)
-    return float(np.mean([words(text) in map(words, texts) for text, texts in pairs]))
+    pairs = zip(predictions, references, strict=True)
+    return float(np.mean([text.split() in [other.split() for other in texts] for text, texts in pairs]))
 
 
 @functools.cache
@@ -116,26 +121,34 @@ def _rouge_tokenizer() -> SimpleNamespace:
     return SimpleNamespace(tokenize=lambda text: tokenize(text, stemmer))
 
 
-def rouge(rouge_type: str, predictions: Sequence[str], references: Texts) -> float:
-    """Mean F-measure with Porter's stemmer, 0..1; rouge1 of ["the cats"], ["the cat sat"] -> 2*2 / (2 + 3) = 0.8.
+def rouge(rouge_type: str) -> Callable:
+    """The metric rouge1, rouge2, rougeL or rougeLsum: mean F-measure with Porter's stemmer, 0..1.
 
-    A plain mean, where T5 and `evaluate` take the middle of a bootstrap (equal up to its noise). rougeLsum compares
-    sentence by sentence. T5's tokenizers write no line breaks, so both sides are cut where a sentence ends (T5 itself:
-    at " . " alone, as the CNN/Daily Mail texts are written).
+    rouge1 of ["the cats"], ["the cat sat"] -> 2*2 / (2 + 3) = 0.8. A plain mean, where T5 and `evaluate` take the
+    middle of a bootstrap (equal up to its noise). rougeLsum compares sentence by sentence. T5's tokenizers write no
+    line breaks, so both sides are cut where a sentence ends (T5 itself: at " . " alone, as the CNN/Daily Mail texts are
+    written).
     """
-    from rouge_score.rouge_scorer import RougeScorer
 
     def lines(text: str) -> str:
         return re.sub(r"(?<=[.!?])\s+", "\n", text) if rouge_type == "rougeLsum" else text
 
-    scorer = RougeScorer([rouge_type], tokenizer=_rouge_tokenizer())
-    pairs = zip(map(lines, predictions), ([*map(lines, t)] for t in reference_lists(references)), strict=True)
-    return float(np.mean([scorer.score_multi(texts, text)[rouge_type].fmeasure for text, texts in pairs]))
+    @best_reference
+    def metric(predictions: Sequence[str], references: list[list[str]]) -> float:
+        from rouge_score.rouge_scorer import RougeScorer
+
+        scorer = RougeScorer([rouge_type], tokenizer=_rouge_tokenizer())
+        pairs = zip(map(lines, predictions), ([*map(lines, texts)] for texts in references), strict=True)
+        return float(np.mean([scorer.score_multi(texts, text)[rouge_type].fmeasure for text, texts in pairs]))
+
+    metric.__name__ = rouge_type
+    return metric
 
 
-def bleu(predictions: Sequence[str], references: Texts) -> float:
+@best_reference
+def bleu(predictions: Sequence[str], references: list[list[str]]) -> float:
     """sacrebleu's corpus BLEU, its default tokenizer ("13a"), 0..100; examples may have unequally many references."""
     from sacrebleu import corpus_bleu
 
-    streams = itertools.zip_longest(*reference_lists(references))  # [["a"], ["b", "c"]] -> ("a", "b"), (None, "c")
+    streams = itertools.zip_longest(*references)  # [["a"], ["b", "c"]] -> ("a", "b"), (None, "c")
     return float(corpus_bleu(list(predictions), list(streams), force=True).score)  # force: no warning "tokenized?"

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tasks.metrics.general import best_reference
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # A minus after a letter, a digit, a bracket or % is a hyphen or a subtraction. \u2212 is Unicode's own minus.
@@ -26,13 +28,15 @@ def normalised_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def squad_exact_match(predictions: Sequence[str], references: Sequence[list[str]]) -> float:
+@best_reference
+def squad_exact_match(predictions: Sequence[str], references: list[list[str]]) -> float:
     """Share of answers equal to one of the references after `normalised_answer`."""
     pairs = zip(map(normalised_answer, predictions), references, strict=True)
     return float(np.mean([answer in map(normalised_answer, texts) for answer, texts in pairs]))
 
 
-def squad_f1(predictions: Sequence[str], references: Sequence[list[str]]) -> float:
+@best_reference
+def squad_f1(predictions: Sequence[str], references: list[list[str]]) -> float:
     """Mean over examples of the F1 between words of answer and best reference: "blue sea", ["the sea"] -> 2/3."""
     pairs = zip(predictions, references, strict=True)
     return float(np.mean([max(_word_f1(answer, text) for text in texts) for answer, texts in pairs]))
@@ -58,7 +62,8 @@ def final_number(text: str) -> float | None:
     return float(numbers[-1].translate(_PLAIN_NUMBER)) if numbers else None
 
 
-def final_number_accuracy(predictions: Sequence[str], references: Sequence[list[str]]) -> float:
+@best_reference
+def final_number_accuracy(predictions: Sequence[str], references: list[list[str]]) -> float:
     """Share of answers whose `final_number` is that of a reference."""
     pairs = zip(map(final_number, predictions), references, strict=True)
     return float(np.mean([answer is not None and answer in map(final_number, texts) for answer, texts in pairs]))
@@ -88,7 +93,8 @@ def is_same_referent(answer: str, referent: str) -> bool | None:
     return set(said) <= set(wanted) or set(wanted) <= set(said)
 
 
-def referent_accuracy(predictions: Sequence[str], references: Sequence[list[str]], labels: Sequence[tuple]) -> float:
+@best_reference
+def referent_accuracy(predictions: Sequence[str], references: list[list[str]], labels: Sequence[tuple]) -> float:
     """Share of rows in which "the answer is the candidate" is as the label says: "Tom", ["Bob"], (0,) is right."""
     rows = zip(predictions, references, labels, strict=True)
     return float(np.mean([is_same_referent(answer, texts[0]) == bool(label) for answer, texts, (label,) in rows]))

@@ -1,0 +1,1 @@
+"""What the answers to a task are worth."""

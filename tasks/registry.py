@@ -1,0 +1,173 @@
+"""What an entry of `DATASET_VALS` says: whether it is right, its splits and metrics, the texts of a row and back."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from common.command_line import did_you_mean
+from tasks.transforms import TRANSFORMS
+
+_REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
+_OPTIONAL = (
+    "prefix labels metric_columns hub builtin files file_columns preprocess train_without train_with merge_references "
+    "max_piece_length eval_splits submission_file"
+).split()
+_TARGET_TYPES = ("class", "number", "text")
+INVALID = -1  # class index of a text that is no label: equals no gold class, so it always counts as wrong
+INVALID_NUMBER = -1.0  # value of a text that is no number, just outside STS-B's 0..5 (T5's choice)
+
+
+# ---------------------------------------------------------------- the entry
+def check_entry(name: str, task: dict) -> None:
+    """Raises ValueError naming the field when an entry of DATASET_VALS is incomplete or contradicts itself."""
+    where = f"DATASET_VALS task {name}:"
+    for key in task:
+        if key not in (*_REQUIRED, *_OPTIONAL):
+            hint = did_you_mean(key, (*_REQUIRED, *_OPTIONAL))
+            raise ValueError(f"{where} {key} is no field of an entry{hint}")
+    for key in _REQUIRED:
+        if not task.get(key):
+            raise ValueError(f"{where} the entry has no {key}")
+    if task["target_type"] not in _TARGET_TYPES:
+        raise ValueError(f"{where} target_type {task['target_type']}: must be one of {', '.join(_TARGET_TYPES)}")
+    if task["target_type"] == "class" and len(set(task.get("labels", []))) < max(2, len(task.get("labels", []))):
+        raise ValueError(f"{where} target_type class needs `labels`, at least two different ones")
+    function = task.get("preprocess")
+    if not (function is None or callable(function) or function in TRANSFORMS):
+        hint = did_you_mean(str(function), TRANSFORMS)
+        raise ValueError(f"{where} preprocess {function}: not in tasks/transforms.py{hint}; there is "
+                         f"{', '.join(TRANSFORMS)}, or give a function of a row")  # fmt: skip
+
+
+def preprocess_of(task: dict) -> tuple[Callable | None, str]:
+    """The entry's function of a row, None if it has none, and its name."""
+    function = task.get("preprocess")
+    if callable(function):
+        return function, function.__qualname__
+    return TRANSFORMS.get(function), str(function)
+
+
+def eval_splits(task: dict) -> list[str]:
+    """Names of the splits that are evaluated; the first one decides."""
+    return task.get("eval_splits", ["validation"])
+
+
+def test_splits(task: dict) -> list[str]:
+    """Names of the splits without labels that a submission predicts: "test", or MNLI's test_matched and so on."""
+    named = [split.replace("validation", "test") for split in eval_splits(task) if split.startswith("validation")]
+    return named or ["test"]
+
+
+def metric_names(task: dict) -> list[str]:
+    """Names that an evaluation gives its numbers, without "eval_"; with several splits each begins with its split."""
+    names = [*task["metrics"], "loss", "token_accuracy"]
+    names += ["invalid_outputs"] * (task["target_type"] != "text")
+    splits = eval_splits(task)
+    return names if len(splits) == 1 else [f"{split}_{name}" for split in splits for name in names]
+
+
+def main_metric(task: dict) -> str:
+    """Name of the metric that decides: "matthews_correlation", or of several splits "validation_matched_accuracy"."""
+    return metric_names(task)[0]
+
+
+def may_hide_answers(task: dict, split: str) -> bool:
+    """Whether the answers of a split may be kept secret: those of one that is only predicted."""
+    return split in test_splits(task) and split not in eval_splits(task)
+
+
+def columns_of(task: dict) -> list[str]:
+    """The columns that a task needs of its rows."""
+    return list(dict.fromkeys([*task["inputs"].values(), task["target"], *task.get("metric_columns", [])]))
+
+
+# ---------------------------------------------------------------- a row -> texts
+def source_text(task: dict, row: dict) -> str:
+    """The text T5 reads: {"sentence1": "A.", "sentence2": "B."} -> "rte sentence1: A. sentence2: B.".
+
+    The items of a list are joined by spaces.
+    """
+    parts = [task["prefix"]] if task.get("prefix") else []
+    if parts and "" in task["inputs"]:
+        parts[0] += ":"  # "summarize: <text>"
+    for key, column in task["inputs"].items():
+        parts += [f"{key}:"] * bool(key) + [" ".join(str(item).strip() for item in as_list(row[column]))]
+    return " ".join(parts)
+
+
+def target_text(name: str, task: dict, row: dict) -> str:
+    """The text T5 should write: a label's words, a number in STS-B's rounding, or the (first) text as it is."""
+    value = row[task["target"]]
+    if task["target_type"] == "text":
+        return reference_texts(name, task, row)[0]
+    if task["target_type"] == "number":
+        try:
+            return format_number_target(float(value))
+        except (TypeError, ValueError):
+            raise ValueError(f"task {name}: {task['target']} is {value!r}, which is not a number") from None
+    labels, text = task["labels"], str(value).strip()
+    if isinstance(value, (str, bool)) and text in labels:  # JSON's true is SuperGLUE's "True"
+        return text
+    if text.isdecimal() and int(text) < len(labels):
+        return labels[int(text)]
+    raise ValueError(
+        f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)} "
+        f"nor an index below {len(labels)}"
+    )
+
+
+def format_number_target(value: float) -> str:
+    """STS-B's target: a score 0..5 to the nearest fifth, halves to the even one: 3.8 -> "3.8", 2.5 -> "2.4".
+
+    In float32, as T5's tf.round(5 * x) / 5: the Hub stores float32, so its 2.9 is 2.9000001 in Python. In float64 that
+    would become "3.0", where the 2.9 of the official .tsv becomes "2.8"; in float32 both become "2.8", as in T5.
+    """
+    if not math.isfinite(float(value)):
+        raise ValueError(f"A number target must be finite, not {value!r}.")
+    return f"{np.round(np.float32(5) * np.float32(value)) / np.float32(5):.1f}"
+
+
+def reference_texts(name: str, task: dict, row: dict) -> list[str]:
+    """All texts that count as right: {"answers.text": ["a", "b "]} -> ["a", "b"]; of a number, the row's own without
+    rounding: "3.750" -> ["3.75"]."""
+    value = row[task["target"]]
+    if task["target_type"] == "number":
+        return [str(float(value))]
+    if task["target_type"] == "class":
+        return [target_text(name, task, row)]
+    return [str(text).strip() for text in as_list(value)]
+
+
+def row_texts(name: str, task: dict, rows: Iterable[dict]) -> Iterator[str]:
+    """All that a model is given of the rows: sources, and targets where they are known."""
+    for row in rows:
+        yield source_text(task, row)
+        if task["target"] in row:
+            yield target_text(name, task, row)
+
+
+def as_list(value) -> list:
+    """A list or tuple as a list, anything else as its only item."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+# ---------------------------------------------------------------- a text -> its value
+def value_of_text(task: dict, text: str) -> float | int | None:
+    """Class index or number that a text says, None if it says neither.
+
+    labels ["no", "yes"]: " yes" -> 1; "Yes", "yes yes" -> None. Numbers: " 3.8" -> 3.8; "3.8 4", "", "nan" -> None
+    """
+    if task["target_type"] == "class":
+        return task["labels"].index(text.strip()) if text.strip() in task["labels"] else None
+    try:
+        return float(text) if math.isfinite(float(text)) else None
+    except ValueError:
+        return None
+
+
+def values_of_texts(task: dict, texts: Iterable[str]) -> list[float]:
+    """The same for several, -1 where it is None: labels [no, yes], ["yes", "", "no"] -> [1, -1, 0]."""
+    invalid = INVALID if task["target_type"] == "class" else INVALID_NUMBER
+    values = (value_of_text(task, text) for text in texts)
+    return [invalid if value is None else value for value in values]

@@ -1,0 +1,252 @@
+"""The tasks that a user named, from their entries to the numbers of an evaluation; both scripts work on these.
+
+tasks = Tasks([Task(name, entry, task_args) for name, entry in check_tasks(task_args).items()])
+tasks.load(tokenizer, training_args)            # rows and their tokens, or a stream of them
+T5Trainer(train_dataset=tasks.train, eval_dataset=tasks.validation, evaluation_tasks=tasks.judged, ...)
+"""
+
+from collections.abc import Callable, Iterator
+
+from arguments.task import TaskArguments
+from arguments.training import FineTuningArguments, T5TrainingArguments
+from corpora.blocks import Corpus
+from corpora.streams import resume as resume_stream
+from corpora.tokenizers import tokenizer_fingerprint
+from corpora.unknown import Unknown, named, unknown_in_rows
+from model_t5 import flops_per_sequence
+from tasks.batching import BucketCollator, bucket_lengths
+from tasks.examples import EvaluationTask, class_label_ids, prepare_split, stream_task, task_metrics
+from tasks.metrics.scoring import ERROR_METRICS, check_metrics
+from tasks.mixtures import Mixture, average_of, mixing_rates
+from tasks.registry import check_entry, eval_splits, main_metric, metric_names, row_texts
+from tasks.rows import held_out_rows, is_text_corpus, load_rows, open_corpus
+from tasks.task_records import task_record
+
+
+class Task:
+    """One task: its entry in DATASET_VALS, the flags for it, and what was read of it. ValueError for a wrong entry.
+
+    rows: {split: rows as they are}; data: {split: their tokens}; examples: {split: rows before any limit}.
+    """
+
+    corpus: Corpus | None = None  # of the training rows, if they are streamed
+    tokenizer = None
+    is_one_of_several = False
+
+    def __init__(self, name: str, entry: dict, args: TaskArguments):
+        check_entry(name, entry)
+        check_metrics(name, entry)
+        self.name, self.entry, self.args = name, entry, args
+        self.rows, self.data, self.examples = {}, {}, {}
+
+    def open_stream(self) -> None:
+        """Finds the training rows of `--streaming`, and reads none."""
+        self.corpus = open_corpus(self.name, self.entry, self.args)
+
+    def read(self, splits: list[str]) -> None:
+        """Reads all rows of the splits. Of a streamed text without a validation file they are held out at its
+        beginning."""
+        holds_out = self.args.streaming and is_text_corpus(self.entry) and not self.args.validation_file
+        if holds_out and self.corpus is None:
+            self.open_stream()
+        limit = self.args.max_eval_samples if self.args.streaming else None
+        for split in splits:
+            if holds_out and split in eval_splits(self.entry):
+                self.rows[split] = held_out_rows(self.name, self.entry, self.args, self.corpus)
+            else:
+                self.rows[split] = load_rows(self.name, self.entry, self.args, split, limit)
+
+    def tokenise(self, tokenizer) -> None:
+        """Tokens of what was read, limited to --max_train_samples and --max_eval_samples."""
+        self.tokenizer = tokenizer
+        for split, rows in self.rows.items():
+            limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
+            self.data[split], self.examples[split] = prepare_split(
+                self.name, self.entry, self.args, tokenizer, split, limit, rows
+            )
+            self.rows[split] = rows[:limit]
+
+    def judge(self, split: str, with_generate: bool) -> EvaluationTask:
+        """How the answers to a split are found and judged. with_generate: decode also where scoring labels would do."""
+        labels, length = class_label_ids(self.entry, self.tokenizer), self.args.max_target_length
+        length = max(length or self.entry["max_target_length"], 0 if labels is None else labels.shape[1])
+        generated = with_generate or labels is None
+        compute_metrics = task_metrics(self.entry, self.tokenizer, generated, self.rows[split])
+        return EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)
+
+    def label(self, split: str) -> str:
+        """What the names of a split's metrics begin with, after "eval_": "", "cola", "validation_matched" or
+        "mnli_validation_matched"."""
+        return "_".join([self.name] * self.is_one_of_several + [split] * ([split] != eval_splits(self.entry)))
+
+
+class Tasks:
+    """One task or several, to be trained as a mixture. Iterating gives each Task.
+
+    After `load`: `train`, a table of tokenised rows, a Mixture or a stream; `validation`, the data set or data sets by
+    name; `judged`, {name: EvaluationTask}, in the same order; `unknown`, the <unk> in all rows.
+    """
+
+    def __init__(self, tasks: list[Task]):
+        self.tasks, self.args = tasks, tasks[0].args
+        for task in tasks:
+            task.is_one_of_several |= len(tasks) > 1  # also after others turned out to be missing
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    # ------------------------------------------------------------ flags
+    @property
+    def main_metric(self) -> str:
+        """The metric that decides which checkpoint is best, without "eval_"."""
+        return "average" if len(self) > 1 else main_metric(self.tasks[0].entry)
+
+    @property
+    def metric_names(self) -> list[str]:
+        """All metrics of an evaluation, without "eval_"."""
+        if len(self) == 1:
+            return metric_names(self.tasks[0].entry)
+        return [f"{task.name}_{metric}" for task in self for metric in metric_names(task.entry)] + ["average"]
+
+    def complete(self, args: FineTuningArguments) -> None:
+        """Sets the flags of training that follow from the tasks. ValueError for those that do not go with several."""
+        if len(self) > 1 and self.args.streaming:
+            raise ValueError(f"--streaming goes with one task, --dataset_name names {len(self)}")
+        if len(self) > 1 and args.train_sampling_strategy != "random":
+            raise ValueError(f"--train_sampling_strategy {args.train_sampling_strategy}: the rows of a mixture come in "
+                             "random order")  # fmt: skip
+        if len(self) == 1 and self.tasks[0].entry["target_type"] != "class":
+            args.predict_with_generate = True  # only class labels can be scored without generating
+        if args.metric_for_best_model in (None, "loss"):
+            args.metric_for_best_model, args.greater_is_better = f"eval_{self.main_metric}", True
+        if args.metric_for_best_model.endswith(ERROR_METRICS):
+            args.greater_is_better = False
+
+    # ------------------------------------------------------------ data
+    def load(self, tokenizer, args: T5TrainingArguments) -> None:
+        """Reads and tokenises what is trained and evaluated on; with --streaming, training rows are only found."""
+        self.training_args = args
+        self.batch = args.train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
+        for task in self:  # all are read before the long work
+            if self.args.streaming:
+                task.open_stream()
+            task.read([*["train"] * (not self.args.streaming), *eval_splits(task.entry)])
+        for task in self:
+            task.tokenise(tokenizer)
+        self.tokenizer, self.unknown = tokenizer, self.count_unknown(self._name)
+        for task in self:
+            task.rows.pop("train", None)  # their tokens are enough
+        self.train = self._training_data(args)
+        places = {task.label(split): (task, split) for task in self for split in eval_splits(task.entry)}
+        self.judged = {name: task.judge(split, args.predict_with_generate) for name, (task, split) in places.items()}
+        data = {name: task.data[split] for name, (task, split) in places.items()}
+        self.validation = data if len(data) > 1 else next(iter(data.values()))
+
+    def _training_data(self, args: T5TrainingArguments):
+        first = self.tasks[0]
+        if first.corpus is not None:
+            return stream_task(first.name, first.entry, self.args, first.corpus, self.tokenizer, args)
+        parts = {task.name: task.data["train"] for task in self}
+        if len(parts) == 1:
+            return parts[first.name]
+        sizes = [len(rows) for rows in parts.values()]
+        rates = mixing_rates(sizes, self.args.mixing, self.args.mixing_cap, self.args.mixing_temperature)
+        return Mixture(parts, rates, sum(min(size, self.args.mixing_cap) for size in sizes))
+
+    def resume(self, checkpoint: str | None) -> None:
+        """Lets a stream continue where the checkpoint was written; other data have the place in their order."""
+        if self.args.streaming:
+            resume_stream(self.train, checkpoint)
+
+    def train_collator(self, args: FineTuningArguments, config) -> BucketCollator | None:
+        """For `--length_buckets` N: batches of `args.train_batch_size` rows in N shapes; else None, to pad tightly."""
+        if not args.length_buckets:
+            return None
+        if len(self) > 1:
+            raise ValueError(f"--length_buckets {args.length_buckets}: for one task; a mixture draws its rows itself")
+        sources, targets = ([len(ids) for ids in self.train[column]] for column in ("input_ids", "labels"))
+        lengths, (longest,) = bucket_lengths(sources, args.length_buckets), bucket_lengths(targets, 1)
+        return BucketCollator(
+            config.pad_token_id, config.decoder_start_token_id, lengths, longest, args.train_batch_size
+        )
+
+    # ------------------------------------------------------------ evaluation
+    @property
+    def generation_length(self) -> int:
+        """Tokens that `generate` may write in answer to any of them, without its start token."""
+        return max(task.max_length for task in self.judged.values()) - 1
+
+    @property
+    def summarise(self) -> Callable[[dict], dict] | None:
+        """Of several tasks: the function of all metrics that gives their "eval_average"."""
+        return (
+            average_of({task.name: f"{task.name}_{main_metric(task.entry)}" for task in self})
+            if len(self) > 1
+            else None
+        )
+
+    # ------------------------------------------------------------ what a run says of them
+    def _name(self, task: Task, split: str) -> str:
+        return f"{task.name}/{split}" if len(self) > 1 else split
+
+    def _by_name(self, values: Callable[[Task], dict]) -> dict:
+        return {self._name(task, split): value for task in self for split, value in values(task).items()}
+
+    def count_unknown(self, name: Callable[[Task, str], str]) -> Unknown:
+        """The <unk> in all rows; name: of a split of a task, for people."""
+        found = []
+        for task in self:
+            data = {name(task, split): rows for split, rows in task.data.items()}
+            texts = {name(task, s): row_texts(task.name, task.entry, rows) for s, rows in task.rows.items()}
+            found.append(unknown_in_rows(task.tokenizer, data, texts))
+        shares = {split: share for unknown in found for split, share in unknown.shares.items()}
+        return Unknown(shares, named(letter for unknown in found for letter in unknown.letters.split()))
+
+    tokens_per_example = None  # rows have lengths of their own
+
+    @property
+    def documents(self) -> dict[str, int]:
+        """{split, or of several tasks task/split: rows before any limit}."""
+        return self._by_name(lambda task: task.examples)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps in a pass over the training rows; None of a stream, whose length nobody knows."""
+        return None if self.args.streaming else -(-len(self.train) // self.batch)
+
+    def flops_per_sequence(self, config, source_length: int, target_length: int) -> int:
+        """Floating-point operations of a training row of these lengths."""
+        return flops_per_sequence(config, source_length, target_length)
+
+    def fingerprints(self, tokenizer) -> dict[str, str]:
+        """Of the data sets, by the same names, of all that is trained on ("train") and of the tokenizer."""
+        prints = self._by_name(lambda task: {split: rows._fingerprint for split, rows in task.data.items()})
+        corpus = self.tasks[0].corpus
+        prints["train"] = self.train._fingerprint if corpus is None else corpus.fingerprint
+        return prints | {"tokenizer": tokenizer_fingerprint(tokenizer)}
+
+    def plan(self, steps: int) -> dict[str, str | None]:  # noqa: ARG002
+        """The rows of the plan: what is read, mixed and measured."""
+        corpus, data = self.tasks[0].corpus, self._by_name(lambda task: task.data)
+        mixture = f"{self.train.described()} ({self.args.mixing})" if len(self) > 1 else None
+        metrics = "; ".join(f"{task.name} {', '.join(task.entry['metrics'])}" for task in self)
+        metrics += "; the average of the first of each chooses"
+        if len(self) == 1:
+            scored = "teacher-forced scoring (labels whose tokens greedy decoding writes)"
+            metrics = ", ".join(self.tasks[0].entry["metrics"])
+            metrics += f" from {'generated texts' if self.training_args.predict_with_generate else scored}"
+        return {
+            "stream": corpus and corpus.description,
+            "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
+            "mixture": mixture,
+            "steps": f"{self.training_args.num_train_epochs:g} epochs" if self.training_args.max_steps <= 0 else None,
+            "metrics": metrics,
+        }
+
+    def record(self) -> dict:
+        """What task.json holds, for evaluate_t5.py to repeat the numbers."""
+        generates = any(task.predict_with_generate for task in self.judged.values())
+        return task_record(self.args, self.training_args, generates=generates)
