@@ -6,6 +6,12 @@ Two facts of transformers 5.x that this module is about:
   2. `T5ForConditionalGeneration.forward` swallows `num_items_in_batch`, so that Trainer believes the loss is already
      averaged over the global batch, and gradients grow with the number of accumulation steps.
 
+What replaces a method of the model, all of it:
+  - its forward, by one that ends in the loss: `compute_loss_in_forward` (modeling/loss.py) gives the model a subclass
+    of its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py); without labels the model answers as before.
+  - products of its blocks, where asked: --fused_projections, --bf16_residual (modeling/fused_projections.py).
+  - its masks, where rows hold several examples: hooks before both stacks (modeling/segment_masks.py).
+
 Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_model, I heads * d_kv, F d_ff.
 """
 

@@ -38,11 +38,13 @@ def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
 class FilledRows(torch.utils.data.Dataset):
     """Tokenised rows and behind them `filling` more that have no label, so that neither loss nor gradient knows them.
 
-    With them every rank's last batch is whole. accelerate would repeat rows instead, and train on them twice.
+    With them every rank's last batch is whole. accelerate would repeat rows instead, and train on them twice. sampler:
+    of the rows; `order` is that of them and the filling.
     """
 
-    def __init__(self, rows, filling: int):
+    def __init__(self, rows, filling: int, sampler):
         self.rows, self.filling = rows, filling
+        self.order = FilledSampler(sampler, self)
         self.blank = {name: values[:1] for name, values in rows[0].items()} | {"labels": [IGNORE_INDEX]}
 
     def __len__(self) -> int:

@@ -16,15 +16,15 @@ from torch._dynamo.utils import counters
 from constants import IGNORE_INDEX
 from corpora.examples import EpochSampler
 from modeling.loss import compute_loss_in_forward
-from tasks.batching import BucketCollator, FilledRows, FilledSampler, bucket_lengths
+from tasks.batching import BucketCollator, FilledRows, bucket_lengths
 
 
 class FilledRowsTest(parameterized.TestCase):
     def test_every_row_once_and_nothing_to_learn_behind(self):
         rows = [{"input_ids": [n + 5, 1], "attention_mask": [1, 1], "labels": [n + 5, 1]} for n in range(5)]
         data = Dataset.from_list(rows)
-        filled = FilledRows(data, 3)
-        sampler = FilledSampler(EpochSampler(5, seed=1), filled)
+        filled = FilledRows(data, 3, EpochSampler(5, seed=1))
+        sampler = filled.order
         for epoch in range(2):
             sampler.set_epoch(epoch)
             numbers = list(sampler)

@@ -28,12 +28,6 @@ LINES = (
 UP = {
     ("training.saving", "publishing.hub_uploads"): "a checkpoint is uploaded as it is saved",
     ("training.saving", "publishing.model_cards"): "with its card",
-    ("corpora.sources", "arguments.model"): "sources read the flags until text is an object of its own",
-    ("corpora.sources", "arguments.task"): "the same",
-    ("corpora.sources", "arguments.text"): "the same",
-    ("corpora.pre_training_streams", "arguments.text"): "the same",
-    ("corpora.pre_training_streams", "arguments.training"): "the same",
-    ("corpora.pre_training_streams", "data_t5"): "the same",
 }
 FILES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 FILES |= {

@@ -7,7 +7,7 @@ from torch.utils.data import SequentialSampler
 from transformers.trainer_utils import EvalPrediction
 
 from corpora.examples import EpochSampler
-from tasks.batching import FilledRows, FilledSampler
+from tasks.batching import FilledRows
 from training.batch_size import global_batch_size
 from training.preemption import outlive_signals
 
@@ -25,9 +25,9 @@ class RowOrderMixin:
         for_evaluation = self.data_collator
         self.data_collator = self.train_collator or for_evaluation
         rows, whole = self.train_dataset, self.args.train_batch_size * max(1, self.args.world_size)
-        filling = -len(self._get_train_sampler()) % whole
-        if self.args.world_size > 1 and filling:
-            self.train_dataset = FilledRows(rows, filling)
+        order = self._get_train_sampler()
+        if self.args.world_size > 1 and len(order) % whole:
+            self.train_dataset = FilledRows(rows, -len(order) % whole, order)
         loader = super().get_train_dataloader()
         self.train_dataset, self.data_collator = rows, for_evaluation
         for part in {loader, getattr(loader, "base_dataloader", loader)}:
@@ -36,8 +36,8 @@ class RowOrderMixin:
 
     def _get_train_sampler(self, train_dataset=None):
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        if isinstance(dataset, FilledRows):  # put there by get_train_dataloader
-            return FilledSampler(self._get_train_sampler(dataset.rows), dataset)
+        if hasattr(dataset, "order"):
+            return dataset.order
         if self.args.train_sampling_strategy != "random":
             return super()._get_train_sampler(dataset)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
