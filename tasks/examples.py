@@ -131,12 +131,17 @@ def task_metrics(task: dict, tokenizer, generated: bool, rows: list[dict] | None
         texts = [reference_texts("", task, row) for row in rows]
         return texts if task["target_type"] == "text" else [text for (text,) in texts]
 
-    columns = task.get("metric_columns", [])
-    context = [tuple(row[column] for column in columns) for row in rows] if rows and columns else None
+    def context() -> list[tuple] | None:
+        columns = task.get("metric_columns")
+        return [tuple(row[column] for column in columns) for row in rows] if rows and columns else None
+
     return lambda output: {
         **token_metrics(output.predictions[1]),
         **score_predictions(
-            task, answer_texts(task, tokenizer, generated, output.predictions), references(output.label_ids), context
+            task,
+            answer_texts(task, tokenizer, generated, output.predictions),
+            references(output.label_ids),
+            context(),
         ),
         **(non_canonical_outputs(task, tokenizer, output.predictions[0]) if generated else {}),
     }
