@@ -165,7 +165,8 @@ def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
 
 def build_job(name: str, evaluation: EvaluationArguments, task_args: TaskArguments, run_args, given: set[str]) -> Job:
     """The task's entry, checkpoint and splits, checked. AX is answered by mnli's checkpoint. given: names of flags."""
-    args = dataclasses.replace(task_args, dataset_name=name, max_train_samples=task_args.max_eval_samples)
+    limit = task_args.max_eval_samples  # of any split, --split train too
+    args = dataclasses.replace(task_args, dataset_name=name, max_train_samples=limit)
     trained = DATASET_VALS.get(args.benchmark, {}).get(name, {}).get("train_with", name)
     model = evaluation.model_name_or_path.replace("{task}", trained)
     if "{task}" in evaluation.model_name_or_path:

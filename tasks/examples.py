@@ -90,10 +90,12 @@ def _labels_as_read_back(task: dict, tokenizer) -> dict[str, str]:
 
 
 def non_canonical_outputs(task: dict, tokenizer, ids) -> dict[str, int]:
-    """{"non_canonical_outputs": how many rows of generated ids [N, T] spell a label, but not with the label's own
-    tokens and EOS}: _en tail ment EOS for entail ment EOS, or a label cut off by the length. Texts are compared as
-    texts, so they count as the label; teacher forcing scores the label's tokens, and calls them none. {} but for tasks
-    with classes."""
+    """{"non_canonical_outputs": how many rows of generated ids [N, T] spell a label with other tokens than its own}, {}
+    for tasks without classes.
+
+    _en tail ment EOS for entail ment EOS, or a label cut off by the length. Texts are compared as texts, so they count
+    as the label; teacher forcing looks for the label's own tokens, and finds no label there.
+    """
     if task["target_type"] != "class":
         return {}
     canonical, eos = tokenizer(task["labels"])["input_ids"], tokenizer.eos_token_id
@@ -132,12 +134,17 @@ def task_metrics(task: dict, tokenizer, generated: bool, rows: list[dict] | None
         texts = [reference_texts("", task, row) for row in rows]
         return texts if task["target_type"] == "text" else [text for (text,) in texts]
 
-    columns = task.get("metric_columns", [])
-    context = [tuple(row[column] for column in columns) for row in rows] if rows and columns else None
+    def context() -> list[tuple] | None:
+        columns = task.get("metric_columns")
+        return [tuple(row[column] for column in columns) for row in rows] if rows and columns else None
+
     return lambda output: {
         **token_metrics(output.predictions[1]),
         **score_predictions(
-            task, answer_texts(task, tokenizer, generated, output.predictions), references(output.label_ids), context
+            task,
+            answer_texts(task, tokenizer, generated, output.predictions),
+            references(output.label_ids),
+            context(),
         ),
         **(non_canonical_outputs(task, tokenizer, output.predictions[0]) if generated else {}),
     }
@@ -174,7 +181,7 @@ def prepare_split(
             print_once(f"task {name}, {split}: no row has the label {', '.join(missing)}")
     values = {column: [row[column] for row in chosen] for column in columns}
     lengths = max_lengths(task, args, split)
-    # The None stands where entries had a further field: keys, and fingerprints in run.json, are those of earlier runs.
+    # None: a field that entries had. Keys, and with them the fingerprints in run.json, stay those of earlier runs.
     texts = [*(task.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")), None]
     decisive = [tokenizer_fingerprint(tokenizer), *lengths, texts, values]
     key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]

@@ -4,10 +4,9 @@
     mixture = Mixture({"cola": rows, "sst2": rows}, rates, rows_per_epoch=74_087)
     list(mixture.sampler(seed=0))                                                    -> 74,087 numbers of its rows
 
-What is trained on is a function of the seed and the place in the run alone, so a resumed run goes on as if never
-stopped, and all ranks draw the same. A task's rows come in a new order in each pass over them, none a second time
-before all have come once; an epoch takes up where the last one left each task. As in T5: "Exploring the Limits of
-Transfer Learning with a Unified Text-to-Text Transformer", section 3.5.2.
+What is trained on is a function of the seed and the place in the run alone, so a resumed run sees the same rows as one
+never stopped, and all ranks draw the same. Each pass over a task's rows has a new order and every row once; an epoch
+begins where the last one left each task. As in T5 (Raffel et al. 2020, section 3.5.2).
 """
 
 import hashlib

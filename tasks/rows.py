@@ -33,8 +33,8 @@ HELD_OUT = 1_000  # rows of a streamed text, where neither --validation_file nor
 def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int | None = None) -> list[dict]:
     """All rows of a split as {column: value} with the entry's column names. ValueError if there are none.
 
-    Rows of a test split have the target column only where their labels are public. limit: read no more rows of a file
-    of one's own.
+    Rows of a test split have the target column only where their labels are public. limit: read no more rows of
+    --train_file or --validation_file.
     """
     own_file = {"train": args.train_file, eval_splits(task)[0]: args.validation_file}.get(split)
     if split == "train" and task.get("train_with") and not own_file:
@@ -265,7 +265,7 @@ def is_text_corpus(task: dict) -> bool:
 
 
 def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
-    """The corpus of the training rows, of which nothing has been read. ValueError if there is none."""
+    """The corpus of the training rows, not read yet. ValueError if there is none."""
     own = expand_files("--train_file", [args.train_file]) if args.train_file else []
     files = None if own else files_of_split(name, task, args, "train")
     if isinstance(files, dict):

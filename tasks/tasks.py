@@ -40,7 +40,7 @@ class Task:
         self.rows, self.data, self.examples = {}, {}, {}
 
     def open_stream(self) -> None:
-        """Finds the training rows of `--streaming`, and reads none."""
+        """Finds the training rows of `--streaming`, without reading any."""
         self.corpus = open_corpus(self.name, self.entry, self.args)
 
     def read(self, splits: list[str]) -> None:

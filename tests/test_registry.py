@@ -22,6 +22,7 @@ from tasks.metrics.scoring import STATISTICS, check_metrics
 from tasks.registry import check_entry, eval_splits, metric_names, reference_texts, source_text, target_text
 from tasks.registry import test_splits as splits_without_labels
 from tasks.rows import load_rows, open_corpus, row_splitter
+from tasks.tasks import Task
 
 GROUPS = ("super_glue", "translation", "summarization", "question_answering", "generation")
 TEXT, INTEGER = Value("string"), Value("int32")
@@ -460,6 +461,18 @@ class RegistryTest(TestCase):
         batch = encode({"concepts": [["A", "B "]], "target": [["B", "A"]]})
         self.assertEqual(ByT5Tokenizer().decode(batch["input_ids"][0], skip_special_tokens=True), "write: A B")
         self.assertEqual(ByT5Tokenizer().decode(batch["labels"][0], skip_special_tokens=True), "B")
+
+    def test_rows_without_answers_can_be_asked(self):
+        task = DATASET_VALS["super_glue"]["wsc"]
+        flags = dict(data_dir=str(self.write(FILES["super_glue", "wsc"])), data_cache_dir=str(self.folder / "cache"))
+        task = Task("wsc", task, TaskArguments("super_glue", "wsc", **flags))
+        task.read(["validation", "test"])
+        task.tokenise(ByT5Tokenizer())
+        self.assertEqual(task.examples, {"validation": 3, "test": 1})
+        self.assertNotIn("labels", task.data["test"].column_names)
+        judged = task.judge("test", with_generate=False)
+        self.assertEqual((judged.class_label_ids, judged.predict_with_generate, judged.max_length), (None, True, 17))
+        self.assertEqual([task.label("validation"), task.label("test")], ["", "test"])
 
     def test_splits_without_labels_are_named(self):
         self.assertEqual(splits_without_labels(DATASET_VALS["super_glue"]["wsc"]), ["test"])

@@ -3,8 +3,8 @@
     generated ids [N, T] --decode, strip--> texts [N] --values_of_texts--> values [N] --METRICS--> a float
 
 Labels that teacher forcing found by their tokens come in as texts too (class_texts of tasks/examples.py).
-`METRICS` needs no network; any other name goes to `evaluate.load`. `check_metrics` tells before training what cannot be
-computed. N: examples, T: tokens, padded.
+`METRICS` needs no network; any other name goes to `evaluate.load`. `check_metrics` finds what cannot be computed before
+the training. N: examples, T: tokens, padded.
 """
 
 import functools
