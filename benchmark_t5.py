@@ -6,6 +6,7 @@
     python benchmark_t5.py collator                               # the last line's JSON has "ratio", at least 10
     python benchmark_t5.py load --gigabytes 1 10                  # the loader on corpora of 1 and 10 GB
     python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, communication and speed on paper
+    python benchmark_t5.py gpu --output results/my_gpu.json       # kernels, ladder, Trainer, pre-training: 25 minutes
 
 What is compared runs in one process, in the order A B A B, and medians are reported. It needs torch, transformers and
 numpy (and triton on a GPU); a peer or a part that is not there is named and the rest goes on. A readable table comes
@@ -16,26 +17,20 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import transformers
 
-from benchmarks import attention, fine_tuning, inference, inputs, plan, step
+from benchmarks import attention, fine_tuning, generation, inputs, plan, scripts, step
 from benchmarks.material import ATTENTION, full_name
-from benchmarks.measure import failure, free_memory, machine, matrix_product_flops, pick_device, table
-from benchmarks.picture import draw_benchmark
+from benchmarks.measure import free_memory, machine, pick_device, recording, table
+from benchmarks.picture import bars_of, draw_bars
 from common.command_line import check_folder, exit_on_user_error
 from common.reports import environment_record, human_time, plain_json, write_json
 from data_collator_t5 import compute_input_and_target_lengths
-
-# Sizes where no flag is given: what a training run has on a GPU, and what a CPU does in seconds.
-DEFAULTS = {
-    "cuda": dict(model="base", batch=128, source_length=512, rounds=5, minutes=8.0),
-    "cpu": dict(model="tiny", batch=8, source_length=64, rounds=3, minutes=2.0),
-}
-FINE_TUNING_BATCH = {"cuda": 32, "cpu": 8}
-GLUE_LENGTH = 128  # run_glue's --max_seq_length, to which it pads every row
 
 
 # ---------------------------------------------------------------- flags
@@ -46,66 +41,7 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{self.prog.split('.py')[-1].strip()}: {message}".lstrip(": "))
 
 
-def build_parser() -> Parser:
-    parser = Parser(
-        prog="benchmark_t5.py",
-        description=__doc__.split("\n\n")[0],
-        epilog=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="command")
-    for name, (function, text) in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        command.set_defaults(function=function)
-        command.add_argument("--output", help="Write the results there as JSON, with hardware, versions and commit.")
-        if name == "plan":
-            plan.add_flags(command)
-            continue
-        command.add_argument("--device", choices=("cuda", "cpu"), help="Not set: the GPU if there is one.")
-        command.add_argument("--rounds", type=positive, help="Turns A B A B of which the median counts.")
-        command.add_argument("--batch", type=positive, help="Sequences of a batch.")
-        command.add_argument("--source_length", type=positive, help="Tokens of a source.")
-        if name in ("all", "attention", "step", "evaluate", "fine_tune", "generate"):
-            command.add_argument("--model", help="Shape: tiny, mini, small, base, large or xl.")
-            command.add_argument(
-                "--bf16", action=argparse.BooleanOptionalAction, help="bfloat16 autocast. Not set: on a GPU."
-            )
-        if name in ("all", "step", "fine_tune"):
-            command.add_argument("--minutes", type=number, help="Begin nothing new after so long.")
-            command.add_argument(
-                "--compile",
-                action=argparse.BooleanOptionalAction,
-                help="torch.compile where it belongs. Not set: on a GPU.",
-            )
-        if name in ("all", "step"):
-            default = "best" if name == "all" else "all"
-            rows = ", ".join(rung.name for rung in step.LADDER)
-            command.add_argument("--rows", default=default, help=f"Rungs: all, peers, best, or some of {rows}.")
-            command.add_argument("--steps", type=positive, default=4, help="Steps timed together in a turn.")
-            command.add_argument(
-                "--alone", action="store_true", help="What a rung adds on the lowest rung instead of all below it."
-            )
-        if name in ("all", "attention"):
-            command.add_argument("--target_length", type=positive, help="Target tokens. Not set: T5's for the source.")
-            command.add_argument("--implementations", default=",".join(ATTENTION), help="Names with commas between.")
-        if name in ("all", "tokenise"):
-            command.add_argument("--megabytes", type=number, help="Size of the text.")
-            command.add_argument("--text_file", nargs="+", help="Lines of text to tokenise. Not set: made-up ones.")
-        if name in ("all", "load"):
-            command.add_argument("--gigabytes", type=number, nargs="+", help="Sizes of the synthetic corpora.")
-            command.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="Of the DataLoader.")
-            command.add_argument("--seconds", type=number, default=5.0, help="Time for each size.")
-            command.add_argument("--folder", help="Where the corpora are written for the time. Not set: the system's.")
-        if name in ("all", "evaluate", "fine_tune"):
-            command.add_argument("--examples", type=positive, help="Rows of the classification task.")
-        if name in ("all", "generate"):
-            command.add_argument("--new_tokens", type=positive, help="Tokens to generate for each source.")
-            command.add_argument("--beams", type=positive, default=1, help="Beams.")
-    return parser
-
-
-def positive(text: str) -> int:
+def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
     return int(text)
@@ -121,184 +57,217 @@ def number(text: str) -> float:
     return value
 
 
+_SWITCH = dict(action=argparse.BooleanOptionalAction)
+_RUNGS = ", ".join(rung.name for rung in step.LADDER)
+# fmt: off
+FLAGS = {
+    "output": dict(help="Write the results there as JSON, with hardware, versions and commit."),
+    "device": dict(choices=("cuda", "cpu"), help="Not set: the GPU if there is one."),
+    "rounds": dict(type=count, help="Turns A B A B of which the median counts."),
+    "batch": dict(type=count, help="Sequences of a batch."),
+    "source_length": dict(type=count, help="Tokens of a source."),
+    "model": dict(help="Shape: tiny, mini, small, base, large or xl."),
+    "bf16": dict(help="bfloat16 autocast. Not set: on a GPU.", **_SWITCH),
+    "minutes": dict(type=number, help="Begin nothing new after so long."),
+    "compile": dict(help="torch.compile where it belongs. Not set: on a GPU.", **_SWITCH),
+    "rows": dict(help=f"Rungs: all, peers, best, or some of {_RUNGS}."),
+    "steps": dict(type=count, default=4, help="Steps timed together in a turn."),
+    "alone": dict(action="store_true", help="What a rung adds on the lowest rung instead of all below it."),
+    "target_length": dict(type=count, help="Target tokens. Not set: T5's for the source."),
+    "implementations": dict(default=",".join(ATTENTION), help="Names with commas between."),
+    "megabytes": dict(type=number, help="Size of the text."),
+    "text_file": dict(nargs="+", help="Lines of text to tokenise. Not set: made-up ones."),
+    "gigabytes": dict(type=number, nargs="+", help="Sizes of the synthetic corpora."),
+    "workers": dict(type=int, default=min(8, os.cpu_count() or 1), help="Of the DataLoader."),
+    "seconds": dict(type=number, default=5.0, help="Time for each size."),
+    "folder": dict(help="Where the corpora are written for the time. Not set: the system's."),
+    "examples": dict(type=count, help="Rows of the classification task."),
+    "new_tokens": dict(type=count, help="Tokens to generate for each source."),
+    "beams": dict(type=count, default=1, help="Beams."),
+    "pre_train_args": dict(help="Recipe and flags of pre_train_t5.py, such as --train_file and --max_steps."),
+}
+# fmt: on
+FLAGS_OF_ALL = ("output", "device", "rounds", "batch", "source_length")
+# Where a flag is not given. A pair: what a training run has on a GPU, and what a CPU does in seconds.
+DEFAULTS = dict(model=("base", "tiny"), batch=(128, 8), source_length=(512, 64), rounds=(5, 3), minutes=(8.0, 2.0))
+DEFAULTS |= dict(bf16=(True, False), compile=(True, False), megabytes=(4.0, 1.0), examples=(2048, 64))
+DEFAULTS |= dict(new_tokens=(64, 16), gigabytes=[0.1], rows="all")
+_RECIPE = "recipes/pre_train_installed_docs.yaml --noise_density 0.15 --max_steps"
+DEFAULTS |= dict(pre_train_args=(f"{_RECIPE} 400", f"{_RECIPE} 20"))
+_COLLATOR = dict(batch=128, source_length=512, rounds=25)
+_GLUE = dict(source_length=128)  # run_glue's --max_seq_length, to which it pads every row
+_FINE_TUNING = _GLUE | dict(batch=(32, 8))
+
+
+# ---------------------------------------------------------------- commands
+@dataclass(frozen=True)
+class Command:
+    """What measures, its flags beside FLAGS_OF_ALL, what is printed of the result, and its bars in the picture.
+
+    tables: {key of the result: columns}, one below the other, and under them `note`, filled in from the result. bars:
+    title, and rate: the key of a row's figure. defaults: where they are not those of DEFAULTS. in_all: what holds
+    within a suite, whatever is given.
+    """
+
+    measure: Callable[[argparse.Namespace], dict]
+    help: str
+    flags: str = ""
+    tables: dict[str, dict] = field(default_factory=dict)
+    bars: str = ""
+    rate: str = "sequences_per_second"
+    note: str = ""
+    defaults: dict = field(default_factory=dict)
+    in_all: dict = field(default_factory=dict)
+
+    def text_of(self, result: dict) -> str:
+        tables = "\n\n".join(table(result[key], columns) for key, columns in self.tables.items())
+        return tables + (f"\n{self.note.format(**result)}" if self.note else "")
+
+
+# fmt: off
+PARTS = {  # in the order of `all`, the dearest last; two of `gpu` alone
+    "collator": Command(
+        inputs.measure_collator, "Span corruption of a batch against the per-example algorithm.",
+        "", {"rows": inputs.COLLATOR_COLUMNS}, "collator, sequences/s", defaults=_COLLATOR, in_all=_COLLATOR),
+    "tokenise": Command(
+        inputs.measure_tokenise, "Text to chunks of tokens against datasets.map and grouping.",
+        "megabytes text_file", {"rows": inputs.TOKENISE_COLUMNS}, "tokenise and cut, MB/s", "megabytes_per_second",
+        defaults=dict(source_length=512, megabytes=8.0)),
+    "load": Command(
+        inputs.measure_load, "The data loader on memory-mapped corpora, and its memory.",
+        "gigabytes workers seconds folder", {"rows": inputs.LOAD_COLUMNS},
+        "data loader by size of the corpus, sequences/s", defaults=dict(batch=128, source_length=512, gigabytes=[1.0])),
+    "attention": Command(
+        attention.measure_attention, "T5's three kinds of attention, forward and backward, by implementation.",
+        "model bf16 target_length implementations",
+        {"rows": attention.COLUMNS, "bias_gradients": attention.BIAS_GRADIENT_COLUMNS},
+        "attention forward and backward, TFLOP/s", "tflops"),
+    "evaluate": Command(
+        fine_tuning.measure_evaluate,
+        "Classification: scoring labels against generate() and against run_glue's set-up.",
+        "model bf16 examples", {"rows": fine_tuning.EVALUATE_COLUMNS}, "evaluation of a classifier, sequences/s",
+        note=fine_tuning.NOTE, defaults=_GLUE, in_all=_GLUE),
+    "fine_tune": Command(
+        fine_tuning.measure_fine_tune, "An epoch of a classification task through T5Trainer and in run_glue's set-up.",
+        "model bf16 minutes compile examples", {"rows": fine_tuning.FINE_TUNE_COLUMNS},
+        "fine-tuning a classifier, rows/s", note=fine_tuning.NOTE, defaults=_FINE_TUNING, in_all=_GLUE),
+    "generate": Command(
+        generation.measure_generate, "generate() with a growing and a static cache.",
+        "model bf16 new_tokens beams", {"rows": generation.COLUMNS}, "generation, tokens/s", "tokens_per_second"),
+    "plan": Command(plan.make_plan, "Memory per GPU, communication and speed of a large run, on paper."),
+    "step": Command(
+        step.measure_steps, "The training step: peers and what is added to them, rung by rung.",
+        "model bf16 minutes compile rows steps alone", {"rows": step.COLUMNS}, "training step, sequences/s"),
+    "parity": Command(
+        scripts.measure_parity, "Every attention kernel of this machine against float64 (tests/check_attention.py).",
+        tables={"rows": scripts.PARITY_COLUMNS}),
+    "pre_train": Command(
+        scripts.measure_pre_train, "Pre-training through pre_train_t5.py, by default and with the flags for speed.",
+        "model bf16 pre_train_args", {"rows": scripts.PRE_TRAIN_COLUMNS}, "pre-training through Trainer, sequences/s"),
+}
+SUITES = {  # commands that run several parts, in this order, within --minutes
+    "all": tuple(name for name in PARTS if name not in ("parity", "pre_train")),
+    "gpu": ("parity", "step", "fine_tune", "pre_train"),
+}
+# fmt: on
+
+
+def run_part(name: str, args: argparse.Namespace) -> dict:
+    """Measures, prints the tables, and returns the result."""
+    result = PARTS[name].measure(args)
+    print(plan.text_of(result) if name == "plan" else PARTS[name].text_of(result), flush=True)
+    return result
+
+
+def run_suite(args: argparse.Namespace) -> dict:
+    """The parts of `all` or `gpu`; one that fails is recorded and the others go on."""
+    results = {}
+    for name in SUITES[args.command]:
+        print(f"\n---- {name} ({human_time(time.monotonic() - args.start)} so far) ----", flush=True)
+        result = results[name] = {}
+        if time.monotonic() > args.deadline:
+            result["error"] = "not started: the time (--minutes) was up"
+        else:
+            with recording(result):
+                result |= run_part(name, within_suite(name, args))
+        if "error" in result:
+            print(result["error"])
+        free_memory()
+        save(args, {"results": results})  # what is measured is not lost if the next part ends the process
+    return {"results": results}
+
+
+def within_suite(name: str, args: argparse.Namespace) -> argparse.Namespace:
+    """The flags of a part within `all` or `gpu`."""
+    if name == "plan":
+        part = build_parser().parse_args(["plan", "--model", "xl", "--nodes", "8", "--gpus", "8"])
+        complete(part)
+        return part
+    part = argparse.Namespace(**vars(args) | PARTS[name].in_all)
+    if name == "fine_tune":
+        # One graph for each length takes minutes: `gpu` and `benchmark_t5.py fine_tune` have them.
+        part.compile = args.compile and args.command == "gpu"
+        part.rounds, part.examples = min(args.rounds, 3), min(args.examples, 1024)
+        part.batch = min(args.batch, _FINE_TUNING["batch"][args.device.type == "cpu"])
+    return part
+
+
+def suite(name: str, help: str, **defaults) -> Command:
+    """The command of a suite: the flags of all of its parts."""
+    flags = dict.fromkeys(flag for part in SUITES[name] for flag in PARTS[part].flags.split())
+    return Command(run_suite, help, " ".join(flags), defaults=defaults)
+
+
+COMMANDS = {
+    "all": suite("all", "Everything below but the last two, within --minutes.", rows="best"),
+    "gpu": suite("gpu", "The first minutes on a new GPU: parity, step, fine_tune and pre_train.", minutes=25.0),
+    **PARTS,
+}
+
+
+# ---------------------------------------------------------------- command line
+def build_parser() -> Parser:
+    options = dict(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, epilog=__doc__)
+    parser = Parser(prog="benchmark_t5.py", description=__doc__.split("\n\n")[0], **options)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="command")
+    for name, command in COMMANDS.items():
+        added = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+        flags = {flag: FLAGS[flag] for flag in (*FLAGS_OF_ALL, *command.flags.split())}
+        for flag, options in ({"output": FLAGS["output"]} | plan.FLAGS if name == "plan" else flags).items():
+            added.add_argument(f"--{flag}", **options)
+    return parser
+
+
 def complete(args: argparse.Namespace) -> None:
     """Fills in what depends on the device, and checks what can be checked before any work."""
     if args.output:
         check_folder("--output", str(Path(args.output).parent))
         if Path(args.output).is_dir():
             raise ValueError(f"--output {args.output}: is a folder; name a file, such as results/benchmark.json")
-    args.recorded = sorted(vars(args).keys() - {"function", "output", "folder"})
+    args.recorded = sorted(vars(args).keys() - {"output", "folder"})
     args.environment, args.start = environment_record(), time.monotonic()
     if args.source_length is not None and args.source_length < 3:
         raise ValueError(f"--source_length {args.source_length}: must be at least 3 (a kept token, a sentinel, EOS)")
     if args.command == "plan":
+        args.model = full_name(args.model)
         plan.check_flags(args)
         return
     args.device = pick_device(args.device)
-    gpu = args.device.type == "cuda"
-    defaults = DEFAULTS[args.device.type] | dict(bf16=gpu, compile=gpu, target_length=None, gigabytes=[0.1])
-    defaults |= dict(megabytes=4.0 if gpu else 1.0, examples=2048 if gpu else 64, new_tokens=64 if gpu else 16)
-    if args.command == "collator":
-        defaults |= dict(batch=128, source_length=512, rounds=25)
-    if args.command == "load":
-        defaults |= dict(batch=128, source_length=512, gigabytes=[1.0])
-    if args.command in ("evaluate", "fine_tune"):
-        defaults |= dict(source_length=GLUE_LENGTH)
-    if args.command == "fine_tune":
-        defaults |= dict(batch=FINE_TUNING_BATCH[args.device.type])
-    if args.command == "tokenise":
-        defaults |= dict(source_length=512, megabytes=8.0)
-    for name, value in defaults.items():
+    for name, value in (DEFAULTS | COMMANDS[args.command].defaults).items():
         if getattr(args, name, None) is None:
-            setattr(args, name, value)
-    args.model = full_name(args.model)
+            setattr(args, name, value[args.device.type == "cpu"] if isinstance(value, tuple) else value)
+    args.model, args.rungs = full_name(args.model), step.chosen_rungs(args.rows)
     args.deadline = args.start + 60 * args.minutes
-    if "rows" in args:
-        args.rungs = step.chosen_rungs(args.rows)
     for file in getattr(args, "text_file", None) or []:
         if not Path(file).is_file():
             raise ValueError(f"--text_file {file}: there is no such file")
     if getattr(args, "workers", 0) < 0:
         raise ValueError(f"--workers {args.workers}: must not be negative")
-    if args.target_length is None:
+    if getattr(args, "target_length", None) is None:
         args.target_length = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
 
 
-# ---------------------------------------------------------------- commands
-def run_attention(args) -> dict:
-    dtype = torch.bfloat16 if args.bf16 else torch.float32
-    shape = (args.batch, args.source_length, args.target_length, args.device, dtype)
-    names = args.implementations.split(",")
-    result = attention.measure_attention(args.model, names, *shape, peak_flops(args), args.rounds)
-    print(table(result["rows"], attention.COLUMNS))
-    result["bias_gradients"] = attention.measure_bias_gradients(args.model, *shape, args.rounds)
-    print("\n" + table(result["bias_gradients"], attention.BIAS_GRADIENT_COLUMNS))
-    return result | {"matrix_product_tflops": peak_flops(args) / 1e12}
-
-
-def run_step(args) -> dict:
-    result = step.measure_steps(
-        args.model,
-        args.rungs,
-        args.batch,
-        args.source_length,
-        args.device,
-        args.bf16,
-        peak_flops(args),
-        args.rounds,
-        args.steps,
-        args.alone,
-        args.compile,
-        args.deadline,
-    )
-    print(table(result["rows"], step.COLUMNS))
-    return result | {"matrix_product_tflops": peak_flops(args) / 1e12}
-
-
-def run_collator(args) -> dict:
-    result = inputs.measure_collator(args.batch, args.source_length, args.rounds)
-    print(table(result["rows"], inputs.COLLATOR_COLUMNS))
-    return result
-
-
-def run_tokenise(args) -> dict:
-    result = inputs.measure_tokenise(args.megabytes, args.source_length, min(args.rounds, 3), args.text_file)
-    print(table(result["rows"], inputs.TOKENISE_COLUMNS))
-    return result
-
-
-def run_load(args) -> dict:
-    shape = (args.batch, args.source_length, args.workers, args.seconds, args.folder)
-    result = inputs.measure_load(args.gigabytes, *shape)
-    print(table(result["rows"], inputs.LOAD_COLUMNS))
-    return result
-
-
-def run_evaluate(args) -> dict:
-    shape = (args.examples, args.batch, args.source_length, args.device, args.bf16, args.rounds)
-    result = inference.measure_evaluate(args.model, *shape)
-    print(table(result["rows"], inference.EVALUATE_COLUMNS))
-    print(f"sources of {result['mean_source_length']:.0f} tokens on average, at most {args.source_length}")
-    return result
-
-
-def run_fine_tune(args) -> dict:
-    shape = (args.examples, args.batch, args.source_length, args.device, args.bf16, args.rounds, args.compile)
-    result = fine_tuning.measure_fine_tune(args.model, *shape, args.deadline)
-    print(table(result["rows"], fine_tuning.FINE_TUNE_COLUMNS))
-    print(f"sources of {result['mean_source_length']:.0f} tokens on average, at most {args.source_length}")
-    return result
-
-
-def run_generate(args) -> dict:
-    shape = (args.batch, args.source_length, args.new_tokens, args.beams, args.device, args.bf16, args.rounds)
-    result = inference.measure_generate(args.model, *shape)
-    print(table(result["rows"], inference.GENERATE_COLUMNS))
-    return result
-
-
-def run_plan(args) -> dict:
-    result = plan.make_plan(args)
-    print(plan.text_of(result))
-    return result
-
-
-def run_all(args) -> dict:
-    """All parts, the dearest last; a part that fails is recorded and the others go on."""
-    results = {}
-    for name in ("collator", "tokenise", "load", "attention", "evaluate", "fine_tune", "generate", "plan", "step"):
-        print(f"\n---- {name} ({human_time(time.monotonic() - args.start)} so far) ----", flush=True)
-        if time.monotonic() > args.deadline:
-            results[name] = {"error": "not started: the time (--minutes) was up"}
-            print(results[name]["error"])
-            continue
-        words = ["plan", "--model", "xl", "--nodes", "8", "--gpus", "8"]
-        part = build_parser().parse_args(words) if name == "plan" else argparse.Namespace(**vars(args))
-        if name == "collator":
-            part.batch, part.source_length, part.rounds = 128, 512, 25
-        if name in ("evaluate", "fine_tune"):
-            part.source_length = GLUE_LENGTH
-        if name == "fine_tune":
-            # One graph for each length takes minutes: `benchmark_t5.py fine_tune` has them.
-            part.compile, part.rounds, part.examples = False, min(args.rounds, 3), min(args.examples, 1024)
-            part.batch = min(args.batch, FINE_TUNING_BATCH[args.device.type])
-        if name == "plan":
-            complete(part)
-        try:
-            results[name] = COMMANDS[name][0](part)
-        except Exception as error:
-            results[name] = {"error": failure(error)}
-            print(results[name]["error"])
-        free_memory()
-        save(args, {"results": results})  # what is measured is not lost if the next part ends the process
-    return {"results": results}
-
-
-COMMANDS = {
-    "all": (run_all, "Everything below, within --minutes."),
-    "attention": (run_attention, "T5's three kinds of attention, forward and backward, by implementation."),
-    "step": (run_step, "The training step: peers and what is added to them, rung by rung."),
-    "collator": (run_collator, "Span corruption of a batch against the per-example algorithm."),
-    "tokenise": (run_tokenise, "Text to chunks of tokens against datasets.map and grouping."),
-    "load": (run_load, "The data loader on memory-mapped corpora, and its memory."),
-    "evaluate": (run_evaluate, "Classification: scoring labels against generate() and against run_glue's set-up."),
-    "fine_tune": (run_fine_tune, "An epoch of a classification task through T5Trainer and in run_glue's set-up."),
-    "generate": (run_generate, "generate() with a growing and a static cache."),
-    "plan": (run_plan, "Memory per GPU, communication and speed of a large run, on paper."),
-}
-_peaks = {}
-
-
-def peak_flops(args) -> float:
-    """FLOP/s of a matrix product in this run's precision, measured once."""
-    dtype = torch.bfloat16 if args.bf16 else torch.float32
-    if dtype not in _peaks:
-        _peaks[dtype] = matrix_product_flops(args.device, dtype)
-        print(f"matrix product in {str(dtype).removeprefix('torch.')}: {_peaks[dtype] / 1e12:.4g} TFLOP/s", flush=True)
-    return _peaks[dtype]
-
-
-def save(args, result: dict) -> None:
+def save(args: argparse.Namespace, result: dict) -> None:
     if args.output:
         flags = {name: getattr(args, name) for name in args.recorded}
         record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
@@ -306,22 +275,19 @@ def save(args, result: dict) -> None:
         write_json(args.output, record | result)
 
 
-def draw(args, result: dict) -> None:
+def draw(args: argparse.Namespace, result: dict) -> None:
     """The picture beside --output; the benchmark itself needs no matplotlib, so a machine may lack it."""
-    if not args.output:
+    rates = {name: (part.rate, part.bars) for name, part in PARTS.items() if part.bars}
+    panels = bars_of(result["results"] if args.command in SUITES else {args.command: result}, rates)
+    if not args.output or not panels:
         return
-    path, commit = Path(args.output).with_suffix(".png"), (args.environment["git"]["commit"] or "?")[:8]
-    where = machine(getattr(args, "device", torch.device("cpu")))
+    path, commit, where = Path(args.output).with_suffix(".png"), args.environment["git"]["commit"], machine(args.device)
     device = where.get("gpu_name") or f"CPU, {where['threads']} threads"
     try:
-        drawn = draw_benchmark(
-            args.command, result, path, f"{getattr(args, 'model', None) or ''} {device}, commit {commit}".strip()
-        )
+        draw_bars(panels, path, f"{args.model} {device}, commit {(commit or '?')[:8]}")
+        print(f"picture: {path}")
     except ImportError:
         print(f"{path.name} was not drawn: matplotlib is not installed here")
-        return
-    if drawn:
-        print(f"picture: {path}")
 
 
 def main(argv: list[str] | None = None) -> dict:
@@ -331,7 +297,7 @@ def main(argv: list[str] | None = None) -> dict:
         args = build_parser().parse_args(argv)
         complete(args)
     with exit_on_user_error():
-        result = args.function(args)
+        result = run_suite(args) if args.command in SUITES else run_part(args.command, args)
         save(args, result)
         draw(args, result)
     record = {"command": args.command, "seconds": round(time.monotonic() - args.start, 1), **result}

@@ -1,7 +1,10 @@
-"""Fine-tuning as a whole: an epoch of rows through T5Trainer and through Seq2SeqTrainer in run_glue's set-up."""
+"""A classification task as a whole, through T5Trainer and through Seq2SeqTrainer in run_glue's set-up: an epoch of
+fine-tuning, and an evaluation."""
 
+import copy
 import tempfile
 import time
+from argparse import Namespace
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -9,15 +12,21 @@ import numpy as np
 import torch
 from transformers import PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
-from arguments.training import FineTuningArguments, check_training
-from benchmarks.material import benchmark_config, padded, random_sources, use_plain_activation
-from benchmarks.measure import failure, free_memory, median, synchronize
-from model_t5 import create_model, set_dropout
+from arguments.training import FineTuningArguments
+from benchmarks.material import benchmark_config, padded, random_sources, setting_of, use_plain_activation
+from benchmarks.measure import interleaved, median, synchronize
+from constants import IGNORE_INDEX
+from model_t5 import create_model, set_dropout, set_generation_length
 from tasks.batching import BucketCollator, bucket_lengths
+from tasks.metrics.scoring import STATISTICS
 from trainer_t5 import T5Trainer
 
 BUCKETS = 4
 LABEL_LENGTHS = (2, 3)  # tokens of a class label with its EOS
+CLASSES = 4
+NOTE = "sources of {mean_source_length:.0f} tokens on average, at most {source_length}"
+FINE_TUNE_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}", "training_loss": "{:.3f}"}
+EVALUATE_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Way:
     """
 
     text: str
-    pads: str
+    pads: str = "buckets"
     flags: dict = field(default_factory=dict)
     dropout: float = 0.1
     attention: str = "sdpa"
@@ -39,34 +48,42 @@ class Way:
         return self.pads == "buckets"
 
 
+_BY_LENGTH = dict(train_sampling_strategy="group_by_length")
 _FUSED = dict(bf16_residual=True, fused_projections=True, fused_cross_projections=True, torch_compile=True)
-_WITHOUT_DROPOUT = dict(pads="buckets", dropout=0.0, attention="t5_fused")
+_GRAPHS = _FUSED | dict(torch_compile_mode="reduce-overhead")
+_NO_DROPOUT = dict(dropout=0.0, attention="t5_fused")
+_COMPILED = _NO_DROPOUT | dict(compiled=True)
+_SORTED = "the same, --train_sampling_strategy group_by_length, padded to a batch's longest row"
 WAYS = {
     "run_glue_like": Way("Seq2SeqTrainer, rows in random order, all padded to --source_length", "all"),
-    "by_length": Way(
-        "the same, --train_sampling_strategy group_by_length, padded to a batch's longest row",
-        "batch",
-        dict(train_sampling_strategy="group_by_length"),
-    ),
-    "buckets": Way(f"T5Trainer, --length_buckets {BUCKETS}", "buckets"),
-    "t5_fused": Way("the same, --dropout_rate 0 --attn_implementation t5_fused", **_WITHOUT_DROPOUT),
-    "compiled": Way(
-        "the same, --torch_compile, fused projections, bf16 residual stream",
-        flags=_FUSED,
-        compiled=True,
-        **_WITHOUT_DROPOUT,
-    ),
-    "cuda_graphs": Way(
-        "the same, --torch_compile_mode reduce-overhead",
-        flags=_FUSED | dict(torch_compile_mode="reduce-overhead"),
-        compiled=True,
-        **_WITHOUT_DROPOUT,
-    ),
+    "by_length": Way(_SORTED, "batch", _BY_LENGTH),
+    "buckets": Way(f"T5Trainer, --length_buckets {BUCKETS}"),
+    "t5_fused": Way("the same, --dropout_rate 0 --attn_implementation t5_fused", **_NO_DROPOUT),
+    "compiled": Way("the same, --torch_compile, fused projections, bf16 residual stream", flags=_FUSED, **_COMPILED),
+    "cuda_graphs": Way("the same, --torch_compile_mode reduce-overhead", flags=_GRAPHS, **_COMPILED),
+}
+EVALUATIONS = {
+    "ours": "rows by length, little padding; all labels scored in one pass",
+    "generate": "the same batches; generate(), greedy, and the loss",
+    "run_glue_like": "rows in file order, all padded to --source_length; Seq2SeqTrainer with predict_with_generate",
 }
 
 
+def trainer_flags(args: Namespace, folder: str) -> dict:
+    """Training arguments that all trainers here share."""
+    silent = dict(report_to="none", disable_tqdm=True, eval_strategy="no", save_strategy="no", logging_strategy="no")
+    return dict(output_dir=folder, use_cpu=args.device.type == "cpu", bf16=args.bf16, **silent)
+
+
+def described(args: Namespace, rows: list[dict], sources: list[list[int]]) -> dict:
+    """The head of both results."""
+    mean = float(np.mean([len(source) for source in sources]))
+    return setting_of(args) | dict(examples=args.examples, mean_source_length=mean, rows=rows)
+
+
+# ---------------------------------------------------------------- fine-tuning
 class EpochTimer(TrainerCallback):
-    """`seconds` of the epochs of a training, from the first batch's loading to the last update."""
+    """`seconds` of the last epoch, from the first batch's loading to the last update."""
 
     def on_epoch_begin(self, *_, **__):
         synchronize()
@@ -77,107 +94,136 @@ class EpochTimer(TrainerCallback):
         self.seconds = time.perf_counter() - self.begun
 
 
-def measure_fine_tune(
-    config_name: str,
-    examples: int,
-    batch: int,
-    source_length: int,
-    device: torch.device,
-    bf16: bool,
-    rounds: int,
-    compiled: bool,
-    deadline: float = float("inf"),
-) -> dict:
+def measure_fine_tune(args: Namespace) -> dict:
     """Rows/s of an epoch in each of WAYS, in turn A B A B; "ratio": the best of ours to run_glue's set-up.
 
     Sources are as `random_sources` makes them, labels have two or three tokens. Every way trains the same rows with
     batches of as many rows, at a learning rate at which nothing changes; a first epoch, which compiles, is not counted.
     "ratio_same_dropout": ours with run_glue's dropout 0.1. What fails has "error", and the others go on.
     """
-    generator, config = np.random.default_rng(0), benchmark_config(config_name)
-    sources = random_sources(examples, source_length, config.vocab_size)
-    lengths = generator.choice(LABEL_LENGTHS, examples)
-    dataset = [
-        dict(input_ids=source, labels=[*generator.integers(3, 100, length - 1).tolist(), config.eos_token_id])
-        for source, length in zip(sources, lengths, strict=True)
-    ]
-    rows = {name: {"name": name, "what": way.text} for name, way in WAYS.items() if compiled or not way.compiled}
-    seconds, trainers, timers = {name: [] for name in rows}, {}, {name: EpochTimer() for name in rows}
+    generator, config = np.random.default_rng(0), benchmark_config(args.model)
+    sources = random_sources(args.examples, args.source_length, config.vocab_size)
+    lengths = generator.choice(LABEL_LENGTHS, args.examples)
+    labels = [[*generator.integers(3, 100, length - 1).tolist(), config.eos_token_id] for length in lengths]
+    dataset = [{"input_ids": source, "labels": label} for source, label in zip(sources, labels, strict=True)]
+    ways = {name: way for name, way in WAYS.items() if args.compile or not way.compiled}
+    rows, trainers = {name: {"name": name, "what": way.text} for name, way in ways.items()}, {}
+
+    def epoch(name: str) -> float:
+        """Trains an epoch; its seconds. The first call of a way makes its trainer."""
+        if name not in trainers:
+            timer = EpochTimer()
+            trainers[name] = make_trainer(ways[name], config, dataset, args, folder), timer
+            trainers[name][0].remove_callback(PrinterCallback)
+            trainers[name][0].add_callback(timer)
+        trainer, timer = trainers.pop(name)  # what fails is freed
+        loss = rows[name]["training_loss"] = trainer.train().training_loss
+        if not np.isfinite(loss):
+            raise ArithmeticError(f"the loss became {loss}")
+        trainers[name] = trainer, timer
+        return timer.seconds
+
     with tempfile.TemporaryDirectory() as folder:
-        where = (batch, source_length, device, bf16, folder)
-        for turn in range(rounds + 1):
-            for name, row in rows.items():
-                if "error" in row or (turn > 1 and time.monotonic() > deadline):
-                    continue
-                try:
-                    if turn == 0:
-                        trainers[name] = _trainer(WAYS[name], config, dataset, *where)
-                        trainers[name].remove_callback(PrinterCallback)
-                        trainers[name].add_callback(timers[name])
-                    result = trainers[name].train()
-                    if not np.isfinite(result.training_loss):
-                        raise ArithmeticError(f"the loss became {result.training_loss}")
-                except Exception as error:
-                    row["error"] = failure(error)
-                    trainers.pop(name, None)
-                    free_memory()
-                    continue
-                row["training_loss"] = result.training_loss
-                if turn:
-                    seconds[name].append(timers[name].seconds)
-    for name, row in rows.items():
-        if seconds[name] and "error" not in row:
-            row["sequences_per_second"] = examples / median(seconds[name])
-            row["settings"] = {"ours": WAYS[name].ours}
-    rates = {name: row["sequences_per_second"] for name, row in rows.items() if "sequences_per_second" in row}
-    ours = {name: rate for name, rate in rates.items() if WAYS[name].ours}
-    found = {}
-    if "run_glue_like" in rates and ours:
-        found["ratio"] = max(ours.values()) / rates["run_glue_like"]
-    if "run_glue_like" in rates and "buckets" in rates:
-        found["ratio_same_dropout"] = rates["buckets"] / rates["run_glue_like"]
-    return {
-        "config_name": config_name,
-        "batch": batch,
-        "examples": examples,
-        "source_length": source_length,
-        "mean_source_length": float(np.mean([len(source) for source in sources])),
-        "precision": "bf16 autocast" if bf16 else "float32",
-        "rows": list(rows.values()),
-        **found,
-    }
+        runs = {name: partial(epoch, name) for name in ways}
+        seconds = interleaved(runs, args.rounds, args.deadline, rows=rows, clock=lambda run: run())
+    for name, values in seconds.items():
+        rows[name] |= {"sequences_per_second": args.examples / median(values), "settings": {"ours": ways[name].ours}}
+    rates = {name: rows[name]["sequences_per_second"] for name in seconds}
+    result, peer = described(args, list(rows.values()), sources), rates.get("run_glue_like")
+    if peer and any(ways[name].ours for name in rates):
+        result["ratio"] = max(rate for name, rate in rates.items() if ways[name].ours) / peer
+    if peer and "buckets" in rates:
+        result["ratio_same_dropout"] = rates["buckets"] / peer
+    return result
 
 
-def _trainer(way: Way, config, dataset: list[dict], batch: int, source_length: int, device, bf16: bool, folder: str):
+def make_trainer(way: Way, config, dataset: list[dict], args: Namespace, folder: str) -> Seq2SeqTrainer:
     """The trainer of a way, with a model of its own that has the same weights."""
-    flags = dict(
-        output_dir=folder,
-        per_device_train_batch_size=batch,
-        num_train_epochs=1,
-        learning_rate=1e-7,
-        use_cpu=device.type == "cpu",
-        bf16=bf16,
-        report_to="none",
-        eval_strategy="no",
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-        **way.flags,
-    )
+    flags = trainer_flags(args, folder) | way.flags
+    flags |= dict(per_device_train_batch_size=args.batch, num_train_epochs=1, learning_rate=1e-7)
     torch.manual_seed(0)
     model = create_model(config, way.attention)
     set_dropout(model, way.dropout)
     if not way.ours:
         use_plain_activation(model)
-        collator = partial(padded, source_length=source_length if way.pads == "all" else None)
+        collator = partial(padded, source_length=args.source_length if way.pads == "all" else None)
         arguments = Seq2SeqTrainingArguments(**flags)
         return Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
     buckets = bucket_lengths([len(row["input_ids"]) for row in dataset], BUCKETS)
     target_length = bucket_lengths(LABEL_LENGTHS, 1)[0]
-    shapes = BucketCollator(config.pad_token_id, config.decoder_start_token_id, buckets, target_length, batch)
+    shapes = BucketCollator(config.pad_token_id, config.decoder_start_token_id, buckets, target_length, args.batch)
     arguments = FineTuningArguments(**flags)
     check_training(arguments, "fine-tuning from scratch")
     return T5Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=padded, train_collator=shapes)
 
 
-FINE_TUNE_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}", "training_loss": "{:.3f}"}
+# ---------------------------------------------------------------- evaluation
+def measure_evaluate(args: Namespace) -> dict:
+    """Sequences/s of an evaluation on labelled rows as each of EVALUATIONS does it; "ratio" is ours to the last.
+
+    Sources are as `random_sources` makes them. The labels are texts of three tokens that this very model writes for
+    some of the rows, so that "which label" and "no label at all" both occur. In float32 all ways must give the same
+    answer for every row (AssertionError otherwise: scoring is exact); in bf16 roundings differ, and the share of equal
+    answers is reported.
+    """
+    torch.manual_seed(0)
+    model = create_model(benchmark_config(args.model))
+    plain = copy.deepcopy(model)
+    use_plain_activation(plain)
+    sources = random_sources(args.examples, args.source_length, model.config.vocab_size)
+    dataset, answers = [{"input_ids": source} for source in sources], {}
+
+    def answer(name: str) -> None:
+        trainer.args.predict_with_generate = name == "generate"
+        found = (peer if name == "run_glue_like" else trainer).predict(dataset).predictions
+        if name == "ours":
+            answers[name] = found[1][:, STATISTICS.index("predicted_class")].astype(int).tolist()
+        else:
+            texts = torch.as_tensor(found[0] if name == "generate" else found)
+            answers[name] = [class_of(text, trainer.class_label_ids) for text in texts]
+
+    with tempfile.TemporaryDirectory() as folder:
+        flags = trainer_flags(args, folder) | dict(per_device_eval_batch_size=args.batch, predict_with_generate=True)
+        trainer = T5Trainer(model=model, args=FineTuningArguments(**flags), data_collator=padded)
+        share_of_labels = set_labels(trainer, dataset)
+        plain.generation_config = copy.deepcopy(model.generation_config)
+        collator = partial(padded, source_length=args.source_length)
+        peer = Seq2SeqTrainer(model=plain, args=Seq2SeqTrainingArguments(**flags), data_collator=collator)
+        texts = [label[label.ne(IGNORE_INDEX)].tolist() for label in trainer.class_label_ids]
+        for number, row in enumerate(dataset):
+            row["labels"] = texts[number % len(texts)]
+        runs = {name: partial(answer, name) for name in EVALUATIONS}
+        seconds = {name: median(values) for name, values in interleaved(runs, args.rounds).items()}
+    equal = min(float(np.mean(np.equal(found, answers["ours"]))) for found in answers.values())
+    if not args.bf16 and equal != 1.0:
+        raise AssertionError(f"scoring and generate() gave the same answer for {equal:.1%} of the rows")
+    rates = {name: args.examples / value for name, value in seconds.items()}
+    rows = [{"name": name, "what": EVALUATIONS[name], "sequences_per_second": rate} for name, rate in rates.items()]
+    result = described(args, rows, sources) | dict(classes=len(texts), ratio=rates["ours"] / rates["run_glue_like"])
+    result["ratio_to_generate"] = rates["ours"] / rates["generate"]
+    return result | dict(equal_answers=equal, answers_that_are_labels=share_of_labels)
+
+
+def set_labels(trainer: T5Trainer, dataset: list[dict], length: int = 3) -> float:
+    """Makes labels of the `length` tokens that the model itself writes most often; returns how many rows get one.
+
+    Generation stops after `length` tokens, so an answer is a label if it is equal to it.
+    """
+    set_generation_length(trainer.model, length)
+    generated, _ = trainer.predict(dataset).predictions
+    texts, counts = torch.unique(torch.as_tensor(generated)[:, 1 : length + 1], dim=0, return_counts=True)
+    chosen = counts.argsort(descending=True, stable=True)[:CLASSES]
+    trainer.class_label_ids = texts[chosen].clone()
+    # A label may hold the padding that follows an early EOS; a real label's padding is not scored.
+    ended = (trainer.class_label_ids == trainer.model.config.eos_token_id).cumsum(1).bool()
+    trainer.class_label_ids[:, 1:][ended[:, :-1]] = IGNORE_INDEX
+    return counts[chosen].sum().item() / len(dataset)
+
+
+def class_of(generated: torch.Tensor, labels: torch.Tensor) -> int:
+    """Class index of the label [T] that a generated row [start, ...] is, -1 if it is none."""
+    for number, label in enumerate(labels):
+        wanted = label[label != IGNORE_INDEX]
+        if torch.equal(generated[1 : 1 + len(wanted)], wanted):
+            return number
+    return -1

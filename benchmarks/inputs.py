@@ -9,22 +9,27 @@ import os
 import shutil
 import tempfile
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from arguments.text import PreTrainingDataArguments
-from benchmarks.material import word_less_tokenizer
-from benchmarks.measure import NotAvailableError, failure, interleaved, median, process_memory
+from benchmarks.material import bare_tokenizer
+from benchmarks.measure import interleaved, median, process_memory, recording
 from corpora.examples import ChunkDataset, EpochSampler
 from corpora.files import read_documents
 from corpora.sources import Source
 from corpora.token_files import tokenised
-from data_collator_t5 import T5DataCollator
+from data_collator_t5 import T5DataCollator, noise_counts
 
 VOCABULARY = 32_128
 BLOCK = 32 * 2**20  # tokens that a synthetic corpus repeats: making random ones would take longer than reading them
+COLLATOR_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.0f}", "raw_tokens_per_second": "{:,.0f}"}
+TOKENISE_COLUMNS = {"name": "", "what": "", "megabytes_per_second": "{:.2f}", "chunks": "{:,}"}
+LOAD_COLUMNS = {"name": "", "sequences": "{:,}", "sequences_per_second": "{:,.0f}", "private_before_gib": "{:.2f}"}
+LOAD_COLUMNS |= {"private_gib": "{:.2f}", "mapped_gib": "{:.2f}", "processes": "{:d}"}
 
 
 # ---------------------------------------------------------------- collator
@@ -35,7 +40,6 @@ def per_example_collator(tokenizer, noise_density: float, mean_span_length: floa
     starts; a filter that drops the rest of each span; EOS; decoder inputs by a shift. Written anew from the algorithm.
     """
     last_sentinel_plus_one = max(tokenizer.get_vocab().values()) + 1
-    inputs_length, targets_length = lengths
 
     def segmentation(items: int, segments: int) -> np.ndarray:
         is_start = np.arange(items - 1) < segments - 1
@@ -44,12 +48,10 @@ def per_example_collator(tokenizer, noise_density: float, mean_span_length: floa
         return np.unique(segment_of, return_counts=True)[1]
 
     def noise_mask(length: int) -> np.ndarray:
-        num_noise = min(max(int(np.round(length * noise_density)), 1), length - 1)
-        num_spans = max(int(np.round(num_noise / mean_span_length)), 1)
+        num_noise, num_spans = noise_counts(length, noise_density, mean_span_length)
         hidden, kept = segmentation(num_noise, num_spans), segmentation(length - num_noise, num_spans)
-        ends = np.cumsum(np.stack([kept, hidden], axis=1).reshape(-1))[:-1]
         starts = np.zeros(length, dtype=np.int8)
-        starts[ends] = 1
+        starts[np.cumsum(np.stack([kept, hidden], axis=1).reshape(-1))[:-1]] = 1
         return np.cumsum(starts) % 2 == 1
 
     def sentinels(mask: np.ndarray) -> np.ndarray:
@@ -68,7 +70,7 @@ def per_example_collator(tokenizer, noise_density: float, mean_span_length: floa
         mask = np.asarray([noise_mask(tokens.shape[1]) for _ in range(len(tokens))])
         inputs = filtered(tokens, sentinels(mask.astype(np.int8)))
         labels = filtered(tokens, sentinels((~mask).astype(np.int8)))
-        if inputs.shape[1] != inputs_length or labels.shape[1] != targets_length:
+        if (inputs.shape[1], labels.shape[1]) != lengths:
             raise ValueError(f"lengths {inputs.shape[1]} and {labels.shape[1]} instead of {lengths}")
         shifted = np.zeros_like(labels)
         shifted[:, 1:] = labels[:, :-1]
@@ -78,51 +80,37 @@ def per_example_collator(tokenizer, noise_density: float, mean_span_length: floa
     return collate
 
 
-def measure_collator(batch: int, source_length: int, rounds: int, seed: int = 0) -> dict:
+def measure_collator(args: Namespace) -> dict:
     """{"rows": ours and the peer in examples/s, "ratio": ours over the peer} on one core, in turn A B A B.
 
     Both get what their data set hands over: the peer `datasets`' rows, lists of numbers; ours a slice of a
     memory-mapped array. Rates are those of the quickest turn, since other work on the machine only adds;
     "ratio_of_medians" tells how much it did.
     """
-    tokenizer = word_less_tokenizer(VOCABULARY)
-    ours = T5DataCollator(tokenizer, source_length)
+    tokenizer, batch, generator = bare_tokenizer(VOCABULARY), args.batch, np.random.default_rng(0)
+    ours = T5DataCollator(tokenizer, args.source_length)
     peer = per_example_collator(tokenizer, 0.15, 3.0, (ours.inputs_length, ours.targets_length))
-    generator = np.random.default_rng(seed)
     tokens = generator.integers(3, VOCABULARY - 110, size=(batch, ours.tokens_length), dtype=np.uint16)
     rows_of_peer = [{"input_ids": row.tolist()} for row in tokens]
     for_ours = {"input_ids": tokens, "key": generator.integers(0, 2**63, size=batch, dtype=np.uint64)}
     # The quicker one is called several times a turn, so that both turns are long against the clock and its neighbours.
     repeat = 10
-
-    def ours_repeated() -> None:
-        for _ in range(repeat):
-            ours(for_ours)
-
-    seconds = interleaved({"ours": ours_repeated, "peer": lambda: peer(rows_of_peer)}, rounds, warm_up=2)
+    runs = {"ours": lambda: [ours(for_ours) for _ in range(repeat)], "peer": lambda: peer(rows_of_peer)}
+    seconds = interleaved(runs, args.rounds, warm_up=2)
     rates = {"ours": batch * repeat / min(seconds["ours"]), "peer": batch / min(seconds["peer"])}
     texts = {"ours": "T5DataCollator, the whole batch at once", "peer": "the per-example algorithm"}
-    return {
-        "batch": batch,
-        "raw_tokens_per_sequence": ours.tokens_length,
-        "rows": [
-            {
-                "name": name,
-                "what": texts[name],
-                "sequences_per_second": rate,
-                "raw_tokens_per_second": rate * ours.tokens_length,
-            }
-            for name, rate in rates.items()
-        ],
-        "ratio": rates["ours"] / rates["peer"],
-        "ratio_of_medians": repeat * median(seconds["peer"]) / median(seconds["ours"]),
-    }
+    rows = [{"name": name, "what": texts[name], "sequences_per_second": rate} for name, rate in rates.items()]
+    for row in rows:
+        row["raw_tokens_per_second"] = row["sequences_per_second"] * ours.tokens_length
+    result = dict(batch=batch, raw_tokens_per_sequence=ours.tokens_length, rows=rows)
+    result["ratio_of_medians"] = repeat * median(seconds["peer"]) / median(seconds["ours"])
+    return result | {"ratio": rates["ours"] / rates["peer"]}
 
 
 # ---------------------------------------------------------------- tokenise and cut
-def generated_documents(megabytes: float, seed: int = 0) -> list[str]:
+def generated_documents(megabytes: float) -> list[str]:
     """Documents of 20 to 400 words, drawn from 20,000 made-up words as often as natural ones (Zipf's law)."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     syllables = [a + b for a in "bcdfghklmnprstvwz" for b in ("a", "e", "i", "o", "u", "an", "er", "in", "on", "st")]
     words = ["".join(generator.choice(syllables, size=generator.integers(1, 5))) for _ in range(20_000)]
     weights = 1 / np.arange(1, len(words) + 1)
@@ -134,19 +122,16 @@ def generated_documents(megabytes: float, seed: int = 0) -> list[str]:
     return documents
 
 
-def small_tokenizer(documents: list[str], vocab_size: int = 4096):
+def small_tokenizer(documents: list[str]):
     """A unigram tokenizer in T5's layout, trained with the `tokenizers` library, which transformers brings along."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.Unigram())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     special = ["<pad>", "</s>", "<unk>", *(f"<extra_id_{number}>" for number in range(100))]
-    trainer = trainers.UnigramTrainer(
-        vocab_size=vocab_size, special_tokens=special, unk_token="<unk>", show_progress=False
-    )
-    backend.train_from_iterator(documents[:2000], trainer)
+    options = dict(vocab_size=4096, special_tokens=special, unk_token="<unk>", show_progress=False)
+    backend.train_from_iterator(documents[:2000], trainers.UnigramTrainer(**options))
     names = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
     return PreTrainedTokenizerFast(tokenizer_object=backend, **names, additional_special_tokens=special[3:])
 
@@ -164,156 +149,115 @@ def lines_of(files: list[str], megabytes: float) -> list[str]:
     return lines
 
 
-def measure_tokenise(megabytes: float, length: int, rounds: int, files: list[str] | None = None) -> dict:
-    """{"rows": MB/s of text to chunks of `length` tokens, "ratio"}: ours, and datasets.map with per-example grouping.
+def measure_tokenise(args: Namespace) -> dict:
+    """{"rows": MB/s of text to chunks of so many tokens, "ratio"}: ours, and datasets.map with per-example grouping.
 
-    The text is made up (20,000 words), or the lines of `files`: natural text has many more words, of which each is new
-    once. Both write their result to disk, on the threads that the tokenizer takes. Each turn starts without a cache.
+    The text is made up (20,000 words), or the lines of --text_file: natural text has many more words, of which each is
+    new once. Both write their result to disk, on the threads that the tokenizer takes. Each turn starts without a
+    cache.
     """
-    documents = lines_of(files, megabytes) if files else generated_documents(megabytes)
-    tokenizer = small_tokenizer(documents)
+    documents = lines_of(args.text_file, args.megabytes) if args.text_file else generated_documents(args.megabytes)
+    tokenizer, length, turn = small_tokenizer(documents), args.source_length, itertools.count()
     size = sum(len(document.encode()) + 1 for document in documents) / 1e6
-    rows = [
-        {"name": "ours", "what": "tokenised() into one flat file, chunks are views of it"},
-        {"name": "peer", "what": "datasets.map(batched), then grouping in a second map"},
-    ]
+    whats = {"ours": "tokenised() into one flat file, chunks are views of it"}
+    whats["peer"] = "datasets.map(batched), then grouping in a second map"
+    rows = {name: {"name": name, "what": what} for name, what in whats.items()}
+    with recording(rows["peer"]):
+        import datasets
+
+        datasets.disable_progress_bars()
+
+    def ours(text: Path) -> None:
+        options = dict(validation_split_percentage=0.0, preprocessing_num_workers=os.cpu_count())
+        flags = PreTrainingDataArguments(data_cache_dir=str(text.with_name(f"ours{next(turn)}")), **options)
+        source = Source("generated", "generated", [text], "text", size=text.stat().st_size)
+        rows["ours"]["chunks"] = len(
+            ChunkDataset(tokenised(flags, {"train": source}, tokenizer)["train"].tokens, length)
+        )
+
+    def group(batch: dict) -> dict:
+        joined = list(itertools.chain.from_iterable(batch["input_ids"]))
+        whole = len(joined) // length * length
+        return {"input_ids": [joined[start : start + length] for start in range(0, whole, length)]}
+
+    def ids_of(batch: dict) -> dict:
+        return {"input_ids": tokenizer(batch["text"], add_special_tokens=False)["input_ids"]}
+
+    def peer(text: Path) -> None:
+        cache = text.with_name(f"peer{next(turn)}")
+        loaded = datasets.load_dataset("text", data_files=str(text), split="train", cache_dir=str(cache))
+        loaded = loaded.map(ids_of, batched=True, remove_columns=["text"], load_from_cache_file=False)
+        rows["peer"]["chunks"] = len(loaded.map(group, batched=True, load_from_cache_file=False))
+        shutil.rmtree(cache)
+
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         text.write_text("\n".join(documents) + "\n", encoding="utf-8")
-        turn = itertools.count()
-        counts = {}
-
-        def ours() -> None:
-            args = PreTrainingDataArguments(
-                data_cache_dir=f"{folder}/ours{next(turn)}",
-                validation_split_percentage=0.0,
-                preprocessing_num_workers=os.cpu_count(),
-            )
-            source = Source("generated", "generated", [text], "text", size=text.stat().st_size)
-            tokens = tokenised(args, {"train": source}, tokenizer)["train"].tokens
-            counts["ours"] = len(ChunkDataset(tokens, length))
-
-        runs = {"ours": ours}
-        try:
-            import datasets
-        except ImportError as error:
-            rows[1]["error"] = failure(NotAvailableError(str(error)))
-        else:
-            datasets.disable_progress_bars()
-
-            def group(batch: dict) -> dict:
-                joined = list(itertools.chain.from_iterable(batch["input_ids"]))
-                whole = len(joined) // length * length
-                return {"input_ids": [joined[start : start + length] for start in range(0, whole, length)]}
-
-            def peer() -> None:
-                cache = f"{folder}/peer{next(turn)}"
-                loaded = datasets.load_dataset("text", data_files=str(text), split="train", cache_dir=cache)
-                loaded = loaded.map(
-                    lambda batch: {"input_ids": tokenizer(batch["text"], add_special_tokens=False)["input_ids"]},
-                    batched=True,
-                    remove_columns=["text"],
-                    load_from_cache_file=False,
-                )
-                counts["peer"] = len(loaded.map(group, batched=True, load_from_cache_file=False))
-                shutil.rmtree(cache)
-
-            runs["peer"] = peer
-        seconds = interleaved(runs, rounds, warm_up=0)
-    for row in rows:
-        if row["name"] in seconds:
-            row |= {"megabytes_per_second": size / median(seconds[row["name"]]), "chunks": counts[row["name"]]}
-    result = {"text": "files" if files else "made up", "megabytes": size, "chunk_length": length, "rows": rows}
-    if "peer" in seconds:
+        runs = {"ours": lambda: ours(text), "peer": lambda: peer(text)}
+        seconds = interleaved(runs, min(args.rounds, 3), warm_up=0, rows=rows)
+    for name, values in seconds.items():
+        rows[name]["megabytes_per_second"] = size / median(values)
+    result = dict(text="files" if args.text_file else "made up", megabytes=size, chunk_length=length)
+    if len(seconds) == 2:
         result["ratio"] = median(seconds["peer"]) / median(seconds["ours"])
-    return result
+    return result | {"rows": list(rows.values())}
 
 
 # ---------------------------------------------------------------- loading
-def write_corpus(path: Path, gigabytes: float) -> int:
-    """Writes a flat file of random uint16 tokens; returns its bytes. ValueError if the disk has no room for it."""
-    size = int(gigabytes * 1e9) // 2 * 2
-    free = shutil.disk_usage(path.parent).free
+def write_corpus(path: Path, gigabytes: float) -> None:
+    """Writes a flat file of random uint16 tokens. ValueError if the disk has no room for it."""
+    size, free = int(gigabytes * 1e9) // 2 * 2, shutil.disk_usage(path.parent).free
     if size > 0.9 * free:
-        raise ValueError(
-            f"--gigabytes {gigabytes:g}: {path.parent} has {free / 1e9:.1f} GB free; use less, or another --folder"
-        )
-    block = (
-        np.random.default_rng(0).integers(3, VOCABULARY - 110, size=min(BLOCK, size // 2), dtype=np.uint16).tobytes()
-    )
+        place = f"{path.parent} has {free / 1e9:.1f} GB free"
+        raise ValueError(f"--gigabytes {gigabytes:g}: {place}; use less, or another --folder")
+    tokens = np.random.default_rng(0).integers(3, VOCABULARY - 110, size=min(BLOCK, size // 2), dtype=np.uint16)
+    block = tokens.tobytes()
     with path.open("wb") as file:
         for start in range(0, size, len(block)):
             file.write(block[: size - start])
-    return size
 
 
-def measure_load(
-    sizes: list[float], batch: int, source_length: int, workers: int, seconds: float, folder: str | None = None
-) -> dict:
+def measure_load(args: Namespace) -> dict:
     """{"rows": sequences/s of a DataLoader over a memory-mapped corpus of each size in GB, and the memory it takes}.
 
     Memory is that of this process and its workers: "private" is theirs, "mapped" are pages of the corpus that the
-    kernel keeps as long as nobody needs the memory. "private_growth_gib" is what a corpus of this size added.
+    kernel keeps as long as nobody needs the memory. "private_growth_from_first_to_last_gib" is what size added.
     """
     rows = []
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        for gigabytes in sizes:
-            row = {"name": f"{gigabytes:g} GB", "gigabytes": gigabytes}
-            rows.append(row)
-            path = Path(temporary) / "tokens.bin"
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        for gigabytes in args.gigabytes:
+            path = Path(folder) / "tokens.bin"
             write_corpus(path, gigabytes)
-            row |= load_for(path, batch, source_length, workers, seconds)
-            path.unlink()
-    result = {"batch": batch, "workers": workers, "rows": rows}
+            rows.append({"name": f"{gigabytes:g} GB", "gigabytes": gigabytes} | load_for(path, args))
+    result = dict(batch=args.batch, workers=args.workers, rows=rows)
     if len(rows) > 1:
         result["private_growth_from_first_to_last_gib"] = rows[-1]["private_gib"] - rows[0]["private_gib"]
     return result
 
 
-def load_for(path: Path, batch: int, source_length: int, workers: int, seconds: float) -> dict:
-    """Reads batches as pre_train_t5.py does for so many seconds; rate, and private and mapped memory at the end."""
-    collator = T5DataCollator(word_less_tokenizer(VOCABULARY), source_length)
-    before = process_memory()
+def load_for(path: Path, args: Namespace) -> dict:
+    """Reads batches as pre_train_t5.py does for --seconds; rate, and private and mapped memory at the end."""
+    collator, before = T5DataCollator(bare_tokenizer(VOCABULARY), args.source_length), process_memory()
     chunks = ChunkDataset(np.memmap(path, dtype=np.uint16, mode="r"), collator.tokens_length)
-    loader = torch.utils.data.DataLoader(
-        chunks,
-        batch_size=batch,
-        sampler=EpochSampler(len(chunks), seed=1, group=batch, count_epochs=True),
-        collate_fn=collator,
-        num_workers=workers,
-        prefetch_factor=4 if workers else None,
-        drop_last=True,
-    )
+    sampler = EpochSampler(len(chunks), seed=1, group=args.batch, count_epochs=True)
+    workers = dict(num_workers=args.workers, prefetch_factor=4 if args.workers else None)
+    options = dict(batch_size=args.batch, sampler=sampler, collate_fn=collator, drop_last=True)
+    loader = torch.utils.data.DataLoader(chunks, **options, **workers)
     batches = itertools.chain.from_iterable(iter(loader) for _ in itertools.count())  # epoch after epoch
-    for _ in range(2 * max(workers, 1)):
+    for _ in range(2 * max(args.workers, 1)):
         next(batches)  # the workers start
     count, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
+    while time.perf_counter() - start < args.seconds:
         next(batches)
         count += 1
-    rate = count * batch / (time.perf_counter() - start)
+    rate = count * args.batch / (time.perf_counter() - start)
     pids = ["self", *(child.pid for child in multiprocessing.active_children())]
     after = process_memory(pids)
     del batches, loader  # ends the workers
-    return {
-        "sequences": len(chunks),
-        "sequences_per_second": rate,
-        "raw_tokens_per_second": rate * collator.tokens_length,
-        "private_before_gib": before["private"] / 2**30,
-        "private_gib": after["private"] / 2**30,
-        "mapped_gib": after["mapped"] / 2**30,
-        "processes": len(pids),
-    }
-
-
-COLLATOR_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.0f}", "raw_tokens_per_second": "{:,.0f}"}
-TOKENISE_COLUMNS = {"name": "", "what": "", "megabytes_per_second": "{:.2f}", "chunks": "{:,}"}
-LOAD_COLUMNS = {
-    "name": "",
-    "sequences": "{:,}",
-    "sequences_per_second": "{:,.0f}",
-    "private_before_gib": "{:.2f}",
-    "private_gib": "{:.2f}",
-    "mapped_gib": "{:.2f}",
-    "processes": "{:d}",
-}
+    gib = {"private_before": before["private"], "private": after["private"], "mapped": after["mapped"]}
+    return {f"{name}_gib": size / 2**30 for name, size in gib.items()} | dict(
+        sequences=len(chunks),
+        sequences_per_second=rate,
+        raw_tokens_per_second=rate * collator.tokens_length,
+        processes=len(pids),
+    )

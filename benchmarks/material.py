@@ -4,6 +4,7 @@ Legend of shapes: B batch, S source length, T target length.
 """
 
 import importlib
+from argparse import Namespace
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from transformers.models.t5.modeling_t5 import eager_attention_forward
 from benchmarks.measure import NotAvailableError
 from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
-from model_t5 import build_config
+from model_t5 import build_config, create_model
 from tasks.batching import MULTIPLE
 
 SMALL_VOCABULARY = 4096  # of the shapes that are trained with a tokenizer of their own
@@ -27,6 +28,7 @@ MEDIAN_SHARE, SIGMA = 0.28, 0.5
 ATTENTION = {"eager": None, "sdpa": None, "t5_fused": "modeling.attention"}
 
 
+# ---------------------------------------------------------------- models
 def full_name(model: str) -> str:
     """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl". ValueError if there is none."""
     for name in (model, f"t5-v1_1-{model}"):
@@ -40,6 +42,12 @@ def benchmark_config(name: str) -> T5Config:
     return build_config(name, None if name.startswith("t5-") else SMALL_VOCABULARY)
 
 
+def parameter_shapes(config: T5Config) -> list[tuple[int, ...]]:
+    """Shapes of all weights of a model with this configuration, without making them."""
+    with torch.device("meta"):
+        return [tuple(p.shape) for p in create_model(config).parameters()]
+
+
 def use_plain_activation(model: torch.nn.Module) -> None:
     """Gives a peer transformers' own GELU back, which create_model has replaced (modeling/fused_projections.py)."""
     for module in model.modules():
@@ -47,25 +55,40 @@ def use_plain_activation(model: torch.nn.Module) -> None:
             module.act = NewGELUActivation()
 
 
-def word_less_tokenizer(vocab_size: int) -> SimpleNamespace:
+def attention_function(name: str) -> Callable:
+    """The function that transformers calls for `--attn_implementation name`; NotAvailableError if there is none."""
+    try:
+        if ATTENTION.get(name):
+            importlib.import_module(ATTENTION[name])
+        return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
+    except (ImportError, KeyError) as error:
+        raise NotAvailableError(f"attention {name}: {str(error).strip(chr(34))}") from None
+
+
+def setting_of(args: Namespace) -> dict:
+    """What every result on a model says of its setting."""
+    precision = "bf16 autocast" if args.bf16 else "float32"
+    return dict(config_name=args.model, batch=args.batch, source_length=args.source_length, precision=precision)
+
+
+# ---------------------------------------------------------------- batches
+def bare_tokenizer(vocab_size: int) -> SimpleNamespace:
     """What T5DataCollator asks of a tokenizer: 100 sentinels at the end of the vocabulary, and EOS 1."""
     sentinels = {f"<extra_id_{number}>": vocab_size - 1 - number for number in range(100)}
     return SimpleNamespace(get_vocab=lambda: sentinels, eos_token_id=1, name_or_path="none")
 
 
-def random_batches(
-    config: T5Config, batch: int, source_length: int, count: int, device: torch.device, seed: int = 0
-) -> tuple[list[dict[str, torch.Tensor]], T5DataCollator]:
-    """`count` batches {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T]} of random words, corrupted as
-    in pre-training; and the collator that made them."""
-    collator = T5DataCollator(word_less_tokenizer(config.vocab_size), source_length)
-    generator = np.random.default_rng(seed)
+def random_batches(config: T5Config, batch: int, source_length: int, count: int, device: torch.device) -> list[dict]:
+    """`count` batches {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T]} of random tokens, corrupted as
+    in pre-training."""
+    collator = T5DataCollator(bare_tokenizer(config.vocab_size), source_length)
+    generator = np.random.default_rng(0)
     batches = []
     for number in range(count):
         tokens = generator.integers(3, config.vocab_size - 110, size=(batch, collator.tokens_length), dtype=np.int64)
         examples = {"input_ids": tokens, "key": np.arange(batch) + number * batch}
         batches.append({name: tensor.to(device) for name, tensor in collator(examples).items()})
-    return batches, collator
+    return batches
 
 
 def random_sources(rows: int, longest: int, vocab_size: int) -> list[list[int]]:
@@ -88,13 +111,3 @@ def padded(rows: list[dict], source_length: int | None = None) -> dict[str, torc
     if "labels" in rows[0]:
         batch["labels"] = tensor("labels", IGNORE_INDEX, None)
     return batch
-
-
-def attention_function(name: str) -> Callable:
-    """The function that transformers calls for `--attn_implementation name`; NotAvailableError if there is none."""
-    try:
-        if ATTENTION.get(name):
-            importlib.import_module(ATTENTION[name])
-        return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
-    except (ImportError, KeyError) as error:
-        raise NotAvailableError(f"attention {name}: {str(error).strip(chr(34))}") from None

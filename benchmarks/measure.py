@@ -1,16 +1,19 @@
-"""Timing side by side, the machine's own ceiling, and tables: what all parts of benchmark_t5.py share.
+"""The harness of benchmark_t5.py: warm up, time in turn, note failures, the machine's own ceiling, tables.
 
-seconds = interleaved({"ours": ours, "peer": peer}, rounds=5)    # {"ours": [5 times], "peer": [5 times]}
-row = {"name": "ours", "ms": 1000 * median(seconds["ours"])}
-print(table([row], {"name": "", "ms": "{:.2f}"}))
+rows = {"ours": {"name": "ours"}, "peer": {"name": "peer"}}
+seconds = interleaved({"ours": ours, "peer": peer}, rounds=5, rows=rows)    # {"ours": [5 times], "peer": [5 times]}
+rows["ours"]["ms"] = 1000 * median(seconds["ours"])
+print(table(list(rows.values()), {"name": "", "ms": "{:.2f}"}))
 """
 
+import contextlib
+import functools
 import gc
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -19,6 +22,43 @@ MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product t
 
 class NotAvailableError(Exception):
     """What is to be measured is not installed, or not on this device; the text says why."""
+
+
+# ---------------------------------------------------------------- failures
+@contextlib.contextmanager
+def recording(row: dict, device: torch.device | None = None):
+    """Lets the block fail: what is raised becomes row["error"], in one line for the table, and the others go on.
+
+    device: what earlier measurements held is freed first, and the most memory of a GPU within the block becomes
+    row["peak_memory_gib"].
+    """
+    gpu = device is not None and device.type == "cuda"
+    if device is not None:
+        free_memory()
+    try:
+        if gpu:
+            before = torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+        yield
+        if gpu:
+            synchronize()
+            row["peak_memory_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
+    except Exception as error:  # whatever a kernel or compiler raises
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        known = isinstance(error, (NotAvailableError, ImportError))
+        row["error"] = f"not available: {error}" if known else f"{type(error).__name__}: {first[:300]}"
+
+
+def is_out_of_memory(row: dict) -> bool:
+    """Whether that is what a row failed of."""
+    return "outofmemory" in row.get("error", "").replace(" ", "").lower()
+
+
+def free_memory() -> None:
+    """Gives back what the last measurement held."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 # ---------------------------------------------------------------- time
@@ -38,26 +78,30 @@ def seconds_of(function: Callable[[], object]) -> float:
 
 
 def interleaved(
-    functions: dict[str, Callable[[], object]], rounds: int, deadline: float = float("inf"), warm_up: int = 1
+    functions: dict[str, Callable[[], object]],
+    rounds: int,
+    deadline: float = float("inf"),
+    warm_up: int = 1,
+    rows: dict[str, dict] | None = None,
+    clock: Callable[[Callable], float] = seconds_of,
 ) -> dict[str, list[float]]:
     """Seconds of every call, in the order A B C A B C ...: a machine that slows down or is shared does so for all.
 
-    deadline: of time.monotonic(); no round begins after it, but there are at least two.
+    deadline: of time.monotonic(); no round begins after it, but there are at least two. warm_up: rounds that are not
+    counted. rows: a function that raises drops out, and its row has the reason in "error", as one has from the start
+    whose row has an error already; without rows the error is raised. clock: measures a call otherwise than by its wall
+    time.
     """
-    for function in functions.values():
-        for _ in range(warm_up):
-            function()
-    seconds = {name: [] for name in functions}
-    for number in range(rounds):
+    seconds = {name: [] for name in functions if not rows or "error" not in rows[name]}
+    for number in range(-warm_up, rounds):
         if number >= 2 and time.monotonic() > deadline:
             break
-        for name, function in functions.items():
-            seconds[name].append(seconds_of(function))
-    return seconds
-
-
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
+        for name in list(seconds):
+            with recording(rows[name]) if rows else contextlib.nullcontext():
+                seconds[name].append(clock(functions[name]))
+            if rows and "error" in rows[name]:
+                del seconds[name]
+    return {name: values[warm_up:] for name, values in seconds.items()}
 
 
 def spread(values: Sequence[float]) -> float:
@@ -74,22 +118,25 @@ def pick_device(name: str | None) -> torch.device:
     return device
 
 
-def matrix_product_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> float:
-    """FLOP/s of a large square matrix product on random numbers: the ceiling that this machine really has.
+@functools.cache
+def peak_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> float:
+    """FLOP/s of a large square matrix product on random numbers: the ceiling that this machine really has; printed.
 
     Random, because a GPU does products of zeros faster (it draws less power). 2 n^3 operations, the quickest of
     `rounds` groups of products, so that a busy machine does not lower the ceiling.
     """
-    n = MATRIX[device.type]
+    n, repeat = MATRIX[device.type], 10 if device.type == "cuda" else 1
     generator = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(n, n, device=device, dtype=torch.float32, generator=generator).to(dtype) for _ in "ab")
-    product, repeat = torch.empty_like(a), 10 if device.type == "cuda" else 1
+    product = torch.empty_like(a)
 
     def group() -> None:
         for _ in range(repeat):
             torch.mm(a, b, out=product)
 
-    return 2 * n**3 * repeat / min(interleaved({"product": group}, rounds)["product"])
+    peak = 2 * n**3 * repeat / min(interleaved({"product": group}, rounds)["product"])
+    print(f"matrix product in {str(dtype).removeprefix('torch.')}: {peak / 1e12:.4g} TFLOP/s", flush=True)
+    return peak
 
 
 def machine(device: torch.device) -> dict:
@@ -97,12 +144,8 @@ def machine(device: torch.device) -> dict:
     described = {"device": str(device), "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        described |= {
-            "gpu_name": properties.name,
-            "gpu_memory_gib": properties.total_memory / 2**30,
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        }
+        described |= {"gpu_name": properties.name, "gpu_memory_gib": properties.total_memory / 2**30}
+        described |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return described
 
 
@@ -124,41 +167,19 @@ def process_memory(pids: Iterable[int | str] = ("self",)) -> dict[str, int]:
     return total
 
 
-def free_memory() -> None:
-    """Gives back what the last measurement held."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 # ---------------------------------------------------------------- results
-def failure(error: Exception) -> str:
-    """One line for the table: what went wrong in a row, while the others go on."""
-    if isinstance(error, NotAvailableError):
-        return f"not available: {error}"
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first[:300]}"
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
-
-
 def table(rows: list[dict], columns: dict[str, str]) -> str:
     """Rows of text under a head: columns are {key: format, "" for plain}. A row with "error" shows that instead."""
-    head = [key.replace("_", " ") for key in columns]
-    lines = [head]
+    lines = [[key.replace("_", " ") for key in columns]]
     for row in rows:
-        cells = ["" if row.get(key) is None else (f or "{}").format(row[key]) for key, f in columns.items()]
+        cells = ["" if row.get(key) is None else (form or "{}").format(row[key]) for key, form in columns.items()]
         lines.append([cells[0], row["error"]] if row.get("error") else cells)
-    widths = [max(len(line[i]) for line in lines if len(line) == len(head)) for i in range(len(head))]
+    widths = [max(len(line[i]) for line in lines if len(line) == len(columns)) for i in range(len(columns))]
     widths[0] = max(len(line[0]) for line in lines)
-    numbers = [any(spec in f for spec in ("f}", "d}", ",}", "%}")) for f in columns.values()]
     shown = []
     for line in lines:
-        justified = [
-            cell.rjust(width) if number and len(line) == len(head) else cell.ljust(width)
-            for cell, width, number in zip(line, widths, numbers, strict=False)
-        ]
-        shown.append("  ".join(justified).rstrip())
+        cells = zip(line, widths, columns.values(), strict=False)
+        whole = len(line) == len(columns)
+        aligned = [cell.rjust(width) if whole and ":" in form else cell.ljust(width) for cell, width, form in cells]
+        shown.append("  ".join(aligned).rstrip())
     return "\n".join(shown)

@@ -5,17 +5,16 @@ What is assumed is printed with the table: the peak and links of the GPU (HARDWA
 """
 
 import json
+import math
+from argparse import Namespace
 from pathlib import Path
 
-import torch
-import transformers
-
-from benchmarks.material import benchmark_config, full_name
+from benchmarks.material import benchmark_config, parameter_shapes
 from benchmarks.measure import table
 from common.reports import human_count
 from constants import HARDWARE_PEAKS, NOT_UNDER_FSDP, NOT_UNDER_ZERO
 from data_collator_t5 import compute_input_and_target_lengths
-from model_t5 import create_model, flops_per_sequence
+from model_t5 import flops_per_sequence
 from runs.memory import (
     OPTIMIZER_STATES,
     STRATEGIES,
@@ -27,51 +26,39 @@ from runs.memory import (
 
 ROOT = Path(__file__).resolve().parent.parent
 ZERO_CONFIGS = {"zero2": "zero_stage2_config.json", "zero3": "zero_stage3_config.json"}
+NAMES = {"ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
+# Optimizers that need whole matrices, which these strategies divide.
+REFUSED = {"zero2": NOT_UNDER_ZERO[2], "zero3": NOT_UNDER_ZERO[3], "fsdp2": NOT_UNDER_FSDP}
 RESERVE = 0.08  # share of a GPU's memory for the CUDA context, NCCL and what the allocator cannot join
 UPDATE_BYTES = 28  # read and written for a weight by AdamW: weight, gradient and two moments, three of them written
+FLAGS = {
+    "model": dict(default="xl", help="Shape: tiny, mini, small, base, large or xl."),
+    "nodes": dict(type=int, default=1, help="Machines."),
+    "gpus": dict(type=int, default=8, help="GPUs of a machine."),
+    "gpu": dict(default="H200", help=f"One of {', '.join(HARDWARE_PEAKS)}."),
+    "batch": dict(type=int, default=16, help="Sequences of a micro-batch on one GPU."),
+    "accumulation": dict(type=int, default=1, help="Micro-batches of a step."),
+    "source_length": dict(type=int, default=512, help="Tokens of a source."),
+    "attention": dict(default="t5_fused", choices=("eager", "sdpa", "t5_fused")),
+    "optim": dict(default="adamw_torch", help=f"One of {', '.join(OPTIMIZER_STATES)}."),
+    "mfu": dict(type=float, default=0.45, help="MFU of one GPU without communication, assumed."),
+}
+COLUMNS = {"name": ""} | {f"{name}_gib": "{:.2f}" for name in ("weights", "gradients", "optimizer", "working")}
+COLUMNS |= {f"{name}_gib": "{:.2f}" for name in ("activations", "of_it_attention", "loss")}
+COLUMNS |= {"total_gib": "{:.1f}", "fits": "", "sent_gb": "{:.1f}", "communication_ms": "{:.0f}"}
+COLUMNS |= {"exposed_ms": "{:.0f}", "step_ms": "{:.0f}", "mfu": "{:.1%}", "sequences_per_second": "{:,.0f}"}
 
 
-def add_flags(command) -> None:
-    command.add_argument("--model", default="xl", help="Shape: tiny, mini, small, base, large or xl.")
-    command.add_argument("--nodes", type=int, default=1, help="Machines.")
-    command.add_argument("--gpus", type=int, default=8, help="GPUs of a machine.")
-    command.add_argument("--gpu", default="H200", help=f"One of {', '.join(HARDWARE_PEAKS)}.")
-    command.add_argument("--batch", type=int, default=16, help="Sequences of a micro-batch on one GPU.")
-    command.add_argument("--accumulation", type=int, default=1, help="Micro-batches of a step.")
-    command.add_argument("--source_length", type=int, default=512, help="Tokens of a source.")
-    command.add_argument("--attention", default="t5_fused", choices=("eager", "sdpa", "t5_fused"))
-    command.add_argument("--optim", default="adamw_torch", help=f"One of {', '.join(OPTIMIZER_STATES)}.")
-    command.add_argument("--mfu", type=float, default=0.45, help="MFU of one GPU without communication, assumed.")
-
-
-def check_flags(args) -> None:
+def check_flags(args: Namespace) -> None:
     """ValueError for what cannot be planned."""
-    args.model = full_name(args.model)
     for name in ("nodes", "gpus", "batch", "accumulation"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} {getattr(args, name)}: must be at least 1")
-    if args.gpu not in HARDWARE_PEAKS:
-        raise ValueError(f"--gpu {args.gpu}: must be one of {', '.join(HARDWARE_PEAKS)}")
-    if args.optim not in OPTIMIZER_STATES:
-        raise ValueError(f"--optim {args.optim}: must be one of {', '.join(OPTIMIZER_STATES)}")
+    for name, known in (("gpu", HARDWARE_PEAKS), ("optim", OPTIMIZER_STATES)):
+        if getattr(args, name) not in known:
+            raise ValueError(f"--{name} {getattr(args, name)}: must be one of {', '.join(known)}")
     if not 0 < args.mfu <= 1:
         raise ValueError(f"--mfu {args.mfu}: must lie between 0 and 1")
-
-
-def parameter_shapes(config) -> list[tuple[int, ...]]:
-    """Shapes of all weights of a model with this configuration, without making them."""
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    with torch.device("meta"):
-        model = create_model(config)
-    transformers.logging.set_verbosity(verbosity)
-    return [tuple(p.shape) for p in model.parameters()]
-
-
-def zero_settings(strategy: str) -> dict:
-    """The "zero_optimization" part of this repository's DeepSpeed configuration; {} for other strategies."""
-    name = ZERO_CONFIGS.get(strategy)
-    return json.loads((ROOT / name).read_text(encoding="utf-8"))["zero_optimization"] if name else {}
 
 
 def step_seconds(flops: float, weights_updated: float, sent, hardware: dict, bandwidth: float, mfu: float) -> dict:
@@ -85,135 +72,71 @@ def step_seconds(flops: float, weights_updated: float, sent, hardware: dict, ban
     exposed = max(0.0, sent.forward / bandwidth - compute / 3) + max(0.0, sent.backward / bandwidth - 2 * compute / 3)
     exposed += sent.update / bandwidth
     update = UPDATE_BYTES * weights_updated / (hardware["memory_gb_per_second"] * 1e9)
-    return {
-        "compute": compute,
-        "communication": sent.total / bandwidth,
-        "exposed": exposed,
-        "step": compute + exposed + update,
-    }
+    step = compute + exposed + update
+    return dict(compute=compute, communication=sent.total / bandwidth, exposed=exposed, step=step)
 
 
-def make_plan(args) -> dict:
+def make_plan(args: Namespace) -> dict:
     """{"rows": one for each strategy, without and with activation checkpointing, "optimizers": ..., assumptions}."""
     config, hardware = benchmark_config(args.model), HARDWARE_PEAKS[args.gpu]
-    shapes = parameter_shapes(config)
-    weights = sum(torch.Size(shape).numel() for shape in shapes)
-    source, processes = args.source_length, args.nodes * args.gpus
-    target = compute_input_and_target_lengths(source, 0.15, 3.0)[1]
-    flops = flops_per_sequence(config, source, target) * args.batch * args.accumulation
+    shapes, processes = parameter_shapes(config), args.nodes * args.gpus
+    target = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
     # NCCL's rings leave a machine through all of its network cards, so these add up, to no more than the links within.
     links, network = hardware["link_gb_per_second"], hardware["network_gb_per_second"] * args.gpus
-    bandwidth = 1e9 * (links if args.nodes == 1 else min(links, network))
-    rows = []
-    for checkpointing in (False, True):
-        activations = activation_bytes(config, args.batch, source, target, args.attention, True, checkpointing)
-        for strategy in STRATEGIES:
-            row = {"name": strategy.upper() + (" + checkpointing" if checkpointing else "")}
-            rows.append(row)
-            if strategy.startswith("zero") and args.optim in NOT_UNDER_ZERO[int(strategy[-1])]:
-                row["error"] = f"--optim {args.optim} looks at whole matrices, which {strategy} does not hand to it"
-                continue
-            if strategy == "fsdp2" and args.optim in NOT_UNDER_FSDP:
-                row["error"] = f"--optim {args.optim} cannot work on FSDP2's slices"
-                continue
-            states = state_bytes(strategy, config, shapes, args.optim, processes, True, zero_settings(strategy))
-            # ZeRO and FSDP2 hold the bfloat16 weights that autocast would make copies of.
-            copies = activations.weight_copies if strategy == "ddp" else 0
-            total = states.weights + states.gradients + states.optimizer + states.working
-            total += activations.total - activations.weight_copies + copies
-            sent = communication_bytes(strategy, weights, processes, args.accumulation)
-            done = flops * (4 / 3 if checkpointing else 1)  # the forward pass once more
-            updated = weights if strategy == "ddp" else weights / processes
-            seconds = step_seconds(done, updated, sent, hardware, bandwidth, args.mfu)
-            gib = {
-                "weights": states.weights,
-                "gradients": states.gradients,
-                "optimizer": states.optimizer,
-                "working": states.working + copies,
-                "activations": activations.stored + activations.recomputed,
-                "of_it_attention": activations.attention,
-                "loss": activations.loss,
-                "total": total,
-            }
-            row |= {f"{name}_gib": value / 2**30 for name, value in gib.items()}
-            row |= {
-                "fits": "yes" if total < hardware["memory_gb"] * 1e9 * (1 - RESERVE) else "no",
-                "sent_gb": sent.total / 1e9,
-                "communication_ms": 1e3 * seconds["communication"],
-                "exposed_ms": 1e3 * seconds["exposed"],
-                "step_ms": 1e3 * seconds["step"],
-                "mfu": flops / (hardware["bf16"] * 1e12 * seconds["step"]),
-                "sequences_per_second": processes * args.batch * args.accumulation / seconds["step"],
-            }
-    return {
-        "model": args.model,
-        "parameters": weights,
-        "gpu": args.gpu,
-        "nodes": args.nodes,
-        "gpus_per_node": args.gpus,
-        "batch": args.batch,
-        "accumulation": args.accumulation,
-        "source_length": source,
-        "target_length": target,
-        "attention": args.attention,
-        "optim": args.optim,
-        "assumed": {
-            "peak_tflops": hardware["bf16"],
-            "single_gpu_mfu": args.mfu,
-            "bus_gb_per_second": bandwidth / 1e9,
-            "gpu_memory_gb": hardware["memory_gb"],
-        },
-        "optimizers": [
-            {"name": name, "gib": size / 2**30, **sharded(name, size, processes)}
-            for name in OPTIMIZER_STATES
-            for size in [optimizer_bytes(name, shapes, config)]
-        ],
-        "rows": rows,
-    }
+    bandwidth = links if args.nodes == 1 else min(links, network)
+    cases = [(strategy, checkpointing) for checkpointing in (False, True) for strategy in STRATEGIES]
+    optimizers = []
+    for name in OPTIMIZER_STATES:
+        size = optimizer_bytes(name, shapes, config) / 2**30
+        where = [NAMES[strategy] for strategy, refused in REFUSED.items() if name in refused]
+        note = f"not under {' and '.join(where)}: needs whole matrices" if where else ""
+        optimizers.append(dict(name=name, gib=size, divided_gib=size / processes, note=note))
+    result = {name: getattr(args, name) for name in FLAGS if name not in ("gpus", "mfu")}
+    result |= dict(gpus_per_node=args.gpus, target_length=target, parameters=sum(map(math.prod, shapes)))
+    result["assumed"] = dict(peak_tflops=hardware["bf16"], single_gpu_mfu=args.mfu, bus_gb_per_second=bandwidth)
+    result["assumed"]["gpu_memory_gb"] = hardware["memory_gb"]
+    rows = [plan_of(*case, args, config, shapes, target, hardware, 1e9 * bandwidth) for case in cases]
+    return result | dict(optimizers=optimizers, rows=rows)
 
 
-def sharded(optimizer: str, size: int, processes: int) -> dict:
-    """GiB of the state on each process where it is divided, and under what it is not."""
-    refused = {"ZeRO-2": NOT_UNDER_ZERO[2], "ZeRO-3": NOT_UNDER_ZERO[3], "FSDP2": NOT_UNDER_FSDP}
-    where = [name for name, optimizers in refused.items() if optimizer in optimizers]
-    note = f"not under {' and '.join(where)}: needs whole matrices" if where else ""
-    return {"divided_gib": size / processes / 2**30, "note": note}
-
-
-COLUMNS = {
-    "name": "",
-    "weights_gib": "{:.2f}",
-    "gradients_gib": "{:.2f}",
-    "optimizer_gib": "{:.2f}",
-    "working_gib": "{:.2f}",
-    "activations_gib": "{:.2f}",
-    "of_it_attention_gib": "{:.2f}",
-    "loss_gib": "{:.2f}",
-    "total_gib": "{:.1f}",
-    "fits": "",
-    "sent_gb": "{:.1f}",
-    "communication_ms": "{:.0f}",
-    "exposed_ms": "{:.0f}",
-    "step_ms": "{:.0f}",
-    "mfu": "{:.1%}",
-    "sequences_per_second": "{:,.0f}",
-}
+def plan_of(
+    strategy: str, checkpointing: bool, args, config, shapes: list, target: int, hardware: dict, bandwidth: float
+) -> dict:
+    """The row of a strategy: GiB on each GPU, bytes sent, and the time of a step."""
+    row = {"name": strategy.upper() + (" + checkpointing" if checkpointing else "")}
+    if args.optim in REFUSED.get(strategy, ()):
+        return row | {"error": f"--optim {args.optim}: not under {NAMES[strategy]}, it needs whole matrices"}
+    processes, weights = args.nodes * args.gpus, sum(map(math.prod, shapes))
+    path = ROOT / ZERO_CONFIGS[strategy] if strategy in ZERO_CONFIGS else None
+    zero = json.loads(path.read_text(encoding="utf-8"))["zero_optimization"] if path else {}
+    states = state_bytes(strategy, config, shapes, args.optim, processes, True, zero)
+    kept = activation_bytes(config, args.batch, args.source_length, target, args.attention, True, checkpointing)
+    # ZeRO and FSDP2 hold the bfloat16 weights that autocast would make copies of.
+    working = states.working + (kept.weight_copies if strategy == "ddp" else 0)
+    gib = dict(weights=states.weights, gradients=states.gradients, optimizer=states.optimizer, working=working)
+    gib |= dict(activations=kept.stored + kept.recomputed, loss=kept.loss)
+    gib |= dict(total=sum(gib.values()), of_it_attention=kept.attention)
+    flops = flops_per_sequence(config, args.source_length, target) * args.batch * args.accumulation
+    sent = communication_bytes(strategy, weights, processes, args.accumulation)
+    updated = weights if strategy == "ddp" else weights / processes
+    done = flops * (4 / 3 if checkpointing else 1)  # the forward pass once more
+    seconds = step_seconds(done, updated, sent, hardware, bandwidth, args.mfu)
+    row |= {f"{name}_gib": size / 2**30 for name, size in gib.items()}
+    row["fits"] = "yes" if gib["total"] < hardware["memory_gb"] * 1e9 * (1 - RESERVE) else "no"
+    row |= {f"{name}_ms": 1e3 * seconds[name] for name in ("communication", "exposed", "step")}
+    row |= dict(sent_gb=sent.total / 1e9, mfu=flops / (hardware["bf16"] * 1e12 * seconds["step"]))
+    return row | {"sequences_per_second": processes * args.batch * args.accumulation / seconds["step"]}
 
 
 def text_of(plan: dict) -> str:
     """The plan for people."""
-    assumed = plan["assumed"]
-    return "\n".join(
-        [
-            f"{plan['model']}, {human_count(plan['parameters'])} weights, on {plan['nodes']} x {plan['gpus_per_node']} "
-            f"{plan['gpu']} ({assumed['gpu_memory_gb']:g} GB); {plan['batch']} x {plan['accumulation']} sequences a "
-            f"GPU and step, {plan['source_length']} in, {plan['target_length']} out; {plan['optim']}, "
-            f"{plan['attention']}",
-            f"assumed: {assumed['peak_tflops']:g} TFLOP/s at {assumed['single_gpu_mfu']:.0%} MFU on one GPU, "
-            f"{assumed['bus_gb_per_second']:g} GB/s from GPU to GPU; GiB on each GPU, before torch.compile saves some",
-            table(plan["rows"], COLUMNS),
-            "",
-            "state of the optimizers, GiB in all and on each GPU when divided:",
-            table(plan["optimizers"], {"name": "", "gib": "{:.2f}", "divided_gib": "{:.2f}", "note": ""}),
-        ]
+    head = (
+        "{model}, {count} weights, on {nodes} x {gpus_per_node} {gpu} ({gpu_memory_gb:g} GB); {batch} x {accumulation} "
+        "sequences a GPU and step, {source_length} in, {target_length} out; {optim}, {attention}\n"
+        "assumed: {peak_tflops:g} TFLOP/s at {single_gpu_mfu:.0%} MFU on one GPU, {bus_gb_per_second:g} GB/s from GPU "
+        "to GPU; GiB on each GPU, before torch.compile saves some"
     )
+    optimizers = table(plan["optimizers"], {"name": "", "gib": "{:.2f}", "divided_gib": "{:.2f}", "note": ""})
+    head = head.format(count=human_count(plan["parameters"]), **plan["assumed"], **plan)
+    title = "state of the optimizers, GiB in all and on each GPU when divided:"
+    return "\n".join([head, table(plan["rows"], COLUMNS), "", title, optimizers])

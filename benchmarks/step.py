@@ -6,8 +6,9 @@ project's. All of them take the same batches from the same weights, in the same 
 Legend of shapes: B batch, S source length, T target length.
 """
 
+import math
 import time
-from collections.abc import Callable
+from argparse import Namespace
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -15,23 +16,22 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-import trainer_t5
-from benchmarks.material import attention_function, benchmark_config, random_batches, use_plain_activation
-from benchmarks.measure import (
-    NotAvailableError,
-    failure,
-    free_memory,
-    interleaved,
-    is_out_of_memory,
-    median,
-    spread,
-    synchronize,
+from benchmarks.material import (
+    attention_function,
+    bare_tokenizer,
+    benchmark_config,
+    parameter_shapes,
+    random_batches,
+    setting_of,
+    use_plain_activation,
 )
-from constants import OPTIMIZERS
+from benchmarks.measure import free_memory, interleaved, is_out_of_memory, median, peak_flops, recording, spread
+from data_collator_t5 import T5DataCollator
 from model_t5 import create_model, flops_per_sequence, set_dropout
+from trainer_t5 import set_up_step
 from training.optimizers import optimizer_class_and_kwargs
 
-EXPECTED_FOR = ("t5-v1_1-base", 512, "H200")  # what the predictions of LADDER are about: shape, source length, GPU
+EXPECTED_FOR = ("t5-v1_1-base", 512, "cuda")  # what the predictions of LADDER are about, on an H200
 LOSS_TOLERANCE = 0.02  # of the first loss: bf16 roundings stay far below, another computation does not
 
 
@@ -51,38 +51,23 @@ class Rung:
 
 
 # What trainer_t5.set_up_step puts into a model, under the names of its flags.
-STEP_OPTIONS = dict(
-    fused_projections=False, fused_cross_projections=False, bf16_residual=False, z_loss=0.0, loss_chunk_size=0
-)
-# Settings of the lowest rung. ours: the loss of T5Trainer within the forward pass, instead of transformers' own.
-PLAIN = STEP_OPTIONS | dict(
-    attention="eager",
-    dropout=0.1,
-    compile=False,
-    compile_mode=None,  # of torch.compile
-    optimizer="adamw_torch",
-    batch_factor=1,  # times --batch
-    ours=False,
-)
+STEP_OPTIONS = dict(fused_projections=False, fused_cross_projections=False, bf16_residual=False)
+STEP_OPTIONS |= dict(z_loss=0.0, loss_chunk_size=0)
+# Settings of the lowest rung. compile_mode: of torch.compile; batch_factor: times --batch; ours: the loss of T5Trainer
+# within the forward pass, instead of transformers' own.
+PLAIN = STEP_OPTIONS | dict(attention="eager", dropout=0.1, compile=False, compile_mode=None, optimizer="adamw_torch")
+PLAIN |= dict(batch_factor=1, ours=False)
+_COMPILED = dict(compile=True, optimizer="adamw_torch_fused")
+_FUSED = dict(fused_projections=True, fused_cross_projections=True)
+# fmt: off
 LADDER = (
     Rung("eager", "plain Trainer: eager attention, autocast, dropout 0.1", {}, (200, 275), peer=True),
     Rung("dropout_0", "no dropout", dict(dropout=0.0), (240, 335)),
     Rung("sdpa", "transformers' sdpa attention", dict(attention="sdpa"), (280, 395), peer=True),
-    Rung(
-        "compile",
-        "torch.compile and fused AdamW: the strongest peer",
-        dict(compile=True, optimizer="adamw_torch_fused"),
-        (570, 690),
-        peer=True,
-    ),
+    Rung("compile", "torch.compile and fused AdamW: the strongest peer", _COMPILED, (570, 690), peer=True),
     Rung("fused_attention", "t5_fused attention", dict(attention="t5_fused", ours=True), (705, 815)),
     Rung("bf16_residual", "bfloat16 residual stream", dict(bf16_residual=True), (755, 870)),
-    Rung(
-        "fused_projections",
-        "joined Q/K/V, gated inputs and all cross-attention keys and values",
-        dict(fused_projections=True, fused_cross_projections=True),
-        (795, 920),
-    ),
+    Rung("fused_projections", "joined Q/K/V, gated inputs and all cross-attention keys and values", _FUSED, (795, 920)),
     Rung("rms_scaled", "RMS-scaled AdamW, the default", dict(optimizer="adamw_rms_scaled"), (805, 935)),
     Rung("batch_2x", "twice the batch", dict(batch_factor=2), (885, 1065)),
     Rung("muon", "Muon for the matrices", dict(optimizer="muon"), extra=True),
@@ -91,6 +76,10 @@ LADDER = (
     Rung("cuda_graphs", "torch.compile's mode reduce-overhead", dict(compile_mode="reduce-overhead"), extra=True),
     Rung("autotune", "torch.compile's mode max-autotune", dict(compile_mode="max-autotune"), extra=True),
 )
+# fmt: on
+COLUMNS = {"name": "", "batch": "{:d}", "ms_per_step": "{:.1f}", "spread": "{:.0%}", "sequences_per_second": "{:.1f}"}
+COLUMNS |= {"raw_tokens_per_second": "{:,.0f}", "tflops": "{:.3g}", "mfu": "{:.1%}", "peak_memory_gib": "{:.2f}"}
+COLUMNS |= {"first_step_seconds": "{:.1f}", "first_loss": "{:.3f}", "expected": ""}
 
 
 # ---------------------------------------------------------------- settings
@@ -108,11 +97,8 @@ def settings_of(name: str, alone: bool = False) -> dict:
 def chosen_rungs(rows: str) -> list[Rung]:
     """ "all" (the ladder), "peers", "best" (the peers and the ladder's top), or names with commas between."""
     ladder = [rung for rung in LADDER if not rung.extra]
-    chosen = {
-        "all": ladder,
-        "peers": [rung for rung in ladder if rung.peer],
-        "best": [rung for rung in ladder if rung.peer or rung is ladder[-1]],
-    }
+    peers = [rung for rung in ladder if rung.peer]
+    chosen = {"all": ladder, "peers": peers, "best": [*peers, ladder[-1]]}
     if rows in chosen:
         return chosen[rows]
     for name in rows.split(","):
@@ -130,22 +116,21 @@ class TrainingStep:
         torch.manual_seed(0)
         model = create_model(config, settings["attention"]).to(device).train()
         set_dropout(model, settings["dropout"])
-        if settings["ours"]:
-            set_up(model, settings)
+        if settings["ours"]:  # as T5Trainer does it
+            options = dict(torch_compile=settings["compile"], torch_compile_mode=settings["compile_mode"])
+            options |= dict(torch_compile_backend="inductor", label_smoothing_factor=0.0)
+            set_up_step(model, SimpleNamespace(**options, **{name: settings[name] for name in STEP_OPTIONS}))
         else:
             use_plain_activation(model)
             if settings["compile"]:
                 model = torch.compile(model, mode=settings["compile_mode"])
         self.model, self.parameters = model, list(model.parameters())
-        self.optimizer = build_optimizer(settings, model)
-
-    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            return self.model(**batch)["loss"]
+        self.optimizer = build_optimizer(settings["optimizer"], model)
 
     def step(self) -> torch.Tensor:
         """One optimizer step, as Trainer makes it: loss, backward, clipping to 1.0, update. Returns the loss."""
-        loss = self.loss(self.batches[self.done % len(self.batches)])
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            loss = self.model(**self.batches[self.done % len(self.batches)])["loss"]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
@@ -154,7 +139,7 @@ class TrainingStep:
         return loss.detach()
 
     def run(self, steps: int) -> float:
-        """The last loss of `steps` steps; ArithmeticError if it is none."""
+        """The last loss of `steps` steps; ArithmeticError if it is non-finite."""
         for _ in range(steps):
             loss = self.step()
         value = loss.item()
@@ -163,169 +148,88 @@ class TrainingStep:
         return value
 
 
-def set_up(model: torch.nn.Module, settings: dict) -> None:
-    """Puts the options of the training step into the model as T5Trainer does."""
-    if not hasattr(trainer_t5, "set_up_step"):
-        raise NotAvailableError("trainer_t5 has no set_up_step")
-    options = {name: settings[name] for name in STEP_OPTIONS} | {"label_smoothing_factor": 0.0}
-    options |= {"torch_compile": settings["compile"], "torch_compile_mode": settings["compile_mode"]}
-    trainer_t5.set_up_step(model, SimpleNamespace(**options, torch_compile_backend="inductor"))
-
-
-def build_optimizer(settings: dict, model: torch.nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
     """The optimizer of `--optim`, at a learning rate so small that any number of steps stays finite."""
-    name = settings["optimizer"]
-    if name in ("adamw_torch", "adamw_torch_fused"):
-        return torch.optim.AdamW(model.parameters(), lr=1e-5, fused=name.endswith("fused"))
-    if name not in OPTIMIZERS:
-        raise NotAvailableError(f"there is no optimizer {name}")
     args = SimpleNamespace(optim=name, learning_rate=1e-5, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-6)
-    kind, arguments = optimizer_class_and_kwargs(args, model)
-    return kind(model.parameters(), **arguments)
+    args.deepspeed = None
+    torchs_own = torch.optim.AdamW, dict(lr=1e-5, fused=name.endswith("fused"))
+    kind, options = optimizer_class_and_kwargs(args, model) or torchs_own
+    return kind(model.parameters(), **options)
 
 
 # ---------------------------------------------------------------- the ladder
-@dataclass
-class Entry:
-    """A rung while it is measured."""
-
-    rung: Rung
-    result: dict
-    step: TrainingStep | None = None
-
-
-def measure_steps(
-    config_name: str,
-    rungs: list[Rung],
-    batch: int,
-    source_length: int,
-    device: torch.device,
-    bf16: bool,
-    peak_flops: float,
-    rounds: int = 5,
-    steps: int = 4,
-    alone: bool = False,
-    compiled: bool = True,
-    deadline: float = float("inf"),
-    say: Callable[[str], object] = print,
-) -> dict:
+def measure_steps(args: Namespace) -> dict:
     """{"rows": [a dict a rung], "order": ..., ...}: sequences/s, raw tokens/s, TFLOP/s, MFU and peak memory of each.
 
-    compiled: False leaves torch.compile out of all rungs, which on a CPU would take minutes.
-    peak_flops: FLOP/s of a matrix product on this machine, against which MFU is taken. A rung that fails has "error"
-    and the others go on; one that runs out of memory is tried with half the batch, down to an eighth. Rungs are built
-    one by one until `deadline` (time.monotonic()) and then timed in turn; where their states together would fill the
-    GPU's memory, each is timed alone instead.
+    args.compile: False leaves torch.compile out of all rungs, which on a CPU would take minutes. MFU is taken against
+    a matrix product on this machine. A rung that fails has "error" and the others go on; one that runs out of memory
+    is tried with half the batch, down to an eighth. Rungs are built one by one until `args.deadline` and then timed in
+    turn; where their states together would fill the GPU's memory, each is timed alone instead.
     """
-    config = benchmark_config(config_name)
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in create_model(config).parameters())
-    state = 12 * parameters * len(rungs)  # float32 weights and two moments; gradients are freed after each step
-    in_turn = device.type == "cpu" or state < 0.4 * torch.cuda.mem_get_info(device)[1]
-    entries, collator = [], random_batches(config, 1, source_length, 1, torch.device("cpu"))[1]
-    for rung in rungs:
-        entry = Entry(rung, {"name": rung.name, "adds": rung.text})
-        entries.append(entry)
-        if time.monotonic() > deadline:
-            entry.result["error"] = "not started: the time (--minutes) was up"
-            continue
-        say(f"{rung.name}: {rung.text}")
-        settings = settings_of(rung.name, alone)
-        settings["compile"] &= compiled
-        entry.result["settings"] = {name: value for name, value in settings.items() if value != PLAIN[name]}
-        prepare(entry, settings, config, batch, source_length, device, bf16)
-        if not in_turn and entry.step is not None:
-            time_entries([entry], rounds, steps, deadline)
-    if in_turn:
-        time_entries([entry for entry in entries if entry.step is not None], rounds, steps, deadline)
+    config, peak = benchmark_config(args.model), peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32)
+    collator = T5DataCollator(bare_tokenizer(config.vocab_size), args.source_length)
     flops = flops_per_sequence(config, collator.inputs_length, collator.targets_length)
-    for entry in entries:
-        complete(entry.result, flops, collator.tokens_length, peak_flops)
-        prediction = (config_name, source_length) == EXPECTED_FOR[:2] and device.type == "cuda"
-        entry.result["expected"] = "{}-{}".format(*entry.rung.expected) if prediction and entry.rung.expected else None
-    rows = [entry.result for entry in entries]
-    mark_other_losses(rows)
-    return {
-        "config_name": config_name,
-        "source_length": collator.inputs_length,
-        "target_length": collator.targets_length,
-        "compiled": compiled,
-        "raw_tokens_per_sequence": collator.tokens_length,
-        "batch": batch,
-        "precision": "bf16 autocast" if bf16 else "float32",
-        "gflops_per_sequence": flops / 1e9,
-        "order": "in turn: A B C A B C" if in_turn else "one after the other: A A B B",
-        "rows": rows,
-        **ratios(rungs, rows),
-    }
+    # float32 weights and two moments; gradients are freed after each step.
+    states = 12 * sum(map(math.prod, parameter_shapes(config))) * len(args.rungs)
+    in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
+    predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
+    rows, steps = {}, {}
+    for rung in args.rungs:
+        row = rows[rung.name] = {"name": rung.name, "adds": rung.text, "expected": None}
+        if predicted and rung.expected:
+            row["expected"] = "{}-{}".format(*rung.expected)
+        if time.monotonic() > args.deadline:
+            row["error"] = "not started: the time (--minutes) was up"
+            continue
+        print(f"{rung.name}: {rung.text}", flush=True)
+        settings = settings_of(rung.name, args.alone)
+        settings["compile"] &= args.compile
+        row["settings"] = {name: value for name, value in settings.items() if value != PLAIN[name]}
+        steps[rung.name] = first_steps(row, settings, config, args)
+        if not in_turn:
+            time_steps(rows, steps, args)
+    time_steps(rows, steps, args)
+    for row in rows.values():
+        if "seconds" in row:
+            step = median(row["seconds"])
+            rate = row["batch"] / step
+            row |= dict(ms_per_step=1000 * step, spread=spread(row["seconds"]), sequences_per_second=rate)
+            row |= dict(tflops=rate * flops / 1e12, mfu=rate * flops / peak)
+            row["raw_tokens_per_second"] = rate * collator.tokens_length
+    mark_other_losses(list(rows.values()))
+    lengths = dict(source_length=collator.inputs_length, target_length=collator.targets_length)
+    result = setting_of(args) | lengths | dict(compiled=args.compile, gflops_per_sequence=flops / 1e9)
+    result["order"] = "in turn: A B C A B C" if in_turn else "one after the other: A A B B"
+    result |= dict(raw_tokens_per_sequence=collator.tokens_length, matrix_product_tflops=peak / 1e12)
+    return result | {"rows": list(rows.values()), **ratios(args.rungs, rows)}
 
 
-def prepare(
-    entry: Entry, settings: dict, config, batch: int, source_length: int, device: torch.device, bf16: bool
-) -> None:
-    """Builds the rung and makes its first steps (compilation, memory). What fails is written into its result."""
-    result = entry.result
+def first_steps(row: dict, settings: dict, config, args: Namespace) -> TrainingStep | None:
+    """The rung after its first steps (compilation, memory); None if it fails, which is then written into its row."""
     for divisor in (1, 2, 4, 8):
-        result["batch"] = max(1, batch * settings["batch_factor"] // divisor)
-        free_memory()
-        before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        try:
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
-            batches, _ = random_batches(config, result["batch"], source_length, 4, device)
-            step = TrainingStep(settings, config, batches, device, bf16)
+        row.pop("error", None)
+        row["batch"] = max(1, args.batch * settings["batch_factor"] // divisor)
+        step = None
+        with recording(row, args.device):
+            batches = random_batches(config, row["batch"], args.source_length, 4, args.device)
+            step = TrainingStep(settings, config, batches, args.device, args.bf16)
             start = time.perf_counter()
-            result["first_loss"] = step.run(1)
-            result["first_step_seconds"] = time.perf_counter() - start
+            row["first_loss"] = step.run(1)
+            row["first_step_seconds"] = time.perf_counter() - start
             step.run(3)
-            synchronize()
-            if device.type == "cuda":
-                result["peak_memory_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
-            entry.step = step
-            return
-        except Exception as error:  # whatever a kernel or compiler raises: the other rungs go on
-            step = batches = None
-            if is_out_of_memory(error) and divisor < 8:
-                continue
-            result["error"] = failure(error)
-            return
+            return step
+        if not is_out_of_memory(row):
+            break
+    return None
 
 
-def time_entries(entries: list[Entry], rounds: int, steps: int, deadline: float) -> None:
-    """Times the prepared entries in turn and frees them; an entry that fails drops out."""
-    broken = []
-
-    def timed(entry: Entry) -> None:
-        try:
-            entry.step.run(steps)
-        except Exception as error:
-            entry.result["error"] = failure(error)
-            broken.append(entry)
-
-    runs = {entry.rung.name: partial(timed, entry) for entry in entries}
-    for name, seconds in interleaved(runs, rounds, deadline, warm_up=0).items():
-        entry = next(entry for entry in entries if entry.rung.name == name)
-        if entry not in broken:
-            entry.result["seconds"] = [value / steps for value in seconds]
-    for entry in entries:
-        entry.step = None
+def time_steps(rows: dict[str, dict], steps: dict[str, TrainingStep | None], args: Namespace) -> None:
+    """Times what was prepared, in turn, writes the seconds of a step into the rows, and frees it."""
+    runs = {name: partial(step.run, args.steps) for name, step in steps.items() if step}
+    for name, seconds in interleaved(runs, args.rounds, args.deadline, warm_up=0, rows=rows).items():
+        rows[name]["seconds"] = [value / args.steps for value in seconds]
+    steps.clear()
     free_memory()
-
-
-def complete(result: dict, flops: float, tokens: int, peak_flops: float) -> None:
-    """Adds the rates that follow from "seconds" (of a step) and "batch"."""
-    if result.get("error") or not result.get("seconds"):
-        return
-    step = median(result["seconds"])
-    rate = result["batch"] / step
-    result |= {
-        "ms_per_step": 1000 * step,
-        "spread": spread(result["seconds"]),
-        "sequences_per_second": rate,
-        "raw_tokens_per_second": rate * tokens,
-        "tflops": rate * flops / 1e12,
-        "mfu": rate * flops / peak_flops,
-    }
 
 
 def mark_other_losses(rows: list[dict]) -> None:
@@ -340,30 +244,13 @@ def mark_other_losses(rows: list[dict]) -> None:
             row["error"] = f"first loss {row['first_loss']:.4f} where the others have {median(losses):.4f}"
 
 
-def ratios(rungs: list[Rung], rows: list[dict]) -> dict:
+def ratios(rungs: list[Rung], rows: dict[str, dict]) -> dict:
     """How much faster the best row of ours is than the plain Trainer and the strongest peer, where they were run."""
-    rates = {row["name"]: row["sequences_per_second"] for row in rows if row.get("sequences_per_second")}
-    peers = [rates[rung.name] for rung in rungs if rung.peer and rung.name in rates]
-    own = [rates[rung.name] for rung in rungs if not rung.peer and rung.name in rates]
+    rates = {name: row["sequences_per_second"] for name, row in rows.items() if row.get("sequences_per_second")}
+    peers, own = ([rates[r.name] for r in rungs if r.peer == peer and r.name in rates] for peer in (True, False))
     found = {}
     if peers and own:
         found["ratio_to_strongest_peer"] = max(own) / max(peers)
     if own and LADDER[0].name in rates:
         found["ratio_to_plain_trainer"] = max(own) / rates[LADDER[0].name]
     return found
-
-
-COLUMNS = {
-    "name": "",
-    "batch": "{:d}",
-    "ms_per_step": "{:.1f}",
-    "spread": "{:.0%}",
-    "sequences_per_second": "{:.1f}",
-    "raw_tokens_per_second": "{:,.0f}",
-    "tflops": "{:.3g}",
-    "mfu": "{:.1%}",
-    "peak_memory_gib": "{:.2f}",
-    "first_step_seconds": "{:.1f}",
-    "first_loss": "{:.3f}",
-    "expected": "",
-}

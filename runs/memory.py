@@ -1,7 +1,7 @@
-"""Bytes that training a T5 takes on each GPU, and bytes it sends, worked out from the model's shape alone.
+"""Bytes that training a T5 takes on each GPU, and bytes it sends, calculated from the model's shape alone.
 
     stored = activation_bytes(config, batch=32, source=512, target=114, attention="t5_fused", bf16=True)
-    states = state_bytes("zero2", shapes, "adamw_torch", processes=64, bf16=True)
+    states = state_bytes("zero2", config, shapes, "adamw_torch", processes=64, bf16=True)
     sent = communication_bytes("fsdp2", parameters, processes=64)
 
 Sources of the formulas: what autograd saves for each operation of transformers' T5 (counted operation by operation;
@@ -63,98 +63,76 @@ def activation_bytes(
     float32 on a GPU, on a CPU it is not.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
-    n = _Bytes(config, bf16, 2 if bf16 else 4)
+    width, heads = config.d_model, config.num_heads
+    low = 2 if bf16 else 4  # bytes of a number in a matrix product
 
-    def self_attention(rows: int, length: int) -> int:
-        return n.norm(rows) + n.inputs(rows, 3) + n.projected(3 * rows) + n.context(rows) + scores(length, length, True)
+    def norm(rows: int) -> int:  # the residual stream and its normalised copy in float32, and a factor for each row
+        return rows * (2 * 4 * width + 4)
 
-    def scores(queries: int, keys: int, bias: bool) -> int:
-        return _score_bytes(config, batch, queries, keys, bias, attention, bf16, float32_softmax)
+    def inputs(rows: int, products: int) -> int:  # a norm's output: one tensor, or a bfloat16 copy for each product
+        return rows * width * (2 * products if bf16 else 4)
 
-    encoder_attention, decoder_attention = scores(source, source, True), scores(target, target, True)
-    cross_scores = scores(target, source, False)
-    encoder_block = self_attention(s, source) + n.norm(s) + n.feed_forward(s)
-    cross = n.norm(t) + n.inputs(t, 1) + n.projected(t + 2 * s) + n.context(t) + cross_scores
+    def heads_of(rows: int) -> int:  # queries, keys, values, or attention's output, which the output projection reads
+        return rows * heads * config.d_kv * low
+
+    def scores(queries: int, keys: int, bias: bool = True) -> int:  # weights; or log-sums and the bias
+        if attention != "eager":
+            return 4 * heads * queries * (batch + (keys if bias else 0))
+        # In bfloat16: the softmax's output, and its bfloat16 copy for the product with the values.
+        weight = 4 if not bf16 else 6 if bias or float32_softmax else 2
+        return batch * heads * queries * keys * weight
+
+    def feed_forward(rows: int) -> int:
+        # Gated: the GELU's input and output, the gate and their product. ReLU: its output, with a copy in bfloat16.
+        gated = config.is_gated_act
+        wide = 4 if gated else 2 if bf16 else 1
+        return norm(rows) + inputs(rows, 2 if gated else 1) + wide * rows * config.d_ff * low
+
+    def self_attention(rows: int) -> int:  # without the scores
+        return norm(rows) + inputs(rows, 3) + heads_of(4 * rows)
+
+    encoder_scores, decoder_scores = scores(source, source), scores(target, target)
+    cross_scores = scores(target, source, bias=False)
+    cross_attention = norm(t) + inputs(t, 1) + heads_of(2 * t + 2 * s) + cross_scores
     if bf16:
-        cross += n.inputs(s, 2)  # every layer casts the encoder's output for its keys and for its values
-    decoder_block = self_attention(t, target) + cross + n.norm(t) + n.feed_forward(t)
+        cross_attention += inputs(s, 2)  # every layer casts the encoder's output for its keys and for its values
+    encoder_block = self_attention(s) + encoder_scores + feed_forward(s)
+    decoder_block = self_attention(t) + decoder_scores + cross_attention + feed_forward(t)
+    encoder_layers, decoder_layers = config.num_layers, config.num_decoder_layers
 
-    buckets = 8 * (source * source + target * target + s + t)  # int64: relative positions, token ids
-    ends = n.norm(s) + n.norm(t) + n.inputs(t, 1) + (0 if bf16 else 4 * s * config.d_model)
-    layers = config.num_layers, config.num_decoder_layers
-    stored, recomputed = ends + buckets + layers[0] * encoder_block + layers[1] * decoder_block, 0
-    quadratic = layers[0] * encoder_attention + layers[1] * (decoder_attention + cross_scores)
+    integers = 8 * (source * source + target * target + s + t)  # int64: relative positions, token ids
+    ends = norm(s) + norm(t) + inputs(t, 1) + (0 if bf16 else 4 * s * width)
     if checkpointing:
-        bias = 4 * config.num_heads * (source * source + target * target + target * source)
+        quadratic = 4 * heads * (source * source + target * target + target * source)  # the biases
         # Each block's input; the first one's is the embedding's output, the final norm's input is counted in `ends`.
-        inputs = 4 * config.d_model * (layers[0] * s + layers[1] * t + (s if bf16 else 0))
-        stored, recomputed = ends + buckets + bias + inputs, max(encoder_block, decoder_block)
-        quadratic = bias
-    logits = t * config.vocab_size
+        kept = quadratic + 4 * width * (encoder_layers * s + decoder_layers * t + (s if bf16 else 0))
+    else:
+        quadratic = encoder_layers * encoder_scores + decoder_layers * (decoder_scores + cross_scores)
+        kept = encoder_layers * encoder_block + decoder_layers * decoder_block
     return Activations(
-        stored=stored,
+        stored=ends + integers + kept,
         attention=quadratic,
-        recomputed=recomputed,
-        loss=logits * (3 * 4 + (2 if bf16 else 4)),
+        recomputed=max(encoder_block, decoder_block) if checkpointing else 0,
+        loss=t * config.vocab_size * (3 * 4 + low),
         weight_copies=2 * matrix_parameters(config) if bf16 else 0,
     )
 
 
-@dataclass(frozen=True)
-class _Bytes:
-    """Bytes saved by the parts of a layer for `rows` rows; c: bytes of a number in a matrix product."""
-
-    config: T5Config
-    bf16: bool
-    c: int
-
-    def norm(self, rows: int) -> int:
-        """The residual stream that comes in and the normalised one, in float32, and a factor for each row."""
-        return rows * (2 * 4 * self.config.d_model + 4)
-
-    def inputs(self, rows: int, products: int) -> int:
-        """A norm's output as input of so many products: one tensor, or one bfloat16 copy for each of them."""
-        return rows * self.config.d_model * (2 * products if self.bf16 else 4)
-
-    def projected(self, rows: int) -> int:
-        """Queries, keys or values."""
-        return rows * self.config.num_heads * self.config.d_kv * self.c
-
-    context = projected  # the attention's output, which is the output projection's input
-
-    def feed_forward(self, rows: int) -> int:
-        """Gated: the tanh-GELU's input and output, the gate and their product: four of [rows, F]. Ungated (ReLU): its
-        output, which is the next product's input too, in mixed precision by way of a copy."""
-        wide = rows * self.config.d_ff * self.c
-        if self.config.is_gated_act:
-            return self.inputs(rows, 2) + 4 * wide
-        return self.inputs(rows, 1) + (2 if self.bf16 else 1) * wide
-
-
-def _score_bytes(
-    config, batch: int, queries: int, keys: int, bias: bool, attention: str, bf16: bool, float32_softmax: bool
-) -> int:
-    """Of one layer's attention: its weights [B, H, Q, K], or the log-sums [B, H, Q] and the bias [1, H, Q, K]."""
-    heads = config.num_heads
-    if attention != "eager":
-        return 4 * heads * queries * (batch + (keys if bias else 0))
-    weight = 4
-    if bf16:  # the softmax's output, and its bfloat16 copy for the product with the values
-        weight = 6 if bias or float32_softmax else 2
-    return batch * heads * queries * keys * weight
+def block_matrices(config: T5Config, attentions: int) -> int:
+    """Weights of a layer's matrices; attentions: 1 in the encoder, 2 in the decoder."""
+    projections = attentions * 4 * config.num_heads * config.d_kv
+    return config.d_model * (projections + (3 if config.is_gated_act else 2) * config.d_ff)
 
 
 def matrix_parameters(config: T5Config) -> int:
     """Weights that enter matrix products, the head's included: those that autocast copies."""
-    d, i = config.d_model, config.num_heads * config.d_kv
-    block = 4 * d * i + (3 if config.is_gated_act else 2) * d * config.d_ff
-    return config.num_layers * block + config.num_decoder_layers * (block + 4 * d * i) + d * config.vocab_size
+    layers = config.num_layers * block_matrices(config, 1) + config.num_decoder_layers * block_matrices(config, 2)
+    return layers + config.d_model * config.vocab_size
 
 
 def block_parameters(config: T5Config) -> int:
-    """Weights of the larger block: a decoder layer's."""
-    d, i = config.d_model, config.num_heads * config.d_kv
-    return 8 * d * i + (3 if config.is_gated_act else 2) * d * config.d_ff + 3 * d
+    """Weights of the larger block: a decoder layer's, with its three norms."""
+    return block_matrices(config, 2) + 3 * config.d_model
 
 
 # ---------------------------------------------------------------- weights, gradients, optimizer
@@ -173,14 +151,13 @@ class States:
 
 def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) -> int:
     """float32 state of an optimizer for a model's tensors, all on one GPU. ValueError for an unknown name."""
-    two_moments = 8 * sum(math.prod(shape) for shape in shapes)
-    if name in ("adamw_torch", "adamw_torch_fused", "adamw_rms_scaled"):
-        return two_moments
-    if name == "muon":  # one moment of the layers' matrices
-        return two_moments - 4 * (matrix_parameters(config) - config.d_model * config.vocab_size)
+    if name not in OPTIMIZER_STATES:
+        raise ValueError(f"--optim {name}: its memory is known for {', '.join(OPTIMIZER_STATES)}")
     if name == "adafactor":  # row and column means of the squared gradients of a matrix, all of them of a vector
         return 4 * sum(sum(shape) if len(shape) == 2 else math.prod(shape) for shape in shapes)
-    raise ValueError(f"--optim {name}: its memory is known for {', '.join(OPTIMIZER_STATES)}")
+    two_moments = 8 * sum(map(math.prod, shapes))
+    one_moment = matrix_parameters(config) - config.d_model * config.vocab_size if name == "muon" else 0
+    return two_moments - 4 * one_moment
 
 
 def state_bytes(
@@ -199,37 +176,31 @@ def state_bytes(
     weight, of which ZeRO-2 divides gradients and K by the number of processes and ZeRO-3 all. FSDP2 divides float32
     weights, gradients and state, and gathers bfloat16 weights block by block (embedding and head stay gathered).
     """
-    weights, zero = sum(math.prod(shape) for shape in shapes), zero or {}
-    state = optimizer_bytes(optimizer, shapes, config)
-    low = 2 if bf16 else 4
+    if strategy not in STRATEGIES:
+        raise ValueError(f"no such strategy: {strategy}; there are {', '.join(STRATEGIES)}")
+    weights, state, low = sum(map(math.prod, shapes)), optimizer_bytes(optimizer, shapes, config), 2 if bf16 else 4
 
-    def part(size: float) -> int:
+    def part(size: int) -> int:
         return math.ceil(size / processes)
+
+    def bucket(name: str) -> int:
+        return min((zero or {}).get(name, 0), weights)
 
     if strategy == "ddp":
         return States(4 * weights, 4 * weights, state, 4 * weights if processes > 1 else 0)
     if strategy == "fsdp2":
-        root = config.vocab_size * config.d_model * (2 if untied(config) else 1)
-        block = block_parameters(config)
-        gathered = low * (root + FSDP_BLOCKS_AT_ONCE * 2 * block)  # and the gradients of those blocks
+        tied = getattr(config, "scale_decoder_outputs", False)
+        ends = config.vocab_size * config.d_model * (1 if tied else 2)
+        gathered = low * (ends + FSDP_BLOCKS_AT_ONCE * 2 * block_parameters(config))  # and those blocks' gradients
         return States(part(4 * weights), part(4 * weights), part(state), gathered if processes > 1 else 0)
-    bucket = min(zero.get("reduce_bucket_size", 0), weights)
-    kept = part(4 * weights + state)
+    gathered, reduced = 0, bucket("reduce_bucket_size")
     if strategy == "zero2":
-        gathering = min(zero.get("allgather_bucket_size", 0), weights)
-        working = int(BUCKETS_IN_FLIGHT * low * (bucket + gathering))
-        return States(low * weights, part(low * weights), kept, working)
-    if strategy == "zero3":
-        gathered = min(zero.get("stage3_max_live_parameters", 0), weights)
-        gathered += min(zero.get("stage3_prefetch_bucket_size", 0), weights)
-        working = int(low * (gathered + BUCKETS_IN_FLIGHT * bucket))
-        return States(part(low * weights), part(low * weights), kept, working)
-    raise ValueError(f"no such strategy: {strategy}; there are {', '.join(STRATEGIES)}")
-
-
-def untied(config: T5Config) -> bool:
-    """Whether the head has a matrix of its own."""
-    return not getattr(config, "scale_decoder_outputs", False)
+        reduced += bucket("allgather_bucket_size")
+    else:
+        gathered = bucket("stage3_max_live_parameters") + bucket("stage3_prefetch_bucket_size")
+    working = int(low * (gathered + BUCKETS_IN_FLIGHT * reduced))
+    kept = low * weights if strategy == "zero2" else part(low * weights)
+    return States(kept, part(low * weights), part(4 * weights + state), working)
 
 
 # ---------------------------------------------------------------- communication
@@ -253,10 +224,10 @@ def communication_bytes(
     """Per process and step, on a ring. DDP all-reduces float32 gradients once. ZeRO-2 reduce-scatters the gradients of
     every micro-batch and gathers the updated weights. ZeRO-3 and FSDP2 gather the weights for the forward and again for
     the backward pass of every micro-batch, and reduce-scatter its gradients (the paper's 3 volumes against 2)."""
-    share, low = (processes - 1) / processes, 2 if bf16 else 4
+    share = (processes - 1) / processes
+    once = share * (2 if bf16 else 4) * weights
     if strategy == "ddp":
         return Communication(0, 2 * share * 4 * weights, 0)
-    once = share * low * weights
     if strategy == "zero2":
         return Communication(0, accumulation * once, once)
     return Communication(accumulation * once, accumulation * 2 * once, 0)

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -21,12 +21,15 @@ import torch
 from absl.testing import absltest, parameterized
 
 import benchmark_t5
-from benchmarks import attention, fine_tuning, inference, inputs, material, measure, plan, step
-from benchmarks.material import benchmark_config, full_name, random_batches, word_less_tokenizer
+from arguments.model import ModelArguments
+from arguments.text import PreTrainingDataArguments
+from arguments.training import PreTrainingArguments
+from benchmarks import attention, fine_tuning, inputs, material, measure, plan, scripts, step
+from benchmarks.material import bare_tokenizer, benchmark_config, full_name, random_batches
 from benchmarks.picture import bars_of
+from common.command_line import parse_arguments
 from constants import HARDWARE_PEAKS, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
-from model_t5 import create_model
 from runs.memory import communication_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +44,7 @@ class BenchmarkTest(parameterized.TestCase):
         self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.enter_context(mock.patch.dict(MODEL_SHAPES, {"tiny": TINY}))
         self.enter_context(mock.patch.dict(measure.MATRIX, cpu=64))
-        self.enter_context(mock.patch.dict(benchmark_t5._peaks, clear=True))
+        measure.peak_flops.cache_clear()
 
     def run_main(self, *argv: str) -> tuple[dict, str]:
         """(the last line's JSON, everything printed)."""
@@ -51,6 +54,13 @@ class BenchmarkTest(parameterized.TestCase):
         last = json.loads(printed.splitlines()[-1], parse_constant=lambda name: self.fail(f"{name} is not JSON"))
         self.assertEqual(last.keys(), result.keys())
         return last, printed
+
+
+def arguments(*argv: str, **changes) -> Namespace:
+    """What a command's function is handed."""
+    args = benchmark_t5.build_parser().parse_args([*argv, "--device", "cpu"])
+    benchmark_t5.complete(args)
+    return Namespace(**vars(args) | changes)
 
 
 class CommandsTest(BenchmarkTest):
@@ -148,8 +158,9 @@ class CommandsTest(BenchmarkTest):
         self.assertEqual(found["equal_answers"], 1.0)
         # Some rows are answered with a label and some with none: both branches were compared.
         self.assertBetween(found["answers_that_are_labels"], 0.05, 0.95)
-        with mock.patch.object(inference, "class_of", return_value=7), self.assertRaisesRegex(AssertionError, "same"):
-            inference.measure_evaluate("tiny", 8, 8, 10, torch.device("cpu"), False, 1)
+        flags = ["--examples", "8", "--batch", "8", "--source_length", "10", "--rounds", "1"]
+        with mock.patch.object(fine_tuning, "class_of", return_value=7), self.assertRaisesRegex(AssertionError, "same"):
+            fine_tuning.measure_evaluate(arguments("evaluate", *flags))
 
     def test_evaluation_lengths_are_skewed_as_stated(self):
         lengths = [len(source) for source in material.random_sources(20_000, 128, 4096)]
@@ -178,7 +189,8 @@ class CommandsTest(BenchmarkTest):
     def test_a_way_to_fine_tune_that_fails_leaves_the_others(self):
         broken = fine_tuning.WAYS | {"buckets": dataclasses.replace(fine_tuning.WAYS["buckets"], attention="none")}
         with mock.patch.object(fine_tuning, "WAYS", broken):
-            found = fine_tuning.measure_fine_tune("tiny", 8, 4, 16, torch.device("cpu"), False, 1, False)
+            flags = ["--examples", "8", "--batch", "4", "--source_length", "16", "--rounds", "1"]
+            found = fine_tuning.measure_fine_tune(arguments("fine_tune", *flags))
         rows = {row["name"]: row for row in found["rows"]}
         self.assertIn("none", rows["buckets"]["error"])
         self.assertGreater(rows["t5_fused"]["sequences_per_second"], 0)
@@ -226,7 +238,8 @@ class CommandsTest(BenchmarkTest):
             written.append(json.loads(output.read_text()))
             raise RuntimeError("CUDA error: an illegal memory access")
 
-        with mock.patch.object(inference, "measure_evaluate", fail):
+        evaluate = dataclasses.replace(benchmark_t5.PARTS["evaluate"], measure=fail)
+        with mock.patch.dict(benchmark_t5.PARTS, evaluate=evaluate):
             found, printed = self.run_main("all", *flags)
         parts = ["collator", "tokenise", "load", "attention", "evaluate", "fine_tune", "generate", "plan", "step"]
         self.assertEqual(list(found["results"]), parts)
@@ -237,9 +250,49 @@ class CommandsTest(BenchmarkTest):
         self.assertEqual(json.loads(output.read_text())["results"], found["results"])
         self.assertGreater(output.with_suffix(".png").stat().st_size, 10_000)
         self.assertIn(f"picture: {output.with_suffix('.png')}", printed)
-        panels = bars_of("all", found)
+        rates = {name: (part.rate, part.bars) for name, part in benchmark_t5.PARTS.items() if part.bars}
+        panels = bars_of(found["results"], rates)
         self.assertLen(panels, 7, "all parts but the one that failed, and the plan")
         self.assertEqual([bar[2] for bar in panels["collator, sequences/s"]], [True, False])
+
+    def test_gpu_checks_the_kernels_climbs_the_ladder_and_trains(self):
+        output, started = self.folder / "gpu.json", []
+
+        def made_up(script: str, words: list[str], log: Path, wrong: int = 0) -> int:  # noqa: ARG001
+            started.append((script, words))
+            if script == "tests/check_attention.py":
+                Path(words[-1]).write_text(json.dumps(dict(ok=False, checked=65, wrong=2, kernels=[], models=[])))
+                return wrong
+            folder = Path(words[words.index("--output_dir") + 1])
+            lines = [{"step": n, "loss": 9.0 - n, "sequences_per_second": 100.0 * n} for n in (1, 3, 2)]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            (folder / "all_results.json").write_text(json.dumps(dict(eval_loss=7.5, train_runtime=60.0)))
+            return 0
+
+        flags = ["--batch", "2", "--source_length", "20", "--rounds", "2", "--steps", "1", "--rows", "sdpa"]
+        flags += ["--examples", "8", "--device", "cpu", "--output", str(output)]
+        with mock.patch.object(scripts, "run_script", made_up):
+            found, printed = self.run_main("gpu", *flags, "--pre_train_args", "--train_file 'my text.txt'")
+        results = found["results"]
+        self.assertEqual(list(results), ["parity", "step", "fine_tune", "pre_train"])
+        self.assertEqual(
+            {name: part.get("error") for name, part in results.items() if "error" in part}, {"parity": "2 are wrong"}
+        )
+        self.assertEqual(results["parity"]["checked"], 65)
+        for row, name in zip(results["pre_train"]["rows"], scripts.PRE_TRAININGS, strict=True):
+            self.assertEqual((row["sequences_per_second"], row["eval_loss"], len(row["curve"])), (200.0, 7.5, 3))
+            self.assertTrue((self.folder / "gpu" / name / "metrics.jsonl").is_file(), "runs lie beside --output")
+        self.assertIn("my text.txt", started[-1][1])
+        self.assertIn("t5_fused", started[-1][1])
+        self.assertContainsSubset(["versions", "git", "hardware", "results"], json.loads(output.read_text()))
+        self.assertRegex(printed, r"fast +--attn_implementation t5_fused .* 200\.0")
+
+    def test_flags_of_pre_training_are_known(self):
+        words = []
+        with mock.patch.object(scripts, "run_script", lambda *call, **_: words.append(call[1])):
+            scripts.measure_pre_train(arguments("pre_train"))
+        for one in words:
+            parse_arguments([ModelArguments, PreTrainingDataArguments, PreTrainingArguments], one)
 
     def test_a_machine_without_matplotlib(self):
         output = self.folder / "collator.json"
@@ -249,7 +302,10 @@ class CommandsTest(BenchmarkTest):
         self.assertTrue(output.is_file())
 
     def test_all_stops_when_the_time_is_up(self):
-        with mock.patch.object(inputs, "measure_collator", lambda *_: time.sleep(0.1) or {"rows": [], "ratio": 1}):
+        slow = dataclasses.replace(
+            benchmark_t5.PARTS["collator"], measure=lambda _: time.sleep(0.1) or {"rows": [], "ratio": 1}
+        )
+        with mock.patch.dict(benchmark_t5.PARTS, collator=slow):
             found, _ = self.run_main("all", "--minutes", "0.001")
         errors = [part.get("error") for part in found["results"].values()]
         self.assertEqual(errors, [None] + ["not started: the time (--minutes) was up"] * 8)
@@ -305,11 +361,16 @@ class FlagsTest(BenchmarkTest):
 
 
 class LadderTest(BenchmarkTest):
-    def measured(self, *names: str, **flags) -> dict[str, dict]:
-        rungs = [rung for rung in step.LADDER if rung.name in names]
-        options = dict(rounds=2, steps=1, compiled=False, say=str) | flags
-        shape = ("tiny", rungs, options.pop("batch", 2), 20, torch.device("cpu"), False, 1e9)
-        return {row["name"]: row for row in step.measure_steps(*shape, **options)["rows"]}
+    def measured(self, *names: str, batch: int = 2, **changes) -> dict[str, dict]:
+        flags = ["--batch", str(batch), "--source_length", "20", "--rounds", "2", "--steps", "1"]
+        args = arguments("step", *flags, "--rows", ",".join(names), **changes)
+        with contextlib.redirect_stdout(io.StringIO()):
+            return {row["name"]: row for row in step.measure_steps(args)["rows"]}
+
+    def test_every_rung_runs(self):
+        for name, row in self.measured(*(rung.name for rung in step.LADDER)).items():
+            self.assertNotIn("error", row, name)
+            self.assertGreater(row["sequences_per_second"], 0)
 
     def test_each_rung_is_on_top_of_the_others_or_alone(self):
         before = dict(step.PLAIN)
@@ -343,10 +404,9 @@ class LadderTest(BenchmarkTest):
         with mock.patch.object(step.TrainingStep, "run", broken):
             rows = self.measured("sdpa")
         self.assertEqual(rows["sdpa"]["error"], "ArithmeticError: the loss became nan at step 4")
-        without = mock.patch.object(step, "trainer_t5", SimpleNamespace())
-        with without, mock.patch.object(step, "attention_function"), mock.patch.object(step, "create_model", eager):
+        with mock.patch.object(step, "set_up_step", side_effect=measure.NotAvailableError("no such option")):
             rows = self.measured("sdpa", "fused_attention")
-        self.assertEqual(rows["fused_attention"]["error"], "not available: trainer_t5 has no set_up_step")
+        self.assertEqual(rows["fused_attention"]["error"], "not available: no such option")
         self.assertIn("sequences_per_second", rows["sdpa"])
 
     def test_out_of_memory_takes_half_the_batch(self):
@@ -382,7 +442,7 @@ class LadderTest(BenchmarkTest):
     def test_the_weights_are_those_of_the_same_training(self):
         """A rung trains: after three steps the loss on the same batch is lower, and the same with either kernel."""
         config = benchmark_config("tiny")
-        batches, _ = random_batches(config, 4, 20, 1, torch.device("cpu"))
+        batches = random_batches(config, 4, 20, 1, torch.device("cpu"))
         losses = {}
         for name in ("dropout_0", "sdpa"):
             settings = step.settings_of(name) | {"optimizer": "adamw_torch_fused"}
@@ -394,16 +454,12 @@ class LadderTest(BenchmarkTest):
         self.assertLess(losses["sdpa"][-1], losses["sdpa"][0] - 0.05)
 
 
-def eager(config, _=None):
-    return create_model(config, "eager")
-
-
 class PartsTest(BenchmarkTest):
     def test_the_peer_collator_corrupts_as_t5_does(self):
         """Put together again, its inputs and targets are the tokens; lengths are those of our collator."""
-        ours = T5DataCollator(word_less_tokenizer(1000), 64)
+        ours = T5DataCollator(bare_tokenizer(1000), 64)
         lengths = ours.inputs_length, ours.targets_length
-        peer = inputs.per_example_collator(word_less_tokenizer(1000), 0.15, 3.0, lengths)
+        peer = inputs.per_example_collator(bare_tokenizer(1000), 0.15, 3.0, lengths)
         tokens = np.random.default_rng(0).integers(3, 800, size=(8, ours.tokens_length))
         batch = peer([{"input_ids": row} for row in tokens])
         self.assertEqual(tuple(batch["input_ids"].shape), (8, lengths[0]))
@@ -428,8 +484,22 @@ class PartsTest(BenchmarkTest):
         seconds = measure.interleaved({"a": lambda: None}, rounds=9, deadline=time.monotonic() - 1)
         self.assertLen(seconds["a"], 2)
 
+    def test_what_fails_drops_out_of_the_rounds(self):
+        calls, rows = [], {name: {} for name in "abc"}
+        rows["c"]["error"] = "it could not even be made"
+
+        def run(name: str) -> None:
+            calls.append(name)
+            if name == "b" and len(calls) > 2:
+                raise ImportError("no b today")
+
+        seconds = measure.interleaved({n: (lambda n=n: run(n)) for n in "abc"}, rounds=2, rows=rows)
+        self.assertEqual("".join(calls), "ab" + "ab" + "a")
+        self.assertEqual({name: len(values) for name, values in seconds.items()}, {"a": 2})
+        self.assertEqual([row.get("error") for row in rows.values()][:2], [None, "not available: no b today"])
+
     def test_matrix_product(self):
-        self.assertBetween(measure.matrix_product_flops(torch.device("cpu"), torch.float32, rounds=2), 1e6, 1e14)
+        self.assertBetween(measure.peak_flops(torch.device("cpu"), torch.float32, rounds=2), 1e6, 1e14)
 
     def test_table(self):
         rows = [{"name": "one", "ms": 1.25, "mfu": 0.5}, {"name": "second", "error": "it broke"}]

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -102,8 +103,8 @@ def compare_with_eager() -> None:
 def benchmark_tiles() -> None:
     """Prints the rows that `benchmark_t5.py attention` has of d(bias) where Triton is chosen."""
     with mock.patch.object(benchmarks.attention, "choose_bias_gradient", lambda *_: "triton"):
-        device = torch.device("cpu")
-        print(json.dumps(benchmarks.attention.measure_bias_gradients("tiny", 2, 40, 9, device, FLOAT32, rounds=1)))
+        args = Namespace(model="tiny", batch=2, source_length=40, target_length=9, device=torch.device("cpu"), rounds=1)
+        print(json.dumps(benchmarks.attention.measure_bias_gradients(args, FLOAT32)))
 
 
 def compiled(architecture: int, dtype: torch.dtype, width: int, causal: bool, mask: torch.Tensor | None, length=512):
