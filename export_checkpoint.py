@@ -15,7 +15,6 @@ whole. A model of 1M parameters takes 20 s of one core in all formats.
 import dataclasses
 import importlib.util
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,12 +191,12 @@ def export(args: ExportArguments, folder: Path, model, tokenizer, texts: list[st
     again = write_hugging_face(folder, model, tokenizer, DTYPES[args.dtype])
     if encode(load_tokenizer(str(folder)), texts) != sources:
         raise ValueError("huggingface: the tokenizer gives other ids when it is loaded again: not written")
-    wanted, everything = pytorch_answers(model, sources)  # of the very weights that were exported
-    found["huggingface"] = compare("huggingface", wanted, everything, pytorch_answers(again, sources, wanted)[0])
+    wanted = pytorch_answers(model, sources)  # of the very weights that were exported
+    found["huggingface"] = compare("huggingface", wanted, pytorch_answers(again, sources, wanted))
     del again
     for kind in [kind for kind in TOLERANCES if kind in args.formats and kind != "huggingface"]:
         print_once(f"writing and comparing {kind}")
-        found[kind] = write_format(kind, model, tokenizer, folder / kind, sources, (wanted, everything), search)
+        found[kind] = write_format(kind, model, tokenizer, folder / kind, sources, wanted, search)
     return found
 
 
@@ -210,8 +209,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         tokenizer = find_tokenizer(args, checkpoint)
         record = read_run(run_folder(checkpoint))
         texts, texts_from = texts_to_compare(args, record["run"])
-        with tempfile.TemporaryDirectory() as scratch:
-            model = load_any_checkpoint(checkpoint, args.config_name and Path(args.config_name), Path(scratch))
+        model = load_any_checkpoint(checkpoint, args.config_name)
         fit_vocabulary(model, len(tokenizer))
         others = [kind for kind in args.formats if kind != "huggingface"]
         if others and model.config.model_type == "longt5":

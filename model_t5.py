@@ -25,7 +25,7 @@ import yaml
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, T5Config
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, T5Config
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from common.processes import answers
@@ -209,12 +209,18 @@ def _load_config(name_or_path: str) -> T5Config:
     return config
 
 
-def load_model(name_or_path: str, attn_implementation: str | None = None) -> PreTrainedModel:
+def load_model(
+    name_or_path: str,
+    attn_implementation: str | None = None,
+    config_from: str | None = None,
+    state_dict: dict[str, torch.Tensor] | None = None,
+) -> PreTrainedModel:
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
-    A separate `lm_head.weight` stays separate, and is saved as such. Raises ValueError naming the folder if it is none.
+    A separate `lm_head.weight` stays separate, and is saved as such. config_from: the folder of its configuration, if
+    that is another. state_dict: its weights, if they are not to be read. ValueError naming the folder if it is none.
     """
-    config = _load_config(name_or_path)
+    config = _load_config(config_from or name_or_path)
     check_options(config, attn_implementation)
     kwargs = {"local_files_only": _only_local(name_or_path)}
     if attn_implementation is not None:
@@ -222,7 +228,12 @@ def load_model(name_or_path: str, attn_implementation: str | None = None) -> Pre
     try:
         with UntiedHeadIsIntended():
             model, report = AutoModelForSeq2SeqLM.from_pretrained(
-                name_or_path, config=config, dtype=torch.float32, output_loading_info=True, **kwargs
+                None if state_dict else name_or_path,
+                config=config,
+                state_dict=state_dict,
+                dtype=torch.float32,
+                output_loading_info=True,
+                **kwargs,
             )
     except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         raise ValueError(
@@ -233,6 +244,8 @@ def load_model(name_or_path: str, attn_implementation: str | None = None) -> Pre
         raise ValueError(
             f"--model_name_or_path {name_or_path}: the checkpoint lacks {len(missing)} tensors: {missing[:5]}"
         )
+    if config_from and (Path(config_from) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(config_from)
     return _prepared(model)
 
 

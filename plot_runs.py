@@ -18,13 +18,12 @@ panel of its own.
 """
 
 import argparse
-import json
 import sys
 from numbers import Real
 from pathlib import Path
 
 from common.curves import draw_curves, eval_loss_key, eval_metrics
-from common.reports import human_time, mean_and_deviation, read_metrics, with_floats
+from common.reports import aligned, human_time, mean_and_deviation, read_json, read_metrics, with_floats
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -63,16 +62,6 @@ def group_folders(runs: list[str], labels: str | None) -> dict[str, list[Path]]:
     return dict(zip(names, folders, strict=True))
 
 
-def read_json(path: Path) -> dict:
-    """The object in `path`; {} if there is no such file. ValueError if it is not JSON."""
-    try:
-        return with_floats(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-
-
 def read_run(folder: Path, x: str) -> dict:
     """One folder -> {"lines": of metrics.jsonl, with "tokens" if `x` asks for them, "results": of all_results.json}."""
     if not folder.is_dir():
@@ -87,7 +76,7 @@ def read_run(folder: Path, x: str) -> dict:
         if not tokens_per_step:
             raise ValueError(f"--x tokens needs tokens_per_step, which {folder / 'run.json'} does not have")
         lines = [line | {"tokens": line["step"] * tokens_per_step} for line in lines]
-    return {"lines": lines, "results": read_json(folder / "all_results.json")}
+    return {"lines": lines, "results": with_floats(read_json(folder / "all_results.json"))}
 
 
 def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
@@ -127,8 +116,7 @@ def table(groups: dict[str, list[dict]], metrics: list[str]) -> str:
             form = "{:.4f}" if metric.startswith("eval_") else "{:.4g}"
             row.append(mean_and_deviation([last(run, metric) for run in runs], form))
         rows.append([*row, human_time(sum(seconds) / len(seconds))])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return aligned(rows)
 
 
 def main(argv: list[str] | None = None) -> int:

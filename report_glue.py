@@ -5,7 +5,7 @@
     python report_glue.py --model_name_or_path out/base --data_dir glue -- --num_train_epochs 3 --optim adafactor
 
 Flags after -- go to fine_tune_t5.py as they are (a recipe would be the first). The runs come one after the other, each
-with its log beside its folder. The same command goes on where it stopped: finished runs are not repeated, an unfinished
+with its log beside its folder. The same command resumes where it stopped: finished runs are not repeated, an unfinished
 one resumes from its newest checkpoint. Cost: the sum of the runs (--dry_run prints their commands).
 
 Writes into --output_dir, anew after each run: glue.md (the table), glue.json (every number, seed and command) and
@@ -17,7 +17,7 @@ development sentences contradict its training set, and T5 does not train on it e
 """
 
 import dataclasses
-import json
+import itertools
 import shlex
 import signal
 import statistics
@@ -29,9 +29,9 @@ from pathlib import Path
 from arguments.model import ModelArguments
 from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments
-from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
-from common.reports import end_summary, start_summary, write_aside, write_json
+from common.reports import end_summary, mean_and_deviation, read_json, start_summary, write_aside, write_json
 from constants import DATASET_VALS
 from tasks.registry import eval_splits
 from tasks.rows import load_rows
@@ -39,12 +39,13 @@ from training.checkpoints import newest_whole_checkpoint
 from training.preemption import PREEMPTED_EXIT_CODE
 
 HERE = Path(__file__).resolve().parent
-TASKS = [name for name, task in DATASET_VALS["glue"].items() if "train_with" not in task]
+GLUE = DATASET_VALS["glue"]
+TASKS = [name for name, task in GLUE.items() if "train_with" not in task]
 OURS = (  # flags of fine_tune_t5.py that the report sets
     "benchmark dataset_name seed output_dir overwrite_output_dir resume_from_checkpoint model_name_or_path data_dir "
     "train_file validation_file metric_for_best_model"
 ).split()
-UNSCORED = {("cola", "accuracy")}  # metrics that are shown and that GLUE's score leaves out
+UNSCORED = {("cola", "accuracy")}  # shown, but left out of GLUE's score
 SHORT = {"matthews_correlation": "Matthews", "pearson": "Pearson", "spearman": "Spearman", "f1": "F1"}
 
 
@@ -73,41 +74,41 @@ class Run:
     folder: Path
     flags: list[str]
 
-    @property
-    def record(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.json")
+    def beside(self, suffix: str) -> Path:
+        """The file of the same name beside the folder: ".json" holds the run's flags, ".log" its output."""
+        return self.folder.with_name(f"{self.folder.name}{suffix}")
 
-    def results(self) -> dict | None:
-        """all_results.json of the finished run, else None."""
-        path = self.folder / "all_results.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    def results(self) -> dict:
+        """all_results.json of the finished run, else {}."""
+        return read_json(self.folder / "all_results.json")
 
 
 # ---------------------------------------------------------------- flags
-def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str]]:
-    """The report's flags and those of fine_tune_t5.py, both checked."""
+def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], TaskArguments]:
+    """The report's flags, those of fine_tune_t5.py as they were given, and what these say of the data; all checked."""
     argv = list(sys.argv[1:] if argv is None else argv)
     cut = argv.index("--") if "--" in argv else len(argv)
     (args,) = parse_arguments([ReportArguments], argv[:cut])
     more = argv[cut + 1 :]
-    for word in more:
-        name = word.removeprefix("--").split("=")[0].replace("-", "_")
-        if word.startswith("--") and name in OURS:
-            raise ValueError(f"-- --{name}: the report sets it for each run" +
-                             (f"; give --{name} before the --" if hasattr(args, name) else ""))  # fmt: skip
-    if not args.model_name_or_path and not any(word.startswith("--config_name") for word in more):
+    names = [word.removeprefix("--").split("=")[0].replace("-", "_") for word in more if word.startswith("--")]
+    for name in names:
+        if name in OURS:
+            hint = f"; give --{name} before the --" if hasattr(args, name) else ""
+            raise ValueError(f"-- --{name}: the report sets it for each run{hint}")
+    if not args.model_name_or_path and "config_name" not in names:
         raise ValueError(
             "--model_name_or_path: the checkpoint to start from is missing (-- --config_name: from scratch)"
         )
     for name in args.tasks:
         if name not in TASKS:
-            raise ValueError(f"--tasks {name}: there is {', '.join(TASKS)}")
+            raise ValueError(f"--tasks {name}: there is {', '.join(TASKS)}{did_you_mean(name, TASKS)}")
     for flag, values in (("tasks", args.tasks), ("seeds", args.seeds)):
         if len(set(values)) < len(values):
             raise ValueError(f"--{flag} {' '.join(map(str, values))}: one of them stands there twice")
     check_folder("--output_dir", args.output_dir)
-    parse_arguments([ModelArguments, TaskArguments, FineTuningArguments], flags_of(args, more, "cola", 0, Path("x")))
-    return args, more
+    groups = [ModelArguments, TaskArguments, FineTuningArguments]
+    _, task_args, _ = parse_arguments(groups, flags_of(args, more, "cola", 0, Path("x")))
+    return args, more, task_args
 
 
 def flags_of(args: ReportArguments, more: list[str], task: str, seed: int, folder: Path) -> list[str]:
@@ -124,28 +125,25 @@ def flags_of(args: ReportArguments, more: list[str], task: str, seed: int, folde
 def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
     """All runs, seed after seed, so that the table is complete early. ValueError if one was made with other flags."""
     runs = []
-    for seed in args.seeds:
-        for task in args.tasks:
-            folder = Path(args.output_dir) / task / f"seed_{seed}"
-            runs.append(Run(task, seed, folder, flags_of(args, more, task, seed, folder)))
+    for seed, task in itertools.product(args.seeds, args.tasks):
+        folder = Path(args.output_dir) / task / f"seed_{seed}"
+        runs.append(Run(task, seed, folder, flags_of(args, more, task, seed, folder)))
     for run in runs:
-        begun = run.record.is_file() and (run.results() or newest_whole_checkpoint(run.folder))
-        if begun and json.loads(run.record.read_text())["flags"] != run.flags:
-            raise ValueError(f"--output_dir {args.output_dir}: {run.record} was made with other flags; name another "
+        record = run.beside(".json")
+        begun = record.is_file() and (run.results() or newest_whole_checkpoint(run.folder))
+        if begun and read_json(record).get("flags") != run.flags:
+            raise ValueError(f"--output_dir {args.output_dir}: {record} was made with other flags; name another "
                              "folder, or delete this one")  # fmt: skip
     return runs
 
 
-def check_data(args: ReportArguments, more: list[str]) -> None:
+def check_data(args: ReportArguments, task_args: TaskArguments) -> None:
     """Reads all rows once, so that what is wrong with a file is said before hours of training."""
-    groups = parse_arguments(
-        [ModelArguments, TaskArguments, FineTuningArguments], flags_of(args, more, "cola", 0, Path("x"))
-    )
     for name in args.tasks:
-        task_args = dataclasses.replace(groups[1], dataset_name=name)
-        (task,) = check_tasks(task_args).values()
+        of_task = dataclasses.replace(task_args, dataset_name=name)
+        (task,) = check_tasks(of_task).values()
         for split in ("train", *eval_splits(task)):
-            load_rows(name, task, task_args, split)
+            load_rows(name, task, of_task, split)
 
 
 # ---------------------------------------------------------------- runs
@@ -173,38 +171,36 @@ def last_line(log: Path) -> str:
 
 
 def train(run: Run) -> None:
-    """Begins or goes on with a run; SystemExit with 75 if it was told to stop, with 1 if it failed."""
-    flags = list(run.flags)
+    """Begins or resumes a run; SystemExit with 75 if it was told to stop, with 1 if it failed."""
+    flags, log = list(run.flags), run.beside(".log")
     if newest_whole_checkpoint(run.folder):
         flags.append("--resume_from_checkpoint")
     elif run.folder.is_dir() and any(run.folder.iterdir()):
         flags.append("--overwrite_output_dir")
-    write_json(run.record, {"flags": run.flags})
-    log = run.folder.with_name(f"{run.folder.name}.log")
+    write_json(run.beside(".json"), {"flags": run.flags})
     code = execute([sys.executable, str(HERE / "fine_tune_t5.py"), *flags], log)
     if code == PREEMPTED_EXIT_CODE:
-        print(f"{run.task}, seed {run.seed}: told to stop; the same command goes on", flush=True)
+        print(f"{run.task}, seed {run.seed}: told to stop; the same command resumes", flush=True)
         raise SystemExit(PREEMPTED_EXIT_CODE)
-    if code or run.results() is None:
-        print(
-            f"{run.task}, seed {run.seed}: fine_tune_t5.py ended with {code}: {last_line(log)} ({log})", file=sys.stderr
-        )
+    if code or not run.results():
+        ended = f"fine_tune_t5.py ended with {code}: {last_line(log)} ({log})"
+        print(f"{run.task}, seed {run.seed}: {ended}", file=sys.stderr)
         raise SystemExit(1)
 
 
 # ---------------------------------------------------------------- numbers
 def metric_keys(name: str) -> dict[str, str]:
     """{name in the table: key in all_results.json}: mrpc -> {"F1": "eval_f1", "accuracy": "eval_accuracy"}."""
-    task = DATASET_VALS["glue"][name]
-    if len(eval_splits(task)) == 1:
-        return {SHORT.get(metric, metric): f"eval_{metric}" for metric in task["metrics"]}
-    return {f"{SHORT.get(metric, metric)}, {split.removeprefix('validation_')}": f"eval_{split}_{metric}"
-            for metric in task["metrics"] for split in eval_splits(task)}  # fmt: skip
+    keys, splits = {}, eval_splits(GLUE[name])
+    for metric, split in itertools.product(GLUE[name]["metrics"], splits):
+        label = f", {split.removeprefix('validation_')}" if len(splits) > 1 else ""
+        keys[SHORT.get(metric, metric) + label] = f"eval_{split}_{metric}" if len(splits) > 1 else f"eval_{metric}"
+    return keys
 
 
 def title(name: str) -> str:
     """GLUE's own name of a task: "cola" -> "CoLA", "mnli" -> "MNLI"."""
-    file = DATASET_VALS["glue"][name]["submission_file"]
+    file = GLUE[name]["submission_file"]
     return file.removesuffix(".tsv") if isinstance(file, str) else name.upper()
 
 
@@ -214,30 +210,22 @@ def summed_up(values: dict[int, float]) -> dict:
     return {"mean": statistics.fmean(values.values()), "deviation": deviation, "seeds": values}
 
 
-def numbers_of_task(name: str, done: dict[int, tuple[Run, dict]]) -> dict:
-    """Of a task's finished runs {seed: (run, results)}: metrics, score, training rows, and how each was made."""
-    keys = metric_keys(name)
+def numbers_of_task(name: str, done: list[Run]) -> dict:
+    """Of a task's finished runs: metrics, score, training rows, and how each was made."""
+    keys, results = metric_keys(name), {run.seed: run.results() for run in done}
     metrics = {
-        metric: summed_up({seed: 100 * results[key] for seed, (_, results) in done.items()})
+        metric: summed_up({seed: 100 * numbers[key] for seed, numbers in results.items()})
         for metric, key in keys.items()
     }
     scored = [metrics[metric]["seeds"] for metric in keys if (name, metric) not in UNSCORED]
-    record = run_record_of(done)
+    record = read_json(done[0].folder / "run.json")
     rows, limit = record["examples"]["train"], record["arguments"]["max_train_samples"]
     return {
-        "score": summed_up({seed: statistics.fmean(values[seed] for values in scored) for seed in done}),
+        "score": summed_up({seed: statistics.fmean(values[seed] for values in scored) for seed in results}),
         "metrics": metrics,
         "training_rows": min(rows, limit or rows),
-        "runs": {
-            seed: {"flags": run.flags, "seconds": results["train_runtime"]} for seed, (run, results) in done.items()
-        },
+        "runs": {run.seed: {"flags": run.flags, "seconds": results[run.seed]["train_runtime"]} for run in done},
     }
-
-
-def run_record_of(done: dict[int, tuple[Run, dict]]) -> dict:
-    """run.json of the first of the runs."""
-    run, _ = next(iter(done.values()))
-    return json.loads((run.folder / "run.json").read_text(encoding="utf-8"))
 
 
 def average(tasks: dict[str, dict]) -> dict | None:
@@ -251,14 +239,13 @@ def average(tasks: dict[str, dict]) -> dict | None:
 
 def gather(args: ReportArguments, runs: list[Run]) -> dict:
     """What glue.json holds: of each task its numbers, the averages, and where they come from."""
-    done = {
-        name: {r.seed: (r, results) for r in runs if r.task == name and (results := r.results())} for name in args.tasks
-    }
-    done = {name: of_task for name, of_task in done.items() if of_task}
-    tasks = {name: numbers_of_task(name, of_task) for name, of_task in done.items()}
+    finished = [run for run in runs if run.results()]
+    done = {name: [run for run in finished if run.task == name] for name in args.tasks}
+    tasks = {name: numbers_of_task(name, of_task) for name, of_task in done.items() if of_task}
     without = {name: task for name, task in tasks.items() if name != "wnli"}
     averages = {"with WNLI": average(tasks) if "wnli" in tasks else None, "without WNLI": average(without)}
-    record = run_record_of(next(iter(done.values()))) if done else {}
+    first = next((done[name][0] for name in tasks), None)
+    record = read_json(first.folder / "run.json") if first else {}
     return {
         "model": args.model_name_or_path,
         "tasks": tasks,
@@ -268,9 +255,8 @@ def gather(args: ReportArguments, runs: list[Run]) -> dict:
 
 
 def shown(summary: dict) -> str:
-    """{"mean": 52.31, "deviation": 0.64} -> "52.3 ± 0.6"."""
-    deviation = summary["deviation"]
-    return f"{summary['mean']:.1f}" + (f" ± {deviation:.1f}" if deviation is not None else "")
+    """{"seeds": {1: 51.8, 2: 52.8}, ...} -> "52.3 ± 0.7"."""
+    return mean_and_deviation([*summary["seeds"].values()], "{:.1f}")
 
 
 def table(report: dict, seeds: list[int]) -> str:
@@ -330,15 +316,15 @@ def submit(args: ReportArguments, report: dict) -> str:
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to glue.json."""
     with exit_on_user_error():
-        args, more = parse_flags(argv)
+        args, more, task_args = parse_flags(argv)
         runs = planned_runs(args, more)
         if args.dry_run:
             for run in runs:
                 print(shlex.join(["python", "fine_tune_t5.py", *run.flags]))
             return {}
-        if not args.report_only and any(run.results() is None for run in runs):
-            check_data(args, more)
-    done = sum(run.results() is not None for run in runs)
+        done = sum(bool(run.results()) for run in runs)
+        if not args.report_only and done < len(runs):
+            check_data(args, task_args)
     start_summary(
         {
             "checkpoint": args.model_name_or_path or "scratch",
@@ -349,7 +335,7 @@ def main(argv: list[str] | None = None) -> dict:
         "GLUE",
     )
     for number, run in enumerate(runs, start=1):
-        if run.results() is None and not args.report_only:
+        if not run.results() and not args.report_only:
             print(f"run {number} of {len(runs)}: {run.task}, seed {run.seed}", flush=True)
             train(run)
             write_report(args, runs)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
-from arguments.training import FineTuningArguments
+from arguments.training import FineTuningArguments, check_training
 from benchmarks.material import benchmark_config, padded, random_sources, setting_of, use_plain_activation
 from benchmarks.measure import interleaved, median, synchronize
 from constants import IGNORE_INDEX

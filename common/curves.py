@@ -47,8 +47,6 @@ def draw_curves(
     lines, "step", "seconds" or "epoch". A panel more shows each of `metrics`, keys of the lines; not given: the first
     evaluation metric there is. ValueError if a run has no loss with an `x`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no pyplot: it would keep global state
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter
 
@@ -60,49 +58,51 @@ def draw_curves(
     unit, unit_name = 1, x
     if x == "seconds":
         unit, unit_name = (3600, "hours") if longest > 7200 else (60, "minutes") if longest > 300 else (1, "seconds")
-
     columns = min(3, 1 + len(metrics))
     rows = math.ceil((1 + len(metrics)) / columns)
-    figure = Figure(figsize=((7, 11.5, 15)[columns - 1], 4.3 * rows), layout="constrained", dpi=150)
-    FigureCanvasAgg(figure)
-    panels = list(figure.subplots(rows, columns, sharex=True, squeeze=False).flat)
+    figure, panels = new_figure((7, 11.5, 15)[columns - 1], 4.3 * rows, rows, columns, sharex=True)
     for panel in panels[1 + len(metrics) :]:
         panel.remove()
     training, evaluation = dict(linewidth=1, alpha=0.4), dict(linewidth=1.6, marker="o", markersize=4)
 
-    def plot(panel, lines: list[dict], key: str, **style) -> int:
-        xs, ys = curve(lines, x, key)
-        panel.plot([value / unit for value in xs], ys, markevery=max(1, len(xs) // 25), **style)
-        return len(xs)
-
-    names, evaluated = [], any(metric.startswith("eval_") for metric in metrics)  # for the legend
+    legend, evaluated = [], any(metric.startswith("eval_") for metric in metrics)
     for number, (label, seeds) in enumerate(groups.items()):
         colour = COLOURS[number % len(COLOURS)]
-        names.append(Line2D([], [], color=colour, linewidth=2.5, label=label))
         for lines in seeds:
-            trained = plot(panels[0], lines, "loss", color=colour, **training)
-            evaluations = plot(panels[0], lines, eval_loss_key(lines), color=colour, **evaluation)
-            evaluated = evaluated or evaluations > 0
-            if trained + evaluations == 0:
+            keys = ["loss", eval_loss_key(lines), *metrics]
+            points = [curve(lines, x, key) for key in keys]
+            for panel, key, (xs, ys) in zip([panels[0], *panels], keys, points, strict=False):
+                style = evaluation if key.startswith("eval_") else training
+                marked = max(1, len(xs) // 25)
+                panel.plot([value / unit for value in xs], ys, color=colour, markevery=marked, **style)
+            evaluated |= bool(points[1][0])
+            if not points[0][0] + points[1][0]:
                 raise ValueError(f"run {label!r} has no losses with a value of {x!r} to draw them against")
-            for panel, metric in zip(panels[1:], metrics, strict=False):
-                plot(panel, lines, metric, color=colour, **(evaluation if metric.startswith("eval_") else training))
-
-    kinds = [Line2D([], [], color="0.3", label="training", **training)]
-    if evaluated:
-        kinds.append(Line2D([], [], color="0.3", label="evaluation", **evaluation))
-    panels[0].legend(handles=(names if len(names) > 1 else []) + kinds, frameon=False, fontsize=9)
+        legend += [Line2D([], [], color=colour, linewidth=2.5, label=label)] * (len(groups) > 1)
+    kinds = {"training": training} | ({"evaluation": evaluation} if evaluated else {})
+    legend += [Line2D([], [], color="0.3", label=label, **style) for label, style in kinds.items()]
+    panels[0].legend(handles=legend, frameon=False, fontsize=9)
     for panel, name in zip(panels, ["loss", *(metric.removeprefix("eval_") for metric in metrics)], strict=False):
         panel.set_title(name, loc="left", fontsize=11, fontweight="bold")
         panel.set_xlabel(unit_name)
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_count(value)))
         panel.grid(axis="y", color="0.9", linewidth=0.8)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
     if title:
         figure.suptitle(title, fontsize=12)
     write_aside(Path(path), lambda aside: figure.savefig(aside, format="png"))
     return figure
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options) -> tuple:
+    """(Figure of width x height inches, its panels row by row). Not by pyplot, which would keep global state."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
+    panels = [*figure.subplots(rows, columns, squeeze=False, **options).flat]
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_axisbelow(True)
+    return figure, panels
 
 
 def draw_scores(rows: dict[str, tuple[str, list[float]]], path: str | Path, unit: str):
@@ -111,12 +111,7 @@ def draw_scores(rows: dict[str, tuple[str, list[float]]], path: str | Path, unit
 
     rows: name -> (text at the right margin, values). Names that begin with "average" have a colour of their own.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 0.45 * len(rows) + 1.2), layout="constrained", dpi=150)
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, (axes,) = new_figure(7.5, 0.45 * len(rows) + 1.2)
     for place, (name, (text, values)) in enumerate(rows.items()):
         colour = COLOURS[1 if name.startswith("average") else 0]
         mean = sum(values) / len(values)
@@ -127,8 +122,6 @@ def draw_scores(rows: dict[str, tuple[str, list[float]]], path: str | Path, unit
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
     axes.grid(axis="x", color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel(unit)
     write_aside(Path(path), lambda aside: figure.savefig(aside, format="png"))
     return figure

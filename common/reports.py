@@ -86,6 +86,12 @@ def mean_and_deviation(values: list[float | None], form: str) -> str:
     return text if len(there) == len(values) else f"{text} (n={len(there)})"
 
 
+def aligned(rows: list[list[str]]) -> str:
+    """Rows of cells as lines with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
 # ---------------------------------------------------------------- names
 def tracked_name(key: str) -> str:
     """A key of metrics.jsonl as trackers show it: loss -> train/loss, eval_f1 -> eval/f1, mfu -> perf/mfu."""
@@ -133,6 +139,19 @@ def write_json(path: str | Path, obj: object) -> None:
     """Writes `obj` as standard JSON (non-finite floats as strings, like metrics.jsonl), whole or not at all."""
     text = json.dumps(plain_json(obj), indent=2, allow_nan=False) + "\n"
     write_aside(Path(path), lambda aside: aside.write_text(text, encoding="utf-8"))
+
+
+def read_json(path: Path) -> dict:
+    """The object in a JSON file; {} if there is no such file. ValueError if it holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object: {value!r:.60}")
+    return value
 
 
 def with_floats(record: dict) -> dict:

@@ -8,20 +8,22 @@ A point stands at its optimizer step. transformers' own callbacks for these thre
 closing numbers differently or drops them, and each doubles points when a run is resumed.
 
 A resumed run continues its curves. trackers.json in the output folder, and every checkpoint's trainer_state.json, hold
-the run's id and the last step that each tracker got of each name. What a tracker has is not sent again, since a resumed
-run computes the same values as the part that was cut off; TensorBoard hides what came after the checkpoint instead (its
-purge step). What a tracker lacks of the steps before the checkpoint is sent out of metrics.jsonl: W&B and trackio lose
-what they had not yet written when a run is killed, and one that is switched on later gets the whole curve.
+the run's id and the last step that each tracker surely has of each name. That is not sent again, since a resumed run
+computes the same values as the part that was cut off; TensorBoard hides what came after the checkpoint instead (its
+purge step). What a tracker lacks of the steps before the checkpoint is sent from metrics.jsonl, so one that is switched
+on later gets the whole curve. W&B and trackio hold values in memory for a while: what they were sent in the last minute
+before a run was killed is sent again. An online W&B run drops it; elsewhere such a point may stand there twice.
 """
 
 # ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
 
+import copy
 import json
 import logging
 import os
 import secrets
-import struct
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from common.reports import plain_json, read_metrics, tracked_name, write_json
 logger = logging.getLogger(__name__)
 
 TRACKERS_FILE = "trackers.json"
+HELD = 60.0  # seconds after which a tracker has written what it was sent, at the latest
 TENSORBOARD_FOLDER = "tensorboard"  # below --output_dir, unless TENSORBOARD_LOGGING_DIR names another place
 
 
@@ -64,46 +67,11 @@ class WandbTracker:
     def log_table(self, name: str, columns: list[str], rows: list[list], step: int) -> None:
         self.run.log({name: self.table(columns=columns, data=rows, allow_mixed_types=True)}, step=step)
 
-    def stored(self) -> dict[str, int] | None:
-        """{name: last step} of what earlier parts of the run left on this machine's disk; None if they left no file."""
-        here = Path(self.run.dir).parent
-        logs = [path for path in here.parent.glob(f"*run-*-{self.run.id}/*.wandb") if path.parent != here]
-        steps = {name: step for path in sorted(logs) for name, step, _ in wandb_points(path)}
-        return steps if logs else None
-
     def finish(self) -> None:
         """A sweep decides by the summary, so there the best checkpoint's evaluation follows that of the last epoch."""
         self.run.log({}, commit=True)
         self.run.summary.update(self.closing)
         self.run.finish()
-
-
-def wandb_records(path: Path) -> Iterator:
-    """The records (wandb.proto) of a run's *.wandb file: LevelDB's log format, blocks of 32 KiB behind 7 bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, place, parts = path.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        if (left := 32768 - place % 32768) < 7:  # too little for the head of a part: filled up
-            place += left
-            continue
-        length, kind = struct.unpack_from("<HB", data, place + 4)  # behind a checksum
-        place += 7 + length
-        if kind == 0 or place > len(data):  # cut off
-            return
-        parts += data[place - length : place]
-        if kind in (1, 4):  # whole, or the last part of a record
-            yield Record.FromString(parts)
-            parts = b""
-
-
-def wandb_points(path: Path) -> Iterator[tuple[str, int, object]]:
-    """(name, step, value) of all that was logged in a run's *.wandb file, W&B's own names left out."""
-    for record in wandb_records(path):
-        row = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
-        for name, value in row.items():
-            if not name.startswith("_"):
-                yield name, int(row["_step"]), json.loads(value)
 
 
 class TensorBoardTracker:
@@ -116,7 +84,7 @@ class TensorBoardTracker:
         folder = Path(elsewhere) / f"{name}-{identity}" if elsewhere else Path(args.output_dir) / TENSORBOARD_FOLDER
         self.writer = SummaryWriter(str(folder), purge_step=None if step is None else step + 1)
         self.shown = f"tensorboard --logdir {folder}"
-        self.writer.add_text("config", _fenced(json.dumps(plain_json(config), indent=2)), step or 0)
+        self.writer.add_text("config", f"```json\n{json.dumps(plain_json(config), indent=2)}\n```", step or 0)
 
     def log(self, values: dict, step: int, again: dict) -> None:
         for name, value in values.items():
@@ -139,13 +107,10 @@ class TrackioTracker:
     def __init__(self, args, identity: str, name: str, config: dict, step: int | None):
         import trackio
 
-        self.trackio, self.project = trackio, args.project
-        self.is_remote = bool(args.trackio_space_id or os.environ.get("TRACKIO_SPACE_ID"))
-        self.shown = f"trackio show --project {args.project}"
-        self.title = name if identity in name else f"{name}-{identity}"  # trackio finds a run by its name
+        self.trackio, self.shown = trackio, f"trackio show --project {args.project}"
         trackio.init(
             project=args.project,
-            name=self.title,
+            name=name if identity in name else f"{name}-{identity}",  # trackio finds a run by its name
             config=plain_json(config),
             resume="never" if step is None else "allow",
             space_id=args.trackio_space_id,
@@ -160,24 +125,11 @@ class TrackioTracker:
     def log_table(self, name: str, columns: list[str], rows: list[list], step: int) -> None:
         self.trackio.log({name: self.trackio.Table(columns=columns, data=rows)}, step=step)
 
-    def stored(self) -> dict[str, int] | None:
-        """{name: last step} of what earlier parts of the run left on this machine's disk; None of a run on a server."""
-        from trackio.sqlite_storage import SQLiteStorage
-
-        if self.is_remote:
-            return None
-        logs = SQLiteStorage.get_logs(self.project, self.title)
-        return {name: log["step"] for log in sorted(logs, key=lambda log: log["step"]) for name in log if "/" in name}
-
     def finish(self) -> None:
         self.trackio.finish()
 
 
 TRACKERS = {"wandb": WandbTracker, "tensorboard": TensorBoardTracker, "trackio": TrackioTracker}
-
-
-def _fenced(text: str) -> str:
-    return f"```json\n{text}\n```"
 
 
 # ---------------------------------------------------------------- all at once
@@ -193,22 +145,21 @@ class TrackersCallback(TrainerCallback):
 
     def __init__(self, trackers: dict, identity: str, sent: dict, path: Path):
         self.trackers, self.identity, self.sent, self.path = trackers, identity, sent, path
+        self.certain = self.recent = copy.deepcopy(sent)  # what was sent HELD seconds before the latter, and the latter
+        self.recent_since = time.monotonic()
 
     def on_log(self, args, state, control, logs=None, **_):
         self.send(logs or {}, state.global_step)
         self._keep(state)
 
+    def on_train_end(self, args, state, control, **_):
+        self.certain = self.recent = self.sent  # the process ends in order, and so do the trackers
+        self._keep(state)
+
     def send(self, logs: dict, step: int) -> None:
-        values = {tracked_name(key): plain_number(value) for key, value in logs.items()}
-        values = {name: value for name, value in values.items() if value is not None}
-
-        def act(name, tracker):
-            sent = self.sent.setdefault(name, {})
-            new = {key: value for key, value in values.items() if step > sent.get(key, -1)}
-            tracker.log(new, step, {key: value for key, value in values.items() if key not in new})
-            sent |= dict.fromkeys(new, step)
-
-        self._each(act)
+        numbers = {key: value for key, value in logs.items() if isinstance(value, Real) and not isinstance(value, bool)}
+        values = {tracked_name(key): v if isinstance(v, int) else float(v) for key, v in numbers.items()}
+        self._each(lambda tracker, new, again: tracker.log(new, step, again), values, step)
 
     def replay(self, lines: list[dict], step: int) -> None:
         """Sends what the trackers lack of a metrics.jsonl up to a step."""
@@ -218,48 +169,47 @@ class TrackersCallback(TrainerCallback):
                 self.send({key: value for key, value in line.items() if key not in ("step", "seconds")}, line["step"])
 
     def log_table(self, state, name: str, columns: list[str], rows: list[list]) -> None:
-        def send(tracker_name, tracker):
-            sent = self.sent.setdefault(tracker_name, {})
-            if state.global_step > sent.get(name, -1):
+        def send(tracker, new, _):
+            if new:
                 tracker.log_table(name, columns, rows, state.global_step)
-                sent[name] = state.global_step
 
-        self._each(send)
+        self._each(send, {name: rows}, state.global_step)
         self._keep(state)
 
     def finish(self) -> list[str]:
         """Ends the run at the trackers. Where each shows it: a command or an address."""
-        self._each(lambda _, tracker: tracker.finish())
+        self._each(lambda tracker, *_: tracker.finish())
         shown = [tracker.shown for tracker in self.trackers.values()]
         self.trackers = {}
         return shown
 
-    def _each(self, act: Callable) -> None:
+    def _each(self, act: Callable, values: dict | None = None, step: int = 0) -> None:
+        """Calls act(tracker, the values that it was not sent yet at this step, the others) for every tracker."""
         for name, tracker in list(self.trackers.items()):
+            sent, values = self.sent.setdefault(name, {}), values or {}
+            new = {key: value for key, value in values.items() if step > sent.get(key, -1)}
             try:
-                act(name, tracker)
+                act(tracker, new, {key: value for key, value in values.items() if key not in new})
+                sent |= dict.fromkeys(new, step)
             except Exception as error:
                 del self.trackers[name]
                 logger.warning("%s tracks no longer (%s: %s); the run goes on, see metrics.jsonl", name,
                                type(error).__name__, error)  # fmt: skip
 
     def _keep(self, state) -> None:
-        record = {"id": self.identity, "sent": self.sent}
+        if time.monotonic() - self.recent_since > HELD:
+            self.certain, self.recent, self.recent_since = self.recent, copy.deepcopy(self.sent), time.monotonic()
+        written_at_once = {name: steps for name, steps in self.sent.items() if name == "tensorboard"}
+        record = {"id": self.identity, "sent": self.certain | written_at_once}
         state.stateful_callbacks[TRACKERS_FILE] = record  # goes into the trainer_state.json of every checkpoint
         write_json(self.path, record)
 
 
-def plain_number(value) -> int | float | None:
-    """The value as Python's own number; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return None
-    return int(value) if isinstance(value, int) else float(value)
-
-
+# ---------------------------------------------------------------- for the scripts
 def start_tracking(trainer, config: dict, checkpoint: str | None = None) -> None:
     """Puts the trackers of `--report_to` into the trainer, in the place of transformers' callbacks for them.
 
-    config: what they show as the run's configuration. checkpoint: from which the run goes on, and so its curves.
+    config: what they show as the run's configuration. checkpoint: what the run resumes from.
     ValueError, with the tracker's own words, if one cannot begin.
     """
     args, trackers = trainer.args, {}
@@ -283,9 +233,6 @@ def start_tracking(trainer, config: dict, checkpoint: str | None = None) -> None
             raise ValueError(f"--report_to {name}: {type(error).__name__}: {error}") from error
     if "tensorboard" in sent:  # which hides the rest
         sent["tensorboard"] = {name: min(last, step) for name, last in sent["tensorboard"].items()}
-    for name, tracker in trackers.items():
-        stored = tracker.stored() if step is not None and hasattr(tracker, "stored") else None
-        sent |= {} if stored is None else {name: stored}
     callback = TrackersCallback(trackers, identity, sent, path)
     trainer.add_callback(callback)
     if step is not None and (path.parent / "metrics.jsonl").is_file():
@@ -297,12 +244,14 @@ def log_table(trainer, name: str, columns: list[str], rows: list[list]) -> None:
 
     log_table(trainer, "samples", ["source", "target"], [["a <extra_id_0> c", "b"]]). The cells are numbers and texts.
     """
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, TrackersCallback):
-            callback.log_table(trainer.state, name, columns, rows)
+    for callback in _callbacks(trainer):
+        callback.log_table(trainer.state, name, columns, rows)
 
 
 def finish_tracking(trainer) -> list[str]:
     """Sends what is still on its way and ends the run at the trackers; commands and addresses that show it."""
-    callbacks = [c for c in trainer.callback_handler.callbacks if isinstance(c, TrackersCallback)]
-    return [where for callback in callbacks for where in callback.finish()]
+    return [where for callback in _callbacks(trainer) for where in callback.finish()]
+
+
+def _callbacks(trainer) -> list[TrackersCallback]:
+    return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, TrackersCallback)]

@@ -267,24 +267,17 @@ class EnginesTest(TestCase):
         self.assertRegex(card, r"So searched, \d of 3 texts are those of transformers' beams")
 
     def test_patience_is_what_brings_beams_together(self):
-        import ctranslate2
-
         model, tokenizer = load_model(str(workspace() / "whole")).eval(), load_tokenizer(str(workspace() / "whole"))
         with torch.no_grad():
             model.lm_head.weight.mul_(0.2)
             model.lm_head.weight[1].mul_(3)  # texts end, and at many places
         exports.write_ctranslate2(model, tokenizer, self.out, None)
-        translator = ctranslate2.Translator(str(self.out), device="cpu")
-        words, sources = (
-            json.loads((self.out / exports.CTRANSLATE2_WORDS).read_text()),
-            tokenizer(sentences(24)).input_ids,
-        )
-        same = {}
+        engine, sources, same = exports.CTranslate2Engine(self.out), tokenizer(sentences(24)).input_ids, {}
         for rule in (True, "never"):
             search = dict(num_beams=4, length_penalty=1.0, early_stopping=rule)
             wanted, own = exports.pytorch_tokens(model, sources, search), exports.ctranslate2_search(search)
             for patience in {1, own["patience"]}:
-                found = exports.ctranslate2_tokens(translator, words, sources, own | {"patience": patience})
+                found = engine.tokens(sources, own | {"patience": patience})
                 same[rule, patience] = sum(one == other for one, other in zip(wanted, found, strict=True))
         self.assertGreaterEqual(same[True, 1], 20)  # of 24; the others are near ties
         self.assertGreaterEqual(same["never", exports.PATIENCE], 19)
@@ -326,20 +319,19 @@ class CompareTest(parameterized.TestCase):
 
     def setUp(self):
         super().setUp()
-        logits = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.9995]])
-        self.everything = [logits.log_softmax(-1).numpy()]
-        self.wanted = exports.Answers([[0, 1]], [exports._at(self.everything[0], [0, 1])])
+        log_probs = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.9995]]).log_softmax(-1).numpy()
+        self.wanted = exports.Answers([[0, 1]], [log_probs])
 
-    def found(self, tokens, off=0.0):
-        return exports.compare(
-            "onnx",
-            self.wanted,
-            self.everything,
-            exports.Answers([tokens], [self.wanted.log_probs[0] + np.float32(off)]),
-        )
+    def found(self, tokens, off=0.0, alone=True):
+        """The comparison with an engine that gives the wanted tokens' log-probabilities alone, or those of all."""
+        log_probs = self.wanted.log_probs[0] + np.float32(off)
+        log_probs = log_probs[[0, 1], [0, 1]] if alone else log_probs
+        return exports.compare("onnx", self.wanted, exports.Answers([tokens], [log_probs]))
 
     def test_same_and_near_ties(self):
-        self.assertEqual(self.found([0, 1], 5e-4)["same_tokens"], 1)
+        for alone in (False, True):
+            self.assertEqual(self.found([0, 1], 5e-4, alone)["same_tokens"], 1)
+            self.assertAlmostEqual(self.found([0, 1], 5e-4, alone)["largest_difference"], 5e-4, delta=1e-6)
         self.assertEqual(self.found([0, 2])["near_ties"], 1)  # 5e-4 nats between the two best
 
     @parameterized.parameters(([1, 1], 0.0, "from token 1 on"), ([0], 0.0, "from token 2 on"),
@@ -398,7 +390,10 @@ class CardTest(TestCase):
         record = dict(
             run=dict(arguments=arguments), results=dict(eval_matthews_correlation=0.5, eval_loss=1.0), metrics=[]
         )
-        front = yaml.safe_load(model_card("me/cola", record, model).split("---")[1])
+        card = model_card("me/cola", record, model)
+        self.assertIn("parameters, fine-tuned on glue/cola. Made with", card)
+        self.assertIn('tokenizer("cola sentence: ...", return_tensors="pt")', card)
+        front = yaml.safe_load(card.split("---")[1])
         self.assertEqual(front["base_model"], "google/t5-v1_1-base")
         self.assertEqual(front["datasets"], ["nyu-mll/glue"])
         (result,) = front["model-index"][0]["results"]

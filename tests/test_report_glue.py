@@ -180,7 +180,7 @@ class InterruptionTest(TestCase):
         self.assertIn("--overwrite_output_dir", self.commands[0])
         self.assertEqual(anew["tasks"]["cola"]["score"], whole["tasks"]["cola"]["score"])
 
-    @parameterized.parameters((75, 75, "cola, seed 1: told to stop; the same command goes on"), (3, 1, None))
+    @parameterized.parameters((75, 75, "cola, seed 1: told to stop; the same command resumes"), (3, 1, None))
     def test_a_run_that_stops_or_fails_ends_the_report(self, code, expected, message):
         def execute(command: list[str], log: Path) -> int:  # noqa: ARG001
             log.parent.mkdir(parents=True, exist_ok=True)
