@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -108,18 +109,33 @@ def measure_collator(args: Namespace) -> dict:
 
 
 # ---------------------------------------------------------------- tokenise and cut
-def generated_documents(megabytes: float) -> list[str]:
-    """Documents of 20 to 400 words, drawn from 20,000 made-up words as often as natural ones (Zipf's law)."""
+def generated_documents() -> Iterator[str]:
+    """Documents of 20 to 400 words, drawn from 20,000 made-up words as often as natural ones (Zipf's law); no end."""
     generator = np.random.default_rng(0)
     syllables = [a + b for a in "bcdfghklmnprstvwz" for b in ("a", "e", "i", "o", "u", "an", "er", "in", "on", "st")]
     words = ["".join(generator.choice(syllables, size=generator.integers(1, 5))) for _ in range(20_000)]
     weights = 1 / np.arange(1, len(words) + 1)
-    documents, size = [], 0
-    while size < megabytes * 1e6:
+    while True:
         numbers = generator.choice(len(words), size=int(generator.integers(20, 400)), p=weights / weights.sum())
-        documents.append(" ".join(words[number] for number in numbers) + ".")
-        size += len(documents[-1]) + 1
-    return documents
+        yield " ".join(words[number] for number in numbers) + "."
+
+
+def lines_of(files: list[str]) -> Iterator[str]:
+    """The lines of the files' documents that are not blank."""
+    for file in files:
+        for document in read_documents(Path(file), "text"):
+            yield from (line for line in document.split("\n") if line.strip())
+
+
+def first_megabytes(texts: Iterator[str], megabytes: float) -> tuple[list[str], float]:
+    """(so many texts that they fill this, each with its line end, or all there are; their megabytes)."""
+    taken, size = [], 0
+    for text in texts:
+        taken.append(text)
+        size += len(text.encode()) + 1
+        if size >= megabytes * 1e6:
+            break
+    return taken, size / 1e6
 
 
 def small_tokenizer(documents: list[str]):
@@ -136,19 +152,6 @@ def small_tokenizer(documents: list[str]):
     return PreTrainedTokenizerFast(tokenizer_object=backend, **names, additional_special_tokens=special[3:])
 
 
-def lines_of(files: list[str], megabytes: float) -> list[str]:
-    """The lines of the files' documents that are not blank, the first `megabytes` of them if there are as many."""
-    lines, size = [], 0
-    documents = itertools.chain.from_iterable(read_documents(Path(file), "text") for file in files)
-    for line in itertools.chain.from_iterable(document.split("\n") for document in documents):
-        if size >= megabytes * 1e6:
-            break
-        if line.strip():
-            lines.append(line)
-            size += len(line.encode()) + 1
-    return lines
-
-
 def measure_tokenise(args: Namespace) -> dict:
     """{"rows": MB/s of text to chunks of so many tokens, "ratio"}: ours, and datasets.map with per-example grouping.
 
@@ -156,9 +159,9 @@ def measure_tokenise(args: Namespace) -> dict:
     new once. Both write their result to disk, on the threads that the tokenizer takes. Each turn starts without a
     cache.
     """
-    documents = lines_of(args.text_file, args.megabytes) if args.text_file else generated_documents(args.megabytes)
+    texts = lines_of(args.text_file) if args.text_file else generated_documents()
+    documents, size = first_megabytes(texts, args.megabytes)
     tokenizer, length, turn = small_tokenizer(documents), args.source_length, itertools.count()
-    size = sum(len(document.encode()) + 1 for document in documents) / 1e6
     whats = {"ours": "tokenised() into one flat file, chunks are views of it"}
     whats["peer"] = "datasets.map(batched), then grouping in a second map"
     rows = {name: {"name": name, "what": what} for name, what in whats.items()}

@@ -113,16 +113,16 @@ class LearningRatesTest(parameterized.TestCase):
 
     def test_a_file_of_an_earlier_version_is_resumed(self):
         one = {"shape": "tiny", "parameters": 2_000_000, "optimizer": "muon", "rate": 0.04, "seed": 1, "tokens": 5000}
-        runs = [one | {"loss": 4.5, "seconds": 9.0}, one | {"rate": 0.02, "loss": 4.25, "seconds": 9.0}]
+        runs = [one | {"loss": 4.0, "seconds": 9.0}, one | {"rate": 0.02, "loss": 3.9, "seconds": 9.0}]
         record = {"started": "2026-11-22T06:00:00+00:00", "versions": {"torch": "2.13.0"}, "git": {"commit": None}}
         record |= {"hardware": {"cpus": 2}, "pre_train_args": "recipe.yaml --bf16", "rows": [], "runs": runs}
         (self.folder / "study.json").write_text(json.dumps(record))
         record, printed = self.study(
             "--shapes", "tiny", "--settings", "muon:2e-2", "muon:4e-2", "muon:1e-2", "--seeds", 1
         )
-        self.assertEqual([one["loss"] for one in record["runs"][1:]], [4.25, 4.5], "recorded, and not repeated")
+        self.assertEqual([one["loss"] for one in record["runs"][1:]], [3.9, 4.0], "recorded, and not repeated")
         self.assertTrue((self.folder / "runs" / "tiny" / "pre_train_muon_1e-2_1").exists())
-        self.assertRegex(printed, r"muon +0\.02 +1 +4\.250 +lowest; parabola's 0\.02")
+        self.assertRegex(printed, r"muon +0\.02 +1 +3\.900 +lowest; parabola's 0\.02")
 
     def test_runs_of_different_length_are_not_compared(self):
         self.study("--shapes", "tiny", "--settings", "muon:1e-2", "--seeds", 1)
