@@ -1,4 +1,5 @@
 # make demo   set up, then: tokenizer, pre-training and fine-tuning on built-in English, ending in a table and a picture
+# make check  set up, then: lint, format check and the unit tests
 # make test   set up, then: lint, format check and the whole test suite (no network, no GPU)
 # make test-launchers   set up, then: every launcher x sharding x script on two processes
 # make torture   set up, then: 200 kills of real runs, each resumed and compared (KILLS=200)
@@ -17,7 +18,7 @@ COMMA := ,
 NONE :=
 SPACE := $(NONE) $(NONE)
 
-.PHONY: setup test test-slurm demo lint clean torture test-launchers
+.PHONY: setup check test test-slurm demo lint clean torture test-launchers
 
 setup:
 	@cmp -s requirements.txt $(INSTALLED) || { \
@@ -31,11 +32,14 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+check: lint
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
+
 test: lint
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slurm: setup
-	@$(BIN)/python tests/slurm_cluster.py --check
+	@$(BIN)/python tests/support/slurm_cluster.py --check
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/slurm
 
 # Pre-train once, then fine-tune that checkpoint and the same model from scratch with each seed (make demo SEEDS=1 takes
@@ -55,10 +59,10 @@ demo: setup
 	@echo "pre-training curve: $(DEMO)/pre_train/loss.png"
 
 test-launchers: setup
-	T5_ALL_LAUNCHERS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_launchers.py
+	T5_ALL_LAUNCHERS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/slow/test_launchers.py
 
 torture: setup
-	$(BIN)/python tests/torture.py --kills $(KILLS) --output out/torture.json
+	$(BIN)/python tests/support/torture.py --kills $(KILLS) --output out/torture.json
 
 clean:
 	rm -rf out .pytest_cache .ruff_cache

@@ -21,10 +21,10 @@ PRE_TRAININGS = {  # flags beside --pre_train_args: of every run, and of a GPU a
 
 
 def measure_parity(args: Namespace) -> dict:
-    """The report of tests/check_attention.py: every attention kernel of this machine against float64."""
+    """The report of tests/support/check_attention.py: every attention kernel of this machine against float64."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["--device", args.device.type, "--output", f"{folder}/parity.json"]
-        code = run_script("tests/check_attention.py", words, Path(folder, "log"), wrong=1)
+        code = run_script("tests/support/check_attention.py", words, Path(folder, "log"), wrong=1)
         report = read(Path(folder), "parity.json")
     row = {"name": "attention kernels", "checked": report["checked"], "wrong": report["wrong"]}
     return report | {"rows": [row]} | ({"error": f"{report['wrong']} are wrong"} if code else {})

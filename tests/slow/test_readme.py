@@ -24,7 +24,7 @@ from common.command_line import parse_arguments
 from search.sweep_files import read_sweep
 from tasks.registry import check_entry
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 README = PAGES["README.md"]
 DATACLASSES = {

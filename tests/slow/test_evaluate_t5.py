@@ -28,7 +28,7 @@ from tasks.registry import source_text
 from tasks.rows import load_rows
 from training.optimizers import AdamWRMSScaled
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TIMINGS = ("_runtime", "_per_second")
 WORDS = "the a old new red cold river house garden doctor letter sings opens crosses under over never always".split()
 HEADERS = {  # of the official test files, separated by commas

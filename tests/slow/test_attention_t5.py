@@ -1,7 +1,7 @@
 """Tests of modeling/attention.py and its kernels: parity with eager, whole models, compilation, masks, same bits.
 
 Hermetic and on the CPU, in float64 where figures are compared; what needs a GPU skips itself by name. The kernel in
-Triton has tests of its own, tests/test_triton_kernel.py. About 45 s.
+Triton has tests of its own, tests/slow/test_triton_kernel.py. About 45 s.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from modeling.attention import attention_kernels, t5_fused_attention, t5_fused_m
 from modeling.kernels import bias_gradient, library
 from modeling.kernels.attention import attention
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SHAPES = dict(vocab_size=96, d_model=24, d_kv=8, d_ff=40, num_heads=3, num_layers=3, num_decoder_layers=2)
 FLOAT64 = dict(dtype=torch.float64)
 
@@ -462,7 +462,7 @@ class ModelTest(parameterized.TestCase):
 @absltest.skipUnless(torch.cuda.is_available(), "no GPU")
 class GPUTest(absltest.TestCase):
     def test_every_kernel_against_float64_in_bfloat16_and_float32(self):
-        """`python tests/check_attention.py` in this process: its table is printed, its verdict asserted."""
+        """`python tests/support/check_attention.py` in this process: its table is printed, its verdict asserted."""
         import check_attention
 
         self.assertEqual(check_attention.main([]), 0)

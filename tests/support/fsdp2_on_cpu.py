@@ -1,6 +1,6 @@
 """Runs one of our scripts under FSDP2 on CPUs, where accelerate would quietly train with plain data parallelism.
 
-    torchrun --nproc_per_node 2 tests/fsdp2_on_cpu.py pre_train --fsdp --config_name tiny ...
+    torchrun --nproc_per_node 2 tests/support/fsdp2_on_cpu.py pre_train --fsdp --config_name tiny ...
 
 accelerate turns FSDP2 on only for what it calls a GPU-like device. `fully_shard` itself works over gloo, so telling
 accelerate's state that the plugin counts is enough to take the very path of Trainer and accelerate that GPUs take.
@@ -9,7 +9,7 @@ accelerate's state that the plugin counts is enough to take the very path of Tra
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import accelerate.state
 from accelerate.utils import DistributedType

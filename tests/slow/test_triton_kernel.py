@@ -23,7 +23,7 @@ import benchmarks.attention
 from modeling.kernels import library
 from modeling.kernels.attention import attention, triton_is_installed, use_attention_kernel
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may have, CUDA guide table 16
 BF16, FLOAT32 = torch.bfloat16, torch.float32
 needs_triton = absltest.skipUnless(triton_is_installed(), "triton is not installed (it exists for Linux)")
@@ -37,7 +37,7 @@ class InterpreterTest(absltest.TestCase):
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code],
             env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-            cwd=ROOT / "tests",
+            cwd=ROOT / "tests" / "slow",
             capture_output=True,
             text=True,
         )

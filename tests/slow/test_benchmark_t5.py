@@ -32,7 +32,7 @@ from constants import HARDWARE_PEAKS, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
 from runs.memory import communication_bytes
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TINY = dict(d_model=32, d_kv=8, d_ff=48, num_heads=2, num_layers=1, num_decoder_layers=1)
 # What a GPU machine without data and tracking packages lacks.
 NOT_NEEDED = "datasets wandb deepspeed absl sentencepiece evaluate optuna matplotlib sklearn sacrebleu psutil".split()
@@ -260,7 +260,7 @@ class CommandsTest(BenchmarkTest):
 
         def made_up(script: str, words: list[str], log: Path, wrong: int = 0) -> int:  # noqa: ARG001
             started.append((script, words))
-            if script == "tests/check_attention.py":
+            if script == "tests/support/check_attention.py":
                 Path(words[-1]).write_text(json.dumps(dict(ok=False, checked=65, wrong=2, kernels=[], models=[])))
                 return wrong
             folder = Path(words[words.index("--output_dir") + 1])

@@ -31,7 +31,7 @@ from runs.memory import (
 )
 from training.optimizers import optimizer_class_and_kwargs
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # (batch, source, target, changes to the shape): wide and narrow, long and short, deep and shallow, gated and not.
 SHAPES = {
     "square": (2, 24, 16, {}),
@@ -298,7 +298,7 @@ class PartitionsTest(parameterized.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / "rank.py"
             script.write_text(textwrap.dedent(RANK))
-            environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu"}
             commands = [
                 subprocess.Popen(

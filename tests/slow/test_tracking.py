@@ -26,7 +26,7 @@ from common.reports import metrics_key, read_metrics, tracked_name
 from runs import trackers
 from runs.trackers import start_tracking
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ALL = ("wandb", "tensorboard", "trackio")
 # Ends itself without any farewell, as a node does that loses power, when everything of step 6 has been logged.
 KILLED = """

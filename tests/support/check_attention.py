@@ -1,13 +1,13 @@
 """Holds every attention kernel of this machine against eager attention in float64: one command, one table, one verdict.
 
-    python tests/check_attention.py --output results/attention_check.json      (a minute on a GPU)
+    python tests/support/check_attention.py --output results/attention_check.json      (a minute on a GPU)
 
 Lengths on and off the block sizes, with n % 128 == 64 among them; no mask, padding, documents, causal; scores around
 -100. For each kernel and dtype: the largest error of the output, dq, dk, dv and d(bias) relative to the largest value,
 beside eager attention's own in that dtype; whether three runs gave the same bits. Memory is filled with NaN beforehand,
 so that what a kernel leaves unwritten shows. Then small whole models, plain and compiled. Needs torch, on a GPU triton,
 and for the models transformers; exits with 1 if anything is wrong. The last line is one JSON object.
-(tests/test_attention_t5.py runs it where there is a GPU; pytest does not collect it.)
+(tests/slow/test_attention_t5.py runs it where there is a GPU; pytest does not collect it.)
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from modeling.kernels.attention import (
     BIAS_GRADIENTS,

@@ -19,7 +19,7 @@ from tasks.registry import check_entry, source_text, target_text
 from tasks.rows import load_rows
 from tasks.transforms import TRANSFORMS, strip_diacritics
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "results"))
 import record  # noqa: E402
 

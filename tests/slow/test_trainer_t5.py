@@ -37,7 +37,7 @@ from tasks.metrics.scoring import STATISTICS, token_metrics
 from trainer_t5 import T5Trainer
 from training.batch_size import global_batch_size
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 64
 SHAPE = dict(d_model=16, d_kv=8, d_ff=32, num_heads=2, num_layers=1, num_decoder_layers=1)
 STEPS_PER_EPOCH, GLOBAL_BATCH = 5, 32

@@ -1,7 +1,7 @@
 """A SLURM cluster of two nodes on one machine, for tests and for trying out job scripts. Not a test itself.
 
-    python tests/slurm_cluster.py /tmp/cluster    # until Ctrl-C; prints the variable that other shells need
-    python tests/slurm_cluster.py --check         # what is not installed
+    python tests/support/slurm_cluster.py /tmp/cluster    # until Ctrl-C; prints the variable that other shells need
+    python tests/support/slurm_cluster.py --check         # what is not installed
     with cluster(folder) as environment: subprocess.run(["sbatch", ...], env=environment)
 
 Needs Debian's slurm-wlm and munge, and nothing of what these packages set up: munged, slurmctld and two slurmd (n1 and

@@ -38,7 +38,7 @@ from search import study as sweep_study
 from search import trials as sweep_trials
 from search.sweep_files import command_line, propose, read_sweep
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OURS = sorted((ROOT / "sweeps").glob("*.yaml"))
 # Accuracy 1 - (x - 0.3)^2, less 0.1 for kind b, towards which it climbs; a checkpoint every step.
 TRAIN = """

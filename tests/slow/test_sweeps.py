@@ -24,7 +24,7 @@ from objectives.metrics import language_model_metrics
 from tasks.metrics.scoring import STATISTICS
 from tasks.registry import eval_splits
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "sweeps").glob("*.yaml"))
 SCRIPTS = {"fine_tune_t5.py": fine_tune_t5, "pre_train_t5.py": pre_train_t5}
 

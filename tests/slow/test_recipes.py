@@ -30,7 +30,7 @@ from corpora.example_series import make_series
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, count_parameters, create_model
 
-FOLDER = Path(__file__).resolve().parent.parent / "recipes"
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 TINY = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
 V1_1 = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0)
 

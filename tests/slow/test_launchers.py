@@ -2,7 +2,7 @@
 
 Two real processes over gloo. `make test` runs a cover (every launcher, every sharding, both scripts); all cells:
 
-    T5_ALL_LAUNCHERS=1 python -m pytest tests/test_launchers.py        (make test-launchers)
+    T5_ALL_LAUNCHERS=1 python -m pytest tests/slow/test_launchers.py        (make test-launchers)
 """
 
 import os
@@ -25,11 +25,11 @@ from constants import DEFAULT_OPTIMIZER
 from training.checkpoints import checkpoints_of, damage
 from training.preemption import PREEMPTED_EXIT_CODE
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 SHARDING = {"ddp": [], "zero2": ["zero_stage2_config.json"], "zero3": ["zero_stage3_config.json"], "fsdp2": []}
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
-# accelerate's own FSDP2 over gloo, through tests/fsdp2_on_cpu.py; `deepspeed` starts processes as torchrun does.
+# accelerate's own FSDP2 over gloo, through tests/support/fsdp2_on_cpu.py; `deepspeed` starts processes as torchrun does.
 CELLS = [
     (launcher, way, script)
     for launcher in LAUNCHERS
@@ -93,7 +93,7 @@ class LauncherTest(parameterized.TestCase):
         sharding = [word for name in SHARDING[way] for word in ("--deepspeed", str(ROOT / name))]
         argv = [*self.flags(script, 2, way), "--output_dir", str(out), *sharding, *more]
         if way == "fsdp2":
-            started = [str(ROOT / "tests" / "fsdp2_on_cpu.py"), script, *argv, "--fsdp"]
+            started = [str(ROOT / "tests" / "support" / "fsdp2_on_cpu.py"), script, *argv, "--fsdp"]
         else:
             started = [str(ROOT / f"{script}_t5.py"), *argv]
         command = [*map(str, launcher_command(launcher)), *started]
@@ -179,7 +179,7 @@ class LauncherTest(parameterized.TestCase):
     def test_a_rank_that_dies_takes_the_run_down_with_its_own_error(self):
         out, began = self.folder / "dies", time.monotonic()
         argv = [*self.flags("pre_train", 2), "--output_dir", str(out)]
-        command = [*map(str, launcher_command("torchrun")), str(ROOT / "tests" / "dying_rank.py"), *argv]
+        command = [*map(str, launcher_command("torchrun")), str(ROOT / "tests" / "support" / "dying_rank.py"), *argv]
         done = subprocess.run(
             command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
         )

@@ -1,6 +1,6 @@
 """Kills real runs at random moments, resumes them, and compares what they end with to the same run never stopped.
 
-    python tests/torture.py --kills 200 --output results/torture.json      (make torture)
+    python tests/support/torture.py --kills 200 --output results/torture.json      (make torture)
 
 Every other kill is aimed at a moment in which a checkpoint is being written. Equal means: the same bytes in
 model.safetensors and the same numbers in metrics.jsonl, all_results.json and the closing trainer_state.json, apart from
@@ -23,7 +23,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: forked processes must not share a thread pool
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fine_tune_t5
 import pre_train_t5
