@@ -8,6 +8,7 @@ Legend of shapes: B rows of a batch, S one of the source lengths, T the target l
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -76,6 +77,7 @@ class FilledSampler(torch.utils.data.Sampler):
         return itertools.chain(self.sampler, range(len(self.rows.rows), len(self.rows)))
 
 
+@dataclass
 class BucketCollator:
     """Pads rows {"input_ids", "labels"} to the next of `source_lengths` and to `target_length`, and batches to `rows`.
 
@@ -84,16 +86,11 @@ class BucketCollator:
     "labels" [B, T], "decoder_input_ids" [B, T]}.
     """
 
-    def __init__(
-        self,
-        pad_token_id: int,
-        decoder_start_token_id: int,
-        source_lengths: list[int],
-        target_length: int,
-        rows: int,
-    ):
-        self.pad_token_id, self.decoder_start_token_id = pad_token_id, decoder_start_token_id
-        self.source_lengths, self.target_length, self.rows = source_lengths, target_length, rows
+    pad_token_id: int
+    decoder_start_token_id: int
+    source_lengths: list[int]
+    target_length: int
+    rows: int
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         longest = max(len(row["input_ids"]) for row in rows)
