@@ -25,10 +25,18 @@ import yaml
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, T5Config
+from transformers import (
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    PreTrainedModel,
+    T5Config,
+)
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from common.processes import answers
+from common.reports import first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.fused_projections import check_fusible, fuse_activation
@@ -59,7 +67,7 @@ def build_config(name_or_path: str, vocab_size: int | None = None, overrides: di
     except (OSError, ValueError) as error:
         raise ValueError(
             f"--config_name {name_or_path}: neither a built-in shape ({', '.join(MODEL_SHAPES)}) nor a readable "
-            f"folder or Hub name with a config.json ({_first_line(error)})"
+            f"folder or Hub name with a config.json ({first_line(error)})"
         ) from None
     check_architecture(config, f"--config_name {name_or_path}")
     return _overridden(config, overrides or {})
@@ -99,10 +107,6 @@ def _overridden(config: T5Config, overrides: dict) -> T5Config:
 def _only_local(name_or_path: str) -> bool:
     """Whether to look for a Hub name in the cache only: without an answering Hub, asking takes 23 s and then fails."""
     return Path(name_or_path).exists() or not answers(ENDPOINT)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def check_architecture(config, name: str) -> None:
@@ -201,7 +205,7 @@ def _load_config(name_or_path: str) -> T5Config:
     try:
         config = AutoConfig.from_pretrained(name_or_path, local_files_only=_only_local(name_or_path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last three: odd JSON
-        reason = "its config.json names no model_type" if isinstance(error, KeyError) else _first_line(error)
+        reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error)
         raise ValueError(
             f"--model_name_or_path {name_or_path}: not a folder or Hub name with a model ({reason})"
         ) from None
@@ -225,9 +229,14 @@ def load_model(
     kwargs = {"local_files_only": _only_local(name_or_path)}
     if attn_implementation is not None:
         kwargs["attn_implementation"] = attn_implementation
+    if config_from:  # else transformers looks for it beside the weights
+        stored = (Path(config_from) / "generation_config.json").is_file()
+        kwargs["generation_config"] = (
+            GenerationConfig.from_pretrained(config_from) if stored else GenerationConfig.from_model_config(config)
+        )
     try:
         with UntiedHeadIsIntended():
-            model, report = AutoModelForSeq2SeqLM.from_pretrained(
+            model, report = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
                 None if state_dict else name_or_path,
                 config=config,
                 state_dict=state_dict,
@@ -237,15 +246,13 @@ def load_model(
             )
     except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         raise ValueError(
-            f"--model_name_or_path {name_or_path}: its weights cannot be read ({_first_line(error)})"
+            f"--model_name_or_path {name_or_path}: its weights cannot be read ({first_line(error)})"
         ) from None
     missing = sorted(report["missing_keys"])
     if missing:
         raise ValueError(
             f"--model_name_or_path {name_or_path}: the checkpoint lacks {len(missing)} tensors: {missing[:5]}"
         )
-    if config_from and (Path(config_from) / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(config_from)
     return _prepared(model)
 
 

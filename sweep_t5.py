@@ -4,7 +4,7 @@
     python sweep_t5.py sweeps/glue_sst2_sweep.yaml --dry_run      # the first commands, without running them
     python sweep_t5.py sweeps/glue_sst2_sweep.yaml --report_only  # table and pictures of the trials so far
 
-The same command goes on where it stopped. A trial whose agent was killed or interrupted is taken up again, from its
+The same command resumes where it stopped. A trial of a killed or interrupted agent is resumed by the next one, from its
 newest checkpoint if that holds the optimizer; a finished one is never repeated. The sweep's folder holds study.jsonl
 (Optuna's journal of all trials), for each trial a folder with its .log and .err beside it, and report.html with
 history.png, parallel_coordinates.png and importance.png.
@@ -65,7 +65,7 @@ def run_agent(study, storage, sweep: dict, folder: Path, args: SweepArguments) -
             (folder / f"{run}.beat").unlink(missing_ok=True)  # free for the next agent
             raise
         if holder(folder, run).get("agent") != os.getpid():
-            show(f"trial {trial.number}  was taken up by another agent, as this one was silent for long", last=True)
+            show(f"trial {trial.number}  was resumed by another agent, as this one was silent for long", last=True)
             continue
         seconds = max([time.monotonic() - began, *(line.get("seconds", 0) for line in read_lines(folder / run))])
         end = {"state": state, "error": error, "seconds": round(seconds, 1)}
@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
             code = 1 if "in a row failed" in reason else 0
         except (KeyboardInterrupt, Told) as error:
             code = PREEMPTED_EXIT_CODE if isinstance(error, Told) else 130
-            reason = f"interrupted ({str(error) or 'Ctrl-C'}): the same command goes on with the trial that was running"
+            reason = f"interrupted ({str(error) or 'Ctrl-C'}): the same command resumes the trial that was running"
         print(f"\n{reason}")
     report(study, sweep, folder)
     return code

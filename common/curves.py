@@ -89,7 +89,7 @@ def draw_curves(
         panel.grid(axis="y", color="0.9", linewidth=0.8)
     if title:
         figure.suptitle(title, fontsize=12)
-    write_aside(Path(path), lambda aside: figure.savefig(aside, format="png"))
+    save_figure(figure, path)
     return figure
 
 
@@ -103,6 +103,11 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **o
         panel.spines[["top", "right"]].set_visible(False)
         panel.set_axisbelow(True)
     return figure, panels
+
+
+def save_figure(figure, path: str | Path) -> None:
+    """Writes the PNG `path`, whole or not at all."""
+    write_aside(Path(path), lambda aside: figure.savefig(aside, format="png"))
 
 
 def draw_scores(rows: dict[str, tuple[str, list[float]]], path: str | Path, unit: str):
@@ -123,5 +128,5 @@ def draw_scores(rows: dict[str, tuple[str, list[float]]], path: str | Path, unit
     axes.invert_yaxis()
     axes.grid(axis="x", color="0.9")
     axes.set_xlabel(unit)
-    write_aside(Path(path), lambda aside: figure.savefig(aside, format="png"))
+    save_figure(figure, path)
     return figure

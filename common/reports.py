@@ -86,6 +86,11 @@ def mean_and_deviation(values: list[float | None], form: str) -> str:
     return text if len(there) == len(values) else f"{text} (n={len(there)})"
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its name if it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def aligned(rows: list[list[str]]) -> str:
     """Rows of cells as lines with columns of equal width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

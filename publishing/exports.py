@@ -26,6 +26,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from common.processes import print_once
+from common.reports import first_line
 from model_t5 import load_model
 from training.checkpoints import checkpoints_of, newest_whole_checkpoint
 
@@ -112,8 +113,7 @@ def _gathered(folder: Path, kind: str) -> dict[str, torch.Tensor]:
         else:
             state = torch.load(folder / FSDP_WHOLE, map_location="cpu", weights_only=True)
     except (OSError, ValueError, LookupError, RuntimeError, AssertionError, EOFError, pickle.PickleError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(f"--model_name_or_path {folder}: its shards cannot be joined ({first})") from None
+        raise ValueError(f"--model_name_or_path {folder}: its shards cannot be joined ({first_line(error)})") from None
     state = state.get("model", state)
     return {name.removeprefix("module.").removeprefix("_orig_mod."): tensor.float() for name, tensor in state.items()}
 

@@ -22,7 +22,7 @@ _NOT_THE_TRAINING = (
     "output_dir overwrite_output_dir dry_run data_cache_dir overwrite_cache preprocessing_num_workers data_dir "
     "run_name report_to logging_steps logging_strategy logging_dir disable_tqdm use_cpu resume_from_checkpoint "
     "push_to_hub dataloader_num_workers dataloader_pin_memory greater_is_better project trackio_space_id local_rank "
-    "ddp_find_unused_parameters save_total_limit save_steps save_strategy do_train do_eval"
+    "ddp_find_unused_parameters save_total_limit save_steps save_strategy do_train do_eval accelerator_config debug"
 ).split()
 _NO_RESULT = ("_runtime", "_per_second", "_time", "_samples")
 

@@ -54,23 +54,19 @@ class WandbTracker:
         self.table = wandb.Table
         self.run = wandb.init(**ours, resume=None if step is None else "allow")
         self.run.config.update(config, allow_val_change=True)  # of a resumed run it may have changed
-        self.step, self.closing = step, {}  # what came a second time at this step
         folders = Path(self.run.dir).parent.parent / f"offline-run-*-{self.run.id}"
         self.shown = f"wandb sync {folders}" if self.run.settings.mode == "offline" else self.run.url
 
-    def log(self, values: dict, step: int, again: dict) -> None:
-        if values:
-            self.run.log(values, step=step)
-        self.closing = (self.closing if step == self.step else {}) | again
-        self.step = step
+    def log(self, values: dict, step: int) -> None:
+        self.run.log(values, step=step)
 
     def log_table(self, name: str, columns: list[str], rows: list[list], step: int) -> None:
         self.run.log({name: self.table(columns=columns, data=rows, allow_mixed_types=True)}, step=step)
 
-    def finish(self) -> None:
-        """A sweep decides by the summary, so there the best checkpoint's evaluation follows that of the last epoch."""
+    def finish(self, latest: dict) -> None:
+        """A sweep decides by the summary, so it gets the best checkpoint's evaluation in place of the last epoch's."""
         self.run.log({}, commit=True)
-        self.run.summary.update(self.closing)
+        self.run.summary.update(latest)
         self.run.finish()
 
 
@@ -86,7 +82,7 @@ class TensorBoardTracker:
         self.shown = f"tensorboard --logdir {folder}"
         self.writer.add_text("config", f"```json\n{json.dumps(plain_json(config), indent=2)}\n```", step or 0)
 
-    def log(self, values: dict, step: int, again: dict) -> None:
+    def log(self, values: dict, step: int) -> None:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
@@ -97,7 +93,7 @@ class TensorBoardTracker:
         self.writer.add_text(name, "\n".join(lines), step)
         self.writer.flush()
 
-    def finish(self) -> None:
+    def finish(self, latest: dict) -> None:
         self.writer.close()
 
 
@@ -118,14 +114,13 @@ class TrackioTracker:
             private=args.hub_private_repo,
         )
 
-    def log(self, values: dict, step: int, again: dict) -> None:
-        if values:
-            self.trackio.log(values, step=step)
+    def log(self, values: dict, step: int) -> None:
+        self.trackio.log(values, step=step)
 
     def log_table(self, name: str, columns: list[str], rows: list[list], step: int) -> None:
         self.trackio.log({name: self.trackio.Table(columns=columns, data=rows)}, step=step)
 
-    def finish(self) -> None:
+    def finish(self, latest: dict) -> None:
         self.trackio.finish()
 
 
@@ -137,14 +132,15 @@ class TrackersCallback(TrainerCallback):
     """Sends every log to the trackers, a name once a step.
 
     Of two values at one step the first counts, as in loss.png: the second is the best checkpoint's, evaluated when
-    training was over (W&B's summary then takes it). A tracker that fails is given up with a warning: the run goes on,
-    and metrics.jsonl has all of it.
+    training was over (W&B's summary then takes it). A tracker that fails is left out from then on, with a warning:
+    metrics.jsonl has all of it.
 
     trackers: {name: tracker}. sent: {tracker: {name: last step}}. path: the trackers.json to keep.
     """
 
     def __init__(self, trackers: dict, identity: str, sent: dict, path: Path):
         self.trackers, self.identity, self.sent, self.path = trackers, identity, sent, path
+        self.latest = {}  # value of each name
         self.certain = self.recent = copy.deepcopy(sent)  # what was sent HELD seconds before the latter, and the latter
         self.recent_since = time.monotonic()
 
@@ -153,13 +149,15 @@ class TrackersCallback(TrainerCallback):
         self._keep(state)
 
     def on_train_end(self, args, state, control, **_):
+        self.latest = {}  # value of each name
         self.certain = self.recent = self.sent  # the process ends in order, and so do the trackers
         self._keep(state)
 
     def send(self, logs: dict, step: int) -> None:
         numbers = {key: value for key, value in logs.items() if isinstance(value, Real) and not isinstance(value, bool)}
         values = {tracked_name(key): v if isinstance(v, int) else float(v) for key, v in numbers.items()}
-        self._each(lambda tracker, new, again: tracker.log(new, step, again), values, step)
+        self.latest |= values
+        self._each(lambda tracker, new: tracker.log(new, step), values, step)
 
     def replay(self, lines: list[dict], step: int) -> None:
         """Sends what the trackers lack of a metrics.jsonl up to a step."""
@@ -169,31 +167,30 @@ class TrackersCallback(TrainerCallback):
                 self.send({key: value for key, value in line.items() if key not in ("step", "seconds")}, line["step"])
 
     def log_table(self, state, name: str, columns: list[str], rows: list[list]) -> None:
-        def send(tracker, new, _):
-            if new:
-                tracker.log_table(name, columns, rows, state.global_step)
-
-        self._each(send, {name: rows}, state.global_step)
+        step = state.global_step
+        self._each(lambda tracker, _: tracker.log_table(name, columns, rows, step), {name: rows}, step)
         self._keep(state)
 
     def finish(self) -> list[str]:
         """Ends the run at the trackers. Where each shows it: a command or an address."""
-        self._each(lambda tracker, *_: tracker.finish())
+        self._each(lambda tracker, _: tracker.finish(self.latest))
         shown = [tracker.shown for tracker in self.trackers.values()]
         self.trackers = {}
         return shown
 
     def _each(self, act: Callable, values: dict | None = None, step: int = 0) -> None:
-        """Calls act(tracker, the values that it was not sent yet at this step, the others) for every tracker."""
+        """Calls act(tracker, what it lacks of the values at this step) for every tracker that lacks any, or for all."""
         for name, tracker in list(self.trackers.items()):
-            sent, values = self.sent.setdefault(name, {}), values or {}
-            new = {key: value for key, value in values.items() if step > sent.get(key, -1)}
+            sent = self.sent.setdefault(name, {})
+            new = {key: value for key, value in (values or {}).items() if step > sent.get(key, -1)}
+            if values is not None and not new:
+                continue
             try:
-                act(tracker, new, {key: value for key, value in values.items() if key not in new})
+                act(tracker, new)
                 sent |= dict.fromkeys(new, step)
             except Exception as error:
                 del self.trackers[name]
-                logger.warning("%s tracks no longer (%s: %s); the run goes on, see metrics.jsonl", name,
+                logger.warning("%s is left out from now on (%s: %s); metrics.jsonl has all of it", name,
                                type(error).__name__, error)  # fmt: skip
 
     def _keep(self, state) -> None:

@@ -2,13 +2,12 @@
 
 import base64
 import html
-import io
 import itertools
 import shlex
 from pathlib import Path
 
-from common.curves import COLOURS
-from common.reports import human_time, write_aside
+from common.curves import COLOURS, new_figure, save_figure
+from common.reports import aligned, human_time, write_aside
 from search.study import SILENCE, best_of, silence
 from search.sweep_files import command_line, draw, history, read_lines, shown
 
@@ -30,19 +29,14 @@ def table_of(trials: list, sweep: dict, folder: Path) -> list[list[str]]:
 def draw_pictures(study, sweep: dict, valued: list) -> dict:
     """{file name: Figure}: values trial by trial, a line a trial through its parameters, and what each explains."""
     from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no pyplot: it would keep global state
-    from matplotlib.figure import Figure
     from optuna.importance import get_param_importances
 
     specs, metric, sign, values = sweep["searched"], sweep["metric"]["name"], sweep["sign"], [t.value for t in valued]
     figures = {}
 
     def new(name: str, width: float = 8, **labels):
-        figures[name] = Figure(figsize=(width, 4.3), layout="constrained", dpi=120)
-        FigureCanvasAgg(figures[name])
-        panel = figures[name].subplots()
+        figures[name], (panel,) = new_figure(width, 4.3)
         panel.set(**labels)
-        panel.spines[["top", "right"]].set_visible(False)
         return panel
 
     panel = new("history.png", xlabel="trial", ylabel=metric)
@@ -82,8 +76,7 @@ def report(study, sweep: dict, folder: Path) -> None:
     """Prints the table and the best command; writes the pictures, and report.html with all of it in one file."""
     trials = study.get_trials(deepcopy=False)
     rows, best = table_of(trials, sweep, folder), best_of(trials, sweep)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    print("\n" + "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows))
+    print(f"\n{aligned(rows)}")
     errors = {trial.number: trial.user_attrs.get("end", {}).get("error") for trial in trials}
     notes = [f"trial {number} failed: {error}" for number, error in errors.items() if error]
     files, body = {}, []
@@ -96,14 +89,11 @@ def report(study, sweep: dict, folder: Path) -> None:
             files = draw_pictures(study, sweep, [trial for trial in trials if trial.value is not None])
     print("\n".join(notes))
     for name, figure in files.items():
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png")
-        write_aside(folder / name, lambda aside, picture=picture: aside.write_bytes(picture.getvalue()))
-        data = base64.b64encode(picture.getvalue()).decode()
+        save_figure(figure, folder / name)
+        data = base64.b64encode((folder / name).read_bytes()).decode()
         body.append(f'<p><img alt="{name}" src="data:image/png;base64,{data}"></p>')
     cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-    table = "".join(f"<tr>{row}</tr>\n" for row in cells)
-    title = html.escape(f"sweep {sweep['name']}")
+    table, title = "".join(f"<tr>{row}</tr>\n" for row in cells), html.escape(f"sweep {sweep['name']}")
     style = "body{font-family:sans-serif}td{padding:2px 1em}img{max-width:100%}"
     head = f'<!DOCTYPE html><meta charset="utf-8"><title>{title}</title><style>{style}</style><h1>{title}</h1>'
     text = "\n".join([head, f"<pre>{html.escape(chr(10).join(notes))}</pre>", f"<table>{table}</table>", *body])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from common.reports import write_aside
+from common.reports import read_json, write_aside
 from search.sweep_files import propose
 
 BEAT = 10.0  # seconds between two signs of life of an agent
@@ -31,10 +31,7 @@ def beat(folder: Path, run: str, group: int | None = None) -> None:
 
 def holder(folder: Path, run: str) -> dict:
     """What <run>.beat says; {} if no agent holds the trial."""
-    try:
-        return json.loads((folder / f"{run}.beat").read_text())
-    except FileNotFoundError:
-        return {}
+    return read_json(folder / f"{run}.beat")
 
 
 def silence(folder: Path, run: str) -> float:

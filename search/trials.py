@@ -45,7 +45,7 @@ def end_group(process: subprocess.Popen) -> None:
 
 
 def resume_flags(folder: Path) -> dict:
-    """Flags that let a script go on in its folder, or start anew there if no checkpoint holds the optimizer."""
+    """Flags that let a script resume in its folder, or start anew there if no checkpoint holds the optimizer."""
     for path in reversed(checkpoints_of(folder)):
         if [*path.glob("optimizer*"), *path.glob("global_step*")] and damage(path) is None:
             return {"resume_from_checkpoint": str(path)}
@@ -94,7 +94,7 @@ def run_trial(trial, sweep: dict, folder: Path) -> tuple[str, float | None, str 
         return outcome(folder, run, sweep, 0)
     title = " ".join([f"trial {trial.number} ", *(f"{name}={shown(flags[name])}" for name in sweep["searched"])])
     resume = resume_flags(folder / run)
-    show(f"{title}  {'goes on' if resume else 'begins'} in {folder / run}", last=True)
+    show(f"{title}  {'resumes' if resume else 'begins'} in {folder / run}", last=True)
     environment = os.environ | {"WANDB_RUN_ID": run} | ({"WANDB_RESUME": "allow"} if resume else {})
     environment |= {f"WANDB_{key.upper()}": str(sweep[key]) for key in ("project", "entity") if key in sweep}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # `python` is this one

@@ -22,6 +22,7 @@ import torch
 import yaml
 from absl.testing import absltest, parameterized
 from fake_hub import FakeHub
+from helpers import run_main
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -62,19 +63,6 @@ def workspace() -> Path:
     return folder
 
 
-def run(script, *argv, code: int | None = None) -> tuple[object, str, str]:
-    """(what main returns, stdout, stderr)."""
-    out, err, result = io.StringIO(), io.StringIO(), None
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            result = script.main([str(word) for word in argv])
-            ended = None
-        except SystemExit as stop:
-            ended = stop.code
-    assert (ended if isinstance(ended, int | None) else 1) == code, (ended, out.getvalue()[-500:], err.getvalue())
-    return result, out.getvalue(), err.getvalue() + (ended if isinstance(ended, str) else "")
-
-
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
@@ -82,17 +70,8 @@ class TestCase(parameterized.TestCase):
         self.out = self.folder / "out"
 
     def export(self, source, *more, code: int | None = None):
-        return run(
-            export_checkpoint,
-            "--model_name_or_path",
-            source,
-            "--output_dir",
-            self.out,
-            "--num_samples",
-            3,
-            *more,
-            code=code,
-        )
+        flags = ("--model_name_or_path", source, "--output_dir", self.out, "--num_samples", 3)
+        return run_main(export_checkpoint.main, *flags, *more, code=code)
 
     def assert_same_weights(self, one: Path, two: Path):
         first, second = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
@@ -135,6 +114,18 @@ class HuggingFaceTest(TestCase):
         _, printed, _ = self.export(run_folder)
         self.assertRegex(printed, "checkpoint-6 is damaged and skipped")
         self.assertRegex(printed, "newest whole checkpoint, .*checkpoint-4")
+
+    def test_configuration_of_another_folder(self):
+        bare, elsewhere = self.folder / "bare", self.folder / "elsewhere"
+        bare.mkdir()
+        elsewhere.mkdir()
+        shutil.copy(workspace() / "whole" / "model.safetensors", bare)
+        shutil.copy(workspace() / "whole" / "config.json", elsewhere)
+        settings = json.loads((workspace() / "whole" / "generation_config.json").read_text())
+        (elsewhere / "generation_config.json").write_text(json.dumps(settings | {"length_penalty": 0.5}))
+        self.export(bare, "--config_name", elsewhere, "--tokenizer_name", workspace() / "tokenizer")
+        self.assert_same_weights(workspace() / "whole", self.out)
+        self.assertEqual(json.loads((self.out / "generation_config.json").read_text())["length_penalty"], 0.5)
 
     def test_an_export_that_fails_leaves_nothing(self):
         with mock.patch("export_checkpoint.model_card", side_effect=ValueError("the disk is full")):
@@ -354,7 +345,7 @@ class CardTest(TestCase):
             disable_tqdm="true", preprocessing_num_workers=1, noise_density=0.2,
         )  # fmt: skip
         if not cls.run_folder.exists():
-            run(pre_train_t5, *[word for key, value in flags.items() for word in (f"--{key}", value)])
+            run_main(pre_train_t5.main, *[word for key, value in flags.items() for word in (f"--{key}", value)])
         cls.flags = flags
 
     def test_is_filled_from_the_run(self):
@@ -404,7 +395,7 @@ class CardTest(TestCase):
         words = [
             word for key, value in (self.flags | dict(output_dir=self.out)).items() for word in (f"--{key}", value)
         ]
-        return run(pre_train_t5, *words, *more, code=code)
+        return run_main(pre_train_t5.main, *words, *more, code=code)
 
     def test_export_is_uploaded_as_it_is(self):
         with FakeHub() as hub:
@@ -488,7 +479,7 @@ class BadInputTest(TestCase):
         words = [word.format(folder=self.folder, good=workspace()) for word in flags]
         given = {name: value for name, value in given.items() if name not in words}
         argv = [*words, *[word for pair in given.items() for word in pair]]
-        _, _, error = run(export_checkpoint, *argv, code=2)
+        _, _, error = run_main(export_checkpoint.main, *argv, code=2)
         self.assertRegex(error, f"^[^\n]*error: [^\n]*({message})[^\n]*\n$")
         self.assertFalse(self.out.exists())
 

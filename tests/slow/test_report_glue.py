@@ -21,15 +21,13 @@ import zipfile
 from pathlib import Path
 from unittest import mock
 
-import torch
 from absl.testing import absltest, parameterized
+from helpers import run_main, write_tiny_model
 from matplotlib.image import imread
 
 import evaluate_t5
 import fine_tune_t5
 import report_glue
-from corpora.tokenizers import load_tokenizer, train_tokenizer
-from model_t5 import build_config, create_model
 from report_glue import Run, average, gather, metric_keys, table, title
 
 SCRIPTS = {"fine_tune_t5.py": fine_tune_t5.main, "evaluate_t5.py": evaluate_t5.main}
@@ -56,11 +54,7 @@ class TestCase(parameterized.TestCase):
             " ".join(chooser.choices(words, k=8)) + f" {i / 10:.1f} acceptable unacceptable cola stsb"
             for i in range(200)
         ]
-        train_tokenizer(lines, cls.folder / "model", 200)
-        torch.manual_seed(0)
-        shape = dict(d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=1, num_decoder_layers=1)
-        tokenizer = load_tokenizer(str(cls.folder / "model"))
-        create_model(build_config("tiny", len(tokenizer), shape)).save_pretrained(cls.folder / "model")
+        write_tiny_model(cls.folder / "model", lines, 200)
 
     def argv(self, where: str, *flags: str, more: tuple = (), tasks: str = "cola stsb") -> list[str]:
         ours = f"--model_name_or_path {self.folder}/model --data_dir {self.folder} --output_dir {self.folder}/{where}"
@@ -158,10 +152,8 @@ class ReportTest(TestCase):
         self.assertLen(report["tasks"]["cola"]["score"]["seeds"], 3)
 
     def test_other_flags_are_refused_where_runs_were_made(self):
-        with self.assertRaises(SystemExit) as stopped, contextlib.redirect_stderr(io.StringIO()) as errors:
-            report_glue.main(self.argv("whole", more=("--optim", "adafactor")))
-        self.assertEqual(stopped.exception.code, 2)
-        self.assertRegex(errors.getvalue(), r"seed_1.json was made with other flags; name another folder")
+        _, _, error = run_main(report_glue.main, *self.argv("whole", more=("--optim", "adafactor")), code=2)
+        self.assertRegex(error, r"seed_1.json was made with other flags; name another folder")
 
 
 class InterruptionTest(TestCase):
@@ -232,9 +224,9 @@ class InterruptionTest(TestCase):
         self.assertEqual(signal.getsignal(signal.SIGTERM), before)
 
     def test_a_real_run_in_a_process_of_its_own(self):
-        with contextlib.redirect_stdout(io.StringIO()):
-            argv = self.argv("real", "--seeds", "5", "--submission", "false", tasks="cola")
-            report = report_glue.main(argv)
+        report, _, _ = run_main(
+            report_glue.main, *self.argv("real", "--seeds", "5", "--submission", "false", tasks="cola")
+        )
         self.assertEqual(list(report["tasks"]["cola"]["score"]["seeds"]), [5])
         self.assertIsNone(report["tasks"]["cola"]["score"]["deviation"])
 
@@ -288,10 +280,8 @@ class NumbersTest(parameterized.TestCase):
 
 class FlagsTest(TestCase):
     def fails(self, argv: list[str], message: str) -> None:
-        with self.assertRaises(SystemExit) as stopped, contextlib.redirect_stderr(io.StringIO()) as errors:
-            report_glue.main(argv)
-        self.assertEqual(stopped.exception.code, 2)
-        self.assertRegex(errors.getvalue(), message)
+        _, _, error = run_main(report_glue.main, *argv, code=2)
+        self.assertRegex(error, message)
 
     @parameterized.named_parameters(
         ("task", [], (), "cola sstb", "--tasks sstb: there is cola, sst2"),
@@ -317,9 +307,7 @@ class FlagsTest(TestCase):
         self.fails(["--tasks", "cola"], "--model_name_or_path: the checkpoint to start from is missing")
 
     def test_dry_run_prints_the_commands(self):
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            report_glue.main(self.argv("dry", "--dry_run"))
-        lines = printed.getvalue().splitlines()
+        lines = run_main(report_glue.main, *self.argv("dry", "--dry_run"))[1].splitlines()
         self.assertLen(lines, 4)
         for line in lines:
             words = shlex.split(line)
@@ -329,9 +317,8 @@ class FlagsTest(TestCase):
         self.assertFalse((self.folder / "dry").exists())
 
     def test_nothing_finished_is_said(self):
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            report_glue.main(self.argv("empty", "--report_only"))
-        self.assertIn("no run is finished yet", printed.getvalue())
+        _, printed, _ = run_main(report_glue.main, *self.argv("empty", "--report_only"))
+        self.assertIn("no run is finished yet", printed)
 
 
 if __name__ == "__main__":

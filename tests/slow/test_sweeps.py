@@ -5,7 +5,6 @@ what it was told.
 """
 
 import math
-import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 from absl.testing import absltest, parameterized
+from helpers import write_accelerate
 from transformers import EvalPrediction
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args, load_sweep_config
 
@@ -73,9 +73,7 @@ class SweepsTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.bin = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        accelerate = self.bin / "accelerate"
-        accelerate.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
-        accelerate.chmod(0o755)
+        self.environment = write_accelerate(self.bin)
 
     def command_of_run(self, sweep: dict, setting: dict, run_id: str) -> list[str]:
         """The words that `accelerate` gets from an agent's run, as W&B's agent fills them in and starts them."""
@@ -85,7 +83,7 @@ class SweepsTest(parameterized.TestCase):
         for word in create_sweep_command(list(sweep["command"])):
             is_macro = word.startswith("${") and word.endswith("}")
             words += macros[word[2:-1]] if is_macro else [word]
-        environment = {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}", "WANDB_RUN_ID": run_id}
+        environment = self.environment | {"WANDB_RUN_ID": run_id}
         done = subprocess.run(words, env=environment, cwd=self.bin, capture_output=True, text=True, check=True)
         return done.stdout.splitlines()
 

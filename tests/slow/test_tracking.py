@@ -125,7 +125,7 @@ class KilledRunTest(parameterized.TestCase):
 
     @classmethod
     def start(cls, *words: str) -> subprocess.CompletedProcess:
-        options = dict(env=cls.environment, cwd=cls.folder, capture_output=True, text=True, timeout=300)
+        options = dict(env=cls.environment, cwd=cls.folder, capture_output=True, text=True, timeout=1500)
         return subprocess.run([sys.executable, *words], **options)
 
     def setUp(self):
@@ -200,18 +200,18 @@ class FakeTracker:
     def __init__(self, args, identity, name, config, step):  # noqa: ARG002
         self.begun, self.logs, self.tables, self.shown = (identity, name, config, step), [], [], name
 
-    def log(self, values, step, again):
-        self.logs.append((step, values, again))
+    def log(self, values, step):
+        self.logs.append((step, values))
 
     def log_table(self, name, columns, rows, step):
         self.tables.append((step, name, columns, rows))
 
-    def finish(self):
-        self.logs = None
+    def finish(self, latest):
+        self.latest = latest
 
 
 class BrokenTracker(FakeTracker):
-    def log(self, values, step, again):  # noqa: ARG002
+    def log(self, values, step):  # noqa: ARG002
         raise ConnectionError("the server is gone")
 
 
@@ -263,12 +263,14 @@ class TrackersTest(parameterized.TestCase):
         trainer.log(1, loss=9.0)
         (callback,) = trainer.callbacks
         expected = [
-            (1, {"train/loss": 2.0, "train/epoch": 0.1}, {}),
-            (1, {"eval/loss": 3.0}, {"train/epoch": 0.1}),
-            (2, {"train/loss": 1.0}, {}),
-            (1, {}, {"train/loss": 9.0}),
+            (1, {"train/loss": 2.0, "train/epoch": 0.1}),
+            (1, {"eval/loss": 3.0}),
+            (2, {"train/loss": 1.0}),
         ]
-        self.assertEqual(callback.trackers["wandb"].logs, expected)
+        tracker = callback.trackers["wandb"]
+        self.assertEqual(tracker.logs, expected)
+        trackers.finish_tracking(trainer)
+        self.assertEqual(tracker.latest, {"train/loss": 9.0, "train/epoch": 0.1, "eval/loss": 3.0})
 
     def test_tables(self):
         trainer = self.start({"wandb": FakeTracker, "trackio": FakeTracker})
@@ -284,7 +286,7 @@ class TrackersTest(parameterized.TestCase):
         trainer = self.start({"wandb": BrokenTracker, "trackio": FakeTracker})
         with self.assertLogs(trackers.logger, "WARNING") as logs:
             trainer.log(1, loss=2.0)
-        self.assertIn("wandb tracks no longer (ConnectionError: the server is gone)", logs.output[0])
+        self.assertIn("wandb is left out from now on (ConnectionError: the server is gone)", logs.output[0])
         trainer.log(2, loss=1.0)
         (callback,) = trainer.callbacks
         self.assertEqual([step for step, *_ in callback.trackers["trackio"].logs], [1, 2])
@@ -306,8 +308,8 @@ class TrackersTest(parameterized.TestCase):
         (callback,) = second.callbacks
         identity, name, config, step = callback.trackers["wandb"].begun
         self.assertEqual((identity, name, config, step), (first.callbacks[0].identity, "another", {"seed": 1}, 4))
-        self.assertEqual([values for _, values, _ in callback.trackers["wandb"].logs], [{}, {"train/loss": 1.5}])
-        values = [values for _, values, _ in callback.trackers["trackio"].logs]  # which had nothing before
+        self.assertEqual([values for _, values in callback.trackers["wandb"].logs], [{"train/loss": 1.5}])
+        values = [values for _, values in callback.trackers["trackio"].logs]  # which had nothing before
         self.assertEqual(values, [{"train/loss": 2.0}, {"train/loss": 1.5}])
 
     def test_the_last_minute_before_a_kill_is_sent_again_and_no_more(self):
@@ -319,9 +321,7 @@ class TrackersTest(parameterized.TestCase):
             file.writelines(json.dumps({"step": step, "loss": 2.0 / step}) + "\n" for step in range(1, 6))
         second = self.start({"wandb": FakeTracker, "tensorboard": FakeTracker}, self.checkpoint(first, self.out / "5"))
         (callback,) = second.callbacks
-        logs = {
-            name: [step for step, values, _ in tracker.logs if values] for name, tracker in callback.trackers.items()
-        }
+        logs = {name: [step for step, _ in tracker.logs] for name, tracker in callback.trackers.items()}
         self.assertEqual(logs, {"wandb": [3, 4, 5], "tensorboard": []})
 
     def test_id_of_a_sweep(self):
