@@ -163,7 +163,8 @@ PARTS = {  # in the order of `all`, the dearest last; two of `gpu` alone
         tables={"rows": scripts.PARITY_COLUMNS}),
     "pre_train": Command(
         scripts.measure_pre_train, "Pre-training through pre_train_t5.py, by default and with the flags for speed.",
-        "model bf16 pre_train_args", {"rows": scripts.PRE_TRAIN_COLUMNS}, "pre-training through Trainer, sequences/s"),
+        "model bf16 compile pre_train_args", {"rows": scripts.PRE_TRAIN_COLUMNS},
+        "pre-training through Trainer, sequences/s"),
 }
 SUITES = {  # commands that run several parts, in this order, within --minutes
     "all": tuple(name for name in PARTS if name not in ("parity", "pre_train")),
