@@ -159,11 +159,12 @@ PARTS = {  # in the order of `all`, the dearest last; two of `gpu` alone
         step.measure_steps, "The training step: peers and what is added to them, rung by rung.",
         "model bf16 minutes compile rows steps alone", {"rows": step.COLUMNS}, "training step, sequences/s"),
     "parity": Command(
-        scripts.measure_parity, "Every attention kernel of this machine against float64 (tests/support/check_attention.py).",
+        scripts.measure_parity, "Every attention kernel of this machine against float64.",
         tables={"rows": scripts.PARITY_COLUMNS}),
     "pre_train": Command(
         scripts.measure_pre_train, "Pre-training through pre_train_t5.py, by default and with the flags for speed.",
-        "model bf16 pre_train_args", {"rows": scripts.PRE_TRAIN_COLUMNS}, "pre-training through Trainer, sequences/s"),
+        "model bf16 compile pre_train_args", {"rows": scripts.PRE_TRAIN_COLUMNS},
+        "pre-training through Trainer, sequences/s"),
 }
 SUITES = {  # commands that run several parts, in this order, within --minutes
     "all": tuple(name for name in PARTS if name not in ("parity", "pre_train")),

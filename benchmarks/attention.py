@@ -19,14 +19,8 @@ from modeling.kernels.library import aligned
 
 KINDS = ("encoder", "decoder", "cross")
 ERRORS = ("output", "dq", "dk", "dv", "dbias")
-TILES = (  # queries, keys, warps, stages of a program of the Triton kernel of d(bias)
-    (128, 64, 8, 2),
-    (128, 64, 8, 3),
-    (64, 128, 8, 2),
-    (64, 64, 4, 2),
-    (64, 64, 8, 2),
-    (128, 32, 4, 2),
-)
+# Queries, keys, warps and stages of a program of the Triton kernel of d(bias).
+TILES = ((128, 64, 8, 2), (128, 64, 8, 3), (64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (128, 32, 4, 2))
 COLUMNS = {"name": "", "ms": "{:.3f}", "tflops": "{:.3g}", "share_of_peak": "{:.1%}", "peak_memory_gib": "{:.3f}"}
 COLUMNS |= {"worst_error": "{:.1e}"}
 BIAS_GRADIENT_COLUMNS = {"name": "", "chosen": "", "ms": "{:.3f}", "error_of_dbias": "{:.1e}"}

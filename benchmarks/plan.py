@@ -15,14 +15,7 @@ from common.reports import human_count
 from constants import HARDWARE_PEAKS, NOT_UNDER_FSDP, NOT_UNDER_ZERO
 from data_collator_t5 import compute_input_and_target_lengths
 from model_t5 import flops_per_sequence
-from runs.memory import (
-    OPTIMIZER_STATES,
-    STRATEGIES,
-    activation_bytes,
-    communication_bytes,
-    optimizer_bytes,
-    state_bytes,
-)
+from runs import memory
 
 ROOT = Path(__file__).resolve().parent.parent
 ZERO_CONFIGS = {"zero2": "zero_stage2_config.json", "zero3": "zero_stage3_config.json"}
@@ -40,7 +33,7 @@ FLAGS = {
     "accumulation": dict(type=int, default=1, help="Micro-batches of a step."),
     "source_length": dict(type=int, default=512, help="Tokens of a source."),
     "attention": dict(default="t5_fused", choices=("eager", "sdpa", "t5_fused")),
-    "optim": dict(default="adamw_torch", help=f"One of {', '.join(OPTIMIZER_STATES)}."),
+    "optim": dict(default="adamw_torch", help=f"One of {', '.join(memory.OPTIMIZER_STATES)}."),
     "mfu": dict(type=float, default=0.45, help="MFU of one GPU without communication, assumed."),
 }
 COLUMNS = {"name": ""} | {f"{name}_gib": "{:.2f}" for name in ("weights", "gradients", "optimizer", "working")}
@@ -54,7 +47,7 @@ def check_flags(args: Namespace) -> None:
     for name in ("nodes", "gpus", "batch", "accumulation"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} {getattr(args, name)}: must be at least 1")
-    for name, known in (("gpu", HARDWARE_PEAKS), ("optim", OPTIMIZER_STATES)):
+    for name, known in (("gpu", HARDWARE_PEAKS), ("optim", memory.OPTIMIZER_STATES)):
         if getattr(args, name) not in known:
             raise ValueError(f"--{name} {getattr(args, name)}: must be one of {', '.join(known)}")
     if not 0 < args.mfu <= 1:
@@ -84,10 +77,10 @@ def make_plan(args: Namespace) -> dict:
     # NCCL's rings leave a machine through all of its network cards, so these add up, to no more than the links within.
     links, network = hardware["link_gb_per_second"], hardware["network_gb_per_second"] * args.gpus
     bandwidth = links if args.nodes == 1 else min(links, network)
-    cases = [(strategy, checkpointing) for checkpointing in (False, True) for strategy in STRATEGIES]
+    cases = [(strategy, checkpointing) for checkpointing in (False, True) for strategy in memory.STRATEGIES]
     optimizers = []
-    for name in OPTIMIZER_STATES:
-        size = optimizer_bytes(name, shapes, config) / 2**30
+    for name in memory.OPTIMIZER_STATES:
+        size = memory.optimizer_bytes(name, shapes, config) / 2**30
         where = [NAMES[strategy] for strategy, refused in REFUSED.items() if name in refused]
         note = f"not under {' and '.join(where)}: needs whole matrices" if where else ""
         optimizers.append(dict(name=name, gib=size, divided_gib=size / processes, note=note))
@@ -109,15 +102,15 @@ def plan_of(
     processes, weights = args.nodes * args.gpus, sum(map(math.prod, shapes))
     path = ROOT / ZERO_CONFIGS[strategy] if strategy in ZERO_CONFIGS else None
     zero = json.loads(path.read_text(encoding="utf-8"))["zero_optimization"] if path else {}
-    states = state_bytes(strategy, config, shapes, args.optim, processes, True, zero)
-    kept = activation_bytes(config, args.batch, args.source_length, target, args.attention, True, checkpointing)
+    states = memory.state_bytes(strategy, config, shapes, args.optim, processes, True, zero)
+    kept = memory.activation_bytes(config, args.batch, args.source_length, target, args.attention, True, checkpointing)
     # ZeRO and FSDP2 hold the bfloat16 weights that autocast would make copies of.
     working = states.working + (kept.weight_copies if strategy == "ddp" else 0)
     gib = dict(weights=states.weights, gradients=states.gradients, optimizer=states.optimizer, working=working)
     gib |= dict(activations=kept.stored + kept.recomputed, loss=kept.loss)
     gib |= dict(total=sum(gib.values()), of_it_attention=kept.attention)
     flops = flops_per_sequence(config, args.source_length, target) * args.batch * args.accumulation
-    sent = communication_bytes(strategy, weights, processes, args.accumulation)
+    sent = memory.communication_bytes(strategy, weights, processes, args.accumulation)
     updated = weights if strategy == "ddp" else weights / processes
     done = flops * (4 / 3 if checkpointing else 1)  # the forward pass once more
     seconds = step_seconds(done, updated, sent, hardware, bandwidth, args.mfu)

@@ -16,15 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from benchmarks.material import (
-    attention_function,
-    bare_tokenizer,
-    benchmark_config,
-    parameter_shapes,
-    random_batches,
-    setting_of,
-    use_plain_activation,
-)
+from benchmarks import material
 from benchmarks.measure import free_memory, interleaved, is_out_of_memory, median, peak_flops, recording, spread
 from data_collator_t5 import T5DataCollator
 from model_t5 import create_model, flops_per_sequence, set_dropout
@@ -112,7 +104,7 @@ class TrainingStep:
 
     def __init__(self, settings: dict, config, batches: list[dict], device: torch.device, bf16: bool):
         self.batches, self.bf16, self.device, self.done = batches, bf16, device, 0
-        attention_function(settings["attention"])
+        material.attention_function(settings["attention"])
         torch.manual_seed(0)
         model = create_model(config, settings["attention"]).to(device).train()
         set_dropout(model, settings["dropout"])
@@ -121,7 +113,7 @@ class TrainingStep:
             options |= dict(torch_compile_backend="inductor", label_smoothing_factor=0.0)
             set_up_step(model, SimpleNamespace(**options, **{name: settings[name] for name in STEP_OPTIONS}))
         else:
-            use_plain_activation(model)
+            material.use_plain_activation(model)
             if settings["compile"]:
                 model = torch.compile(model, mode=settings["compile_mode"])
         self.model, self.parameters = model, list(model.parameters())
@@ -166,11 +158,14 @@ def measure_steps(args: Namespace) -> dict:
     is tried with half the batch, down to an eighth. Rungs are built one by one until `args.deadline` and then timed in
     turn; where their states together would fill the GPU's memory, each is timed alone instead.
     """
-    config, peak = benchmark_config(args.model), peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32)
-    collator = T5DataCollator(bare_tokenizer(config.vocab_size), args.source_length)
+    config, peak = (
+        material.benchmark_config(args.model),
+        peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32),
+    )
+    collator = T5DataCollator(material.bare_tokenizer(config.vocab_size), args.source_length)
     flops = flops_per_sequence(config, collator.inputs_length, collator.targets_length)
     # float32 weights and two moments; gradients are freed after each step.
-    states = 12 * sum(map(math.prod, parameter_shapes(config))) * len(args.rungs)
+    states = 12 * sum(map(math.prod, material.parameter_shapes(config))) * len(args.rungs)
     in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
     predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
     rows, steps = {}, {}
@@ -198,7 +193,7 @@ def measure_steps(args: Namespace) -> dict:
             row["raw_tokens_per_second"] = rate * collator.tokens_length
     mark_other_losses(list(rows.values()))
     lengths = dict(source_length=collator.inputs_length, target_length=collator.targets_length)
-    result = setting_of(args) | lengths | dict(compiled=args.compile, gflops_per_sequence=flops / 1e9)
+    result = material.setting_of(args) | lengths | dict(compiled=args.compile, gflops_per_sequence=flops / 1e9)
     result["order"] = "in turn: A B C A B C" if in_turn else "one after the other: A A B B"
     result |= dict(raw_tokens_per_sequence=collator.tokens_length, matrix_product_tflops=peak / 1e12)
     return result | {"rows": list(rows.values()), **ratios(args.rungs, rows)}
@@ -211,7 +206,7 @@ def first_steps(row: dict, settings: dict, config, args: Namespace) -> TrainingS
         row["batch"] = max(1, args.batch * settings["batch_factor"] // divisor)
         step = None
         with recording(row, args.device):
-            batches = random_batches(config, row["batch"], args.source_length, 4, args.device)
+            batches = material.random_batches(config, row["batch"], args.source_length, 4, args.device)
             step = TrainingStep(settings, config, batches, args.device, args.bf16)
             start = time.perf_counter()
             row["first_loss"] = step.run(1)

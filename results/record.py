@@ -10,16 +10,15 @@ what those scripts wrote is copied, nothing is typed in. Seconds.
 import argparse
 import json
 import platform
+import re
 from pathlib import Path
 
 
 def processor() -> str:
     """The processor's name as the system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.is_file() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def main(argv: list[str] | None = None) -> dict:

@@ -276,7 +276,8 @@ class CommandsTest(BenchmarkTest):
         results = found["results"]
         self.assertEqual(list(results), ["parity", "step", "fine_tune", "pre_train"])
         self.assertEqual(
-            {name: part.get("error") for name, part in results.items() if "error" in part}, {"parity": "2 are wrong"}
+            {name: part.get("error") for name, part in results.items() if "error" in part},
+            {"parity": "2 of 65 are wrong"},
         )
         self.assertEqual(results["parity"]["checked"], 65)
         for row, name in zip(results["pre_train"]["rows"], scripts.PRE_TRAININGS, strict=True):
@@ -290,7 +291,9 @@ class CommandsTest(BenchmarkTest):
     def test_flags_of_pre_training_are_known(self):
         words = []
         with mock.patch.object(scripts, "run_script", lambda *call, **_: words.append(call[1])):
-            scripts.measure_pre_train(arguments("pre_train"))
+            for changes in (dict(bf16=False, compile=False), dict(bf16=True, compile=True)):
+                scripts.measure_pre_train(arguments("pre_train", **changes))
+        self.assertLen(words, 4)
         for one in words:
             parse_arguments([ModelArguments, PreTrainingDataArguments, PreTrainingArguments], one)
 
@@ -398,7 +401,7 @@ class LadderTest(BenchmarkTest):
         def broken(self, count):  # noqa: ARG001
             raise ArithmeticError("the loss became nan at step 4")
 
-        with mock.patch.object(step, "attention_function", side_effect=measure.NotAvailableError("no such kernel")):
+        with mock.patch.object(material, "attention_function", side_effect=measure.NotAvailableError("no such kernel")):
             rows = self.measured("sdpa")
         self.assertEqual(rows["sdpa"]["error"], "not available: no such kernel")
         with mock.patch.object(step.TrainingStep, "run", broken):

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 SHARDING = {"ddp": [], "zero2": ["zero_stage2_config.json"], "zero3": ["zero_stage3_config.json"], "fsdp2": []}
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
-# accelerate's own FSDP2 over gloo, through tests/support/fsdp2_on_cpu.py; `deepspeed` starts processes as torchrun does.
+# accelerate's own FSDP2 over gloo, through fsdp2_on_cpu.py; `deepspeed` starts processes as torchrun does.
 CELLS = [
     (launcher, way, script)
     for launcher in LAUNCHERS

@@ -1,4 +1,4 @@
-"""slurm/train.slurm and slurm/sweep.slurm on a real SLURM of two nodes, which tests/support/slurm_cluster.py starts here.
+"""slurm/train.slurm and slurm/sweep.slurm on a real SLURM of two nodes, which support/slurm_cluster.py starts here.
 
 `make test-slurm` runs it, `make test` does not: it needs Debian's slurm-wlm and munge. About 8 minutes on two cores,
 most of it Python's imports in the runs of the real scripts; stand-ins of a few lines do for the rest.
