@@ -16,9 +16,9 @@ from common.processes import is_first_process, print_once
 def cached(cache: Path, name: str, key: str, build, overwrite: bool = False) -> Path:
     """The folder `<cache>/<name>-<key>`, made by `build(folder)` if it is missing, half there or damaged.
 
-    It is built aside and appears by one rename, with a manifest against which it is checked at every use: sizes by all,
-    contents by rank 0 alone. Processes that build the same at once each end with a whole folder: the first one's, which
-    the others find and take.
+    It is built in a temporary folder beside it and renamed when it is whole. A manifest is checked at every use: sizes
+    by all processes, contents by rank 0 alone. Of processes that build the same at once, the first one's folder stays
+    and the others use it.
     """
     final = cache / f"{name}-{key[:24]}"
     overwrite = overwrite and is_first_process()  # the other processes take what the first one made

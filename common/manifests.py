@@ -2,7 +2,7 @@
 
     manifest.json   {"files": {"model.safetensors": {"bytes": 7740416, "sha256": "..."}, ...}}
 
-Checkpoints and the cache of prepared data are written aside, described, synced to the disk, and appear by one rename.
+Checkpoints and cached data are written into a temporary folder, described, synced to the disk, and renamed when whole.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ MANIFEST = "manifest.json"
 
 
 def write_manifest(folder: Path) -> None:
-    """Describes all files of a finished folder in its manifest, and brings everything to the disk."""
+    """Describes all files of a finished folder in its manifest, and syncs everything to the disk."""
     files = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST):
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
@@ -43,7 +43,7 @@ def difference(folder: Path, hashes: bool = True) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
-    for name, (_, digest) in expected.items() if hashes else ():  # the dear check comes last
+    for name, (_, digest) in expected.items() if hashes else ():  # the expensive check comes last
         if file_digest(folder / name) != digest:
             return f"{name} has changed (wrong sha256)"
     return None
@@ -56,7 +56,7 @@ def file_digest(path: Path) -> str:
 
 
 def fsync(path: Path) -> None:
-    """Brings a file or a folder's list of names to the disk."""
+    """Syncs a file, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What a process knows of itself: its rank, its hardware, its network."""
+"""The process: its rank, its hardware, its network, and how it ends."""
 
 import atexit
 import functools
@@ -28,7 +28,7 @@ def print_once(text: str) -> None:
 
 
 def finish_process_group() -> None:
-    """Leaves the process group together: gloo ranks that exit one by one abort each other now and then."""
+    """Waits for all ranks and leaves the process group: gloo ranks that exit one by one sometimes abort each other."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
@@ -49,8 +49,8 @@ def answers(url: str) -> bool:
 def run_script(main: Callable[[], object]) -> None:
     """Runs a script's main(). One of several processes then ends at once, with main's exit code.
 
-    Python's own shutdown races with the threads of the process group: now and then a rank aborts after all is done, and
-    the launcher reports a failed run, or a stop with exit code 75 becomes a crash. Exit handlers run all the same.
+    Python's own shutdown races with the threads of the process group: sometimes a rank aborts after all work is done.
+    The launcher then reports a failed run, or a stop with exit code 75 becomes a crash. Exit handlers still run.
     """
     several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
     try:

@@ -6,7 +6,7 @@
     .npy, .bin              a stretch of rows of ready-made ids, or of pieces of a flat array
     .csv                    a file, since only its beginning tells where a row begins; later rows are found at once
     .json, .tsv, anything compressed, WikiExtractor's <doc> format
-                            a file; to go on within it, what comes before is read again
+                            a file; to resume within it, what comes before is read again
     a Hub stream            a shard, or where there are few of them a row group
 
 `rows(block, start)` yields (place, row): given as `start`, a place begins with that row again, without reading more
@@ -246,7 +246,7 @@ def _pieces(stream: BinaryIO, longest: int | None = None) -> Iterator[tuple[byte
     what follows alone, so that reading from there on gives the same parts."""
     rest = b""
     while chunk := stream.read(max(CHUNK_BYTES, len(rest))):
-        *lines, rest = (rest + chunk).splitlines(keepends=True)  # the last one may go on, or its CR be half of CR LF
+        *lines, rest = (rest + chunk).splitlines(keepends=True)  # the last one may continue, or its CR be half of CR LF
         for line in lines:
             *parts, line = _cut(line, longest)
             yield from ((part, False) for part in parts)

@@ -1,8 +1,8 @@
 """Training examples cut from token files, corpora drawn by weight, and the order of the examples.
 
 A data set here takes example numbers that run past its end: number n stands for example n % N in epoch n // N, and has
-another key (so another mask) there. All is computed from the number, nothing is drawn in order: any rank, data worker
-or resumed run gets the same.
+another key there, so another mask. Everything is computed from the number and nothing drawn in order, so that any rank,
+data worker or resumed run gets the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -74,7 +74,7 @@ class WeightedExamples(Examples):
     """Corpora of which each gives its weight's share of the examples of every epoch.
 
     An epoch has as many examples as all corpora together. A corpus that has fewer than its share begins again before
-    the epoch is over; one that has more goes on in the next epoch where it stopped. Within a pass no example comes
+    the epoch is over; one that has more continues in the next epoch where it stopped. Within a pass no example comes
     twice, and a part of a pass is spread over the whole corpus: examples are taken in strides.
     """
 

@@ -53,7 +53,7 @@ def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_S
 def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] | None]:
     """["a.txt:0.7", "b.txt:0.3"] -> (["a.txt", "b.txt"], [0.7, 0.3]); (texts, None) if none has a weight.
 
-    What is there under its whole name has no weight, whatever its name. ValueError if only some have one.
+    A path that exists under its whole name has no weight. ValueError if only some have one.
     """
     paths, weights = [], []
     for text in texts:
@@ -257,7 +257,7 @@ def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
 
     A line is a row and quotes are ordinary characters: with the usual quoting of csv readers a lone quote joins lines,
     which loses rows of MRPC, QNLI and STS-B in silence. Only a line that is too short because its last field opens a
-    quote and does not close it goes on in the next lines, as three questions of GLUE's QQP do.
+    quote and does not close it continues in the next lines, as three questions of GLUE's QQP do.
     """
     with open_text(path) as stream:
         lines = enumerate(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE), start=1)
@@ -337,7 +337,8 @@ def read_text_documents(path: Path) -> Iterator[str]:
 
 
 def read_text_parts(path: Path) -> Iterator[str]:
-    """The same documents, those on a line beyond LONGEST_PART characters in Stretches: a line is cut as it is read."""
+    """The same documents, as Stretches if their line has more than LONGEST_PART characters: a line is cut as it is
+    read."""
     page, goes_on = None, False  # lines of the open <doc>, None outside; whether the line began before
     with open_text(path) as stream:
         pieces = (CONTROL.sub("", piece) for piece in iter(lambda: stream.readline(LONGEST_PART), ""))

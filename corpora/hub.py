@@ -1,4 +1,4 @@
-"""The Hugging Face Hub and saved `datasets` folders, without waiting for a network that is not there."""
+"""The Hugging Face Hub and saved `datasets` folders. Without a network nothing waits for the Hub."""
 
 import os
 from pathlib import Path
@@ -34,7 +34,7 @@ def load_dataset_splits(name: str, config: str | None, flag: str, streaming: boo
 def do_not_wait_for_the_hub(name: str) -> None:
     """Lets Hugging Face's libraries answer from their caches alone if `name` is no path and the Hub is out of reach.
 
-    They would ask again and again for 20 to 50 seconds. They read the variables once, so both places are set.
+    They would retry for 20 to 50 seconds. They read the variables once, so both places are set.
     """
     if not Path(name).exists() and not hub_is_reachable():
         import huggingface_hub.constants

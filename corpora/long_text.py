@@ -2,8 +2,8 @@
 
     "one two three" -> "one two", " three"      the space at a cut begins the next part
 
-Tokenizers of T5's kind give the same ids for these parts as for the whole, since they cut at spaces first and leave out
-one at a text's beginning; those that work on bytes do so anyway. Only where there is no space is a word cut in two.
+Tokenizers of T5's kind give the same ids for these parts as for the whole, since they cut at spaces first and drop one
+at a text's beginning. So do tokenizers of bytes. Only where there is no space is a word cut in two.
 """
 
 import itertools
@@ -13,13 +13,13 @@ LONGEST_PART = 2**20  # characters, or bytes of a stream, of a text that are rea
 
 
 class Stretch(str):
-    """A part of a long document which goes on in the next one."""
+    """A part of a long document that continues in the next part."""
 
     goes_on = True
 
 
 def goes_on(document) -> bool:
-    """Whether a document, a text or an `IdDocument`, is a part that goes on in the next one."""
+    """Whether a document, a text or an `IdDocument`, is a part that continues in the next one."""
     return getattr(document, "goes_on", False)
 
 
@@ -30,7 +30,7 @@ def is_blank(document) -> bool:
 
 def whole_parts(text: str, longest: int) -> Iterator[str]:
     """Parts of at most `longest` characters, a space at the beginning not counted: ("one two three", 8) -> "one two",
-    " three". What is behind the last letter stays with it."""
+    " three". White space after the last letter stays with it."""
     begin = after = 0  # a part's beginning, and its first character behind the space that was cut at
     end = len(text.rstrip())
     while end - after > longest:

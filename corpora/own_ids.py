@@ -1,10 +1,10 @@
-"""Ready-made token ids instead of text: proteins, molecules, music, quantised series, or a text tokenised elsewhere.
+"""Ready-made token ids instead of text: proteins, molecules, music, quantised series, or tokenised text.
 
 A list column of parquet or JSON files, `.npy` arrays (flat, or one document a row) and flat `.bin` memory maps.
-Without a tokenizer of one's own the ids 0 ... N - 1 become words 3 ... N + 2 of a vocabulary with T5's places: <pad> 0,
-</s> 1, <unk> 2, then the data, and 100 sentinels at the end, <extra_id_0> last. Its words are the ids as decimal
-numbers, so that the saved run loads with AutoTokenizer and answers in them. With a tokenizer the ids are its own and
-are not moved.
+Without `--tokenizer_name` the ids 0 ... N - 1 become tokens 3 ... N + 2 of a vocabulary with T5's places: <pad> 0, </s>
+1, <unk> 2, then the data, and 100 sentinels at the end, <extra_id_0> last. Its tokens are the ids as decimal numbers,
+so that the saved run loads with AutoTokenizer and answers in them. With a tokenizer the ids are its own and are not
+moved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ PIECE = (500, 65_536)  # shortest and longest piece of a flat array that is held
 
 @dataclass
 class IdDocument:
-    """Ids of a document, or of a piece of one that goes on in the next."""
+    """Ids of a document, or of a piece of one that continues in the next piece."""
 
     ids: np.ndarray
     where: str  # file and row, for errors
@@ -98,7 +98,7 @@ def _load_array(path: Path) -> np.ndarray:
 
 class ArrayDocuments(Sequence):
     """The documents of an .npy or .bin file by number: its rows, or pieces of a flat array, each of which but the last
-    goes on in the next. Nothing is read but what is asked for."""
+    continues in the next. Nothing is read but what is asked for."""
 
     def __init__(self, path: Path, format: IdFormat):
         self.path = path
@@ -161,7 +161,7 @@ def row_ids(rows, column: str, where: Path | str) -> Iterator[IdDocument]:
 
 # ---------------------------------------------------------------- vocabulary
 def ids_tokenizer(vocab_size: int):
-    """A tokenizer whose words are the numbers 0 ... vocab_size - 1, with T5's special tokens at T5's places.
+    """A tokenizer whose tokens are the numbers 0 ... vocab_size - 1, with T5's special tokens at T5's places.
 
     With 10 of them "0 7 9" becomes 3 10 12 and EOS, 1; <extra_id_99> is 13 and <extra_id_0> 112.
     """
@@ -169,8 +169,8 @@ def ids_tokenizer(vocab_size: int):
     from transformers import PreTrainedTokenizerFast
 
     sentinels = [f"<extra_id_{n}>" for n in reversed(range(NUM_SENTINELS))]
-    words = ["<pad>", "</s>", "<unk>", *map(str, range(vocab_size)), *sentinels]
-    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    tokens = ["<pad>", "</s>", "<unk>", *map(str, range(vocab_size)), *sentinels]
+    backend = Tokenizer(models.WordLevel({token: n for n, token in enumerate(tokens)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return PreTrainedTokenizerFast(
@@ -196,7 +196,7 @@ class IdWords:
         vocabulary = tokenizer.get_vocab()
         self.allowed = np.zeros(len(tokenizer), dtype=bool)
         self.allowed[list(vocabulary.values())] = True
-        special = {n for word, n in vocabulary.items() if SENTINEL_NAME.fullmatch(word)} | {tokenizer.pad_token_id}
+        special = {n for token, n in vocabulary.items() if SENTINEL_NAME.fullmatch(token)} | {tokenizer.pad_token_id}
         self.allowed[list(special if not self.offset else special | set(tokenizer.all_special_ids))] = False
         self.described = f"0 to {np.flatnonzero(self.allowed).max() - self.offset}"
         if not self.offset:

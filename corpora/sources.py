@@ -174,12 +174,12 @@ def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
 
 def tokenizer_for(source: Source, vocab_size: int, cache: Path, byte_fallback: bool | None = None):
     """A tokenizer trained on `source`, kept in the cache under a key of the text's contents, the size, and whether
-    letters without a word are written as bytes."""
+    letters without a token are written as bytes."""
     decisive = f"{TOKENIZER_FORMAT} {source.fingerprint} {source.column} {vocab_size} {byte_fallback}"
     key = hashlib.sha256(decisive.encode()).hexdigest()
 
     def build(folder: Path) -> None:
-        print_once(f"no tokenizer was given: training one of {vocab_size:,} words on {source.description}")
+        print_once(f"no tokenizer was given: training one of {vocab_size:,} tokens on {source.description}")
         train_tokenizer(
             source.documents(),
             folder,

@@ -3,10 +3,10 @@
     corpus --blocks, shuffled anew in each pass--> 24 lanes --rows--> units --a lane's buffer, shuffled--> examples
 
 A lane is one of a fixed number of small streams: in pass p, lane l reads the blocks at places l, l + 24 ... of that
-pass's order. It fills a buffer with units (the pieces of a row, or packed chunks of tokens), shuffles it, hands it out
+pass's order. It fills a buffer with units (the pieces of a row, or packed chunks of tokens), shuffles it, gives it out
 and fills it again. Example n of the run is number n // 24 of lane n % 24. Everything random is a function of the seed,
-the pass or the place in the lane, so where a lane's buffer begins and how far it is read is all that a checkpoint must
-hold, and all that a resumed run reads again is the buffers.
+the pass or the place in the lane. So a checkpoint holds only where each lane's buffer begins and how far it is read,
+and a resumed run reads only the buffers again.
 
 Rank r of R takes the examples n with n % R == r, so with 1, 2, 3, 4, 6, 8, 12 or 24 ranks each has lanes of its own,
 which no other rank reads. The workers of a rank take its batches in turn; they all read its lanes, and share the work
@@ -165,7 +165,7 @@ class LaneSource:
         return number + (block + begun) / len(blocks)
 
     def check_not_empty(self) -> None:
-        """ValueError if the corpus gives not a single example, instead of looking for one for ever."""
+        """ValueError if the corpus gives not a single example, instead of searching forever."""
         rows = (
             ([0, block, place, 0], row) for block in range(len(self.corpus)) for place, row in self.corpus.rows(block)
         )
@@ -388,7 +388,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
         return float(np.average(np.mean(passes, axis=0), weights=self.weights))
 
     def load_state(self, states: list[dict]) -> None:
-        """Goes on where the ranks of a run, of which there may have been another number, stopped.
+        """Resumes where the ranks of a run stopped; there may have been another number of them.
 
         ValueError if they read another stream, or this one with another seed or buffer.
         """
@@ -473,7 +473,7 @@ def save_state(folder: Path, rank: int, state: dict) -> None:
 
 
 def resume(dataset: StreamDataset, checkpoint: str | None) -> None:
-    """Lets the stream go on where the checkpoint was written. ValueError if it holds no place, or one elsewhere."""
+    """Resumes the stream where the checkpoint was written. ValueError if that holds no place of this stream."""
     if checkpoint is None:
         return
     files = sorted(Path(checkpoint).glob(state_file(Path(), 0).name.replace("0", "*")))

@@ -2,7 +2,7 @@
 
 The tokens of all documents (corpora/sources.py) are joined (as T5 does it, without EOS between documents) and cached
 under a key made of contents alone: tokenizer, text and split. Examples are views of that file (corpora/examples.py), so
-other lengths cost nothing, and moving a folder or renaming a tokenizer neither.
+other lengths cost nothing, nor does moving a folder or renaming a tokenizer.
 """
 
 import dataclasses
@@ -108,7 +108,7 @@ def unknown_tokens(tokens: dict[str, dict[str, TokenFile]]) -> Unknown | None:
 
 
 def _parts(document, length: int) -> list:
-    """Parts of at most `length` characters or ids; all but the last go on in the next."""
+    """Parts of at most `length` characters or ids; all but the last continue in the next."""
     return document.cut(length) if isinstance(document, IdDocument) else stretches(document, length)
 
 
@@ -238,14 +238,14 @@ class _IdWriter(_TokenWriter):
 
     def __init__(self, folder: Path, split: str, tokenizer, eos_between_documents: bool):
         super().__init__(folder, split, tokenizer, eos_between_documents)
-        self.words = IdWords(tokenizer)
+        self.to_tokens = IdWords(tokenizer)
 
     def add(self, document: IdDocument) -> int:
         """Takes one document; returns its size in the units of the progress bar."""
         ends = not document.goes_on
         self.info["documents"] += ends and bool(len(document))
         self.info["empty_documents"] += ends and not len(document)
-        ids = self.words(document).astype(self.dtype)
+        ids = self.to_tokens(document).astype(self.dtype)
         self.file.write(ids.tobytes())
         self.goes_on = self.goes_on or bool(len(ids))
         if ends:

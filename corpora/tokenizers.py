@@ -18,7 +18,7 @@ from data_collator_t5 import SENTINEL_NAME
 
 TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece leaves longer lines out, so they are cut
 LINE_PART = 1_024  # characters of what such a line is cut into
-BYTES = 256  # words of a tokenizer that writes unknown letters as bytes
+BYTES = 256  # tokens of a tokenizer that writes unknown letters as bytes
 COVERAGE = 0.9995  # SentencePiece's advice for scripts of thousands of letters
 
 
@@ -34,12 +34,12 @@ def train_tokenizer(
 ) -> Counter:
     """Trains a SentencePiece unigram model on `documents` and writes it as a T5 tokenizer folder.
 
-    vocab_size counts everything: <pad> 0, </s> 1, <unk> 2, the words, and 100 sentinels at the end (<extra_id_0> last,
+    vocab_size counts everything: <pad> 0, </s> 1, <unk> 2, the pieces, and 100 sentinels at the end (<extra_id_0> last,
     as in T5's own vocabulary). Letters are not lower-cased. Raises ValueError when the text is too small for the size.
 
-    byte_fallback, character_coverage: None lets `letters_and_bytes` choose, by the letters of the sample that the words
-    are learnt from: at most `max_sentences` lines of `max_characters` together, drawn evenly, the same each time.
-    Returns how often each letter occurs in the sample.
+    byte_fallback, character_coverage: None lets `letters_and_bytes` choose, by the letters of the sample that the
+    pieces are learnt from: at most `max_sentences` lines of `max_characters` together, drawn evenly, the same each
+    time. Returns how often each letter occurs in the sample.
     """
     import sentencepiece
     from transformers import T5Tokenizer
@@ -68,7 +68,7 @@ def train_tokenizer(
             normalization_rule_name=normalization,
             character_coverage=character_coverage,
             max_sentence_length=TOKENIZER_SENTENCE,
-            num_threads=16,  # not the machine's number of cores: its sums, and so its words, depend on it
+            num_threads=16,  # not the machine's number of cores: its sums, and so its pieces, depend on it
             minloglevel=2,
         )
     except RuntimeError as error:
@@ -78,8 +78,8 @@ def train_tokenizer(
         letters = re.search(r"required_chars. \d+ vs (\d+)", str(error))
         reason = str(error).split("] ")[-1]
         if most:
-            words = int(most[1]) + NUM_SENTINELS
-            reason = f"it is enough for {words} words; give --vocab_size {words} or less, or more text"
+            most = int(most[1]) + NUM_SENTINELS
+            reason = f"it is enough for {most} tokens; give --vocab_size {most} or less, or more text"
         if letters:
             reason = f"its letters alone take {int(letters[1]) + NUM_SENTINELS}"
         raise ValueError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
@@ -96,13 +96,13 @@ def letters_and_bytes(
 ) -> tuple[bool, float]:
     """(byte_fallback, character_coverage) such that no letter of a text is lost, where they are not given.
 
-    If its letters take no more than a tenth of the words, or no more than the 256 that bytes would take, each gets a
-    word (coverage 1). If they are more, the most frequent ones get that many words, and the others are written as
+    If its letters take no more than a tenth of the tokens, or no more than the 256 that bytes would take, each gets a
+    token (coverage 1). If they are more, the most frequent ones get that many tokens, and the others are written as
     bytes; with `byte_fallback` False SentencePiece's 0.9995 decides which are lost.
     """
-    words = vocab_size - NUM_SENTINELS
-    room = max(BYTES, words // 10)
-    few = len(letters) <= room or words < 2 * room  # a size too small for bytes is refused by what its letters take
+    tokens = vocab_size - NUM_SENTINELS
+    room = max(BYTES, tokens // 10)
+    few = len(letters) <= room or tokens < 2 * room  # a size too small for bytes is refused by what its letters take
     if coverage is not None:
         return bool(byte_fallback), coverage
     if byte_fallback is None:
@@ -186,7 +186,7 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):
 
 
 def tokenizer_fingerprint(tokenizer) -> str:
-    """SHA-256 of what a tokenizer does (vocabulary, normalisation, special tokens), whatever its folder's name."""
+    """SHA-256 of what a tokenizer does (vocabulary, normalisation, special tokens), not of where it lies."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
     content = content | {"truncation": None, "padding": None}  # left there by whoever called it last
@@ -210,8 +210,8 @@ def plain_encoder(tokenizer) -> Callable[[list[str]], list[list[int]]]:
 
 
 def ids_of(encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> list[np.ndarray]:
-    """The ids of each text as a `plain_encoder` gives them, of long ones a part at a time: lists of ids take far
-    more memory than text."""
+    """The ids of each text as a `plain_encoder` gives them. Long texts are encoded a part at a time, since lists of
+    ids take far more memory than text."""
     if max(map(len, texts), default=0) <= LONGEST_PART:
         return [np.array(ids, dtype=np.uint32) for ids in encode(texts)]
     parts = (whole_parts(text, LONGEST_PART) for text in texts)
@@ -221,22 +221,21 @@ def ids_of(encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> 
 def plain_backend(tokenizer):
     """(a copy of the `tokenizers` object in which no text is a special token, {special token: its name there}).
 
-    T5's sentinels are words of the unigram model too, at a score that always wins, and mT5's are nothing but that. So
-    in the copy the special tokens and all sentinels keep their ids and have names that occur in no text, as
-    sentencepiece has it for T5.
+    T5's sentinels are also pieces of the unigram model, with a score that always wins; mT5's are only that. So in the
+    copy the special tokens and all sentinels keep their ids, under names that occur in no text.
     """
     backend = tokenizer.backend_tokenizer
     content = json.loads(backend.to_str()) | {"post_processor": None}
     content |= {"truncation": None, "padding": None}  # left there by whoever called it last
     model, added = content["model"], content["added_tokens"]
-    hidden = {token["content"] for token in added if token["special"]}
-    hidden |= {word for word in tokenizer.get_vocab() if SENTINEL_NAME.fullmatch(word)}
-    unseen = {word: f"\uffff{word}\uffff" for word in hidden}  # U+FFFF is no character
+    special = {token["content"] for token in added if token["special"]}
+    special |= {token for token in tokenizer.get_vocab() if SENTINEL_NAME.fullmatch(token)}
+    unseen = {token: f"\uffff{token}\uffff" for token in special}  # U+FFFF is no character
     for token in added:
         token["content"] = unseen.get(token["content"], token["content"])
-    if isinstance(model["vocab"], list):  # [[word, score], ...], the id being the place
-        model["vocab"] = [[unseen.get(word, word), score] for word, score in model["vocab"]]
+    if isinstance(model["vocab"], list):  # [[piece, score], ...], the id being the place
+        model["vocab"] = [[unseen.get(piece, piece), score] for piece, score in model["vocab"]]
     else:
-        model["vocab"] = {unseen.get(word, word): number for word, number in model["vocab"].items()}
+        model["vocab"] = {unseen.get(token, token): number for token, number in model["vocab"].items()}
         model["unk_token"] = unseen.get(model.get("unk_token"), model.get("unk_token"))
     return type(backend).from_str(json.dumps(content)), unseen

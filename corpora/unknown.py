@@ -1,4 +1,4 @@
-"""What a tokenizer has no word for: the share of <unk> among its tokens, and the letters that are lost in it."""
+"""What a tokenizer has no token for: the share of <unk> among its tokens, and the letters that are lost in it."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ class Unknown:
             return None
         lost = f" ({self.letters})" if self.letters else ""
         return (
-            f"warning: {self}: the tokenizer has no word for these letters{lost}, and a model cannot learn them; use "
+            f"warning: {self}: the tokenizer has no token for these letters{lost}, and a model cannot learn them; use "
             "another tokenizer (--tokenizer_name), or one that writes them as bytes (--byte_fallback in "
             "create_tokenizer.py, and where a tokenizer is trained on the way)"
         )

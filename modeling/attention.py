@@ -5,8 +5,8 @@
 Importing this module registers it. It serves training: self-attention with the learned relative bias, causal or not,
 and cross-attention (whose bias, all zeros, is dropped), under padding masks and under 4-D masks (packed documents), of
 any length, below autocast, torch.compile and gradient checkpointing, on the kernels of modeling.kernels.attention.
-Evaluation and generation, which need no gradient, take transformers' sdpa, and so does whatever cannot be served, with
-one line that says why. Weights and checkpoints are the same with every implementation.
+Evaluation and generation, which need no gradient, run on transformers' sdpa. So does whatever cannot be served, and one
+line says why. Weights and checkpoints are the same with every implementation.
 
     attention_kernels()                  {name: what it is} of the library kernels, in order of preference
     with use_attention_kernel("torch"):  forward and backward passes on that kernel, or an error
@@ -39,9 +39,9 @@ def t5_fused_mask(
     allow_is_bidirectional_skip: bool = False,
     **kwargs,
 ) -> torch.Tensor | None:
-    """transformers' boolean mask [B, 1, Q, K] (True: may attend), or [B, 1, 1, K] where it only hides padding.
+    """transformers' boolean mask [B, 1, Q, K] (True: may attend), or [B, 1, 1, K] where it only masks padding.
 
-    None where nothing is hidden, or nothing but the future: the attention itself knows whether it is causal. Compiled,
+    None where nothing is masked, or nothing but the future: the attention itself knows whether it is causal. Compiled,
     transformers' own function never answers None (before torch 2.14), and a mask costs a bias for every example.
     """
     causal = mask_function is causal_mask_function and q_length == kv_length and (q_offset, kv_offset) == (0, 0)
@@ -82,7 +82,7 @@ def t5_fused_attention(
     or additive floats, broadcastable to [B, H, Q, K]; without one, decoder self-attention is causal.
     """
     if module.is_decoder and not module.is_causal:
-        position_bias = None  # cross-attention has no bias: transformers hands over zeros
+        position_bias = None  # cross-attention has no bias: transformers passes zeros
     causal = bool(module.is_causal and attention_mask is None)
     if module.training or torch.is_grad_enabled():
         reason = _cannot_serve(query, key, position_bias, causal, dropout)

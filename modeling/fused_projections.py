@@ -5,11 +5,11 @@
     fuse_cross_projections(model)    # keys and values of all decoder layers' cross-attention in one product
     use_bf16_residual(model)         # under bfloat16 autocast: activations between the layers in bfloat16
 
-The last three are options, off by default.
-Weights stay where and what they are: the matrices of a product are joined in the forward pass, so that checkpoints,
-the optimizer's scaling of each matrix by its own RMS, and ZeRO's gradients see no difference. Under autocast joining
-costs nothing extra once compiled, since every weight is copied into bfloat16 anyway. ZeRO-3 and FSDP, which bring in
-the weights of a module when it is called, cannot be joined this way (arguments/training.py refuses them).
+The last three are options, off by default. Weights stay where and what they are: the matrices of a product are joined
+in the forward pass, so nothing changes for checkpoints, the optimizer's scaling of each matrix by its own RMS, or
+ZeRO's gradients. Under autocast and torch.compile joining costs nothing extra, since every weight is copied into
+bfloat16 anyway. ZeRO-3 and FSDP gather the weights of a module when it is called, too late for joining
+(arguments/training.py refuses them).
 
 Legend of shapes: B batch, S source, Q query and K key length, H heads, d d_kv, I = H * d, L decoder layers.
 """
@@ -137,7 +137,7 @@ def fuse_cross_projections(model: torch.nn.Module) -> None:
 
 
 def _add_cross_keys_values(decoder, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Hands the keys and values [B, S, I] of all layers to the decoder's layers, unless it decodes with a cache."""
+    """Passes the keys and values [B, S, I] of all layers to the decoder's layers, unless it decodes with a cache."""
     use_cache = kwargs.get("use_cache")
     states = kwargs.get("encoder_hidden_states")
     if states is None or kwargs.get("past_key_values") is not None:

@@ -2,10 +2,10 @@
 
     compute_loss_in_forward(model, z_loss=1e-4)
     model(input_ids=..., labels=..., num_items_in_batch=...)["loss"]     # given labels: the loss, no logits
-    model(input_ids=..., decoder_input_ids=...).logits                   # without them: as ever
+    model(input_ids=..., decoder_input_ids=...).logits                   # without them: as transformers'
 
 With the loss inside the forward pass one compiled graph holds head and loss, mixed precision never turns logits into a
-float32 output, and DDP and ZeRO hand on one number.
+float32 output, and DDP and ZeRO pass on one number.
 
 Legend of shapes: N target positions of a batch (B * T), D d_model, V vocabulary.
 """
@@ -105,14 +105,14 @@ def chunked_loss_sums(
 # ---------------------------------------------------------------- the forward pass
 @dataclass
 class LossOutput(ModelOutput):
-    """What the forward pass returns: two numbers, the second only with a z-loss, which the first contains."""
+    """What the forward pass returns: the loss, and with a z-loss also that part of it."""
 
     loss: torch.Tensor | None = None
     z_loss: torch.Tensor | None = None
 
 
 class _Head(torch.nn.Linear):
-    """The head, which hands on its input while the chunked loss is to do its work."""
+    """The head. While `deferred` is set it returns its input, and the chunked loss computes the logits."""
 
     deferred = False
 
@@ -131,7 +131,7 @@ class _LossSettings:
     def __post_init__(self):
         self.compute = self._compute
         if self.compile_options is not None:
-            # Whole and static: a graph break or a batch of yet another shape should be heard of, not paid for.
+            # Whole and static: a graph break, or a batch of another shape, must be noticed, not slow the run unseen.
             self.compute = torch.compile(self._compute, fullgraph=True, dynamic=False, **self.compile_options)
 
     def _compute(self, model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
@@ -187,4 +187,4 @@ def compute_loss_in_forward(
     if chunk and not isinstance(model.lm_head, _Head):
         model.lm_head.__class__ = _Head
     model.loss_settings = _LossSettings(label_smoothing, z_loss, chunk, compile_options)
-    model.accepts_loss_kwargs = True  # and now it tells Trainer the truth
+    model.accepts_loss_kwargs = True  # and now that is so: Trainer passes num_items_in_batch

@@ -15,7 +15,7 @@ def matching_ids(old, new) -> dict[int, int]:
     {"▁the": 5, "▁<extra_id_0>": 99} and {"▁the": 7, "<extra_id_0>": 199, "▁il": 8} -> {7: 5, 199: 99}
     """
     before, after = old.get_vocab(), new.get_vocab()
-    # ByT5's words for bytes beyond ASCII look like letters, and are parts of other ones.
+    # ByT5's tokens for bytes beyond ASCII look like letters, and are parts of letters.
     all_letters = is_byte_level(old) == is_byte_level(new)
     pairs = {
         number: before[piece]
@@ -37,15 +37,15 @@ def same_vocabulary(old, new) -> bool:
 
 @torch.no_grad()
 def change_vocabulary(model: PreTrainedModel, old, new) -> dict[str, int]:
-    """Gives `model`, trained with the tokenizer `old`, the rows that the tokenizer `new` needs; {"kept", "new"} words.
+    """Switches `model` from the tokenizer `old` to `new`; returns {"kept": tokens, "new": tokens}.
 
-    Embedding and output head alike, tied or not: row n of a piece that `old` knows too is its old row, every other
-    row (also those that round the vocabulary up) is the mean of all rows that `old` has words for. ValueError if `old`
-    has words that the model has no rows for.
+    Embedding and output head alike, tied or not: a piece that `old` knows too keeps its row, every other row (also
+    those that round the vocabulary up) is the mean of all rows that `old` has tokens for. ValueError if `old` has
+    tokens that the model has no rows for.
     """
     rows = model.get_input_embeddings().num_embeddings
     if len(old) > rows:
-        raise ValueError(f"the checkpoint's own tokenizer has {len(old)} words and the model only {rows} rows")
+        raise ValueError(f"the checkpoint's own tokenizer has {len(old)} tokens and the model only {rows} rows")
     pairs = matching_ids(old, new)
     to, source = (torch.tensor(ids, dtype=torch.long) for ids in (list(pairs), list(pairs.values())))
     tied = model.lm_head.weight is model.shared.weight

@@ -1,10 +1,10 @@
-"""Several examples in one row without seeing each other: block-diagonal masks of encoder, decoder and cross-attention.
+"""Several examples in one row, blind to each other: block-diagonal masks of encoder, decoder and cross-attention.
 
 A packed batch carries small integers, `input_segments` [B, S] and `target_segments` [B, T]: the number of a position's
 example within its row, 0 where a position is not used. T5's positions are relative, so an example is what it would be
 alone, wherever in the row it stands. transformers' T5 hands one mask to the encoder and to the cross-attention, and
-passes unknown keywords on to both stacks: so the segments travel as keywords, through whatever wraps the model, and
-become 4-D masks at the stacks' doors.
+passes unknown keywords on to both stacks. So the segments are passed as keywords, through whatever wraps the model, and
+forward pre-hooks of the stacks turn them into 4-D masks.
 
 Legend of shapes: B rows, S and T input and target length of a row, Q queries, K keys.
 """
@@ -20,7 +20,7 @@ def segment_mask(
     """Additive mask [B, 1, Q, K] from segments [B, Q] and [B, K]: 0 within an example, else the lowest number.
 
     segments 1 1 2 -> rows 0 0 -, 0 0 -, - - 0; causal: 0 - -, 0 0 -, - - 0. The lowest number rather than -inf: a
-    position that sees nothing then has a mean of all values, which nothing looks at, and no nan.
+    position that attends to nothing then has the mean of all values, which is not used, and no nan.
     """
     allowed = queries[:, :, None].eq(keys[:, None, :])
     if causal:
@@ -29,7 +29,7 @@ def segment_mask(
 
 
 def enable_packing(model) -> None:
-    """Lets a T5 take `input_segments` and `target_segments`; calls without them are as before."""
+    """Lets a T5 take `input_segments` and `target_segments`. Calls without them are unchanged."""
     model.encoder.register_forward_pre_hook(_mask_encoder, with_kwargs=True)
     model.decoder.register_forward_pre_hook(_mask_decoder, with_kwargs=True)
 

@@ -1,4 +1,4 @@
-"""The global batch, and `--auto_find_batch_size`: the largest micro-batch that fits into memory, that batch staying."""
+"""The global batch, and `--auto_find_batch_size`: the largest micro-batch that fits, with the same global batch."""
 
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
@@ -20,10 +20,10 @@ def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int,
 def find_micro_batch(trainer) -> None:
     """Sets the trainer's micro-batch to the largest that fits, and accumulates more often to make up for it.
 
-    Each size is tried before the training: forward and backward on the longest examples, beside memory for optimizer
-    and communication. Trainer's own search starts the whole training anew, from weights that earlier steps have
-    changed and with another global batch; so it is switched off. All ranks take the smallest size that one of them
-    needs. Weights, gradients and random numbers end as they were. ValueError if one sequence is too much.
+    Each size is tried before the training: forward and backward on the longest examples, with memory reserved for
+    optimizer and communication. Trainer's own search, which restarts the training from changed weights and with another
+    global batch, is switched off. All ranks take the smallest size that one of them needs. Weights, gradients and
+    random numbers stay as they were. ValueError if one sequence is too much.
     """
     args = trainer.args
     args.auto_find_batch_size = False

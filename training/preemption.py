@@ -1,7 +1,7 @@
-"""Leaving in time: SIGTERM, SIGUSR1, Ctrl-C and a job's time limit end a run at the next step with a checkpoint.
+"""Pre-emption: SIGTERM, SIGUSR1, Ctrl-C and a job's time limit end a run at the next step with a checkpoint.
 
-The script then exits with code 75 (EX_TEMPFAIL of sysexits.h: try again later). slurm/train.slurm requeues a job that
-ends so; started again with the same command, the run goes on by itself (training/checkpoints.py).
+The script then exits with code 75 (EX_TEMPFAIL of sysexits.h: try again later). slurm/train.slurm requeues such a
+job, and its next start resumes from the newest whole checkpoint (training/checkpoints.py).
 """
 
 import os
@@ -24,9 +24,9 @@ TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 class PreemptionCallback(TrainerCallback):
     """Saves and stops at the end of the step in which a signal came, or when the job's time runs out.
 
-    `reason` is then a sentence, else None. More signals change nothing; a second Ctrl-C ends the run at once. All ranks
-    stop at the same step, whichever got the signal: they compare notes over gloo at every step, which takes well below
-    a millisecond and leaves a GPU's queue alone.
+    `reason` is then a sentence, else None. Further signals change nothing; a second Ctrl-C ends the run at once. All
+    ranks stop at the same step, whichever got the signal: an all-reduce over gloo at every step tells them, which takes
+    well below a millisecond and does not wait for the GPU.
     """
 
     def __init__(self):
@@ -76,8 +76,8 @@ class PreemptionCallback(TrainerCallback):
 
 
 def outlive_signals(initialise, worker: int) -> None:
-    """What a data-loading process runs first: SLURM's signals reach every process of a job, and one without its data
-    workers could not finish the step after which it saves. They end with the process that they work for."""
+    """Initialises a data worker that ignores SIGNALS. SLURM sends them to every process of a job, and a rank without
+    its data workers could not finish the step after which it saves. Workers end with the process that they work for."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if initialise is not None:
@@ -85,6 +85,6 @@ def outlive_signals(initialise, worker: int) -> None:
 
 
 def exit_preempted(reason: str, output_dir: str) -> NoReturn:
-    """Says why the run stopped and how it goes on, and ends the process with PREEMPTED_EXIT_CODE."""
-    print_once(f"{reason}; go on with the same command and --resume_from_checkpoint (output: {output_dir})")
+    """Prints why the run stopped and how to resume it, and ends the process with PREEMPTED_EXIT_CODE."""
+    print_once(f"{reason}; resume with the same command and --resume_from_checkpoint (output: {output_dir})")
     raise SystemExit(PREEMPTED_EXIT_CODE)

@@ -1,4 +1,4 @@
-"""What a training leaves behind and takes up again: checkpoints on the disk, and their copies on the Hub."""
+"""Saving and resuming: checkpoints on the disk, and their copies on the Hub."""
 
 import shutil
 from pathlib import Path
@@ -26,7 +26,7 @@ class SavingMixin:
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
-        """As Trainer's; ZeRO's state names the shared embedding three times, an ordinary checkpoint once."""
+        """Overrides Trainer to save the shared embedding once: ZeRO's state names it three times."""
         if state_dict is not None:
             state_dict = {n: tensor for n, tensor in state_dict.items() if n not in self.model.all_tied_weights_keys}
         super()._save(output_dir, state_dict)
@@ -44,8 +44,8 @@ class SavingMixin:
         return str(Path(folder) / SAVING) if self._is_saving else folder
 
     def _save_checkpoint(self, model, trial):
-        """As Trainer's, but the checkpoint is written aside and appears when it is whole. Where the disk is full the
-        training goes on: it says so, keeps the last whole checkpoint, and tries again at the next save."""
+        """Overrides Trainer to write into `_saving/` and rename the checkpoint when it is whole. When the disk is full,
+        the training continues: a line says so, the last whole checkpoint is kept, and the next save tries again."""
         output_dir = Path(super()._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
         aside, final = output_dir / SAVING / name, output_dir / name
@@ -76,7 +76,7 @@ class SavingMixin:
             shutil.rmtree(output_dir / SAVING, ignore_errors=True)
             print_once(
                 f"step {self.state.global_step:,}: no room for a checkpoint in {output_dir} "
-                f"({full or 'on another rank'}); the last whole one is kept, and the training goes on until the next "
+                f"({full or 'on another rank'}); the last whole one is kept, and the training continues until the next "
                 "save. Free some space."
             )
             return
@@ -102,7 +102,8 @@ class SavingMixin:
 
     # ------------------------------------------------------------ from the disk
     def _issue_warnings_after_load(self, load_result):
-        """As Trainer's, but embeddings that share another's tensor are not in the file and not missing."""
+        """Overrides Trainer to skip embeddings that share another's tensor: they are not in the file, and not
+        missing."""
         missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
@@ -119,7 +120,7 @@ class SavingMixin:
             super()._load_best_model()
 
     def restore_loss_state(self) -> None:
-        """Takes up the losses that the resumed run had not yet logged."""
+        """Restores the losses that the resumed run had not yet logged."""
         state = self._resumed_from and load_loss_state(
             Path(self._resumed_from), self.args.process_index, self.args.world_size
         )
@@ -131,7 +132,7 @@ class SavingMixin:
 
     # ------------------------------------------------------------ to the Hub
     def init_hf_repo(self, token=None, private=None):
-        """As Trainer's; a Hub that refuses is the user's error, and a dry run makes no repository."""
+        """Overrides Trainer to report a Hub that refuses as the user's error; a dry run makes no repository."""
         self._uploads = []
         if self.is_world_process_zero() and not self.args.dry_run:
             name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
@@ -140,8 +141,8 @@ class SavingMixin:
                 self.hub_model_id = create_repository(name, private, token or self.args.hub_token, "--hub_model_id")
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """As Trainer's, which asks while the checkpoint is still being written: then nothing happens, and a second time
-        when it is whole. The model goes up without the states of the training; `--hub_strategy` adds those."""
+        """Overrides Trainer, which calls this while the checkpoint is still being written, to upload when it is whole.
+        The model is uploaded without the states of the training; `--hub_strategy` adds those."""
         if self._is_saving or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
         folder, message = Path(checkpoint_folder), f"Training in progress, step {self.state.global_step:,}"
@@ -153,7 +154,7 @@ class SavingMixin:
             self._uploads.append(start_upload(folder, self.hub_model_id, f"{message}, {into}", token, into=into))
 
     def _finish_current_push(self) -> None:
-        """Waits for the uploads in the background and names those that failed; the training goes on without them."""
+        """Waits for the uploads in the background and names those that failed; the training continues without them."""
         for upload_ in self.__dict__.pop("_uploads", []):
             if error := upload_.exception():
                 print_once(f"an upload to {self.hub_model_id} failed ({reason(error)}); the next save tries again")

@@ -23,7 +23,7 @@ def save_sharded_optimizer(trainer, folder: Path) -> None:
 def load_sharded_weights(model, folder: Path) -> None:
     """Gives every rank its slices of the weights in `folder`, which rank 0 reads. RuntimeError if some are missing.
 
-    Trainer's way stumbles over T5's embedding, which has one tensor and three names.
+    Trainer's own loading fails on T5's embedding, which has one tensor and three names.
     """
     weights = {}
     if is_first_process():

@@ -1,8 +1,8 @@
 """T5's attention as one differentiable operator, made of the fastest library kernel that can be trusted with the job.
 
 `torch.ops.t5_foundry.attention` computes softmax(scale Q K^T + bias + mask) V. Forward pass and dq, dk, dv come from a
-library kernel, which is handed the bias without its gradient; d(bias) comes from bias_gradient.py. Handing the
-gradient of the bias to scaled_dot_product_attention would force the slowest kernel, and a [B, H, Q, K] tensor a layer.
+library kernel, to which the bias is a constant; d(bias) comes from bias_gradient.py. scaled_dot_product_attention with
+a bias that needs a gradient would take the slowest kernel, and a [B, H, Q, K] tensor a layer.
 
 Which library kernel it is, is decided once for every shape: the first of KERNELS that does not refuse and whose answer
 on a small problem of that shape (outputs, logsumexp, gradients, scores around -120) agrees with plain tensor algebra.
@@ -49,7 +49,8 @@ def choose_bias_gradient(device: torch.device, dtype: torch.dtype) -> str:
 def bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal: bool, scale: float) -> torch.Tensor:
     """d(bias) [1, H, Q, K], float32 (float64 for float64): equal bits in every run on one kind of device.
 
-    bias: [1, H, Q, K], used in q's dtype as the forward pass uses it; rows that may see nothing have no part in it.
+    bias: [1, H, Q, K], used in q's dtype as the forward pass uses it; rows that may attend to nothing have no part in
+    it.
     """
     arguments = (grad_out, q, k, v, bias.to(q.dtype), mask, out, lse, causal, scale)
     if choose_bias_gradient(q.device, q.dtype) == "torch":
@@ -74,7 +75,7 @@ def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = 
 
     None leaves the choice to `choose_kernel` and `choose_bias_gradient`. Both passes must lie within. Raises ValueError
     for an unknown name at once; where the kernel then cannot do what it is asked to, or answers wrongly, attention
-    raises RuntimeError: nothing else is taken in its place.
+    raises RuntimeError and does not fall back.
     """
     for name, known in ((kernel, KERNELS), (bias_gradient, BIAS_GRADIENTS)):
         if name is not None and name not in known:

@@ -3,7 +3,7 @@
 With scores S = scale Q K^T + bias, P = softmax(S), O = P V and D = rowsum(dO * O), one example's score gradient is
 dS = P * (dO V^T - D) (Dao et al. 2022, FlashAttention, appendix B.4). The bias is one for all examples, hence
 d(bias) = sum over the batch of dS: a reduction that library kernels leave to a [B, H, Q, K] tensor of their own or to
-atomic additions. Here P is computed anew from the saved logsumexp, and the batch is summed in a fixed order.
+atomic additions. Here P is recomputed from the saved logsumexp, and the batch is summed in a fixed order.
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q, k, v, out: [B, Q or K, H, D]; lse: [B, H, Q].
 """
@@ -22,7 +22,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def allowed_pairs(mask: torch.Tensor | None, causal: bool, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """bool, broadcastable to [B, H, Q, K]: which query may see which key (None: all may).
+    """bool, broadcastable to [B, H, Q, K]: which query may attend to which key (None: all may).
 
     mask: bool (True: may attend) or additive floats (far below zero: may not), or None.
     """
@@ -49,7 +49,8 @@ def part_of(tensor: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
 def bias_gradient_torch(grad_out, q, k, v, bias, mask, out, lse, causal: bool, scale: float) -> torch.Tensor:
     """d(bias) [1, H, Q, K] in the accumulation dtype; the batch in chunks. For any device and dtype.
 
-    bias: [1, H, Q, K] as the forward pass added it; mask: see `allowed_pairs`. Rows that may see nothing give nothing.
+    bias: [1, H, Q, K] as the forward pass added it; mask: see `allowed_pairs`. Rows that may attend to nothing add
+    nothing.
     """
     dtype = accumulation_dtype(q.dtype)
     allowed = allowed_pairs(mask, causal, q, k)

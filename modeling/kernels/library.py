@@ -2,7 +2,7 @@
 
 All compute softmax(scale Q K^T + bias) V and its gradients with respect to q, k and v, and return the logsumexp of the
 scores, with which bias_gradient.py finds the rest. What the libraries do differently about layouts, padding of
-the logsumexp and alignment of the bias is put right here.
+the logsumexp and alignment of the bias is evened out here.
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q: [B, Q, H, D], k and v: [B, K, H, D].
 """

@@ -245,7 +245,7 @@ BAD_FLAGS = (
     (
         "vocabulary_large",
         dict(tokenizer_name=None, vocab_size=90_000),
-        "--vocab_size 90000: .* it is enough for .* words",
+        "--vocab_size 90000: .* it is enough for .* tokens",
     ),
     ("batch", dict(per_device_train_batch_size=0), "--per_device_train_batch_size 0: must be at least 1"),
     ("accumulation", dict(gradient_accumulation_steps=0), "--gradient_accumulation_steps 0: must be at least 1"),

@@ -183,7 +183,7 @@ class SourcesTest(TestCase):
         (
             "too_large",
             ["--vocab_size", "90000"],
-            "--vocab_size 90000: SentencePiece could not .* enough for [0-9]+ words",
+            "--vocab_size 90000: SentencePiece could not .* enough for [0-9]+ tokens",
         ),
         (
             "letters",

@@ -121,7 +121,7 @@ class ChangeVocabularyTest(parameterized.TestCase):
 
     def test_a_tokenizer_that_never_was_the_models(self):
         model = create_model(build_config("tiny", 3, SHAPE))
-        with self.assertRaisesRegex(ValueError, "own tokenizer has 1[0-9]+ words and the model only 64 rows"):
+        with self.assertRaisesRegex(ValueError, "own tokenizer has 1[0-9]+ tokens and the model only 64 rows"):
             change_vocabulary(model, NEW, OLD)
 
 

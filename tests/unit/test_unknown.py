@@ -1,4 +1,4 @@
-"""Tests of letters that a tokenizer has no word for: none where it is trained here, and elsewhere they are told.
+"""Tests of letters without a token: none where a tokenizer is trained here; those of another tokenizer are named.
 
 Hermetic: made-up words in which a few letters are so rare that SentencePiece's usual coverage leaves them out. Runs of
 one step of both scripts and an evaluation, about 30 s.
@@ -128,7 +128,7 @@ class ScriptTest(ScriptCase):
         )
         self.assertIsNone(code, errors)
         self.assertRegex(printed, r"\nunknown +\d\.\d\d % of train, \d.\d\d % of validation tokens are <unk>\n")
-        self.assertRegex(printed, r"\nwarning: .* no word for these letters \(É\)")
+        self.assertRegex(printed, r"\nwarning: .* no token for these letters \(É\)")
         share = json.loads((self.folder / "out" / "run.json").read_text())["unknown_share"]
         self.assertBetween(share["train"], 0.001, 0.1)
         shutil.rmtree(self.folder / "out")
