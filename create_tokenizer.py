@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from arguments.model import check_vocab_size
+from arguments.model import LEAST_VOCABULARY
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from common.cached_folders import made_aside
 from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
@@ -44,30 +44,26 @@ class TokenizerArguments:
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
     streaming: bool = option(False, "Read the data set as it arrives, without storing it first.")
-    max_train_samples: int | None = option(None, "Read the first N documents only.")
+    max_train_samples: int | None = option(None, "Read the first N documents only.", at_least=1)
     output_dir: str = option("out/tokenizer", "Folder to write; must be empty. It appears when it is whole.")
-    vocab_size: int = option(32_100, f"Words, {NUM_SENTINELS} sentinels included (T5: 32,100).")
+    vocab_size: int = option(32_100, f"Tokens, {NUM_SENTINELS} sentinels included (T5: 32,100).", **LEAST_VOCABULARY)
     byte_fallback: bool | None = option(
         None, "Write letters without a word as bytes (256 words). Not set: if they are more than a tenth of the words."
     )
-    normalization: str = option("nmt_nfkc", f"SentencePiece's rule (nmt_nfkc is T5's): {', '.join(NORMALIZATIONS)}.")
+    normalization: str = option("nmt_nfkc", "SentencePiece's rule; nmt_nfkc is T5's.", choices=NORMALIZATIONS)
     character_coverage: float | None = option(
-        None, "Share of the text's letters that get a piece. Not set: all, or with bytes the most frequent ones."
+        None,
+        "Share of the text's letters that get a piece. Not set: all, or with bytes the most frequent ones.",
+        at_least=0.9,
+        at_most=1,
     )
-    max_sentences: int = option(1_000_000, "Lines that SentencePiece samples from the text.")
+    max_sentences: int = option(1_000_000, "Lines that SentencePiece samples from the text.", at_least=1)
     config_name: str | None = option(None, "Also write the config.json of this shape, with the tokenizer's vocabulary.")
     data_cache_dir: str = option("~/.cache/t5_foundry", "Where the built-in corpus is kept.")
 
 
 def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
     """The same text as flags of pre-training; ValueError for what cannot work."""
-    check_vocab_size(args.vocab_size)
-    if args.character_coverage is not None and not 0.9 <= args.character_coverage <= 1:
-        raise ValueError(f"--character_coverage {args.character_coverage}: must lie between 0.9 and 1")
-    if args.normalization not in NORMALIZATIONS:
-        raise ValueError(f"--normalization {args.normalization}: must be one of {', '.join(NORMALIZATIONS)}")
-    if args.max_sentences < 1:
-        raise ValueError(f"--max_sentences {args.max_sentences}: must be at least 1")
     if args.streaming and args.dataset_name in (None, BUILTIN_CORPUS):
         raise ValueError("--streaming goes with a data set in --dataset_name; files are read as a stream anyway")
     check_folder("--output_dir", args.output_dir)

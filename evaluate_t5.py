@@ -25,13 +25,12 @@ from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq
 
-from arguments.model import check_attention
 from arguments.task import TaskArguments, check_task, check_tasks
 from arguments.training import FineTuningArguments, T5TrainingArguments
 from common.command_line import exit_on_user_error, option, parse_arguments
 from common.processes import finish_process_group, is_first_process, print_once, run_script
 from common.reports import end_summary, start_summary, write_json
-from constants import DATASET_VALS
+from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_model, set_generation_length
 from runs.callbacks import T5ProgressCallback, install_callbacks
@@ -62,7 +61,9 @@ class EvaluationArguments:
     )
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     attn_implementation: str | None = option(
-        None, "Attention: eager, sdpa or t5_fused (which evaluates with sdpa). Not set: transformers' choice."
+        None,
+        "Attention; t5_fused evaluates with sdpa. Not set: transformers' choice.",
+        choices=ATTENTION_IMPLEMENTATIONS,
     )
     split: str | None = option(None, "Not set: the task's evaluation splits, or with --do_predict its test splits.")
     interactive: bool = option(
@@ -113,7 +114,6 @@ def parse_flags(argv: list[str] | None):
     """The groups of flags, checked, and a Job for each task; the output folder is chosen if none was named."""
     given: set[str] = set()
     evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv, fill_in=partial(flags_of_record, given))
-    check_attention(evaluation.attn_implementation)
     if run_args.push_to_hub:
         raise ValueError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
     if evaluation.interactive:
@@ -344,9 +344,6 @@ def finish(run_args: EvaluationRunArguments, jobs: list[Job], results: dict, mis
 
 def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments) -> dict:
     """Answers lines at a prompt, or piped in; {"lines": how many}. Writes no file."""
-    for name in ("generation_num_beams", "generation_max_length"):
-        if getattr(run_args, name) is not None and getattr(run_args, name) < 1:
-            raise ValueError(f"--{name} {getattr(run_args, name)}: must be at least 1")
     tokenizer = load_tokenizer(evaluation.tokenizer_name or evaluation.model_name_or_path, "--model_name_or_path")
     model = load_model(evaluation.model_name_or_path, evaluation.attn_implementation).to(run_args.device).eval()
     fit_vocabulary(model, len(tokenizer))

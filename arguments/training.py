@@ -1,6 +1,5 @@
 """How it is trained: transformers' flags with ours, and their checks."""
 
-import difflib
 import os
 import sys
 from dataclasses import dataclass, field
@@ -14,43 +13,14 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, Scheduler
 
 from arguments.task import TaskArguments
 from arguments.text import PreTrainingDataArguments
-from common.command_line import check_repository_name, did_you_mean, option
+from common.command_line import check_limits, check_repository_name, did_you_mean, option, refuse
 from common.processes import has_accelerator, print_once
 from constants import DEFAULT_OPTIMIZER, NOT_UNDER_FSDP, NOT_UNDER_ZERO, OPTIMIZERS, TRAINING_DEFAULTS
 from corpora.files import check_file
 
-NAMED_CHOICES = {
-    "optim": OPTIMIZERS,
-    "lr_scheduler_type": tuple(kind.value for kind in SchedulerType),
-    "eval_strategy": tuple(kind.value for kind in IntervalStrategy),
-    "logging_strategy": tuple(kind.value for kind in IntervalStrategy),
-    "save_strategy": tuple(kind.value for kind in SaveStrategy),
-    "generation_cache": ("dynamic", "static"),
-}
 # {flag that the job decides where it is not given (check_training): what transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
-# Least values of transformers' flags where it checks none itself.
-LEAST = dict(
-    per_device_train_batch_size=1,
-    per_device_eval_batch_size=1,
-    gradient_accumulation_steps=1,
-    seed=0,
-    weight_decay=0,
-    max_grad_norm=0,
-    dataloader_num_workers=0,
-    generation_num_beams=1,
-    generation_max_length=1,
-    save_total_limit=1,
-    logging_steps=0,
-    eval_steps=0,
-    save_steps=0,
-    learning_rate=0,
-    warmup_steps=0,
-    z_loss=0,
-    loss_chunk_size=0,
-    length_buckets=0,
-    num_samples=0,
-)
+_OUTPUT = "Where everything is written. Must be empty, resumed or overwritten."
 
 
 @dataclass
@@ -58,33 +28,84 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     """transformers' training flags, with T5's optimizers and schedules and defaults that suit T5."""
 
     _argument_group_name = "training"
+    # Of transformers' flags, those that `--help` shows; `--help_all` shows the others too.
+    _usual_flags = {
+        "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed report_to run_name project "
+        "push_to_hub hub_model_id",
+        "length and batch": "max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
+        "dataloader_num_workers",
+        "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
+        "final_learning_rate_factor weight_decay max_grad_norm z_loss",
+        "speed and memory": "bf16 torch_compile precompile activation_checkpointing deepspeed loss_chunk_size "
+        "fused_projections fused_cross_projections bf16_residual generation_cache",
+        "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
+        "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
+        "metric_for_best_model early_stopping_patience",
+    }
+    # Of these what transformers says in several lines, and the limits that it does not check.
+    _inherited = {
+        "activation_checkpointing": dict(
+            help="Recompute activations in the backward pass: less memory, a fifth slower."
+        ),
+        "dataloader_num_workers": dict(help="Processes that load data beside the training process.", at_least=0),
+        "deepspeed": dict(help="DeepSpeed's JSON file, such as zero_stage2_config.json."),
+        "eval_steps": dict(help="Steps between evaluations. Not set: --logging_steps.", at_least=0),
+        "eval_strategy": dict(choices=tuple(IntervalStrategy)),
+        "generation_max_length": dict(at_least=1),
+        "generation_num_beams": dict(help="For --predict_with_generate. Not set: the model's own, else 1.", at_least=1),
+        "gradient_accumulation_steps": dict(help="Forward passes per optimizer step.", at_least=1),
+        "hub_model_id": dict(help="Repository, such as me/my-t5. Not set: the name of --output_dir."),
+        "label_smoothing_factor": dict(at_least=0, below=1),
+        "load_best_model_at_end": dict(help="End with the checkpoint that has the best main metric."),
+        "logging_steps": dict(at_least=0),
+        "logging_strategy": dict(choices=tuple(IntervalStrategy)),
+        "max_grad_norm": dict(help="Gradients are clipped to this norm; 0: never.", at_least=0),
+        "max_steps": dict(help="Optimizer steps; -1: as many as --num_train_epochs takes."),
+        "metric_for_best_model": dict(help="Main metric, such as eval_loss. Not set: the loss, or the task's first."),
+        "num_train_epochs": dict(help="Passes over the training data, unless --max_steps is given.", above=0),
+        "per_device_eval_batch_size": dict(at_least=1),
+        "per_device_train_batch_size": dict(at_least=1),
+        "predict_with_generate": dict(help="Evaluate the texts that the model generates, instead of scoring labels."),
+        "push_to_hub": dict(help="Upload the model to the Hugging Face Hub; without it nothing leaves the machine."),
+        "resume_from_checkpoint": dict(help="Resume from this folder; without a value: the newest in --output_dir."),
+        "run_name": dict(help="Name of the run in the trackers. Not set: that of --output_dir."),
+        "save_steps": dict(help="Steps between checkpoints, where --save_strategy is steps.", at_least=0),
+        "save_strategy": dict(help="When to save.", choices=tuple(SaveStrategy)),
+        "save_total_limit": dict(at_least=1),
+        "seed": dict(help="Seed of weights, data order, dropout and corruption.", at_least=0),
+        "torch_compile": dict(help="Compile the model with torch.compile."),
+        "train_sampling_strategy": dict(choices=("random", "sequential", "group_by_length", "batch_rebalance")),
+        "weight_decay": dict(help="Weight decay of the optimizer; biases and layer norms have none.", at_least=0),
+    }
 
-    output_dir: str | None = option(None, "Where everything is written. Must be empty, resumed or overwritten.")
+    output_dir: str | None = option(None, _OUTPUT)
     overwrite_output_dir: bool = option(False, "Start anew in an --output_dir that holds an earlier run's files.")
     dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
-    optim: str | None = option(None, f"{', '.join(OPTIMIZERS)}. Not set: the first.")
-    learning_rate: float | None = option(None, "Peak learning rate. Not set: docs/defaults.md has it.")
+    optim: str | None = option(None, "Not set: the first.", choices=OPTIMIZERS)
+    learning_rate: float | None = option(None, "Peak learning rate. Not set: docs/defaults.md has it.", at_least=0)
     lr_scheduler_type: str | None = option(
-        None, "Schedule: cosine, inverse_sqrt (T5's), linear, constant, or any of HF's."
+        None, "Schedule: cosine, inverse_sqrt (T5's), linear, constant, or any of HF's.", choices=tuple(SchedulerType)
     )
-    warmup_steps: float | None = option(None, "Steps of warm-up; a share of all if below 1.")
-    warmup_start_factor: float = option(0.5, "Learning rate at step 0 as a fraction of the peak, 0 to 1.")
-    final_learning_rate_factor: float = option(5e-4, "Share of the peak at the last step of cosine and linear.")
+    warmup_steps: float | None = option(None, "Steps of warm-up; a share of all if below 1.", at_least=0)
+    warmup_start_factor: float = option(0.5, "Share of the peak at step 0 of the warm-up.", at_least=0, at_most=1)
+    final_learning_rate_factor: float = option(
+        5e-4, "Share of the peak at the last step of cosine and linear.", at_least=0, at_most=1
+    )
     adam_epsilon: float = option(1e-6, "Epsilon of AdamW.")
     bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: on where the GPU has it, off on a CPU.")
-    report_to: list[str] = option(
-        ["wandb"], "Trackers: wandb (offline when not logged in), tensorboard, trackio, none."
-    )
+    report_to: list[str] = option(["wandb"], "Trackers: wandb (offline if not logged in), tensorboard, trackio, none.")
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
     remove_unused_columns: bool = option(False, "Kept off: our collators take what they need.")
     logging_nan_inf_filter: bool = option(False, "Kept off: a loss that is not finite must be seen.")
-    early_stopping_patience: int | None = option(None, "Stop after N evaluations without a better main metric.")
-    z_loss: float = option(0.0, "Adds this times (log Z)^2 to a token's loss; T5X: 1e-4.")
-    loss_chunk_size: int = option(0, "Target tokens whose logits exist at a time. 0: all.")
+    early_stopping_patience: int | None = option(
+        None, "Stop after N evaluations without a better main metric.", at_least=1, unit="evaluation"
+    )
+    z_loss: float = option(0.0, "Adds this times (log Z)^2 to a token's loss; T5X: 1e-4.", at_least=0)
+    loss_chunk_size: int = option(0, "Target tokens whose logits exist at a time. 0: all.", at_least=0)
     fused_projections: bool = option(False, "Q, K, V in one product; wi_0, wi_1 too.")
     fused_cross_projections: bool = option(False, "All cross-attention K, V in one product.")
     bf16_residual: bool = option(False, "With --bf16: the residual stream in bfloat16 too.")
-    generation_cache: str = option("dynamic", "In generation: dynamic, or static (compiled on a GPU).")
+    generation_cache: str = option("dynamic", "Static: compiled on a GPU.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
 
     defaults_of: str | None = field(default=None, init=False)  # the job whose default learning rate was taken
@@ -92,10 +113,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     def __post_init__(self):
         if self.fp16 or self.fp16_full_eval:
             raise ValueError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
-        for name, choices in NAMED_CHOICES.items():
-            value = getattr(getattr(self, name), "value", getattr(self, name))
-            if value not in choices and not (value is None and name in _LEFT_OPEN):
-                raise ValueError(f"--{name} {value}: must be one of {', '.join(choices)}")
+        check_limits(self)  # before transformers, whose words for a wrong name are others
         self.report_to = _trackers(self.report_to)
         if self.disable_tqdm is None and not sys.stderr.isatty():
             self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
@@ -113,11 +131,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self.bf16 = not self.use_cpu and has_bf16()
         # transformers knows neither our optimizers' names nor a choice that is still open: put back afterwards.
         asked = {name: getattr(self, name) for name in _LEFT_OPEN}
-        for name, stand_in in _LEFT_OPEN.items():
-            setattr(self, name, stand_in)
+        vars(self).update(_LEFT_OPEN)
         super().__post_init__()
-        for name, value in asked.items():
-            setattr(self, name, value)
+        vars(self).update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
             # Every rank builds the whole model, so that its first weights are those of any other launch. DeepSpeed
             # cuts them up afterwards: T5Trainer puts this back.
@@ -132,12 +148,11 @@ def has_bf16() -> bool:
 def _trackers(names: list[str] | str) -> list[str]:
     """The names of `--report_to`; ValueError for one that is unknown or not installed."""
     names = [names] if isinstance(names, str) else list(names or ["none"])
-    known = {"none", "all", *INTEGRATION_TO_CALLBACK}
+    known = ("none", "all", *sorted(INTEGRATION_TO_CALLBACK))
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f": must be one of {', '.join(sorted(known))}"
-            raise ValueError(f"--report_to {name}: no such tracker{hint}")
+            raise ValueError(f"--report_to {name}: no such tracker{did_you_mean(name, known)}; there is "
+                             f"{', '.join(known)}")  # fmt: skip
         if name not in ("none", "all", *get_available_reporting_integrations()):
             raise ValueError(f"--report_to {name}: the package {name} is not installed")
     return names
@@ -147,42 +162,38 @@ def _trackers(names: list[str] | str) -> list[str]:
 class PreTrainingArguments(T5TrainingArguments):
     """Defaults of pre-training: nanoT5's settings (docs/defaults.md)."""
 
-    output_dir: str | None = option(
-        "out/pre_train_t5", "Where everything is written. Must be empty, resumed or overwritten."
-    )
+    output_dir: str | None = option("out/pre_train_t5", _OUTPUT)
     max_steps: int = option(65_536, "Optimizer steps.")
     per_device_train_batch_size: int = option(32, "Sequences per process and forward pass.")
     gradient_accumulation_steps: int = option(4, "Forward passes per optimizer step.")
     per_device_eval_batch_size: int = option(32, "Sequences per process in evaluation.")
     logging_steps: float = option(100, "Steps between log lines.")
-    eval_strategy: str = option("steps", "When to evaluate: no, steps or epoch.")
+    eval_strategy: str = option("steps", "When to evaluate.")
     eval_steps: float | None = option(2_000, "Steps between evaluations.")
     save_steps: float = option(2_000, "Steps between checkpoints.")
     save_total_limit: int | None = option(2, "Checkpoints kept.")
-    num_samples: int = option(3, "Texts whose gaps the model fills at each evaluation, in samples.md; 0: none.")
+    num_samples: int = option(3, "Texts whose gaps the model fills at each evaluation, in samples.md.", at_least=0)
 
 
 @dataclass
 class FineTuningArguments(T5TrainingArguments):
     """Defaults of fine-tuning: a few epochs, evaluated and saved after each, the best one kept."""
 
-    output_dir: str | None = option(
-        "out/fine_tune_t5", "Where everything is written. Must be empty, resumed or overwritten."
-    )
+    output_dir: str | None = option("out/fine_tune_t5", _OUTPUT)
     num_train_epochs: float = option(10.0, "Passes over the training rows.")
     per_device_train_batch_size: int = option(32, "Rows per process and forward pass.")
     per_device_eval_batch_size: int = option(64, "Rows per process in evaluation.")
     logging_steps: float = option(20, "Steps between log lines.")
-    eval_strategy: str = option("epoch", "When to evaluate: no, steps or epoch.")
-    save_strategy: str = option("epoch", "When to save: no, steps, epoch or best.")
+    eval_strategy: str = option("epoch", "When to evaluate.")
+    save_strategy: str = option("epoch", "When to save.")
     save_total_limit: int | None = option(1, "Checkpoints kept beside the best one.")
     load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
-    train_sampling_strategy: str = option("random", "Order of the rows: random, sequential or group_by_length.")
-    length_buckets: int = option(0, "Pad training sources to one of N lengths. 0: to the longest row.")
+    train_sampling_strategy: str = option("random", "Order of the rows.")
+    length_buckets: int = option(0, "Pad training sources to one of N lengths. 0: to the longest row.", at_least=0)
 
 
 def check_training(args: T5TrainingArguments, job: str) -> None:
-    """Checks the training flags and fills in what depends on others. `job`: a name in TRAINING_DEFAULTS."""
+    """Fills in what the flags leave open, by `job`, a name in TRAINING_DEFAULTS; ValueError for contradictions."""
     if wants_fsdp(args):
         _check_fsdp(args)
     _choose_optimizer(args)
@@ -195,73 +206,49 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
             args.lr_scheduler_type = "constant_with_warmup"
     if args.warmup_steps is None:
         args.warmup_steps = TRAINING_DEFAULTS[job]["warmup_steps"]
-    for name, least in LEAST.items():
-        value = getattr(args, name, None)
-        if value is not None and not value >= least:  # nor a nan
-            raise ValueError(f"--{name} {value}: must be at least {least}")
-    if args.max_steps < 1 and args.max_steps != -1:
-        raise ValueError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
-    if args.max_steps == -1 and not args.num_train_epochs > 0:
-        raise ValueError(f"--num_train_epochs {args.num_train_epochs}: must be above 0")
-    if args.hub_model_id and not args.push_to_hub:
-        raise ValueError(f"--hub_model_id {args.hub_model_id}: nothing is uploaded without --push_to_hub")
-    if args.push_to_hub:
-        check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
-    if not 0 <= args.label_smoothing_factor < 1:
-        raise ValueError(f"--label_smoothing_factor {args.label_smoothing_factor}: must be at least 0 and below 1")
-    if "pre-training" in job and args.max_steps > 0 and args.num_train_epochs != 3:  # 3: transformers' default
-        raise ValueError(f"--num_train_epochs {args.num_train_epochs}: --max_steps {args.max_steps} decides the length "
-                         "of pre-training; for epochs add --max_steps -1")  # fmt: skip
-    _check_step(args)
-    for name in ("warmup_start_factor", "final_learning_rate_factor"):
-        if not 0 <= getattr(args, name) <= 1:
-            raise ValueError(f"--{name} {getattr(args, name)}: must lie between 0 and 1")
-    if scheduler_name(args) == "inverse_sqrt" and not args.warmup_steps:
+    if args.lr_scheduler_type == "inverse_sqrt" and not args.warmup_steps:
         raise ValueError("--warmup_steps 0: --lr_scheduler_type inverse_sqrt falls from the end of the warm-up on, to "
                          "1 % of the peak in a hundred times as many steps; T5 has 10000")  # fmt: skip
+    if args.max_steps < 1 and args.max_steps != -1:
+        raise ValueError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
     if args.max_steps > 0:
         check_warmup(args, args.max_steps)
-    if args.trackio_static_space_id:
-        raise ValueError(f"--trackio_static_space_id {args.trackio_static_space_id}: not made here; after the run, "
-                         "`trackio sync --sdk static` does it")  # fmt: skip
-    if args.early_stopping_patience is not None:
-        if args.early_stopping_patience < 1:
-            raise ValueError(f"--early_stopping_patience {args.early_stopping_patience}: must be at least 1 evaluation")
-        if not (args.load_best_model_at_end and args.metric_for_best_model):
-            raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
+    if args.max_steps > 0 and "pre-training" in job:
+        refuse(args, "num_train_epochs", f"--max_steps {args.max_steps} decides the length of pre-training; for epochs "
+               "add --max_steps -1")  # fmt: skip
+    if args.push_to_hub:
+        check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
+    else:
+        refuse(args, "hub_model_id", "nothing is uploaded without --push_to_hub")
+    refuse(args, "trackio_static_space_id", "not made here; after the run, `trackio sync --sdk static` does it")
+    if args.early_stopping_patience and not (args.load_best_model_at_end and args.metric_for_best_model):
+        raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
+    _check_step(args)
 
 
 def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
     """ValueError if the warm-up is as long as the run: its learning rate would only rise."""
-    if scheduler_name(args) not in ("constant", "inverse_sqrt") and args.warmup_steps >= max(1, total_steps):
+    if args.lr_scheduler_type not in ("constant", "inverse_sqrt") and args.warmup_steps >= max(1, total_steps):
         raise ValueError(f"--warmup_steps {args.warmup_steps:g}: the run has {total_steps:,} steps, and the learning "
                          "rate would only rise; give fewer, or a share such as 0.1")  # fmt: skip
 
 
-def scheduler_name(args) -> str:
-    """`--lr_scheduler_type` as a plain word; transformers makes an enumeration of it."""
-    return getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-
-
 def _choose_optimizer(args: T5TrainingArguments) -> None:
-    """Fills in the optimizer. ValueError for one that cannot work on the slices that ZeRO gives it."""
-    stage = zero_stage(args)
-    refused = NOT_UNDER_ZERO.get(stage, ())
+    """Fills in the optimizer. ValueError for one that goes wrong on the slices of weights that sharding gives it."""
+    sharding = "FSDP2" if wants_fsdp(args) else f"ZeRO-{zero_stage(args)}"
+    refused = NOT_UNDER_FSDP if wants_fsdp(args) else NOT_UNDER_ZERO.get(zero_stage(args), ())
+    instead = "adamw_torch" if DEFAULT_OPTIMIZER in refused else DEFAULT_OPTIMIZER
     if args.optim in refused:
-        instead = DEFAULT_OPTIMIZER if DEFAULT_OPTIMIZER not in refused else "adamw_torch"
-        raise ValueError(f"--optim {args.optim}: ZeRO-{stage} hands it flat slices of the weights, on which it goes "
-                         f"wrong; use --optim {instead} with --deepspeed (its learning rate may differ)")  # fmt: skip
-    if args.optim is not None:
-        return
-    args.optim = DEFAULT_OPTIMIZER
-    if DEFAULT_OPTIMIZER in refused:
+        raise ValueError(f"--optim {args.optim}: it goes wrong on {sharding}'s slices of the weights; use --optim "
+                         f"{instead} (its learning rate may differ)")  # fmt: skip
+    if args.optim is None and instead != DEFAULT_OPTIMIZER:
         if args.learning_rate is not None:
-            raise ValueError(f"--learning_rate {args.learning_rate:g}: is for the default optimizer {args.optim}, "
-                             f"which ZeRO-{stage} cannot have; add --optim adamw_torch if the rate is meant for it, or "
-                             "leave the rate out")  # fmt: skip
-        args.optim = "adamw_torch"
-        print_once(f"--deepspeed: ZeRO-{stage} cannot have the default optimizer {DEFAULT_OPTIMIZER}; "
-                   "--optim adamw_torch with its own learning rate takes its place")  # fmt: skip
+            raise ValueError(f"--learning_rate {args.learning_rate:g}: is for the default optimizer "
+                             f"{DEFAULT_OPTIMIZER}, which {sharding} cannot have; add --optim {instead} if the rate "
+                             "is meant for it, or leave the rate out")  # fmt: skip
+        print_once(f"--deepspeed: {sharding} cannot have the default optimizer {DEFAULT_OPTIMIZER}; --optim {instead} "
+                   "with its own learning rate takes its place")  # fmt: skip
+    args.optim = args.optim or instead
 
 
 def zero_stage(args: T5TrainingArguments) -> int:
@@ -281,9 +268,6 @@ def _check_fsdp(args: T5TrainingArguments) -> None:
     if args.world_size <= 1:
         raise ValueError("--fsdp shards a model over several processes, and this is the only one: start them with "
                          "accelerate launch or torchrun")  # fmt: skip
-    if args.optim in NOT_UNDER_FSDP:
-        raise ValueError(f"--optim {args.optim}: it cannot work on FSDP2's slices of the weights; use --optim "
-                         f"{DEFAULT_OPTIMIZER} with --fsdp")  # fmt: skip
     config = args.fsdp_config or {}
     version = str(config.get("version", os.environ.get("FSDP_VERSION", "2")))
     if version != "2":
@@ -295,20 +279,16 @@ def _check_fsdp(args: T5TrainingArguments) -> None:
 
 
 def _check_step(args: T5TrainingArguments) -> None:
-    """Contradictions among the options of the training step."""
+    """ValueError for contradictions among the options of the training step."""
     if args.bf16_residual and not args.bf16:
         raise ValueError("--bf16_residual goes with --bf16: in float32 there is nothing to cast")
-    zero3 = zero_stage(args) == 3
-    for name in ("fused_projections", "fused_cross_projections", "torch_compile", "loss_chunk_size"):
-        if getattr(args, name) and (zero3 or wants_fsdp(args)):
-            sharding = "ZeRO-3" if zero3 else "--fsdp"
-            raise ValueError(f"--{name}: not with {sharding}, which brings in a module's weights only when it is "
-                             "called; ZeRO-2 goes")  # fmt: skip
-    if getattr(args, "length_buckets", 0) and args.train_sampling_strategy != "random":
-        raise ValueError(f"--length_buckets {args.length_buckets} orders the rows itself: leave "
-                         f"--train_sampling_strategy {args.train_sampling_strategy} out")  # fmt: skip
-    if getattr(args, "length_buckets", 0) and args.auto_find_batch_size:
-        raise ValueError("--length_buckets pads batches to a fixed number of rows: not with --auto_find_batch_size")
+    if zero_stage(args) == 3 or wants_fsdp(args):
+        sharding = "ZeRO-3" if zero_stage(args) == 3 else "--fsdp"
+        refuse(args, "fused_projections fused_cross_projections torch_compile loss_chunk_size", f"not with {sharding}, "
+               "which brings in a module's weights only when it is called; ZeRO-2 goes")  # fmt: skip
+    if buckets := getattr(args, "length_buckets", 0):
+        refuse(args, "train_sampling_strategy auto_find_batch_size", f"--length_buckets {buckets} orders the rows "
+               "itself, in batches of a fixed number of rows: leave it out")  # fmt: skip
     if args.precompile:
         if not args.torch_compile:
             raise ValueError("--precompile fills the cache of --torch_compile: give both")
@@ -318,28 +298,18 @@ def _check_step(args: T5TrainingArguments) -> None:
 
 
 def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:
-    """Contradictions among the flags of a stream; without one there is nothing to check."""
+    """ValueError for contradictions among the flags of a stream; without one there is nothing to check."""
     if not args.streaming:
-        default = type(args).__dataclass_fields__["shuffle_buffer_size"].default
-        if args.shuffle_buffer_size != default:
-            raise ValueError(f"--shuffle_buffer_size {args.shuffle_buffer_size}: goes with --streaming")
+        refuse(args, "shuffle_buffer_size", "goes with --streaming")
         return
     if training_args.max_steps < 1:
         raise ValueError("--streaming needs --max_steps: nobody knows how long a stream is before it is over")
-    if args.shuffle_buffer_size < 1:
-        raise ValueError(f"--shuffle_buffer_size {args.shuffle_buffer_size}: must be at least 1 (blocks are shuffled "
-                         "even then, rows within them not)")  # fmt: skip
-    if args.max_train_samples is not None:
-        raise ValueError(f"--max_train_samples {args.max_train_samples}: which rows of a stream come first depends on "
-                         "the order; give a smaller file, or --max_steps")  # fmt: skip
-    strategy = getattr(training_args.train_sampling_strategy, "value", training_args.train_sampling_strategy)
-    if strategy != "random":
-        raise ValueError(f"--train_sampling_strategy {strategy}: a stream is always shuffled, by its blocks and "
-                         "--shuffle_buffer_size")  # fmt: skip
-    for flag in ("length_buckets", "auto_find_batch_size"):
-        if getattr(training_args, flag, None):
-            raise ValueError(f"--{flag} {getattr(training_args, flag)}: does not go with --streaming, whose batches "
-                             "are cut on the fly, all of one size")  # fmt: skip
+    refuse(args, "max_train_samples", "which rows of a stream come first depends on the order; give a smaller file, or "
+           "--max_steps")  # fmt: skip
+    refuse(training_args, "train_sampling_strategy", "a stream is always shuffled, by its blocks and "
+           "--shuffle_buffer_size")  # fmt: skip
+    refuse(training_args, "length_buckets auto_find_batch_size", "does not go with --streaming, whose batches are cut "
+           "on the fly, all of one size")  # fmt: skip
     training_args.ignore_data_skip = True  # of batches before a resumed step: the stream itself begins there
 
 

@@ -7,9 +7,11 @@ transformers' Seq2SeqTrainingArguments, `--help_all` shows every flag.
 
 import argparse
 import contextlib
+import copy
+import dataclasses
 import difflib
-import itertools
 import json
+import operator
 import os
 import shutil
 import sys
@@ -20,7 +22,7 @@ import transformers
 import yaml
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
 from common.processes import is_first_process, print_once
@@ -28,85 +30,94 @@ from common.processes import is_first_process, print_once
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
 
+# {bound of a number: (its sign in --help, whether a value keeps it)}
+_BOUNDS = {"at_least": (">=", operator.ge), "above": (">", operator.gt),
+           "at_most": ("<=", operator.le), "below": ("<", operator.lt)}  # fmt: skip
 
-def option(default, help: str):
-    """A dataclass field with its help text; a list is copied for every parse."""
+
+# ---------------------------------------------------------------- flags and their limits
+def option(default, help: str, **limits):
+    """A dataclass field with its help text and limits; a list is copied for every parse.
+
+    limits: `choices`, the names it may have; or the bounds `at_least`, `above`, `at_most` and `below` of a number, with
+    the `unit` that an error names. `--help` shows them, `check_limits` refuses what breaks them.
+    """
+    metadata = {"help": help, "limits": limits}
     if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
-# Flags of Seq2SeqTrainingArguments that `--help` shows, by theme and in this order; the others stand in `--help_all`.
-USUAL_TRAINING_FLAGS = {
-    "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed report_to run_name project "
-    "push_to_hub hub_model_id",
-    "length and batch": "max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
-    "dataloader_num_workers",
-    "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
-    "final_learning_rate_factor weight_decay max_grad_norm z_loss",
-    "speed and memory": "bf16 torch_compile precompile activation_checkpointing deepspeed loss_chunk_size "
-    "fused_projections fused_cross_projections bf16_residual generation_cache",
-    "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
-    "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
-    "metric_for_best_model early_stopping_patience",
-}
-# What transformers says of these in several lines.
-SHORT_HELP = {
-    "activation_checkpointing": "Recompute activations in the backward pass: less memory, about a fifth slower.",
-    "dataloader_num_workers": "Processes that load data beside the training process.",
-    "deepspeed": "DeepSpeed's JSON file, such as zero_stage2_config.json.",
-    "eval_steps": "Steps between evaluations, where --eval_strategy is steps. Not set: --logging_steps.",
-    "generation_num_beams": "Beams of --predict_with_generate. Not set: the model's own, else greedy.",
-    "hub_model_id": "Repository, such as me/my-t5. Not set: the name of --output_dir.",
-    "gradient_accumulation_steps": "Forward passes per optimizer step.",
-    "load_best_model_at_end": "End with the checkpoint that has the best main metric.",
-    "max_grad_norm": "Gradients are clipped to this norm; 0: never.",
-    "max_steps": "Optimizer steps; -1: as many as --num_train_epochs takes.",
-    "metric_for_best_model": "Main metric, such as eval_loss. Not set: the loss, or the task's first metric.",
-    "num_train_epochs": "Passes over the training data, unless --max_steps is given.",
-    "predict_with_generate": "Evaluate the texts that the model generates, instead of scoring labels.",
-    "push_to_hub": "Upload the model to the Hugging Face Hub; without it nothing leaves the machine.",
-    "resume_from_checkpoint": "Go on from this checkpoint folder; without a value from the newest in --output_dir.",
-    "run_name": "Name of the run in the trackers. Not set: that of --output_dir.",
-    "save_steps": "Steps between checkpoints, where --save_strategy is steps.",
-    "save_strategy": "When to save: no, steps, epoch or best.",
-    "seed": "Seed of weights, data order, dropout and corruption.",
-    "torch_compile": "Compile the model with torch.compile.",
-    "weight_decay": "Weight decay of the optimizer; biases and layer norms have none.",
-}
+def limits_of(dataclass) -> dict[str, dict]:
+    """{flag: its limits}; of flags inherited from transformers what `_inherited` says, which may be their help too."""
+    own = {f.name: f.metadata["limits"] for f in dataclasses.fields(dataclass) if f.metadata.get("limits")}
+    return getattr(dataclass, "_inherited", {}) | own
+
+
+def check_limits(flags) -> None:
+    """ValueError for the first flag of a dataclass whose value breaks its limits; None keeps them all."""
+    for name, limits in limits_of(type(flags)).items():
+        if getattr(flags, name) is not None:
+            check_value(name, getattr(flags, name), limits)
+
+
+def check_value(name: str, value, limits: dict) -> None:
+    """ValueError if the value of a flag breaks the limits, as nan breaks all bounds."""
+    bounds = {bound: limit for bound, limit in limits.items() if bound in _BOUNDS}
+    if not all(_BOUNDS[bound][1](value, limit) for bound, limit in bounds.items()):
+        words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items()]
+        words[0] += f" {limits['unit']}" if "unit" in limits else ""
+        raise ValueError(f"--{name} {value}: must be {' and '.join(words)}")
+    if value not in limits.get("choices", [value]):
+        raise ValueError(f"--{name} {value}: must be one of {', '.join(limits['choices'])}")
+
+
+def refuse(flags, names: str, reason: str) -> None:
+    """ValueError "--flag value: reason" for the first field among `names` that has not its default value."""
+    for f in dataclasses.fields(flags):
+        if f.name in names.split() and getattr(flags, f.name) not in (f.default, ""):
+            raise ValueError(f"--{f.name} {getattr(flags, f.name)}: {reason}")
 
 
 # ---------------------------------------------------------------- parsing
 class T5ArgumentParser(HfArgumentParser):
-    """HfArgumentParser with recipes, near matches for unknown flags, and errors of one line."""
+    """HfArgumentParser with limits, near matches for unknown flags, and errors of one line.
 
-    def __init__(self, dataclass_types, show_all: bool = False, **kwargs):
-        super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, **kwargs)
-        usages = [c._usage for c in dataclass_types if hasattr(c, "_usage")]
-        self.usage = f"%(prog)s {usages[0] if usages else '[recipe.yaml] [--flag value ...]'}"
+    A dataclass may have a `_usage`, and `_usual_flags`, {theme: names of the flags it has from transformers that
+    `--help` shows, in this order}; `--help_all` shows the others too.
+    """
+
+    def __init__(self, dataclass_types, show_all: bool):
+        super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter)
+        usage = next((c._usage for c in dataclass_types if hasattr(c, "_usage")), "[recipe.yaml] [--flag value ...]")
+        self.usage = f"%(prog)s {usage}"
         self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")
         own = {name for c in dataclass_types for name in c.__annotations__}  # of transformers' flags: those redefined
-        # A script without training names what it needs of transformers' flags itself.
-        usual = next((c._usual_flags for c in dataclass_types if hasattr(c, "_usual_flags")), USUAL_TRAINING_FLAGS)
-        usual = {title: names.split() for title, names in usual.items()}
-        shown = {"help", "help_all", *own, *itertools.chain(*usual.values())}
+        usual = next((c._usual_flags for c in dataclass_types if hasattr(c, "_usual_flags")), {})
+        shown = {"help", "help_all", *own, *" ".join(usual.values()).split()}
+        limits = {name: limits for c in dataclass_types for name, limits in limits_of(c).items()}
         for action in self._actions:
             if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone, although its default is None
                 action.nargs, action.const = "?", True
             if action.dest == "resume_from_checkpoint":
                 action.nargs, action.const = "?", RESUME_NEWEST
-            if action.dest in SHORT_HELP and action.dest not in own:
-                action.help = SHORT_HELP[action.dest]
             opposite = action.option_strings and action.option_strings[0] == f"--no_{action.dest}"
             if opposite or not show_all and action.dest not in shown:
                 action.help = argparse.SUPPRESS
-            elif action.help:
-                text = action.help.replace("%(default)s", "\0").replace("%%", "%").replace("%", "%%")
-                action.help = " ".join(text.split())
-                action.help = action.help.replace("\0", "%(default)s")
-        if not show_all and any(issubclass(c, TrainingArguments) for c in dataclass_types):
-            self._group_by_theme(usual)
+            else:
+                told = limits.get(action.dest, {})
+                text = action.help if action.dest in own else told.get("help", action.help)
+                action.help = described(text, action.default, told)
+        if not show_all:
+            self._group_by_theme({title: names.split() for title, names in usual.items()})
         self.flags = {o.lstrip("-").replace("-", "_"): a for a in self._actions for o in a.option_strings}
+
+    @staticmethod
+    def _parse_dataclass_field(parser, field):
+        """Overrides HfArgumentParser to keep from argparse what it does not know of a field's metadata."""
+        field = copy.copy(field)
+        field.metadata = {name: value for name, value in field.metadata.items() if name != "limits"}
+        HfArgumentParser._parse_dataclass_field(parser, field)
 
     def _group_by_theme(self, themes: dict[str, list[str]]) -> None:
         """Takes the flags of `themes` out of the one long group of transformers' flags, into groups of their own."""
@@ -123,7 +134,7 @@ class T5ArgumentParser(HfArgumentParser):
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """One entry a flag, with its default, and without the spelling with hyphens."""
+    """One entry a flag, without the spelling with hyphens."""
 
     def __init__(self, prog):
         super().__init__(prog, max_help_position=34, width=min(120, shutil.get_terminal_size().columns))
@@ -131,10 +142,16 @@ class _HelpFormatter(argparse.HelpFormatter):
     def _format_action_invocation(self, action):
         return f"--{action.dest}" if action.option_strings else super()._format_action_invocation(action)
 
-    def _get_help_string(self, action):
-        default = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
-        shown = default not in (None, argparse.SUPPRESS, False, "") and "%(default)" not in action.help
-        return action.help + (f" [{default}]" if shown else "")
+
+def described(help: str, default, limits: dict) -> str:
+    """("Share of tokens masked.", 0.15, {"above": 0, "below": 1}) -> "Share of tokens masked. [0.15; > 0, < 1]"."""
+    choices = limits.get("choices", ())
+    listed = f" {{{','.join(choices)}}}" if 0 < len(choices) < 10 else ""  # the schedules of transformers are more
+    default = " ".join(map(str, default)) if isinstance(default, list) else default
+    bounds = [f"{_BOUNDS[bound][0]} {limit}" for bound, limit in limits.items() if bound in _BOUNDS]
+    notes = [] if default in (None, argparse.SUPPRESS, False, "") else [str(default)]
+    notes += [", ".join(bounds)] if bounds else []
+    return " ".join(help.split()) + listed + (f" [{'; '.join(notes)}]" if notes else "")
 
 
 def parse_arguments(
@@ -149,11 +166,8 @@ def parse_arguments(
     transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
     argv = list(sys.argv[1:] if argv is None else argv)
     show_all = bool({"--help_all", "--help-all"} & set(argv))
-    parser = T5ArgumentParser(dataclass_types, show_all=show_all)
-    if show_all:
-        parser.print_help()
-        raise SystemExit(0)
-    if {"-h", "--help"} & set(argv):
+    parser = T5ArgumentParser(dataclass_types, show_all)
+    if show_all or {"-h", "--help"} & set(argv):
         parser.parse_args(["--help"])
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
     given = _flags_given(parser, argv)
@@ -165,14 +179,16 @@ def parse_arguments(
         values = vars(parser.parse_known_args(recipe_argv + argv)[0])
         more = fill_in(values, given | _flags_given(parser, recipe_argv))
         recipe_argv = [*sum((_as_flag(name, value) for name, value in more.items()), []), *recipe_argv]
-    parsed = parser.parse_args_into_dataclasses(
+    *groups, _, left_over = parser.parse_args_into_dataclasses(  # the one between is --help_all
         recipe_argv + argv, look_for_args_file=False, return_remaining_strings=True
     )
-    if parsed[-1]:
-        raise ValueError(f"{parsed[-1][0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
-    _refuse_rivals(parsed[:-1], given, "on the command line")
-    _refuse_rivals(parsed[:-1], _flags_given(parser, recipe_argv), f"in the recipe {recipe}")
-    return parsed[: len(dataclass_types)]  # what follows is --help_all
+    if left_over:
+        raise ValueError(f"{left_over[0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
+    for flags in groups:
+        check_limits(flags)
+    _refuse_rivals(groups, given, "on the command line")
+    _refuse_rivals(groups, _flags_given(parser, recipe_argv), f"in the recipe {recipe}")
+    return groups
 
 
 def _refuse_rivals(groups, given: set[str], where: str) -> None:
@@ -186,11 +202,8 @@ def _refuse_rivals(groups, given: set[str], where: str) -> None:
 
 def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:
     """Names of the flags in argv; raises ValueError for an unknown flag (with near matches) or one set twice."""
-    given = []
-    for word in argv:
-        if word.startswith("--"):
-            name = word[2:].split("=")[0].replace("-", "_")
-            given.append(_known(parser, name, f"--{name}"))
+    words = [word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
+    given = [_known(parser, name, f"--{name}") for name in words]
     for name in given:
         if given.count(name) > 1:
             raise ValueError(f"--{name} is set twice on the command line")

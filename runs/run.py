@@ -11,7 +11,7 @@ import psutil
 import torch
 from requests.utils import get_netrc_auth
 
-from arguments.training import check_warmup, scheduler_name, wants_fsdp
+from arguments.training import check_warmup, wants_fsdp
 from common.command_line import exit_on_user_error
 from common.processes import answers, finish_process_group, is_first_process, print_once
 from common.reports import end_summary, human_bytes, human_count, human_time, run_record, start_summary, write_json
@@ -249,7 +249,7 @@ def needed_disk(trainer: T5Trainer) -> float:
 
 def described_schedule(args, steps: int) -> str:
     """ "cosine over 2,000 steps, 305 of them warm-up"."""
-    name = scheduler_name(args)
+    name = args.lr_scheduler_type
     warmup = 0 if name == "constant" else args.get_warmup_steps(steps)
     return f"{name} over {steps:,} steps, {f'{warmup:,} of them' if warmup else 'no'} warm-up"
 

@@ -8,8 +8,6 @@ from torch.distributed.tensor import DTensor
 from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
-from arguments.training import scheduler_name
-
 OWN_SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant", "constant_with_warmup")
 
 
@@ -241,8 +239,7 @@ def learning_rate_factor(
 
 def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int):
     """The schedule of `--lr_scheduler_type`: ours above, every other name as transformers defines it."""
-    name = scheduler_name(args)
-    warmup_steps = args.get_warmup_steps(total_steps)
+    name, warmup_steps = args.lr_scheduler_type, args.get_warmup_steps(total_steps)
     if name not in OWN_SCHEDULES or args.lr_scheduler_kwargs:
         return get_scheduler(
             name,

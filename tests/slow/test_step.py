@@ -419,7 +419,7 @@ class RunTest(parameterized.TestCase):
         args = arguments("never_written")
         args.optim, args.hf_deepspeed_config = "adamw_torch", mock.Mock(get_value=lambda *_: 3)
         for flag in ("fused_projections", "fused_cross_projections", "torch_compile", "loss_chunk_size"):
-            with mock.patch.object(args, flag, 1), self.assertRaisesRegex(ValueError, f"--{flag}: not with ZeRO-3"):
+            with mock.patch.object(args, flag, 1), self.assertRaisesRegex(ValueError, f"--{flag} 1: not with ZeRO-3"):
                 check_training(args, "pre-training from scratch")
 
 

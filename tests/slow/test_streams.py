@@ -485,7 +485,7 @@ class ScriptTest(parameterized.TestCase):
             "share",
             "pre_train",
             "--validation_split_percentage 3",
-            "--validation_split_percentage: the length of a stre",
+            "--validation_split_percentage 3.0: the length of a st",
         ),
         ("column", "pre_train", "--train_file {folder}/a.jsonl --text_column b", "--text_column b: a row has the col"),
         ("none", "fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|too little text"),

@@ -6,10 +6,13 @@ Hermetic; two cases start pre_train_t5.py as a process and end before any work. 
 import ast
 import contextlib
 import dataclasses
+import functools
 import gzip
 import io
 import json
+import math
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -33,10 +36,9 @@ from arguments.training import (
     T5TrainingArguments,
     check_training,
     has_bf16,
-    scheduler_name,
 )
 from common import command_line, processes
-from common.command_line import exit_on_user_error, parse_arguments
+from common.command_line import check_limits, exit_on_user_error, option, parse_arguments, refuse
 from common.processes import answers, is_first_process, print_once
 from constants import DATASET_VALS, OPTIMIZERS, TRAINING_DEFAULTS
 from corpora.files import data_suffix, expand_files
@@ -245,12 +247,71 @@ class TrainingArgumentsTest(TestCase):
         self.assertFalse(self.training().logging_nan_inf_filter)
 
 
-def pre_training_data(**flags):
-    return check_pre_training_data(PreTrainingDataArguments(**flags))
+def checked(kind: type, check, **flags):
+    """What `check` says of flags whose values are within their limits."""
+    args = kind(**flags)
+    check_limits(args)
+    return check(args)
 
 
-def task(**flags):
-    return check_task(TaskArguments(**flags))
+model = functools.partial(checked, ModelArguments, check_model)
+pre_training_data = functools.partial(checked, PreTrainingDataArguments, check_pre_training_data)
+task = functools.partial(checked, TaskArguments, check_task)
+
+
+@dataclasses.dataclass
+class Limited:
+    """Flags with every kind of limits."""
+
+    share: float | None = option(0.5, "A share.", above=0, at_most=1)
+    length: float = option(3.0, "A length.", at_least=1, below=math.inf, unit="token")
+    way: str | None = option(None, "A way.", choices=("one", "other"))
+    names: list[str] | None = option(None, "Any names.")
+
+
+class LimitsTest(TestCase):
+    @parameterized.parameters(
+        (dict(share=0.0), "--share 0.0: must be above 0 and at most 1"),
+        (dict(share=1.5), "--share 1.5: must be above 0 and at most 1"),
+        (dict(share=math.nan), "--share nan: must be above 0 and at most 1"),
+        (dict(length=0.5), "--length 0.5: must be at least 1 token and below inf"),
+        (dict(length=math.inf), "--length inf: must be at least 1 token and below inf"),
+        (dict(way="an"), "--way an: must be one of one, other"),
+        (dict(way=""), "--way : must be one of one, other"),
+    )
+    def test_refused(self, flags, message):
+        with self.assertRaises(ValueError) as caught:
+            check_limits(Limited(**flags))
+        self.assertEqual(str(caught.exception), message)
+        with self.assertRaisesRegex(ValueError, re.escape(message)):  # and by every script, with no check of its own
+            parse_arguments([Limited], [f"--{name}={value}" for name, value in flags.items()])
+
+    @parameterized.parameters({}, dict(share=1), dict(share=None, way="other"), dict(length=1))
+    def test_taken(self, **flags):
+        check_limits(Limited(**flags))
+
+    def test_what_help_says(self):
+        text = " ".join(HelpTest.help(self, "--help", [Limited]).split())
+        self.assertIn("--share A share. [0.5; > 0, <= 1] --length A length. [3.0; >= 1, < inf]", text)
+        self.assertIn("--way A way. {one,other} --names Any names.", text)
+
+    def test_flags_of_transformers(self):
+        for flags, message in (
+            (dict(seed=-1), "--seed -1: must be at least 0"),
+            (dict(per_device_eval_batch_size=0), "--per_device_eval_batch_size 0: must be at least 1"),
+            (dict(train_sampling_strategy="by_length"), "--train_sampling_strategy by_length: must be one of random, "),
+        ):
+            with self.assertRaisesRegex(ValueError, message):
+                self.training(**flags)
+        self.assertEmpty(
+            T5TrainingArguments._inherited.keys() - {f.name for f in dataclasses.fields(T5TrainingArguments)}
+        )
+
+    def test_refuse(self):
+        refuse(Limited(), "share way no_flag_of_this_dataclass", "must stay")
+        refuse(Limited(way=""), "way", "must stay")
+        with self.assertRaisesRegex(ValueError, "^--way one: goes with --other$"):
+            refuse(Limited(way="one"), "share way", "goes with --other")
 
 
 class ChecksTest(TestCase):
@@ -265,16 +326,16 @@ class ChecksTest(TestCase):
     )  # fmt: skip
     def test_model(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):
-            check_model(ModelArguments(**flags))
+            model(**flags)
 
     @parameterized.named_parameters(
         ("two_sources", dict(dataset_name="a", train_file=["b"]), "--dataset_name and --train_file exclude each other"),
         ("validation_alone", dict(validation_file=["b"]), "--validation_file goes with --train_file"),
         ("configuration_alone", dict(dataset_config_name="en"), "--dataset_config_name goes with the Hub name"),
-        ("density_0", dict(noise_density=0.0), "--noise_density 0.0: must lie between 0 and 1"),
-        ("density_1", dict(noise_density=1.0), "--noise_density 1.0: must lie between 0 and 1"),
+        ("density_0", dict(noise_density=0.0), "--noise_density 0.0: must be above 0 and below 1"),
+        ("density_1", dict(noise_density=1.0), "--noise_density 1.0: must be above 0 and below 1"),
         ("span", dict(mean_noise_span_length=0.5), "--mean_noise_span_length 0.5: must be at least 1 token"),
-        ("percentage", dict(validation_split_percentage=100.0), "--validation_split_percentage 100.0: must lie"),
+        ("percentage", dict(validation_split_percentage=100.0), "--validation_split_percentage 100.0: must be above 0"),
         ("train_samples", dict(max_train_samples=0), "--max_train_samples 0: must be at least 1"),
         ("eval_samples", dict(max_eval_samples=-1), "--max_eval_samples -1: must be at least 1"),
         ("workers", dict(preprocessing_num_workers=0), "--preprocessing_num_workers 0: must be at least 1"),
@@ -302,10 +363,10 @@ class ChecksTest(TestCase):
 
     @parameterized.named_parameters(
         ("learning_rate", dict(learning_rate=-1.0), "--learning_rate -1.0: must be at least 0"),
-        ("final", dict(final_learning_rate_factor=1.5), "--final_learning_rate_factor 1.5: must lie between 0 and 1"),
+        ("final", dict(final_learning_rate_factor=1.5), "--final_learning_rate_factor 1.5: .* at most 1"),
         ("all_warmup", dict(max_steps=2000, warmup_steps=2000), "--warmup_steps 2000: the run has 2,000 steps"),
         ("no_warmup", dict(lr_scheduler_type="inverse_sqrt", warmup_steps=0), "--warmup_steps 0: .* inverse_sqrt"),
-        ("warmup", dict(warmup_start_factor=1.5), "--warmup_start_factor 1.5: must lie between 0 and 1"),
+        ("warmup", dict(warmup_start_factor=1.5), "--warmup_start_factor 1.5: must be at least 0 and at most 1"),
         ("stopping", dict(early_stopping_patience=2), "--early_stopping_patience needs --load_best_model_at_end"),
         ("patience", dict(early_stopping_patience=0), "--early_stopping_patience 0: must be at least 1 evaluation"),
         ("epochs", dict(num_train_epochs=2.0, max_steps=9), "--num_train_epochs 2.0: .* 9 .* add --max_steps -1"),
@@ -315,7 +376,7 @@ class ChecksTest(TestCase):
             check_training(self.training(**flags), "pre-training from scratch")
 
     def test_what_is_right_passes(self):
-        check_model(ModelArguments(config_name="tiny", dropout_rate=0.0, config_overrides="d_model=8"))
+        model(config_name="tiny", dropout_rate=0.0, config_overrides="d_model=8")
         pre_training_data(train_file=[self.write("a.txt")], validation_file=[self.write("b.txt")])
         pre_training_data(dataset_name="allenai/c4", dataset_config_name="en")
         self.assertIs(task(benchmark="glue", dataset_name="rte"), DATASET_VALS["glue"]["rte"])
@@ -349,7 +410,7 @@ class ChecksTest(TestCase):
     def test_what_a_job_does_where_nothing_is_said(self, job, flags, schedule, rate, warmup):
         args = self.training(**flags)
         check_training(args, job)
-        found = (args.optim, scheduler_name(args), args.learning_rate, args.warmup_steps)
+        found = (args.optim, args.lr_scheduler_type, args.learning_rate, args.warmup_steps)
         self.assertEqual(found, (flags.get("optim", "adamw_rms_scaled"), schedule, rate, warmup))
 
     def test_bf16_is_on_where_the_hardware_has_it(self):
@@ -426,10 +487,10 @@ class HelpTest(TestCase):
             word.removeprefix("--") for line in text.splitlines() for word in line.split()[:1] if word.startswith("--")
         }
         self.assertEmpty(self.own_flags(classes) - listed)
-        usual = {name for names in command_line.USUAL_TRAINING_FLAGS.values() for name in names.split()}
+        usual = {name for names in T5TrainingArguments._usual_flags.values() for name in names.split()}
         self.assertEmpty(usual - listed, "a usual flag that transformers has no more")
-        self.assertEmpty(command_line.SHORT_HELP.keys() - usual)
-        for title in command_line.USUAL_TRAINING_FLAGS:
+        self.assertEmpty({name for name, told in T5TrainingArguments._inherited.items() if "help" in told} - usual)
+        for title in T5TrainingArguments._usual_flags:
             self.assertIn(f"\n\n{title}:\n  --", text)
         self.assertNotIn("%%", text)
         self.assertLessEqual(len(text.splitlines()), 100)

@@ -22,6 +22,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import pre_train_t5
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
+from common.command_line import check_limits
 from corpora import example_series
 from corpora.own_ids import IdDocument, IdFormat, IdWords, ids_offset, ids_tokenizer, read_ids
 from corpora.sources import find_sources
@@ -58,6 +59,7 @@ class TestCase(parameterized.TestCase):
 
     def tokens(self, *paths, tokenizer=None, **flags) -> dict:
         args = self.arguments(*paths, **flags)
+        check_limits(args)
         check_pre_training_data(args)
         return tokenised(args, find_sources(args), tokenizer or ids_tokenizer(10))
 
