@@ -9,7 +9,7 @@ from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, expand_files, split_weights
 from corpora.own_ids import ID_TYPES, IdFormat, expand_id_files, holds_ids
 
-PACKINGS = ("chunks", "documents")  # objectives/chunks.py
+PACKINGS = ("chunks", "documents")  # objectives/registry.py
 _SPANS = DENOISERS["span_corruption"]
 
 

@@ -297,7 +297,7 @@ class TokensTest(parameterized.TestCase):
             ids = [[100 + letters.index(word[0]) for word in text.split()] for text in texts]
             return np.array(sum(ids, []), dtype=np.int64), np.cumsum([len(part) for part in ids], dtype=np.int64)
 
-        short = mock.patch("data_t5.HELD_OUT_BLOCK", (200, 500))
+        short = mock.patch("corpora.token_files.HELD_OUT_BLOCK", (200, 500))
         with short, mock.patch("corpora.token_files.corpus_encoder", lambda _: encode):
             files = tokenised(args, find_sources(args), vocabulary)
         for file in files.values():

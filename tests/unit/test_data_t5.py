@@ -26,13 +26,12 @@ from absl.testing import absltest, parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast, T5Config
 
-import data_t5
 from arguments.text import PreTrainingDataArguments
 from common import manifests
 from common.cached_folders import cached
 from common.manifests import write_manifest
 from constants import BUILTIN_CORPUS
-from corpora import hub, installed_docs
+from corpora import hub, installed_docs, token_files
 from corpora.examples import ChunkDataset, EpochSampler
 from corpora.files import read_documents, read_rows, read_tsv
 from corpora.hub import load_dataset_splits
@@ -482,7 +481,7 @@ class TokenisedTest(TestCase):
         self.assertAlmostEqual(file.bytes_per_token, 9 / len(file.tokens))
 
     def test_long_text_in_several_batches_of_the_tokenizer(self):
-        with mock.patch.object(data_t5, "TOKENISE_BATCH", 200):
+        with mock.patch.object(token_files, "TOKENISE_BATCH", 200):
             tokens = self.tokens(validation_file=[str(self.text)])
         self.assertEqual(tokens["train"].tokens.tolist(), self.ids(LINES[:300]))
 
@@ -527,7 +526,7 @@ class TokenisedTest(TestCase):
 
     def test_what_keeps_the_cache(self):
         before = self.tokens()
-        with mock.patch.object(data_t5, "corpus_encoder", side_effect=AssertionError("tokenised again")):
+        with mock.patch.object(token_files, "corpus_encoder", side_effect=AssertionError("tokenised again")):
             self.tokens(input_seq_length=64, noise_density=0.5, mean_noise_span_length=8.0)
             os.utime(self.text)
             self.tokens()
@@ -574,7 +573,7 @@ class TokenisedTest(TestCase):
         self.assertEqual(self.tokens(overwrite_cache=True)["train"].tokens.tolist(), right)
         with (
             mock.patch.dict(os.environ, RANK="1"),
-            mock.patch.object(data_t5, "corpus_encoder", side_effect=AssertionError),
+            mock.patch.object(token_files, "corpus_encoder", side_effect=AssertionError),
         ):
             self.assertEqual(
                 self.tokens(overwrite_cache=True)["train"].tokens.tolist(), right

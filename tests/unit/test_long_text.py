@@ -56,7 +56,7 @@ class TestCase(parameterized.TestCase):
         """No more than `size` characters are read at once."""
         for module in (files, blocks, tokenizers):
             self.enter_context(mock.patch.object(module, "LONGEST_PART", size))
-        self.enter_context(mock.patch("data_t5.LONGEST_PART", size))
+        self.enter_context(mock.patch("corpora.token_files.LONGEST_PART", size))
 
     def write(self, name: str, text: str) -> Path:
         data = text.encode()

@@ -1,4 +1,4 @@
-"""Tests of the repository's shape (docs/architecture: who may import whom), derived from the sources with `ast`.
+"""Tests of the repository's shape (docs/architecture.md: who may import whom), derived from the sources with `ast`.
 
 A file with a main guard is a script, above all others. A new module takes the place of its folder.
 """
