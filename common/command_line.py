@@ -108,8 +108,13 @@ class T5ArgumentParser(HfArgumentParser):
                 told = limits.get(action.dest, {})
                 text = action.help if action.dest in own else told.get("help", action.help)
                 action.help = described(text, action.default, told)
-        if not show_all:
-            self._group_by_theme({title: names.split() for title, names in usual.items()})
+        if not show_all:  # the usual flags leave the one long group of transformers' flags for groups of their own
+            rest = self._action_groups[-1]
+            by_name = {action.dest: action for action in rest._group_actions if action.help != argparse.SUPPRESS}
+            for title, names in usual.items():
+                group = self.add_argument_group(title)
+                group._group_actions = [by_name.pop(name) for name in names.split() if name in by_name]
+            rest._group_actions = list(by_name.values())
         self.flags = {o.lstrip("-").replace("-", "_"): a for a in self._actions for o in a.option_strings}
 
     @staticmethod
@@ -118,16 +123,6 @@ class T5ArgumentParser(HfArgumentParser):
         field = copy.copy(field)
         field.metadata = {name: value for name, value in field.metadata.items() if name != "limits"}
         HfArgumentParser._parse_dataclass_field(parser, field)
-
-    def _group_by_theme(self, themes: dict[str, list[str]]) -> None:
-        """Takes the flags of `themes` out of the one long group of transformers' flags, into groups of their own."""
-        training = self._action_groups[-1]
-        for title, names in themes.items():
-            shown = [action for action in training._group_actions if action.help != argparse.SUPPRESS]
-            found = {action.dest: action for action in shown if action.dest in names}
-            if found:
-                self.add_argument_group(title)._group_actions = [found[name] for name in names if name in found]
-                training._group_actions = [a for a in training._group_actions if a.dest not in found]
 
     def error(self, message: str):
         raise ValueError(message)
