@@ -5,13 +5,14 @@ Legend of shapes: B batch, H heads, Q queries, K keys, D d_kv.
 
 from argparse import Namespace
 from functools import partial
+from statistics import median
 
 import torch
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from benchmarks.material import attention_function, benchmark_config
-from benchmarks.measure import free_memory, interleaved, median, peak_flops, recording
+from benchmarks.measure import free_memory, interleaved, peak_flops, recording
 from modeling.kernels.attention import attention as bias_attention
 from modeling.kernels.attention import choose_bias_gradient
 from modeling.kernels.bias_gradient import bias_gradient_torch

@@ -1,5 +1,4 @@
-"""A classification task as a whole, through T5Trainer and through Seq2SeqTrainer in run_glue's set-up: an epoch of
-fine-tuning, and an evaluation."""
+"""A classification task through T5Trainer and in run_glue's set-up: an epoch of fine-tuning, and an evaluation."""
 
 import copy
 import tempfile
@@ -7,6 +6,7 @@ import time
 from argparse import Namespace
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from transformers import PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArgumen
 
 from arguments_t5 import FineTuningArguments
 from benchmarks.material import benchmark_config, padded, random_sources, setting_of, use_plain_activation
-from benchmarks.measure import interleaved, median, synchronize
+from benchmarks.measure import interleaved, synchronize
 from constants import IGNORE_INDEX
 from model_t5 import create_model, set_dropout, set_generation_length
 from tasks.batching import BucketCollator, bucket_lengths

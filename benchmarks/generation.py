@@ -2,11 +2,12 @@
 
 from argparse import Namespace
 from functools import partial
+from statistics import median
 
 import torch
 
 from benchmarks.material import benchmark_config, setting_of
-from benchmarks.measure import NotAvailableError, interleaved, median
+from benchmarks.measure import NotAvailableError, interleaved
 from model_t5 import create_model
 
 COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}", "tokens_per_second": "{:,.0f}"}

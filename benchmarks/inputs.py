@@ -12,13 +12,14 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
 
 from arguments_t5 import PreTrainingDataArguments
 from benchmarks.material import bare_tokenizer
-from benchmarks.measure import interleaved, median, process_memory, recording
+from benchmarks.measure import interleaved, process_memory, recording
 from corpora.files import read_documents
 from corpora.sources import Source
 from data_collator_t5 import T5DataCollator, noise_counts

@@ -4,9 +4,10 @@ import shlex
 import tempfile
 from argparse import Namespace
 from pathlib import Path
+from statistics import median
 
 from benchmarks.material import setting_of
-from benchmarks.measure import median, recording
+from benchmarks.measure import recording
 from benchmarks.settings import read, run_script
 from common.reports import read_metrics
 

@@ -11,13 +11,14 @@ import time
 from argparse import Namespace
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from benchmarks import material
-from benchmarks.measure import free_memory, interleaved, is_out_of_memory, median, peak_flops, recording, spread
+from benchmarks.measure import free_memory, interleaved, is_out_of_memory, peak_flops, recording, spread
 from data_collator_t5 import T5DataCollator
 from model_t5 import create_model, flops_per_sequence, set_dropout
 from trainer_t5 import set_up_step
