@@ -125,7 +125,7 @@ class Command:
 
 
 # fmt: off
-PARTS = {  # in the order of `all`, the dearest last; two of `gpu` alone
+PARTS = {  # in the order of `all`, the slowest last; two for `gpu` alone
     "collator": Command(
         inputs.measure_collator, "Span corruption of a batch against the per-example algorithm.",
         "", {"rows": inputs.COLLATOR_COLUMNS}, "collator, sequences/s", defaults=_COLLATOR, in_all=_COLLATOR),

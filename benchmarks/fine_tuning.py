@@ -1,7 +1,4 @@
-"""A classification task as a whole: an epoch of fine-tuning, and an evaluation.
-
-Through T5Trainer, and through Seq2SeqTrainer in run_glue's set-up.
-"""
+"""A classification task through T5Trainer and in run_glue's set-up: an epoch of fine-tuning, and an evaluation."""
 
 import copy
 import tempfile
