@@ -18,8 +18,8 @@ from unittest import mock
 import torch
 import zoo
 from absl.testing import absltest, parameterized
+from helpers import run_main
 from safetensors.torch import load_file
-from test_export_checkpoint import run
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import constants
@@ -68,7 +68,7 @@ def script(module, *switches, **flags) -> tuple[object, str]:
     """(what main returns, what it printed)."""
     if module in (pre_train_t5, fine_tune_t5):
         flags = SMALL | {"data_cache_dir": place() / "cache"} | flags
-    result, printed, _ = run(module, *[f"--{key}={value}" for key, value in flags.items()], *switches)
+    result, printed, _ = run_main(module.main, *[f"--{key}={value}" for key, value in flags.items()], *switches)
     return result, printed
 
 
@@ -240,7 +240,7 @@ class SentinelTest(parameterized.TestCase):
         flags = dict(model_name_or_path=animal("longt5_local")[0], output_dir=place() / "engine")
         argv = [word for name, value in flags.items() for word in (f"--{name}", value)]
         with mock.patch.dict(export_checkpoint.NEEDS, {kind: ()}):
-            _, _, said = run(export_checkpoint, *argv, "--formats", "huggingface", kind, code=2)
+            _, _, said = run_main(export_checkpoint.main, *argv, "--formats", "huggingface", kind, code=2)
         self.assertIn(f"--formats {kind}: not for longt5 models, only huggingface", said)
         self.assertFalse((place() / "engine").exists())
 
