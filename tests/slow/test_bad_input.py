@@ -433,11 +433,6 @@ BAD_TASKS = (
     ),
     ("bert", dict(model_name_or_path="{good}/bert"), "--model_name_or_path .*bert is a bert model"),
     ("cut_weights", dict(model_name_or_path="{good}/cut"), "--model_name_or_path .*cut: its weights cannot be read"),
-    (
-        "too_many_words",
-        dict(tokenizer_name="{good}/no_sentinels"),
-        "the tokenizer has 1000 tokens and the model only 320",
-    ),
     ("output", dict(output_dir="{bad}/file/out"), "--output_dir .*file/out: .*file is a file"),
     ("cache", dict(data_cache_dir="{bad}/file"), "--data_cache_dir .*file: is a file"),
 )

@@ -459,7 +459,6 @@ class RunTest(parameterized.TestCase):
     @parameterized.parameters(
         (["--packing", "document"], "--packing document: must be one of chunks, documents"),
         (["--objective", "ul2"], "--packing documents is of --objective span_corruption: examples of ul2 have fixed"),
-        (["--streaming", "--max_steps", "3"], "--packing documents does not go with --streaming: where rows begin"),
         (["--eos_between_documents", "false"], "--eos_between_documents false: --packing documents tells documents by"),
     )
     def test_refused(self, flags, message):

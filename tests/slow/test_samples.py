@@ -7,7 +7,8 @@ from unittest import mock
 
 import torch
 from absl.testing import absltest, parameterized
-from test_export_checkpoint import SHAPE, TestCase, run, workspace
+from helpers import SHAPE, run_main
+from test_export_checkpoint import TestCase, workspace
 
 import evaluate_t5
 import pre_train_t5
@@ -66,8 +67,8 @@ class PromptTest(TestCase):
     def test_piped_through_the_script(self):
         stdin = io.StringIO("bada <extra_id_0> kuli\n\nbada\n")
         with mock.patch("sys.stdin", stdin):
-            result, printed, _ = run(
-                evaluate_t5,
+            result, printed, _ = run_main(
+                evaluate_t5.main,
                 "--interactive",
                 "--model_name_or_path",
                 workspace() / "whole",
@@ -97,7 +98,7 @@ class PromptTest(TestCase):
         argv = [word.format(folder=self.folder) for word in flags]
         argv += ["--interactive"] if "--interactive" not in argv else []
         argv += [] if "--model_name_or_path" in argv else ["--model_name_or_path", str(workspace() / "whole")]
-        _, _, error = run(evaluate_t5, *argv, code=2)
+        _, _, error = run_main(evaluate_t5.main, *argv, code=2)
         self.assertRegex(error, message)
 
 
@@ -110,8 +111,8 @@ class RunTest(TestCase):
             max_eval_samples=6, output_dir=self.out, data_cache_dir=self.folder / "cache", report_to="none",
             disable_tqdm="true", preprocessing_num_workers=1, eval_steps=1, save_steps=1,
         )  # fmt: skip
-        return run(
-            pre_train_t5, *[word for key, value in flags.items() for word in (f"--{key}", value)], *more, code=code
+        return run_main(
+            pre_train_t5.main, *[word for key, value in flags.items() for word in (f"--{key}", value)], *more, code=code
         )
 
     def sections(self) -> list[str]:

@@ -17,7 +17,8 @@ from unittest import mock
 import torch
 import yaml
 from absl.testing import absltest, parameterized
-from test_export_checkpoint import SHAPE, TestCase, run, sentences, workspace
+from helpers import SHAPE, run_main
+from test_export_checkpoint import TestCase, sentences, workspace
 from transformers import T5Config
 
 import constants
@@ -119,7 +120,7 @@ class RecipeTest(TestCase):
             flags.pop("max_steps")
         key = "config_name" if "config_name" in recipe else "model_name_or_path"
         given = [f"--{key}={folder}", *[f"--{flag}={value}" for flag, value in flags.items()]]
-        results, _, _ = run(script, ROOT / "recipes" / f"{name}.yaml", *given)
+        results, _, _ = run_main(script.main, ROOT / "recipes" / f"{name}.yaml", *given)
         self.assertGreater(results["eval_loss"], 0)
         used = json.loads((self.out / "run.json").read_text())["arguments"]
         for flag, value in recipe.items():
