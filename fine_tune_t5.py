@@ -57,7 +57,6 @@ def parse_flags(argv: list[str] | None):
     check_training(args, "fine-tuning a checkpoint" if model_args.model_name_or_path else "fine-tuning from scratch")
     check_streaming(task_args, args)
     check_best_metric(args.metric_for_best_model, list(dict.fromkeys(tasks.metric_names)))
-    check_model_source(model_args, args)
     return model_args, task_args, args, tasks
 
 
@@ -65,6 +64,7 @@ def main(argv: list[str] | None = None) -> dict:
     """Parses, prepares, trains, evaluates and saves; returns what it writes to all_results.json."""
     with exit_on_user_error():
         model_args, task_args, args, tasks = parse_flags(argv)
+        check_model_source(model_args, args)
         checkpoint = prepare_output_dir(args)
         set_seed(args.seed)
         with args.main_process_first(desc="loading the tokenizer"):

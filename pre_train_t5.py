@@ -56,7 +56,6 @@ def parse_flags(argv: list[str] | None):
     known += [f"{corpus}_{metric}" for corpus in corpora if len(corpora) > 1 for metric in CORPUS_METRICS]
     check_best_metric(args.metric_for_best_model, known)
     args.greater_is_better = (args.metric_for_best_model or "loss").endswith("accuracy")
-    check_model_source(model_args, args, packed_flag(text_args))
     return model_args, text_args, args
 
 
@@ -64,6 +63,7 @@ def main(argv: list[str] | None = None) -> dict:
     """Parses, prepares, trains, evaluates and saves; returns what it writes to all_results.json."""
     with exit_on_user_error():
         model_args, text_args, args = parse_flags(argv)
+        check_model_source(model_args, args, packed_flag(text_args))
         checkpoint = prepare_output_dir(args)
         set_seed(args.seed)
         with args.main_process_first(desc="finding the text"):

@@ -7,8 +7,8 @@ from unittest import mock
 
 import torch
 from absl.testing import absltest, parameterized
-from helpers import SHAPE, run_main
-from test_export_checkpoint import TestCase, workspace
+from helpers import run_main
+from test_export_checkpoint import SHAPE, TestCase, workspace
 
 import evaluate_t5
 import pre_train_t5

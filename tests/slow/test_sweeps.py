@@ -160,7 +160,7 @@ class SweepsTest(parameterized.TestCase):
     def test_metric_of_fine_tuning_is_logged_and_is_the_main_one(self, path):
         sweep = load(path)
         _, task_args, training_args, tasks = self.parse(sweep, settings(sweep)[0])
-        (task,) = tasks.values()
+        (task,) = (one.entry for one in tasks)
         if task_args.benchmark == "glue":
             self.assertEqual(path.stem, f"glue_{task_args.dataset_name}_sweep")
         self.assertEqual(f"{sweep['name']}_sweep", path.stem)

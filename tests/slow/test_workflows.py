@@ -17,8 +17,8 @@ from unittest import mock
 import torch
 import yaml
 from absl.testing import absltest, parameterized
-from helpers import SHAPE, run_main
-from test_export_checkpoint import TestCase, sentences, workspace
+from helpers import run_main
+from test_export_checkpoint import SHAPE, TestCase, sentences, workspace
 from transformers import T5Config
 
 import constants
