@@ -122,10 +122,10 @@ class HuggingFaceTest(TestCase):
         shutil.copy(workspace() / "whole" / "model.safetensors", bare)
         shutil.copy(workspace() / "whole" / "config.json", elsewhere)
         settings = json.loads((workspace() / "whole" / "generation_config.json").read_text())
-        (elsewhere / "generation_config.json").write_text(json.dumps(settings | {"length_penalty": 0.5}))
+        (elsewhere / "generation_config.json").write_text(json.dumps(settings | {"repetition_penalty": 1.5}))
         self.export(bare, "--config_name", elsewhere, "--tokenizer_name", workspace() / "tokenizer")
         self.assert_same_weights(workspace() / "whole", self.out)
-        self.assertEqual(json.loads((self.out / "generation_config.json").read_text())["length_penalty"], 0.5)
+        self.assertEqual(json.loads((self.out / "generation_config.json").read_text())["repetition_penalty"], 1.5)
 
     def test_an_export_that_fails_leaves_nothing(self):
         with mock.patch("export_checkpoint.model_card", side_effect=ValueError("the disk is full")):
