@@ -8,15 +8,15 @@ documents and resuming are its business, so every corpus goes with every objecti
 """
 
 import dataclasses
-import hashlib
 import math
 from collections import Counter
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from arguments.training import global_batch_size
 from common.reports import human_count
 from constants import BUILTIN_CORPUS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
@@ -24,7 +24,16 @@ from corpora.examples import JoinedExamples, WeightedExamples, evaluation_shares
 from corpora.files import column_texts, expand_files
 from corpora.long_text import goes_on, is_blank
 from corpora.own_ids import IdDocument, IdWords, expand_id_files, ids_tokenizer, row_ids
-from corpora.sources import Source, builtin_sources, find_corpora, find_sources, id_format, joined, tokenizer_for
+from corpora.sources import (
+    Source,
+    builtin_sources,
+    find_corpora,
+    find_sources,
+    id_format,
+    joined,
+    joint_fingerprint,
+    tokenizer_for,
+)
 from corpora.streams import StreamDataset, packed, resume
 from corpora.token_files import TokenFile, tokenised, unknown_tokens
 from corpora.tokenizers import ids_of, load_tokenizer, plain_encoder, tokenizer_fingerprint
@@ -79,9 +88,8 @@ class Text:
         first = next(iter(self.sources.values()))
         found = {split: source.fingerprint for split, source in first.items()}
         if self.is_mixed:
-            contents = "".join(sources["train"].fingerprint for sources in self.sources.values())
             weights = "".join(f" {weight:.9f}" for weight in self.weights)
-            found["train"] = hashlib.sha256(contents.encode()).hexdigest() + weights
+            found["train"] = joint_fingerprint([sources["train"] for sources in self.sources.values()]) + weights
         return found | {"tokenizer": tokenizer_fingerprint(tokenizer)}
 
     @property
@@ -141,10 +149,8 @@ class Text:
     def examples(self, objective, args, checkpoint: str | None = None):
         """(training examples, validation examples or None); args: the run's TrainingArguments. A resumed stream begins
         where `checkpoint` left it. ValueError where there are too few for one step, or none to evaluate on."""
-        self.objective, self.batch = objective, args.train_batch_size * args.gradient_accumulation_steps
-        self.batch *= max(1, args.world_size)
-        with args.main_process_first(desc="tokenising the text"):
-            self.files = self._read(objective)
+        self.objective, self.batch = objective, global_batch_size(args)
+        self.files = self._read(objective, args)
         validation = self._validation(objective)
         if not len(validation) and args.eval_strategy != "no":
             tokens = sum(len(files["validation"].tokens) for files in self.files.values())
@@ -153,7 +159,7 @@ class Text:
         self.train, self.validation = self._train(objective, args, checkpoint), validation
         return self.train, self.validation if len(validation) else None
 
-    def _read(self, objective) -> dict[str, dict[str, TokenFile]]:
+    def _read(self, objective, args) -> dict[str, dict[str, TokenFile]]:
         raise NotImplementedError
 
     def _train(self, objective, args, checkpoint) -> torch.utils.data.Dataset:
@@ -201,8 +207,9 @@ class CachedText(Text):
         source = joined([sources["train"] for sources in self.sources.values()])
         return tokenizer_for(source, args.vocab_size, Path(self.args.data_cache_dir).expanduser(), args.byte_fallback)
 
-    def _read(self, objective):  # noqa: ARG002
-        return {name: tokenised(self.args, sources, self.tokenizer) for name, sources in self.sources.items()}
+    def _read(self, objective, args):  # noqa: ARG002
+        with args.main_process_first(desc="tokenising the text"):  # the others find it in the cache
+            return {name: tokenised(self.args, sources, self.tokenizer) for name, sources in self.sources.items()}
 
     def _train(self, objective, args, checkpoint):  # noqa: ARG002
         self.rows = [objective.rows(files["train"].tokens, args.seed) for files in self.files.values()]
@@ -222,15 +229,18 @@ class StreamedText(Text):
 
     _more_validation = "give a longer --validation_file"
 
+    @property
+    def _column(self) -> str:
+        return self.args.input_ids_column or self.args.text_column
+
     def _open(self, args) -> dict[str, Corpus]:
-        column = args.input_ids_column or args.text_column
         if args.train_file:
             paths = {"--train_file": args.train_file, "--validation_file": args.validation_file}
             found = {}
             for flag, given in paths.items():
                 if given:
                     files = expand_id_files(flag, given, self.ids) if self.ids else expand_files(flag, given)
-                    found[flag[2:].split("_")[0]] = FileCorpus(flag, files, column, ids=self.ids)
+                    found[flag[2:].split("_")[0]] = FileCorpus(flag, files, self._column, ids=self.ids)
             return found
         name = args.dataset_name or BUILTIN_CORPUS
         if name == BUILTIN_CORPUS:
@@ -246,15 +256,16 @@ class StreamedText(Text):
 
     def _document(self, row: dict):
         """The text or IdDocument of a row. ValueError where the column is not there, or holds something else."""
-        flag, column = ("--input_ids_column", self.args.input_ids_column) if self.ids else ("--text_column", None)
-        column = column or self.args.text_column
+        column = self._column
         if column not in row:
+            flag = "--input_ids_column" if self.ids else "--text_column"
             raise ValueError(f"{flag} {column}: a row has the columns {', '.join(row)}")
         if isinstance(row[column], IdDocument):
             return row[column]
         return next((row_ids if self.ids else column_texts)([row], column, "a row of the stream"))
 
-    def _encoder(self):
+    @cached_property
+    def _encode(self):
         """documents -> the ids of each."""
         if self.ids:
             words = IdWords(self.tokenizer)
@@ -266,7 +277,7 @@ class StreamedText(Text):
         """What is put after a document: EOS, or as T5 does it, nothing."""
         return [self.tokenizer.eos_token_id] if self.args.eos_between_documents else []
 
-    def _read(self, objective):
+    def _read(self, objective, args):  # noqa: ARG002
         """The validation text of every corpus, or where there is none, the first documents of its training text, which
         are then held out."""
         wanted = self._eval_samples(self.args.max_eval_samples or HELD_OUT)
@@ -277,7 +288,7 @@ class StreamedText(Text):
 
     def _first_tokens(self, sources: dict[str, Corpus], wanted: int) -> TokenFile:
         """At least `wanted` tokens, whole documents of them, as far as they go."""
-        encode, tokens, letters = self._encoder(), [np.empty(0, dtype=np.uint32)], Counter()
+        tokens, letters = [np.empty(0, dtype=np.uint32)], Counter()
         file = TokenFile(tokens[0], documents=0, empty_documents=0, text_bytes=0)
 
         def tokens_in(row: dict) -> int:
@@ -285,7 +296,7 @@ class StreamedText(Text):
             if is_blank(document):
                 file.empty_documents += 1
                 return 0
-            ids = [*encode([document]), np.array([] if goes_on(document) else self._eos, dtype=np.uint32)]
+            ids = [*self._encode([document]), np.array([] if goes_on(document) else self._eos, dtype=np.uint32)]
             tokens.extend(ids)
             file.documents += not goes_on(document)
             if not self.ids:
@@ -315,7 +326,7 @@ class StreamedText(Text):
             return batch | {"key": example_keys(args.seed, numbers)}
 
         corpora = [
-            (sources["train"], packed(self._document, self._encoder(), objective.window, objective.cut, self._eos))
+            (sources["train"], packed(self._document, self._encode, objective.window, objective.cut, self._eos))
             for sources in self.sources.values()
         ]
         described = f"{objective.identity} {column} {self._eos} {tokenizer_fingerprint(self.tokenizer)}"

@@ -21,8 +21,7 @@ from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import PreTrainingArguments, check_best_metric, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import run_script
-from corpora.own_ids import holds_ids
-from corpora.sources import find_corpora
+from corpora.sources import find_corpora, id_format
 from data_t5 import find_text
 from model_t5 import check_model_source, get_model
 from objectives.denoisers import denoisers_of, with_mode_tokens
@@ -45,9 +44,7 @@ def parse_flags(argv: list[str] | None):
         default_recipe=str(DEFAULT_RECIPE),
         starts_anew=("model_name_or_path", "config_name", "dataset_name", "train_file"),
     )
-    check_model(
-        model_args, own_ids=holds_ids(text_args.train_file, text_args.input_ids_column, text_args.input_ids_dtype)
-    )
+    check_model(model_args, own_ids=id_format(text_args) is not None)
     check_pre_training_data(text_args)
     check_training(args, "continued pre-training" if model_args.model_name_or_path else "pre-training from scratch")
     check_streaming(text_args, args)

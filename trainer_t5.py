@@ -22,6 +22,7 @@ from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput
 
+from arguments.training import global_batch_size
 from common.processes import finish_process_group, is_first_process, print_once
 from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
@@ -37,7 +38,6 @@ from modeling.segment_masks import SEGMENTS
 from tasks.batching import BucketCollator
 from tasks.examples import EvaluationTask
 from tasks.metrics.scoring import STATISTICS
-from training.batch_size import global_batch_size
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from training.preemption import PreemptionCallback, exit_preempted
 from training.row_order import RowOrderMixin

@@ -257,6 +257,11 @@ def zero_stage(args: T5TrainingArguments) -> int:
     return 0 if config is None else int(config.get_value("zero_optimization.stage", 0))
 
 
+def global_batch_size(args) -> int:
+    """Sequences of one optimizer step: per process x accumulation x processes."""
+    return args.train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
+
+
 def wants_fsdp(args: T5TrainingArguments) -> bool:
     """Whether `--fsdp`, or the configuration of `accelerate launch`, asks for fully sharded data parallelism."""
     return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"

@@ -115,9 +115,13 @@ def joined(sources: list[Source]) -> Source:
     """Several sources as one, whatever their weights: what a tokenizer is trained on."""
     if len(sources) == 1:
         return sources[0]
-    digest = hashlib.sha256("".join(source.fingerprint for source in sources).encode())
     description = ", ".join(source.description for source in sources)
-    return Source(description, digest.hexdigest(), [], sources[0].column, ids=sources[0].ids, parts=sources)
+    return Source(description, joint_fingerprint(sources), [], sources[0].column, ids=sources[0].ids, parts=sources)
+
+
+def joint_fingerprint(sources: Sequence) -> str:
+    """Of the contents of several sources or corpora together."""
+    return hashlib.sha256("".join(source.fingerprint for source in sources).encode()).hexdigest()
 
 
 def _file_source(flag: str, paths: list[str], column: str, ids: IdFormat | None = None) -> Source:

@@ -11,7 +11,7 @@ import psutil
 import torch
 from requests.utils import get_netrc_auth
 
-from arguments.training import check_warmup, wants_fsdp
+from arguments.training import check_warmup, global_batch_size, wants_fsdp
 from common.command_line import exit_on_user_error
 from common.processes import answers, finish_process_group, is_first_process, print_once
 from common.reports import end_summary, human_bytes, human_count, human_time, run_record, start_summary, write_json
@@ -28,7 +28,7 @@ from runs.callbacks import (
 from runs.memory import optimizer_bytes
 from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
-from training.batch_size import find_micro_batch, global_batch_size
+from training.batch_size import find_micro_batch
 from training.checkpoints import clear_output_dir, resumed_batch_notice
 
 

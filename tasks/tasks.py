@@ -8,7 +8,7 @@ T5Trainer(train_dataset=tasks.train, eval_dataset=tasks.validation, evaluation_t
 from collections.abc import Callable, Iterator
 
 from arguments.task import TaskArguments
-from arguments.training import FineTuningArguments, T5TrainingArguments
+from arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
 from corpora.blocks import Corpus
 from corpora.streams import resume as resume_stream
 from corpora.tokenizers import tokenizer_fingerprint
@@ -128,8 +128,7 @@ class Tasks:
     # ------------------------------------------------------------ data
     def load(self, tokenizer, args: T5TrainingArguments) -> None:
         """Reads and tokenises what is trained and evaluated on; with --streaming, training rows are only found."""
-        self.training_args = args
-        self.batch = args.train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
+        self.training_args, self.batch = args, global_batch_size(args)
         for task in self:  # all are read before the long work
             if self.args.streaming:
                 task.open_stream()

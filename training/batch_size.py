@@ -6,11 +6,6 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from common.processes import print_once
 
 
-def global_batch_size(args) -> int:
-    """Sequences of one optimizer step: per process x accumulation x processes."""
-    return args.train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
-
-
 def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int, int]]:
     """(micro-batch, accumulation) of one product, the largest micro-batch first: 4, 2 -> (4, 2) (2, 4) (1, 8)."""
     product = micro_batch * accumulation_steps

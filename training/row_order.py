@@ -6,9 +6,9 @@ import numpy as np
 from torch.utils.data import SequentialSampler
 from transformers.trainer_utils import EvalPrediction
 
+from arguments.training import global_batch_size
 from corpora.examples import EpochSampler
 from tasks.batching import FilledRows
-from training.batch_size import global_batch_size
 from training.preemption import outlive_signals
 
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from absl.testing import absltest, parameterized
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
-from arguments.training import PreTrainingArguments, check_training
+from arguments.training import PreTrainingArguments, check_training, global_batch_size
 from common.processes import finish_process_group
 from common.reports import read_metrics
 from corpora.examples import ChunkDataset
@@ -35,7 +35,6 @@ from runs import run as runs
 from runs.run import Run, device_peak_flops, set_up_tracking
 from tasks.metrics.scoring import STATISTICS, token_metrics
 from trainer_t5 import T5Trainer
-from training.batch_size import global_batch_size
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 64
