@@ -219,6 +219,13 @@ class DenoiserMixture(PackedObjective):
     and EOS. Raises ValueError, naming what to change, if sentinels or mode tokens are missing or rows are too short.
     """
 
+    # Of all examples of all kinds of rows, one kind after the other.
+    _denoiser: np.ndarray
+    _length: np.ndarray
+    _noise: np.ndarray
+    _spans: np.ndarray
+    _pair: np.ndarray
+
     def __init__(self, tokenizer, objective: str, input_seq_length: int, decoder_start_token_id: int = 0):
         mixture = denoisers_of(objective)
         self.objective, self.names = objective, list(mixture)
