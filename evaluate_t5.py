@@ -368,7 +368,7 @@ def main(argv: list[str] | None = None) -> dict:
     results, trainer = {}, None
     for number, job in enumerate(jobs):
         with exit_on_user_error():
-            loaded = trainer.model if number and jobs[number - 1].model == job.model else None
+            loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None
             trainer = build_trainer(job, run_args, evaluation.attn_implementation, loaded)
         run.track(trainer, vars(evaluation) | vars(job.task.args) | run_args.to_dict())
         for split in job.splits:
