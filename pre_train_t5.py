@@ -49,7 +49,7 @@ def parse_flags(argv: list[str] | None):
     check_training(args, "continued pre-training" if model_args.model_name_or_path else "pre-training from scratch")
     check_streaming(text_args, args)
     names, corpora = list(denoisers_of(text_args.objective)), list(find_corpora(text_args))
-    known = [*LANGUAGE_MODEL_METRICS, *(f"loss_{name}" for name in names)]
+    known = [*LANGUAGE_MODEL_METRICS, *(f"loss_{name}" for name in names if len(names) > 1)]
     known += [f"{corpus}_{metric}" for corpus in corpora if len(corpora) > 1 for metric in CORPUS_METRICS]
     check_best_metric(args.metric_for_best_model, known)
     args.greater_is_better = (args.metric_for_best_model or "loss").endswith("accuracy")
