@@ -11,6 +11,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed_requirements.txt
+REQUIREMENTS := requirements.txt $(filter-out requirements/lock.txt,$(wildcard requirements/*.txt))
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no
 DEMO := out/demo
 SEEDS := 1 2 3
@@ -22,12 +23,12 @@ SPACE := $(NONE) $(NONE)
 .PHONY: setup lock check test test-slurm demo lint clean torture test-launchers
 
 setup:
-	@cat requirements.txt requirements/*.txt | cmp -s - $(INSTALLED) || { \
+	@cat $(REQUIREMENTS) | cmp -s - $(INSTALLED) || { \
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")' && \
 	  { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); } && \
 	  echo "installing requirements/all.txt into $(VENV) (about 3 GB, a minute or two)" && \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements/all.txt && \
-	  cat requirements.txt requirements/*.txt > $(INSTALLED); }
+	  cat $(REQUIREMENTS) > $(INSTALLED); }
 
 # The exact environment of .venv; torch without the tag of the build that was at hand.
 lock: setup
