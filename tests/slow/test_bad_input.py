@@ -15,7 +15,6 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import zipfile
@@ -27,6 +26,7 @@ import transformers
 from absl.testing import absltest, parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, PreTrainedTokenizerFast
+from warm_python import warm_python
 
 import constants
 import fine_tune_t5
@@ -616,9 +616,8 @@ class RefusedTest(TestCase):
 
 
 def started(script: str, argv: list[str]) -> subprocess.Popen:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen([sys.executable, str(ROOT / f"{script}.py"), *argv], env=environment, **pipes)
+    return subprocess.Popen([warm_python(), str(ROOT / f"{script}.py"), *argv], **pipes)
 
 
 def finished(process: subprocess.Popen, timeout: int = 240) -> subprocess.CompletedProcess:

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from absl.testing import absltest, parameterized
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from warm_python import warm_python
 
 import evaluate_t5
 from arguments.task import TaskArguments
@@ -336,10 +336,15 @@ class EvaluateTest(parameterized.TestCase):
     def test_two_ranks_count_every_row_once(self):
         alone, alone_folder, _ = self.run_script(where="alone")  # 7 rows: the last batch of two ranks is filled up
         folder = self.folder / "together"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         command += [str(ROOT / "evaluate_t5.py"), *self.flags(task="cola", model=None, folder=folder)]
         done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHON_EXEC": warm_python()},
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
         together = without_timings(json.loads((folder / "all_results.json").read_text()))

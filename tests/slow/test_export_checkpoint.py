@@ -12,7 +12,6 @@ import json
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -25,6 +24,7 @@ from fake_hub import FakeHub
 from helpers import run_main
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from warm_python import warm_python
 
 import export_checkpoint
 import pre_train_t5
@@ -185,7 +185,7 @@ class ShardsTest(TestCase):
         """A checkpoint that DeepSpeed's own engine wrote with ZeRO-3, on one rank."""
         folder = self.checkpoint()
         done = subprocess.run(
-            [sys.executable, "-c", ZERO, str(workspace() / "whole"), str(folder)],
+            [warm_python(), "-c", ZERO, str(workspace() / "whole"), str(folder)],
             capture_output=True,
             text=True,
             cwd=ROOT,

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import torch
 from absl.testing import absltest, parameterized
 from torch.profiler import ProfilerActivity, profile
+from warm_python import warm_python
 
 from model_t5 import build_config, create_model, token_mean_loss
 from runs.memory import (
@@ -298,11 +299,11 @@ class PartitionsTest(parameterized.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / "rank.py"
             script.write_text(textwrap.dedent(RANK))
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu"}
             commands = [
                 subprocess.Popen(
-                    [sys.executable, str(script), f"{folder}/rank"],
+                    [warm_python(), str(script), f"{folder}/rank"],
                     env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,

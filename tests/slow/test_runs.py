@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import torture
 from absl.testing import absltest, parameterized
 from safetensors.torch import load_file
 from transformers import T5ForConditionalGeneration
+from warm_python import warm_python
 
 import pre_train_t5
 from runs import run as runs
@@ -27,7 +27,7 @@ class RunScriptTest(parameterized.TestCase):
         program = "from common.processes import run_script\ndef main():\n    raise KeyboardInterrupt\nrun_script(main)"
         environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(Path(pre_train_t5.__file__).parent)}
         found = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100
+            [warm_python(), "-c", program], env=environment, capture_output=True, text=True, timeout=100
         )
         self.assertEqual((found.returncode, found.stdout, found.stderr), (130, "\ninterrupted\n", ""))
 
@@ -39,7 +39,7 @@ class RunScriptTest(parameterized.TestCase):
             "run_script(main)"
         )
         environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(Path(pre_train_t5.__file__).parent)}
-        command = [sys.executable, "-c", program, str(code)]
+        command = [warm_python(), "-c", program, str(code)]
         found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
         self.assertEqual((found.returncode, found.stdout), (code, "done handler\n"), found.stderr)
 

@@ -1,7 +1,7 @@
 """Both training scripts from end to end through their main([...]), judged by the files they leave behind.
 
-Hermetic: text, tasks, tokenizer and models of a few thousand weights are made here. About 70 s, half of it for the
-launchers (accelerate, deepspeed) to start.
+Hermetic: text, tasks, tokenizer and models of a few thousand weights are made here. Launchers have tests of their own
+(test_launchers.py).
 """
 
 import atexit
@@ -13,10 +13,6 @@ import math
 import os
 import random
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -32,7 +28,6 @@ import model_t5
 import pre_train_t5
 from common.reports import human_count, read_metrics
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPE = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
 SUBJECTS = "the cat,a dog,my friend,the river,one bird,her sister,the tall man".split(",")
 VERBS = "sees likes finds follows hears carries".split()
@@ -130,27 +125,6 @@ def write_rows(path: Path, rows: list[dict]) -> None:
     else:
         lines = [json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n")
-
-
-def launched(launcher: list, script: str, flags: dict, timeout: int = 300) -> subprocess.CompletedProcess:
-    """A script under a launcher in processes of their own."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    command = [str(Path(sys.executable).parent / launcher[0]), *map(str, launcher[1:]), script, *argv_of(flags)]
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=timeout)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # the ranks too
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class ScriptTest(parameterized.TestCase):
@@ -305,18 +279,6 @@ class PreTrainTest(ScriptTest):
         with mock.patch.object(model_t5, "answers", return_value=False):  # as without a network
             self.assert_refused(message, pre_train_t5.main, **pre_training_flags(out, **changes))
         self.assertFalse(out.exists())
-
-    def test_accelerate_launch_on_two_ranks_gives_what_one_process_gives(self):
-        _, expected, _ = pre_trained()
-        out = self.folder / "out"
-        launcher = ["accelerate", "launch", "--multi_gpu", "--num_processes", 2, "--main_process_port", free_port()]
-        done = launched(launcher, "pre_train_t5.py", pre_training_flags(out, gradient_accumulation_steps=1))
-        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
-        self.assertIn("32 sequences a step (16 x 1 accumulated x 2 processes)", done.stdout)
-        self.assertEqual(done.stdout.count("-- done --"), 1)
-        results = read_json(out / "all_results.json")
-        self.assertAlmostEqual(results["train_loss"], expected["train_loss"], delta=2e-3)
-        self.assertAlmostEqual(results["eval_loss"], expected["eval_loss"], delta=5e-3)
 
     def test_precompile_leaves_nothing_but_the_compilers_cache(self):
         flags = pre_training_flags(self.folder / "run", max_steps=1, save_steps=1, precompile=True)
@@ -482,35 +444,6 @@ class FineTuneTest(ScriptTest):
         write_rows(self.data / "dev.jsonl", topic_rows(60, seed=2))
         run(fine_tune_t5.main, **self.flags(overwrite_output_dir=True, max_train_samples=16))
         self.assertEqual((out / "notes.txt").read_text(), "mine")  # it overwrites its own files only
-
-    def test_deepspeed_zero_stage_2_on_two_ranks(self):
-        config = ROOT / "zero_stage2_config.json"
-        if not config.is_file():
-            self.skipTest("there is no zero_stage2_config.json")
-        extensions = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
-        if not any(extensions.rglob("deepspeed_shm_comm.so")):
-            self.skipTest("deepspeed would first compile its C++ for a minute: run it once on this machine")
-        write_rows(self.data / "RTE" / "train.tsv", rte_rows(48, 5))
-        write_rows(self.data / "RTE" / "dev.tsv", rte_rows(15, 6))
-        flags = self.flags("rte", benchmark="glue", max_target_length=16, logging_steps=1, dropout_rate=0.0)
-        launcher = ["deepspeed", "--num_accelerators", 2, "--master_port", free_port()]
-        done = launched(launcher, "fine_tune_t5.py", flags | dict(deepspeed=config, per_device_train_batch_size=8))
-        self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr[-3000:])
-        # The same run in this process: ZeRO is a way of storing things, not another optimizer.
-        expected, _ = run(fine_tune_t5.main, **flags | dict(output_dir=self.folder / "alone"))
-        results = read_json(self.folder / "out" / "all_results.json")
-        self.assertAlmostEqual(results["train_loss"], expected["train_loss"], delta=2e-3)
-        self.assertAlmostEqual(results["eval_loss"], expected["eval_loss"], delta=5e-3)
-        self.assertEqual(results["eval_accuracy"], expected["eval_accuracy"])
-
-
-def rte_rows(count: int, seed: int) -> list[dict]:
-    chooser = random.Random(seed)
-    labels = ("entailment", "not_entailment")
-    return [
-        {"index": i, "sentence1": sentence(chooser), "sentence2": sentence(chooser), "label": labels[i % 2]}
-        for i in range(count)
-    ]
 
 
 if __name__ == "__main__":

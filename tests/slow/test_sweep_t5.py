@@ -29,6 +29,7 @@ from absl.testing import absltest, parameterized
 from helpers import run_main, write_accelerate, write_tiny_model
 from matplotlib.image import imread
 from wandb.wandb_agent import Agent
+from warm_python import warm_python
 
 import sweep_t5
 from common.reports import read_metrics
@@ -829,7 +830,7 @@ class RealSweepTest(SweepTest):
         parameters |= {name: {"value": value} for name, value in fixed.items()}
         sweep = self.write(program=str(ROOT / "fine_tune_t5.py"), method="bayes", parameters=parameters, run_cap=2)
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, str(ROOT / "sweep_t5.py"), sweep, "--count", "20"]
+        command = [warm_python(), str(ROOT / "sweep_t5.py"), sweep, "--count", "20"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500)
         self.out = self.folder / "out" / "sweeps" / "sweep"
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

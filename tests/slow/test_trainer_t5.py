@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from absl.testing import absltest, parameterized
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
+from warm_python import warm_python
 
 from arguments.training import PreTrainingArguments, check_training, global_batch_size
 from common.processes import finish_process_group
@@ -184,8 +185,8 @@ def two_ranks(folder: Path) -> None:
 @functools.cache
 def two_ranks_results() -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
             [*command, __file__, "two_ranks", folder], env=environment, capture_output=True, text=True, timeout=300
         )
@@ -704,9 +705,9 @@ class TrackingTest(TrainerTest):
             ]
         )
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        environment |= {"PYTHONPATH": str(ROOT), "HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
+        environment |= {"PYTHONPATH": str(ROOT), "HOME": str(self.folder)}
         done = subprocess.run(
-            [sys.executable, "-c", script],
+            [warm_python(), "-c", script],
             cwd=self.folder,
             env=environment,
             capture_output=True,

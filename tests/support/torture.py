@@ -25,6 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: forked processes 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from warm_python import warm_python
+
 import fine_tune_t5
 import pre_train_t5
 from common.reports import read_metrics
@@ -198,8 +200,8 @@ def material_of(folder: Path) -> dict[str, list[str]]:
     if not (folder / "commands.json").is_file():
         commands = material(folder)
         first = changed(commands["pre_train"], "--output_dir", str(folder / "prepared"), "--max_steps", "1")
-        # Not a fork: sentencepiece, once used in this process, would crash in it.
-        subprocess.run([sys.executable, pre_train_t5.__file__, *first], check=True, capture_output=True)
+        # Not a fork of this process: sentencepiece, once used in it, would crash there.
+        subprocess.run([warm_python(), pre_train_t5.__file__, *first], check=True, capture_output=True)
         (folder / "tokenizer").mkdir()
         for path in (folder / "prepared").glob("*token*"):
             shutil.copy(path, folder / "tokenizer")
