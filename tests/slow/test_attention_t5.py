@@ -466,7 +466,3 @@ class GPUTest(absltest.TestCase):
         import check_attention
 
         self.assertEqual(check_attention.main([]), 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,6 @@ A row of the tables is (name, changed flags, what the line must say). Text, toke
 weights are made here; nothing needs a network or a GPU. About 60 s on one core, half of it for processes to start.
 """
 
-import atexit
 import contextlib
 import functools
 import gzip
@@ -22,8 +21,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import transformers
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, PreTrainedTokenizerFast
 from warm_python import warm_python
@@ -57,8 +55,7 @@ UNKNOWN_METRIC = TASK | dict(metrics=["accuracyy"])
 @functools.cache
 def workspace() -> Path:
     """Good text, rows, tokenizers and models that the tests share and none changes."""
-    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_bad_input_"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp())
     (folder / "good.txt").write_text("\n".join(sentences(400)) + "\n")
     for name, count in (("train", 24), ("dev", 12)):
         rows = [{"text": text, "label": LABELS[i % 3]} for i, text in enumerate(sentences(count))]
@@ -445,7 +442,6 @@ class Began(Exception):
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.enterContext(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}))
         self.enterContext(mock.patch.object(model_t5, "answers", return_value=False))  # as without a network
         self.enterContext(mock.patch("corpora.hub.answers", return_value=False))
@@ -844,8 +840,3 @@ def finished_run() -> Path:
     code, _, errors = test.run_script(pre_train_t5, test.pre_training(save_steps=1, max_steps=2))
     assert code is None, errors
     return test.folder / "out"
-
-
-if __name__ == "__main__":
-    transformers.logging.set_verbosity_error()
-    absltest.main()

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -41,7 +40,6 @@ NOT_NEEDED = "datasets wandb deepspeed absl sentencepiece evaluate optuna matplo
 class BenchmarkTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.enter_context(mock.patch.dict(MODEL_SHAPES, {"tiny": TINY}))
         self.enter_context(mock.patch.dict(measure.MATRIX, cpu=64))
         measure.peak_flops.cache_clear()
@@ -533,7 +531,3 @@ class PartsTest(BenchmarkTest):
         for name, figures in HARDWARE_PEAKS.items():
             self.assertEqual(figures.keys(), HARDWARE_PEAKS["H200"].keys(), name)
             self.assertTrue(all(value > 0 for value in figures.values()), name)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -9,13 +9,12 @@ import io
 import json
 import math
 import subprocess
-import tempfile
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from matplotlib.image import imread
 from transformers import (
     ProgressCallback,
@@ -111,12 +110,6 @@ def write_run(
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
     def printed(self, call, *args, **kwargs) -> str:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             call(*args, **kwargs)
@@ -652,7 +645,3 @@ class PlotRunsTest(TestCase):
     def test_argparse_codes(self):
         self.assertEqual(self.call("a", "--x", "days")[0], 2)
         self.assertEqual(self.call("--help")[0], 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import torch
 import torture
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from safetensors.torch import load_file, save_file
 
 import pre_train_t5
@@ -48,10 +48,6 @@ from training.checkpoints import (
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
-
     def checkpoint(self, step: int, text: str = "weights", folder: str = "out") -> Path:
         """A published checkpoint with a file in a subfolder, as DeepSpeed's have."""
         aside = self.folder / folder / SAVING / f"checkpoint-{step}"
@@ -453,7 +449,3 @@ class RunTest(TestCase):
     def test_nothing_is_left_aside(self):
         self.run_to_end("--max_steps", "4")
         self.assertFalse((self.folder / "out" / SAVING).exists())
-
-
-if __name__ == "__main__":
-    absltest.main()

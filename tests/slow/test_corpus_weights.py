@@ -8,12 +8,10 @@ import io
 import json
 import re
 import shutil
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from accelerate.data_loader import BatchSamplerShard
 from safetensors.torch import load_file
 from test_bad_input import sentences
@@ -28,10 +26,6 @@ from corpora.sources import find_corpora
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def write(self, name: str, content: str = "text\n") -> str:
         (self.folder / name).write_text(content)
         return str(self.folder / name)
@@ -222,7 +216,3 @@ class RunTest(TestCase):
         train = re.search(r"documents +(\d+) \((\d+) empty", printed)
         examples = json.loads((self.folder / "file" / "run.json").read_text())["examples"]
         self.assertEqual(examples["train"], int(train[1]))
-
-
-if __name__ == "__main__":
-    absltest.main()

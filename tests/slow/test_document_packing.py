@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from accelerate.data_loader import BatchSamplerShard
 from safetensors.torch import load_file
 from test_bad_input import sentences
@@ -397,10 +397,6 @@ class ModelTest(parameterized.TestCase):
 
 
 class RunTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def run_script(self, name: str, *more: str, **changes) -> tuple[dict, str]:
         """(results, what was printed) of a run of six steps in the folder `name`."""
         flags = dict(
@@ -465,7 +461,3 @@ class RunTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             packing = [] if "--packing" in flags else ["--packing", "documents"]
             pre_train_t5.parse_flags(["--config_name", "tiny", *packing, *flags])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -138,9 +138,7 @@ class EvaluateTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        temporary = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(temporary.cleanup)
-        cls.folder = Path(temporary.name)
+        cls.folder = Path(tempfile.mkdtemp())
         cls.glue, cls.model = cls.folder / "glue", cls.folder / "model"
         write_glue(cls.glue)
         cls.pairs = {}
@@ -386,7 +384,3 @@ class EvaluateTest(parameterized.TestCase):
     def test_folder_of_the_model_is_refused(self):
         for folder in (self.model, self.model.parent):
             self.fails_with("holds the model", "--overwrite_output_dir", task="cola", model=None, folder=folder)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torture
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 from warm_python import warm_python
@@ -209,7 +209,3 @@ class LauncherTest(parameterized.TestCase):
         self.assertEqual([process.wait(60) for process in ranks], [PREEMPTED_EXIT_CODE] * 2, log.read_text()[-2000:])
         self.assertRegex(log.read_text(), "SIGUSR1: saved and stopped after step")
         self.assertIsNone(damage(checkpoints_of(out)[-1]))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from torch.profiler import ProfilerActivity, profile
 from warm_python import warm_python
 
@@ -327,7 +327,3 @@ class PartitionsTest(parameterized.TestCase):
                 for measured, expected in zip(found[strategy], wanted, strict=True):
                     if measured is not None:
                         self.assertLess(abs(measured / expected - 1), 0.02, f"{strategy}: {found[strategy]}, {wanted}")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -15,7 +15,7 @@ from unittest import mock
 
 import datasets
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 import constants
 import evaluate_t5
@@ -290,7 +290,3 @@ class RunTest(parameterized.TestCase):
         flags = self.flags("refused")
         flags[flags.index("--mixing") + 1] = "random"
         self.fails(flags, "--mixing random: must be one of proportional, equal, temperature")
-
-
-if __name__ == "__main__":
-    absltest.main()

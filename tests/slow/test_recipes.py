@@ -18,7 +18,7 @@ import numpy as np
 import test_workflows
 import torch
 import yaml
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from transformers import MT5Config, T5Config
 
 import corpora.sources
@@ -160,7 +160,3 @@ class RecipeTest(parameterized.TestCase):
         self.assertEqual({parameter.device.type for parameter in model.parameters()}, {"meta"})
         self.assertEqual(count_parameters(model), recipe.parameters)
         self.assertEqual(tuple(logits.shape), (2, recipe.lengths[1], recipe.config.vocab_size))
-
-
-if __name__ == "__main__":
-    absltest.main()

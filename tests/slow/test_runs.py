@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 import torture
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from safetensors.torch import load_file
 from transformers import T5ForConditionalGeneration
 from warm_python import warm_python
@@ -183,7 +183,3 @@ class BeforeARunTest(parameterized.TestCase):
         self.out.mkdir()
         (self.out / "file").write_bytes(b"12345")
         self.assertEqual(runs.bytes_below(self.out), 5)
-
-
-if __name__ == "__main__":
-    absltest.main()

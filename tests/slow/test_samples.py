@@ -6,7 +6,7 @@ import re
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main
 from test_export_checkpoint import SHAPE, TestCase, workspace
 
@@ -180,7 +180,3 @@ class HeldOutDocumentsTest(parameterized.TestCase):
         stretches = 1 + sum(two - one > 1 for one, two in zip(held, held[1:], strict=False))
         self.assertLessEqual(stretches, -(-count // 50))
         self.assertLessEqual(max(b - a for a, b in zip([-1, *held], held, strict=False)), total // stretches + 2)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,6 @@ Hermetic: text, tasks, tokenizer and models of a few thousand weights are made h
 (test_launchers.py).
 """
 
-import atexit
 import contextlib
 import functools
 import io
@@ -18,7 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from matplotlib.image import imread
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -38,8 +37,7 @@ DOCUMENTS = 600
 # ---------------------------------------------------------------- the material
 @functools.cache
 def workspace() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_scripts_"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp())
     chooser = random.Random(0)
     syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
     names = ["".join(chooser.choices(syllables, k=3)) for _ in range(150)]  # enough words for a vocabulary
@@ -130,7 +128,6 @@ def write_rows(path: Path, rows: list[dict]) -> None:
 class ScriptTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.enterContext(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}))
 
     def assert_refused(self, message: str, main, **flags):
@@ -444,7 +441,3 @@ class FineTuneTest(ScriptTest):
         write_rows(self.data / "dev.jsonl", topic_rows(60, seed=2))
         run(fine_tune_t5.main, **self.flags(overwrite_output_dir=True, max_train_samples=16))
         self.assertEqual((out / "notes.txt").read_text(), "mine")  # it overwrites its own files only
-
-
-if __name__ == "__main__":
-    absltest.main()

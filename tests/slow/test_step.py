@@ -520,7 +520,3 @@ class CostTest(parameterized.TestCase):
 
         for spoil in (copies, casts, products):
             self.assertIsNotNone(over_budget(cost_of_step((), spoil=spoil), BOUNDS[()]), spoil.__name__)
-
-
-if __name__ == "__main__":
-    absltest.main()

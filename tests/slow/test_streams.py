@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import torture
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from transformers import AutoTokenizer
 
 import fine_tune_t5
@@ -76,7 +76,6 @@ WRITERS = dict(text=write_text, jsonl=write_jsonl, csv=write_csv, parquet=write_
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 1_000))
 
     def corpus(self, kind: str):
@@ -396,7 +395,6 @@ class ScriptTest(parameterized.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.enter_context(mock.patch("signal.signal"))
         self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 2_000))
         self.enter_context(mock.patch.object(streams, "ENCODE_BATCH", 500))
@@ -573,7 +571,3 @@ class ScriptTest(parameterized.TestCase):
                 self.assertEqual(encode([texts[target]])[0][:23], source[:-1])
                 seen.add(target)
         self.assertLen(seen, 3)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -18,14 +18,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from unittest import mock
 
 import optuna
 import yaml
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main, write_accelerate, write_tiny_model
 from matplotlib.image import imread
 from wandb.wandb_agent import Agent
@@ -110,7 +109,6 @@ class SweepTest(parameterized.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.out = self.folder / "out"
         self.enterContext(contextlib.chdir(self.folder))
         self.enterContext(mock.patch.dict(os.environ))
@@ -845,7 +843,3 @@ class RealSweepTest(SweepTest):
             self.assertTrue((folder / "model.safetensors").is_file())
         self.assertEqual(self.states(), ["finished"] * 2)
         self.assertTrue((self.out / "report.html").is_file())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -3,7 +3,6 @@
 Hermetic: three small tasks, a tokenizer and a model with random weights are made here. About 20 s on one core.
 """
 
-import atexit
 import contextlib
 import functools
 import io
@@ -16,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 import constants
 import evaluate_t5
@@ -46,8 +45,7 @@ LINES = [f"the {color} {thing} stands by the {place}" for color in ("red", "old"
 @functools.cache
 def workspace() -> Path:
     """`data`: files of all tasks; `base`: a new model."""
-    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_records_"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp())
     chooser = random.Random(0)
     rows = [
         {
@@ -92,7 +90,6 @@ class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         workspace()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.enterContext(mock.patch.dict(constants.DATASET_VALS, mine=TASKS))
         self.enterContext(contextlib.chdir(workspace()))  # from where data is a relative path
         self.out = self.folder / "out"
@@ -230,7 +227,3 @@ class RecordTest(parameterized.TestCase):
         record = task_record(*args, generates=False)
         self.assertNoCommonElements(record, ["generation_num_beams", "predict_with_generate", "train_file"])
         self.assertEqual(task_record(*args, generates=True)["generation_num_beams"], 4)
-
-
-if __name__ == "__main__":
-    absltest.main()

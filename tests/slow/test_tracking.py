@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import torture
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import TrainerCallback, TrainerState
 from wandb.proto.wandb_internal_pb2 import Record
@@ -361,7 +361,3 @@ class NamesTest(parameterized.TestCase):
     def test_a_name_that_has_no_group(self):
         self.assertEqual([metrics_key(name) for name in ("loss", "eval_loss", "other/x", "")],
                          ["loss", "eval_loss", "other/x", ""])  # fmt: skip
-
-
-if __name__ == "__main__":
-    absltest.main()

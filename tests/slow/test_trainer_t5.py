@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 from warm_python import warm_python
 
@@ -188,7 +188,7 @@ def two_ranks_results() -> dict:
         command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
-            [*command, __file__, "two_ranks", folder], env=environment, capture_output=True, text=True, timeout=300
+            [*command, __file__, folder], env=environment, capture_output=True, text=True, timeout=300
         )
         if done.returncode != 0:
             raise AssertionError(f"two ranks failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
@@ -196,10 +196,6 @@ def two_ranks_results() -> dict:
 
 
 class TrainerTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def assert_same_run(self, found, expected, rtol=2e-5, atol=1e-5):
         """(losses, weights) equal to float32 rounding."""
         np.testing.assert_allclose(found[0], expected[0], rtol=rtol)
@@ -720,7 +716,4 @@ class TrackingTest(TrainerTest):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["two_ranks"]:
-        two_ranks(Path(sys.argv[2]))
-    else:
-        absltest.main()
+    two_ranks(Path(sys.argv[1]))

@@ -180,7 +180,3 @@ class MachineCodeTest(parameterized.TestCase):
         for kernel in kernels:
             self.assertLessEqual(kernel.metadata.shared, SHARED_MEMORY[architecture] * 1024)
             self.assertLessEqual(resources(kernel)["STACK"], 256)  # bytes a thread; a block too large spills thousands
-
-
-if __name__ == "__main__":
-    absltest.main()

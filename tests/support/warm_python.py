@@ -7,7 +7,8 @@ The second form hands words, environment, folder and standard streams to the ser
 process: it runs the words as Python's own command line would. Signals to the client go on to the fork, the client ends
 as the fork did, and a fork whose client is killed is killed too. FOLDER/python is that form as one program, and the
 sys.executable of every fork: what a launcher starts is warm too. What is read while modules are imported
-(OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, HF_HUB_OFFLINE) is the server's. Tests take `warm_python()`.
+(OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, HF_HUB_OFFLINE) is the server's, and all run on the CPU. Tests take
+`warm_python()`.
 """
 
 import contextlib
@@ -34,12 +35,13 @@ def warm_python() -> str:
     program = Path(folder.name) / "python"
     address = program.with_name("socket")
     fixed = dict(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
+    fixed |= dict(DS_ACCELERATOR="cpu")
     environment = os.environ | fixed | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     server = subprocess.Popen([sys.executable, __file__, folder.name], env=environment, **pipes)
     atexit.register(folder.cleanup)
     atexit.register(server.kill)
-    assert server.stdout.readline() == "ready\n", "the server of warm_python.py did not start"
+    assert "ready\n" in iter(server.stdout.readline, ""), "the server of warm_python.py did not start"
     program.write_text(f'#!/bin/sh\nT5_WARM_PYTHON={address} exec {sys.executable} -I -S {__file__} "$@"\n')
     program.chmod(0o755)
     return str(program)
@@ -78,6 +80,10 @@ def serve(folder: str) -> tuple[list[str], dict, str]:
         listener.listen(64)
         for name in PRELOADED:
             importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # not every system has it
+            importlib.import_module("deepspeed")
+            # A faster sum over ranks, which would be compiled for a minute first.
+            sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
         gc.collect()
         gc.freeze()  # what is not visited is not copied

@@ -16,12 +16,10 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from unittest import mock
 
 import torch
-import transformers
 from absl.testing import absltest, parameterized
 from transformers import Seq2SeqTrainingArguments
 
@@ -53,12 +51,6 @@ OWN_TRAINING_FIELDS = {f.name for f in dataclasses.fields(T5TrainingArguments) i
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
     def write(self, name: str, content: str = "text\n") -> str:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -605,8 +597,3 @@ class EveryFlagIsUsedTest(absltest.TestCase):
     def test_the_scan_can_fail(self):
         function = ast.parse("def f(args):\n    args.a = args.b\n    config.c\n    x = 'd'").body[0]
         self.assertEqual(self.names_read(function), {"b"})
-
-
-if __name__ == "__main__":
-    transformers.logging.set_verbosity_error()
-    absltest.main()

@@ -3,7 +3,6 @@
 Text is made here. About 12 s on one core.
 """
 
-import atexit
 import contextlib
 import functools
 import io
@@ -15,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import sentencepiece
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from transformers import AutoConfig, AutoTokenizer
 
 import create_tokenizer
@@ -52,8 +51,7 @@ def lines(seed: int = 0, count: int = 900) -> list[str]:
 
 @functools.cache
 def workspace() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_tokenizers_"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp())
     (folder / "text.txt").write_text("\n".join(lines()) + "\n", encoding="utf-8")
     return folder
 
@@ -84,7 +82,6 @@ def trained(normalization: str, byte_fallback: bool) -> Path:
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.out = self.folder / "out"
 
 
@@ -214,7 +211,3 @@ class SourcesTest(TestCase):
         _, printed = run(*argv, code=2)
         self.assertRegex(printed, f"error: [^\n]*({message})[^\n]*\n$")
         self.assertFalse(self.out.exists())
-
-
-if __name__ == "__main__":
-    absltest.main()

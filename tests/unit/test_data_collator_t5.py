@@ -460,7 +460,3 @@ class SpeedTest(absltest.TestCase):
         ratio = best[slow] / best[fast]
         print(f"collator: {128 / best[fast]:,.0f} examples/s, {ratio:.1f} x the example-by-example algorithm")
         self.assertGreater(ratio, 10)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -22,7 +22,7 @@ import pyarrow
 import pyarrow.parquet
 import sentencepiece
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast, T5Config
 
@@ -73,17 +73,7 @@ def setUpModule():
     train_tokenizer(LINES, TRAINED / "plain", VOCAB_SIZE)
 
 
-def tearDownModule():
-    shutil.rmtree(TRAINED)
-
-
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
     def write(self, name: str, content: str | bytes) -> Path:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -767,7 +757,3 @@ class EpochSamplerTest(parameterized.TestCase):
     def test_iterating_twice_without_a_new_epoch_repeats(self):
         sampler = EpochSampler(50, seed=1)
         self.assertEqual(list(sampler), list(sampler))
-
-
-if __name__ == "__main__":
-    absltest.main()

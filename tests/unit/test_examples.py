@@ -14,7 +14,7 @@ import datasets
 import numpy as np
 import scipy.stats
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from transformers import ByT5Tokenizer
 
 from arguments.task import TaskArguments, check_task
@@ -170,26 +170,16 @@ WORDS = (
 
 
 def setUpModule():
-    global TOKENIZER, TOKENIZER_FOLDER
-    TOKENIZER_FOLDER = tempfile.TemporaryDirectory()
+    global TOKENIZER
+    folder = Path(tempfile.mkdtemp())
     rng = np.random.default_rng(0)
     text = [" ".join(rng.choice(WORDS, 12)) + f": {n}.{n % 10}" for n in range(500)]
     text += ["".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz ")) for _ in range(60)) for _ in range(500)]
-    train_tokenizer(text, Path(TOKENIZER_FOLDER.name), 400)
-    TOKENIZER = load_tokenizer(TOKENIZER_FOLDER.name)
-
-
-def tearDownModule():
-    TOKENIZER_FOLDER.cleanup()
+    train_tokenizer(text, folder, 400)
+    TOKENIZER = load_tokenizer(str(folder))
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
     def write(self, name: str, content: str | list[dict]) -> Path:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -674,7 +664,3 @@ class TaskMetricsTest(TestCase):
         statistics = torch.zeros(3, len(STATISTICS)).numpy()
         statistics[:, STATISTICS.index("predicted_class")] = [1, -1, 0]
         self.assertEqual(class_texts(GLUE["rte"], statistics), ["not_entailment", "", "entailment"])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from test_data_collator_t5 import EOS, make_tokenizer
 from test_trainer_t5 import arguments, quietly
 
@@ -78,7 +78,3 @@ class PerfectModelTest(parameterized.TestCase):
         self.assertAlmostEqual(found["eval_bits_per_byte"], bits, delta=1e-4 * bits)
         if examples is not None:
             self.assertGreater(int(examples), len(data), "an EOS was hidden")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,6 @@ Hermetic: tiny models made here (no network, no GPU). About 15 s.
 """
 
 import json
-import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.utils.flop_counter import FlopCounterMode
@@ -109,7 +108,6 @@ class ModelTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         torch.manual_seed(0)
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.ids = torch.randint(2, 90, (2, 9))
 
     def tiny(self, **overrides):
@@ -584,7 +582,3 @@ class LossTest(ModelTest):
         self.model.config.decoder_start_token_id, self.model.config.pad_token_id = 3, 4
         torch.testing.assert_close(shift_right(self.labels, 3, 4), self.model._shift_right(self.labels))
         self.assertEqual(labels[0, 3], -100)  # the argument is left alone
-
-
-if __name__ == "__main__":
-    absltest.main()

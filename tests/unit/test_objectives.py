@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from test_data_collator_t5 import EOS, T5_SENTINELS, make_tokenizer, restored
 
 import constants
@@ -287,7 +287,3 @@ class MetricsTest(TestCase):
         ids = mixture_metrics(output, names=["a", "b"], bytes_per_token=None)
         self.assertAlmostEqual(ids["nats_per_id"], (first + 3 * other) / 2, places=6)
         self.assertNotIn("bits_per_byte", ids)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from transformers import Trainer, get_scheduler
 from transformers.optimization import Adafactor
 
@@ -551,7 +551,3 @@ class ChoiceTest(parameterized.TestCase):
         """Why optimizer_cls_and_kwargs is set: transformers' own table has no such name."""
         with self.assertRaisesRegex(ValueError, "adamw_rms_scaled"):
             Trainer.get_optimizer_cls_and_kwargs(arguments(optim="adamw_rms_scaled"))
-
-
-if __name__ == "__main__":
-    absltest.main()

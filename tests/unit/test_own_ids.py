@@ -6,7 +6,6 @@ Hermetic. About 20 s, most of it for one short run.
 import contextlib
 import io
 import json
-import tempfile
 from pathlib import Path
 
 import datasets
@@ -15,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import torch
 import yaml
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from test_data_collator_t5 import make_tokenizer
 from test_scripts import SHAPE, argv_of
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -36,10 +35,6 @@ SQUARE = [[0, 1, 2], [5, 4, 3], [9, 9, 7]]
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def path(self, name: str, content) -> Path:
         """A file of the kind that the name's ending says, holding `content`."""
         path = self.folder / name
@@ -263,7 +258,3 @@ class RunTest(TestCase):
         self.assertEqual((series.dtype, series.shape), (np.uint8, (example_series.SERIES, example_series.STEPS)))
         self.assertIn("2,000 series of 512 steps, values 0 to 63", printed.getvalue())
         np.testing.assert_array_equal(series, example_series.make_series())
-
-
-if __name__ == "__main__":
-    absltest.main()

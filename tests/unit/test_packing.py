@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from test_data_collator_t5 import make_tokenizer
 from test_trainer_t5 import arguments, quietly
 from transformers import set_seed
@@ -171,7 +171,3 @@ class TrainerTest(parameterized.TestCase):
             quietly(trainer.train)
             weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
         torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
-
-
-if __name__ == "__main__":
-    absltest.main()

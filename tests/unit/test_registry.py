@@ -6,12 +6,11 @@ features. The expected texts are written out by hand; those of SuperGLUE and SQu
 """
 
 import json
-import tempfile
 from pathlib import Path
 
 import datasets
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from datasets import ClassLabel, Features, List, Value
 from transformers import ByT5Tokenizer, EvalPrediction
 
@@ -367,10 +366,6 @@ CASES = [(f"{name}_{split}", group, name, split) for (group, name), splits in TE
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def texts(self, group: str, name: str, split: str, task: dict, **flags) -> list:
         rows = load_rows(name, task, TaskArguments(group, name, **flags), split)
         return [(source_text(task, row), reference_texts(name, task, row) if task["target"] in row else None)
@@ -565,7 +560,3 @@ class OwnEntryTest(TestCase):
         change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
         with self.assertRaisesRegex(ValueError, "no file b.txt, which task mine reads as train"):
             self.texts("glue", "mine", "train", self.ENTRY | change, data_dir=str(self.folder))
-
-
-if __name__ == "__main__":
-    absltest.main()

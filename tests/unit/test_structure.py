@@ -7,7 +7,7 @@ import ast
 import sys
 from pathlib import Path
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 import constants
 
@@ -132,7 +132,3 @@ class StructureTest(parameterized.TestCase):
         self.assertEqual(defined(ast.parse("import a\nb = 1\nc: int = 2\ndef d(): pass")), {"b", "c", "d"})
         self.assertFalse(is_script(tree))
         self.assertTrue(is_script(ast.parse("if __name__ == '__main__':\n    g()")))
-
-
-if __name__ == "__main__":
-    absltest.main()

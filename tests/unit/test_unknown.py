@@ -6,13 +6,11 @@ one step of both scripts and an evaluation, about 30 s.
 
 import json
 import shutil
-import tempfile
 from collections import Counter
-from pathlib import Path
 
 import datasets
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from test_bad_input import TestCase as ScriptCase
 from test_bad_input import sentences, workspace
 
@@ -36,10 +34,6 @@ def lines_with(letters: str | list[str]) -> list[str]:
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
-
     def source(self, lines: list[str]):
         (self.folder / "a.txt").write_text("\n".join(lines) + "\n")
         args = PreTrainingDataArguments(train_file=[str(self.folder / "a.txt")], data_cache_dir=str(self.folder))
@@ -175,7 +169,3 @@ class ScriptTest(ScriptCase):
         self.assert_refused(
             pre_train_t5, flags, "--byte_fallback True: is of a tokenizer that is trained when none is given"
         )
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
@@ -160,7 +160,3 @@ class CorpusEncoderTest(parameterized.TestCase):
             for form in ("NFC", "NFD", "NFKC", "NFKD"):
                 first = unicodedata.normalize(form, "a " + chr(code) + " a")
                 self.assertEqual(first, "a " + unicodedata.normalize(form, chr(code)) + " a")
-
-
-if __name__ == "__main__":
-    absltest.main()
