@@ -360,15 +360,11 @@ class EvaluateTest(parameterized.TestCase):
         ("two_tasks_one_unknown", "--dataset_name colla: .*did you mean cola", [], dict(task="mnli,colla")),
         ("twice", "--dataset_name cola,cola: cola stands there twice", [], dict(task="cola,cola")),
         ("all_without_data", r"lacks 6 of 9 tasks(.|\n)*sst2: .*no file SST-2/dev.tsv", [], dict(task="all")),
-        (
-            "part_of_a_submission",
-            "excludes .*--max_eval",
-            ["--do_predict", "--max_eval_samples", "2"],
-            dict(task="all"),
-        ),
+        ("part_of_a_submission", "excludes .*--max_eval", ["--do_predict", "--max_eval_samples", "2"],
+         dict(task="all")),
         ("beams", "--predict_with_generate", ["--generation_num_beams", "4"], {}),
         ("no_rows", "no file for the split validation", [], dict(task="ax")),
-    )
+    )  # fmt: skip
     def test_error(self, message, argv, options):
         with absltest.mock.patch("corpora.hub.hub_is_reachable", return_value=False):
             self.fails_with(message, *argv, **dict(task="cola", model=None, folder=self.folder / "error") | options)

@@ -267,17 +267,13 @@ class RunTest(parameterized.TestCase):
         ("file_of_one", "size,echo", ["--train_file", "{}/size_dev.jsonl"], "--train_file .*: goes with one task"),
         ("cap", "size,echo", ["--mixing_cap", "0"], "--mixing_cap 0: must be at least 1"),
         ("temperature", "size,echo", ["--mixing_temperature", "0.5"], "--mixing_temperature 0.5: must be at least 1"),
-        (
-            "temperature_of_equal",
-            "size,echo",
-            ["--mixing", "equal", "--mixing_temperature", "3"],
-            "--mixing_temperature 3.0: goes with --mixing temperature",
-        ),
+        ("temperature_of_equal", "size,echo", ["--mixing", "equal", "--mixing_temperature", "3"],
+         "--mixing_temperature 3.0: goes with --mixing temperature"),
         ("one_task", "size", [], "--mixing temperature: goes with several tasks, --dataset_name names one"),
         ("order", "size,echo", ["--train_sampling_strategy", "sequential"], "rows of a mixture come in random order"),
         ("metric", "size,echo", ["--metric_for_best_model", "pearson"], "no metric of this run.*echo_rouge1.*average"),
         ("all", "all", [], "no file nothing_train.jsonl, which task wrong_file reads as train"),
-    )
+    )  # fmt: skip
     def test_refused(self, tasks, flags, message):
         flags = [flag.format(self.folder) for flag in flags]
         argv = self.flags("refused", tasks=tasks)

@@ -153,15 +153,11 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertEqual(self.files(), before)
 
     @parameterized.parameters(
-        (
-            "disk_free",
-            r"--output_dir .*out will need [0-9.]+ .* and has .* free: use another disk, a smaller --save_tot",
-        ),
-        (
-            "memory_available",
-            r"[0-9.]+ .* are needed for weights, gradients and optimizer alone, and 1000 B are available",
-        ),
-    )
+        ("disk_free",
+         r"--output_dir .*out will need [0-9.]+ .* and has .* free: use another disk, a smaller --save_tot"),
+        ("memory_available",
+         r"[0-9.]+ .* are needed for weights, gradients and optimizer alone, and 1000 B are available"),
+    )  # fmt: skip
     def test_too_little_is_refused_before_anything_is_deleted(self, what, message):
         self.assertEqual(self.run_script()[0], 0)
         before = self.files()

@@ -148,17 +148,13 @@ class RunTest(TestCase):
     @parameterized.parameters(
         (["--num_samples", "-1"], "--num_samples -1: must be at least 0"),
         (["--validation_split_count", "0"], "--validation_split_count 0: must be at least 1 document"),
-        (
-            ["--validation_split_count", "300"],
-            "--validation_split_count 300: the text has 400 documents, and at most half",
-        ),
-        (
-            ["--validation_split_count", "3", "--validation_split_percentage", "3"],
-            "--validation_split_percentage 3.0: excludes --validation_split_count: give one of them",
-        ),
+        (["--validation_split_count", "300"],
+         "--validation_split_count 300: the text has 400 documents, and at most half"),
+        (["--validation_split_count", "3", "--validation_split_percentage", "3"],
+         "--validation_split_percentage 3.0: excludes --validation_split_count: give one of them"),
         (["--hub_model_id", "me/x"], "--hub_model_id me/x: nothing is uploaded without --push_to_hub"),
         (["--push_to_hub", "--hub_model_id", "a/b/c"], "--hub_model_id a/b/c: "),
-    )
+    )  # fmt: skip
     def test_refused(self, flags, message):
         _, _, error = self.train("--max_steps", 1, *flags, code=2)
         self.assertRegex(error, message)

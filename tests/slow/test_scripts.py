@@ -266,11 +266,9 @@ class PreTrainTest(ScriptTest):
         (dict(config_name="small"), "--config_name small: neither a built-in shape"),
         (dict(optim="sgd"), "--optim sgd: must be one of adamw_rms_scaled"),
         (dict(train_file="nowhere.txt"), "--train_file nowhere.txt: no such file"),
-        (
-            dict(input_seq_length=500, per_device_train_batch_size=1600),
-            r"the training text gives \d+ chunks of 554 tokens, one step needs 3200: use more text",
-        ),
-    )
+        (dict(input_seq_length=500, per_device_train_batch_size=1600),
+         r"the training text gives \d+ chunks of 554 tokens, one step needs 3200: use more text"),
+    )  # fmt: skip
     def test_user_errors_end_with_one_line(self, changes, message):
         out = self.folder / "out"
         with mock.patch.object(model_t5, "answers", return_value=False):  # as without a network

@@ -471,10 +471,7 @@ def cost_of_step(options=(), num_layers: int = 2, rows: int = 2, spoil=None, **s
 # was added earns its time on a GPU (benchmark_t5.py), write the failure message's numbers here; and if a step does
 # less, too, so that it stays so.
 ALL = ("projections", "cross", "residual")
-BOUNDS = {
-    (): (854, 5287),
-    ALL: (766, 5027),
-}
+BOUNDS = {(): (854, 5287), ALL: (766, 5027)}
 SLACK = 1.002  # of other versions of torch
 
 

@@ -296,16 +296,12 @@ class BlockTest(TestCase):
     @parameterized.named_parameters(
         ("text", "a.txt", b"fine\n" * 5000 + b"caf\xe9\n", r"a.txt: not UTF-8 text \(byte 0xe9 at 25,003\)"),
         ("jsonl", "a.jsonl", b'{"text": "a"}\n' * 300 + b'{"text": \n', r"a.jsonl at byte 4,200, line 1: broken JSON"),
-        (
-            "list",
-            "a.jsonl",
-            b'{"text": "a"}\n' * 300 + b"[1]\n",
-            "a.jsonl at byte 4,200: must be a JSON object, got list",
-        ),
+        ("list", "a.jsonl", b'{"text": "a"}\n' * 300 + b"[1]\n",
+         "a.jsonl at byte 4,200: must be a JSON object, got list"),
         ("csv", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"a\n", "row at byte 127: 1 fields, the header has 2"),
         ("quote", "a.csv", b"text\n" + b"a\n" * 30 + b'"a\n', "near byte 68: broken CSV"),
         ("header", "a.csv", b"text,text\na,b\n", "line 1: two columns are called 'text'"),
-    )
+    )  # fmt: skip
     def test_broken_rows_are_named(self, name, content, message):
         (self.folder / name).write_bytes(content)
         with mock.patch.object(blocks, "check_file"), self.assertRaisesRegex(ValueError, message):
@@ -479,16 +475,12 @@ class ScriptTest(parameterized.TestCase):
         ("sizes", "pre_train", "--auto_find_batch_size true", "--auto_find_batch_size True: does not go with --strea"),
         ("files", "fine_tune", "--train_file no/such", "--train_file no/such: no such file"),
         ("piece", "fine_tune", "--max_piece_length 0", "--max_piece_length 0: must be at least 1 character"),
-        (
-            "share",
-            "pre_train",
-            "--validation_split_percentage 3",
-            "--validation_split_percentage 3.0: the length of a st",
-        ),
+        ("share", "pre_train", "--validation_split_percentage 3",
+         "--validation_split_percentage 3.0: the length of a st"),
         ("column", "pre_train", "--train_file {folder}/a.jsonl --text_column b", "--text_column b: a row has the col"),
         ("none", "fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|too little text"),
         ("hub", "pre_train", "--dataset_name {folder}/saved --train_file", "exclude each other|expected at least one"),
-    )
+    )  # fmt: skip
     def test_refused_in_one_line(self, script, flags, message):
         (self.folder / "a.jsonl").write_text('{"text": "a"}\n')
         (self.folder / "stars.txt").write_text("* * *\n")

@@ -263,11 +263,7 @@ class TrackersTest(parameterized.TestCase):
         trainer.log(2, loss=1.0, note="text", flag=True)
         trainer.log(1, loss=9.0)
         (callback,) = trainer.callbacks
-        expected = [
-            (1, {"train/loss": 2.0, "train/epoch": 0.1}),
-            (1, {"eval/loss": 3.0}),
-            (2, {"train/loss": 1.0}),
-        ]
+        expected = [(1, {"train/loss": 2.0, "train/epoch": 0.1}), (1, {"eval/loss": 3.0}), (2, {"train/loss": 1.0})]
         tracker = callback.trackers["wandb"]
         self.assertEqual(tracker.logs, expected)
         trackers.finish_tracking(trainer)

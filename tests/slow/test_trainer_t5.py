@@ -703,12 +703,7 @@ class TrackingTest(TrainerTest):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
         environment |= {"PYTHONPATH": str(ROOT), "HOME": str(self.folder)}
         done = subprocess.run(
-            [warm_python(), "-c", script],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
+            [warm_python(), "-c", script], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120
         )
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
         self.assertIn("tracking offline", done.stdout)

@@ -28,13 +28,7 @@ import constants
 from arguments.model import ModelArguments, check_model
 from arguments.task import TaskArguments, check_task
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from arguments.training import (
-    FineTuningArguments,
-    PreTrainingArguments,
-    T5TrainingArguments,
-    check_training,
-    has_bf16,
-)
+from arguments.training import FineTuningArguments, PreTrainingArguments, T5TrainingArguments, check_training, has_bf16
 from common import command_line, processes
 from common.command_line import check_limits, exit_on_user_error, option, parse_arguments, refuse
 from common.processes import answers, is_first_process, print_once

@@ -177,16 +177,10 @@ class SourcesTest(TestCase):
 
     @parameterized.named_parameters(
         ("size", ["--vocab_size", "200"], "--vocab_size 200: must be at least 300"),
-        (
-            "too_large",
-            ["--vocab_size", "90000"],
-            "--vocab_size 90000: SentencePiece could not .* enough for [0-9]+ tokens",
-        ),
-        (
-            "letters",
-            ["--vocab_size", "301", "--character_coverage", "1"],
-            "--vocab_size 301: .* letters alone take [0-9]+",
-        ),
+        ("too_large", ["--vocab_size", "90000"],
+         "--vocab_size 90000: SentencePiece could not .* enough for [0-9]+ tokens"),
+        ("letters", ["--vocab_size", "301", "--character_coverage", "1"],
+         "--vocab_size 301: .* letters alone take [0-9]+"),
         ("rule", ["--normalization", "nfc"], "--normalization nfc: must be one of nmt_nfkc, nfkc, identity"),
         ("coverage", ["--character_coverage", "1.5"], "--character_coverage 1.5: must be at least 0.9 and at most 1"),
         ("sentences", ["--max_sentences", "0"], "--max_sentences 0: must be at least 1"),
@@ -200,7 +194,7 @@ class SourcesTest(TestCase):
         ("binary", ["--train_file", "{folder}/spiece.model"], "spiece.model: looks like binary data"),
         ("column", ["--train_file", "{folder}/rows.jsonl"], "rows.jsonl, row 1: no column text; there is body"),
         ("flag", ["--vocab", "300"], "--vocab: no such flag; did you mean --vocab_size"),
-    )
+    )  # fmt: skip
     def test_refused(self, flags, message):
         (self.folder / "blank.txt").write_text("\n \n")
         (self.folder / "rows.jsonl").write_text(json.dumps({"body": "x"}) + "\n")

@@ -102,10 +102,7 @@ TEXTS = {
     ],
     ("cola", "validation"): [("cola sentence: The sailors rode the breeze.", "acceptable")],
     ("cola", "test"): [('cola sentence: "Bill whistled past.', None), ("cola sentence: They ran.", None)],
-    ("sst2", "train"): [
-        ("sst2 sentence: hide new secretions", "negative"),
-        ("sst2 sentence: a smile", "positive"),
-    ],
+    ("sst2", "train"): [("sst2 sentence: hide new secretions", "negative"), ("sst2 sentence: a smile", "positive")],
     ("sst2", "validation"): [("sst2 sentence: it 's charming .", "positive")],
     ("sst2", "test"): [("sst2 sentence: uneasy mishmash .", None)],
     ("mrpc", "train"): [

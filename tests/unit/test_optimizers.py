@@ -509,28 +509,19 @@ class ChoiceTest(parameterized.TestCase):
             arguments(optim=name)
 
     @parameterized.parameters(
-        # what is asked for, what is trained with; None: refused
         ("zero2", {}, ("adamw_rms_scaled", 2e-2), ""),
         ("zero2", {"optim": "muon"}, None, "--optim muon: .* ZeRO-2's .* use --optim adamw_rms_scaled"),
         ("zero2", {"optim": "adafactor"}, None, "--optim adafactor: .* ZeRO-2's .* use --optim adamw_rms_scaled"),
         ("zero3", {}, ("adamw_torch", 1e-3), "ZeRO-3 cannot have .*; --optim adamw_torch with its own learning rate"),
-        (
-            "zero3",
-            {"learning_rate": 4e-2},
-            None,
-            "--learning_rate 0.04: is for .*adamw_rms_scaled.* --optim adamw_torch",
-        ),
-        (
-            "zero3",
-            {"optim": "adamw_rms_scaled"},
-            None,
-            "--optim adamw_rms_scaled: .* ZeRO-3's .* use --optim adamw_torch",
-        ),
+        ("zero3", {"learning_rate": 4e-2}, None,
+         "--learning_rate 0.04: is for .*adamw_rms_scaled.* --optim adamw_torch"),
+        ("zero3", {"optim": "adamw_rms_scaled"}, None,
+         "--optim adamw_rms_scaled: .* ZeRO-3's .* use --optim adamw_torch"),
         ("zero3", {"optim": "adamw_torch", "learning_rate": 4e-4}, ("adamw_torch", 4e-4), ""),
         ("fsdp", {}, ("adamw_rms_scaled", 2e-2), ""),
         ("fsdp", {"optim": "muon"}, None, "--optim muon: .* FSDP2's slices .* use --optim adamw_rms_scaled"),
         ("fsdp", {"optim": "adafactor"}, None, "--optim adafactor: .* FSDP2's slices"),
-    )
+    )  # fmt: skip
     def test_what_sharding_does_to_the_optimizer(self, sharding, flags, taken, message):
         args = PreTrainingArguments(output_dir="never_written", report_to=["none"], use_cpu=True, **flags)
         if sharding == "fsdp":
