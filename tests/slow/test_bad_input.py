@@ -14,6 +14,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import zipfile
@@ -22,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 from absl.testing import parameterized
+from helpers import call, sentences
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, PreTrainedTokenizerFast
 from warm_python import warm_python
@@ -86,14 +88,6 @@ def workspace() -> Path:
 
 def parsed(shape: str) -> dict:
     return {key: int(value) for key, value in (pair.split("=") for pair in shape.split(","))}
-
-
-def sentences(count: int, seed: int = 0) -> list[str]:
-    """Sentences of made-up words, enough different ones for a vocabulary of 300."""
-    chooser = random.Random(seed)
-    syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
-    words = ["".join(chooser.choices(syllables, k=chooser.randint(1, 3))) for _ in range(500)]
-    return [" ".join(chooser.choices(words, k=12)).capitalize() + "." for _ in range(count)]
 
 
 def jsonl(*rows) -> bytes:
@@ -407,13 +401,7 @@ class TestCase(parameterized.TestCase):
 
     def run_script(self, script, flags: dict):
         """(exit code or None, stdout, stderr) of main([...])."""
-        code = None
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
-            try:
-                script.main(self.argv(flags))
-            except SystemExit as exit:
-                code = exit.code
-        return code, out.getvalue(), errors.getvalue()
+        return call(script.main, *self.argv(flags))[1:]
 
     def assert_refused(self, script, flags: dict, message: str) -> None:
         """Exit code 2, one line on stderr, no training, and every file as it was."""
@@ -513,15 +501,16 @@ class RefusedTest(TestCase):
     )  # fmt: skip
     def test_in_a_process(self, script, changes, message):
         flags = self.pre_training(**changes) if script == "pre_train_t5" else self.fine_tuning(**changes)
-        done = finished(started(script, self.argv(flags)))
+        python = sys.executable if changes.get("train_file") == "{bad}/latin.txt" else warm_python()
+        done = finished(started(script, self.argv(flags), python))
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertRegex(done.stderr, rf"\A{script}.py: error: [^\n]*{message}[^\n]*\n\Z")
         self.assertFalse((self.folder / "out").exists())
 
 
-def started(script: str, argv: list[str]) -> subprocess.Popen:
+def started(script: str, argv: list[str], python: str | None = None) -> subprocess.Popen:
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen([warm_python(), str(ROOT / f"{script}.py"), *argv], **pipes)
+    return subprocess.Popen([python or warm_python(), str(ROOT / f"{script}.py"), *argv], **pipes)
 
 
 def finished(process: subprocess.Popen, timeout: int = 240) -> subprocess.CompletedProcess:

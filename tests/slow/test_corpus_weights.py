@@ -3,8 +3,6 @@
 Hermetic: two made-up corpora and a T5 of a few thousand weights. About 30 s, most of it for three short runs.
 """
 
-import contextlib
-import io
 import json
 import re
 import shutil
@@ -13,9 +11,8 @@ import numpy as np
 import torch
 from absl.testing import parameterized
 from accelerate.data_loader import BatchSamplerShard
+from helpers import OVERRIDES, argv_of, call, sentences
 from safetensors.torch import load_file
-from test_bad_input import sentences
-from test_scripts import SHAPE, argv_of
 
 import pre_train_t5
 from arguments.text import PreTrainingDataArguments
@@ -158,17 +155,14 @@ class RunTest(TestCase):
         """(results, what was printed) of a run of six steps in the folder `name`."""
         flags = dict(
             output_dir=self.folder / name, data_cache_dir=self.folder / "cache", report_to="none", disable_tqdm="true",
-            config_name="tiny", config_overrides=SHAPE, vocab_size=300, objective="ul2", input_seq_length=32,
+            config_name="tiny", config_overrides=OVERRIDES, vocab_size=300, objective="ul2", input_seq_length=32,
             max_steps=6, warmup_steps=0.3, per_device_train_batch_size=8, gradient_accumulation_steps=1,
             logging_steps=2, eval_steps=6, save_steps=3, save_total_limit=5, preprocessing_num_workers=1,
         )  # fmt: skip
         corpora = [f"{self.folder / path}:{weight}" for path, weight in zip(("a.txt", "b.txt"), weights, strict=True)]
-        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as errors:
-            try:
-                results = pre_train_t5.main([*argv_of(flags | changes), *more, "--train_file", *corpora])
-            except SystemExit as stop:
-                return {"code": stop.code}, errors.getvalue()
-        return results, printed.getvalue()
+        words = [*argv_of(flags | changes), *more, "--train_file", *corpora]
+        results, code, printed, errors = call(pre_train_t5.main, *words)
+        return (results, printed) if results else ({"code": code}, errors)
 
     def weights(self, name: str) -> torch.Tensor:
         tensors = load_file(self.folder / name / "model.safetensors")

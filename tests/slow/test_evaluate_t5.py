@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from absl.testing import absltest, parameterized
+from helpers import run_main
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from warm_python import warm_python
 
@@ -156,10 +157,8 @@ class EvaluateTest(parameterized.TestCase):
     def run_script(self, *argv: str, task: str = "cola", model: Path | str | None = None, where: str | None = None):
         """(results, output folder, what was printed) of one run on the CPU, in a folder of its own."""
         folder = self.folder / (where or self.id().rsplit(".", 1)[-1])
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            results = evaluate_t5.main(self.flags(*argv, task=task, model=model, folder=folder))
-        return results, folder, printed.getvalue()
+        results, out, err = run_main(evaluate_t5.main, *self.flags(*argv, task=task, model=model, folder=folder))
+        return results, folder, out + err
 
     def flags(self, *argv: str, task: str, model, folder: Path) -> list[str]:
         flags = ["--benchmark", "glue", "--dataset_name", task, "--data_dir", str(self.glue), "--output_dir"]
@@ -168,10 +167,7 @@ class EvaluateTest(parameterized.TestCase):
         return [*flags, *argv]
 
     def fails_with(self, message: str, *argv: str, **options) -> None:
-        with self.assertRaises(SystemExit) as stopped, contextlib.redirect_stderr(io.StringIO()) as errors:
-            evaluate_t5.main(self.flags(*argv, **options))
-        self.assertEqual(stopped.exception.code, 2)
-        self.assertRegex(errors.getvalue(), message)
+        self.assertRegex(run_main(evaluate_t5.main, *self.flags(*argv, **options), code=2)[2], message)
 
     # ------------------------------------------------------------ answers
     def test_the_model_generates_what_it_learnt(self):

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import io
 import json
-import random
 import shutil
 import subprocess
 import tempfile
@@ -20,7 +19,7 @@ import torch
 import yaml
 from absl.testing import parameterized
 from fake_hub import FakeHub
-from helpers import run_main
+from helpers import run_main, sentences
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from warm_python import warm_python
@@ -36,13 +35,6 @@ from publishing.model_cards import changed_flags, model_card
 ROOT = Path(export_checkpoint.__file__).resolve().parent
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=1, num_decoder_layers=1)
 TEXTS = list(export_checkpoint.TEXTS[:3])
-
-
-def sentences(count: int) -> list[str]:
-    chooser = random.Random(0)
-    syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
-    words = ["".join(chooser.choices(syllables, k=chooser.randint(1, 3))) for _ in range(500)]
-    return [" ".join(chooser.choices(words, k=12)).capitalize() + "." for _ in range(count)]
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """Tests of runs/run.py: what is said and checked before a run, and that nothing is lost when it does not begin."""
 
-import contextlib
-import io
 import os
 import subprocess
 import tempfile
@@ -12,6 +10,7 @@ from unittest import mock
 import torch
 import torture
 from absl.testing import parameterized
+from helpers import call
 from safetensors.torch import load_file
 from transformers import T5ForConditionalGeneration
 from warm_python import warm_python
@@ -53,18 +52,13 @@ class BeforeARunTest(parameterized.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.out = Path(self.enter_context(tempfile.TemporaryDirectory())) / "out"
+        self.out = self.folder / "out"
         self.enter_context(mock.patch("signal.signal"))  # the handlers of a run are not those of the tests
 
     def run_script(self, *flags: str) -> tuple[int, str, str]:
         """(exit code, stdout, stderr)."""
-        code = 0
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-            try:
-                pre_train_t5.main([*self.argv, "--output_dir", str(self.out), *flags])
-            except SystemExit as stop:
-                code = stop.code
-        return code, out.getvalue(), err.getvalue()
+        _, code, out, err = call(pre_train_t5.main, *self.argv, "--output_dir", self.out, *flags)
+        return code or 0, out, err
 
     def files(self) -> set[Path]:
         return set(self.out.rglob("*"))

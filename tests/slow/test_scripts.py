@@ -18,16 +18,15 @@ from unittest import mock
 
 import torch
 from absl.testing import parameterized
+from helpers import OVERRIDES, argv_of, run_main
 from matplotlib.image import imread
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import constants
 import fine_tune_t5
-import model_t5
 import pre_train_t5
 from common.reports import human_count, read_metrics
 
-SHAPE = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
 SUBJECTS = "the cat,a dog,my friend,the river,one bird,her sister,the tall man".split(",")
 VERBS = "sees likes finds follows hears carries".split()
 OBJECTS = "a small house,the green tree,some water,an old book,the bright moon,bread".split(",")
@@ -53,21 +52,9 @@ def sentence(chooser: random.Random) -> str:
     return f"{chooser.choice(SUBJECTS)} {chooser.choice(VERBS)} {chooser.choice(OBJECTS)}."
 
 
-def argv_of(flags: dict) -> list[str]:
-    """{"max_steps": 3, "bf16": True, "seed": None} -> ["--max_steps", "3", "--bf16"]."""
-    words = [
-        [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        for name, value in flags.items()
-        if value is not None
-    ]
-    return sum(words, [])
-
-
 def run(main, **flags) -> tuple[dict, str]:
     """(what main returns, what it printed)."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        results = main(argv_of(flags))
-    return results, printed.getvalue()
+    return run_main(main, *argv_of(flags))[:2]
 
 
 def common_flags(output_dir) -> dict:
@@ -84,7 +71,7 @@ def pre_training_flags(output_dir, **changes) -> dict:
     """40 steps of 32 sequences on the made-up text, from scratch."""
     flags = common_flags(output_dir) | dict(
         config_name="tiny",
-        config_overrides=SHAPE,
+        config_overrides=OVERRIDES,
         vocab_size=300,
         train_file=workspace() / "text.txt",
         input_seq_length=32,
@@ -191,7 +178,7 @@ class PreTrainTest(ScriptTest):
         self.assertGreater(record["examples"]["validation"], 10)
         self.assertCountEqual(record["fingerprints"], ["train", "tokenizer"])
         self.assertEqual(record["arguments"]["max_steps"], 40)
-        self.assertEqual(record["arguments"]["config_overrides"], SHAPE)
+        self.assertEqual(record["arguments"]["config_overrides"], OVERRIDES)
         model = AutoModelForSeq2SeqLM.from_pretrained(folder)
         self.assertEqual(record["parameters"], sum(p.numel() for p in model.parameters()))
 
@@ -259,22 +246,6 @@ class PreTrainTest(ScriptTest):
         self.assertEqual([line["step"] for line in lines if "loss" in line], [5])
         self.assertEqual([line["step"] for line in lines if "eval_loss" in line], [5])  # although it is no 20th step
 
-    @parameterized.parameters(
-        (dict(max_stpes=3), "--max_stpes: no such flag; did you mean --max_steps"),
-        (dict(config_overrides="d_modl=8"), "--config_overrides d_modl=8: the T5 configuration has no such key"),
-        (dict(config_overrides="d_model=wide"), "--config_overrides d_model=wide: .*expected int"),
-        (dict(config_name="small"), "--config_name small: neither a built-in shape"),
-        (dict(optim="sgd"), "--optim sgd: must be one of adamw_rms_scaled"),
-        (dict(train_file="nowhere.txt"), "--train_file nowhere.txt: no such file"),
-        (dict(input_seq_length=500, per_device_train_batch_size=1600),
-         r"the training text gives \d+ chunks of 554 tokens, one step needs 3200: use more text"),
-    )  # fmt: skip
-    def test_user_errors_end_with_one_line(self, changes, message):
-        out = self.folder / "out"
-        with mock.patch.object(model_t5, "answers", return_value=False):  # as without a network
-            self.assert_refused(message, pre_train_t5.main, **pre_training_flags(out, **changes))
-        self.assertFalse(out.exists())
-
     def test_precompile_leaves_nothing_but_the_compilers_cache(self):
         flags = pre_training_flags(self.folder / "run", max_steps=1, save_steps=1, precompile=True)
         printed = io.StringIO()
@@ -338,7 +309,7 @@ class FineTuneTest(ScriptTest):
     def test_one_entry_makes_a_task_and_a_tiny_model_learns_it(self):
         """Training, scoring and the choice of the best checkpoint work together, from scratch, in seconds."""
         scratch = dict(
-            model_name_or_path=None, tokenizer_name=self.checkpoint, config_name="tiny", config_overrides=SHAPE
+            model_name_or_path=None, tokenizer_name=self.checkpoint, config_name="tiny", config_overrides=OVERRIDES
         )
         results, printed = run(fine_tune_t5.main, **self.flags(num_train_epochs=5, **scratch))
         self.assertGreater(results["eval_accuracy"], 0.9)
@@ -424,18 +395,3 @@ class FineTuneTest(ScriptTest):
         with contextlib.chdir(home):
             _, printed = run(fine_tune_t5.main, **flags)
         self.assertIn("no model was named: starting from the checkpoint out/pre_train_t5", printed)
-
-    def test_user_errors_end_with_one_line(self):
-        out = self.folder / "out"
-        message = r"--dataset_name topik: not in DATASET_VALS \(did you mean topic\?\)"
-        self.assert_refused(message, fine_tune_t5.main, **self.flags("topik"))
-        (self.data / "dev.jsonl").unlink()
-        message = "no file dev.jsonl, which task topic reads as validation"
-        self.assert_refused(message, fine_tune_t5.main, **self.flags())
-        self.assertFalse(out.exists())
-        out.mkdir()
-        (out / "notes.txt").write_text("mine")
-        self.assert_refused(f"--output_dir {out} is not empty", fine_tune_t5.main, **self.flags())
-        write_rows(self.data / "dev.jsonl", topic_rows(60, seed=2))
-        run(fine_tune_t5.main, **self.flags(overwrite_output_dir=True, max_train_samples=16))
-        self.assertEqual((out / "notes.txt").read_text(), "mine")  # it overwrites its own files only

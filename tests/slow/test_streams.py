@@ -18,6 +18,7 @@ import pyarrow
 import pyarrow.parquet
 import torture
 from absl.testing import parameterized
+from helpers import call
 from transformers import AutoTokenizer
 
 import fine_tune_t5
@@ -397,13 +398,9 @@ class ScriptTest(parameterized.TestCase):
 
     def run_script(self, script: str, *flags: str) -> tuple[int, str]:
         """(exit code, what it printed)."""
-        code, text = 0, io.StringIO()
-        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-            try:
-                torture.SCRIPTS[script](torture.changed(self.commands[f"{script}_stream"], *flags))
-            except SystemExit as stop:
-                code = stop.code
-        return code, text.getvalue()
+        words = torture.changed(self.commands[f"{script}_stream"], *flags)
+        _, code, out, err = call(torture.SCRIPTS[script], *words)
+        return code or 0, out + err
 
     @parameterized.parameters("pre_train", "fine_tune")
     def test_resumed_runs_end_with_the_same_bits_and_replay_nothing(self, script):

@@ -5,7 +5,6 @@ Hermetic: three small tasks, a tokenizer and a model with random weights are mad
 
 import contextlib
 import functools
-import io
 import json
 import os
 import random
@@ -16,6 +15,7 @@ from unittest import mock
 
 import torch
 from absl.testing import parameterized
+from helpers import run_main
 
 import constants
 import evaluate_t5
@@ -70,14 +70,8 @@ def workspace() -> Path:
 
 def run(main, *argv, code: int | None = None) -> tuple[object, str]:
     """(what main returns, what was printed)."""
-    result, printed, ended = None, io.StringIO(), None
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        try:
-            result = main([str(word) for word in argv])
-        except SystemExit as stop:
-            ended = stop.code
-    assert ended == code, (ended, printed.getvalue()[-800:])
-    return result, printed.getvalue()
+    result, printed, errors = run_main(main, *argv, code=code)
+    return result, printed + errors
 
 
 def reported(results: dict) -> dict:

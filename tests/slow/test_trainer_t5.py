@@ -584,10 +584,6 @@ class RunTest(TrainerTest):
             torch.testing.assert_close(weight, seen[4][name], rtol=0, atol=0)
         self.assertFalse(torch.equal(weights(trainer)["shared.weight"], seen[8]["shared.weight"]))
 
-    def test_early_stopping_without_best_checkpoint_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "--early_stopping_patience needs --load_best_model_at_end"):
-            arguments(self.folder, early_stopping_patience=2)
-
     def test_summary_and_run_json(self):
         trainer = make_trainer(self.folder, per_device_train_batch_size=8, gradient_accumulation_steps=4)
         printed = self.start(trainer)

@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 import yaml
 from absl.testing import parameterized
-from helpers import run_main
-from test_export_checkpoint import SHAPE, TestCase, sentences, workspace
+from helpers import run_main, sentences
+from test_export_checkpoint import SHAPE, TestCase, workspace
 from transformers import T5Config
 
 import constants

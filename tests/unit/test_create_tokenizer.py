@@ -3,9 +3,7 @@
 Text is made here. About 12 s on one core.
 """
 
-import contextlib
 import functools
-import io
 import json
 import random
 import shutil
@@ -15,6 +13,7 @@ from unittest import mock
 
 import sentencepiece
 from absl.testing import parameterized
+from helpers import run_main
 from transformers import AutoConfig, AutoTokenizer
 
 import create_tokenizer
@@ -58,14 +57,8 @@ def workspace() -> Path:
 
 def run(*argv, code=None) -> tuple[object, str]:
     """(what main returns, stdout and stderr)."""
-    out, result, ended = io.StringIO(), None, None
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        try:
-            result = create_tokenizer.main([str(word) for word in argv])
-        except SystemExit as stop:
-            ended = stop.code
-    assert ended == code, out.getvalue()
-    return result, out.getvalue()
+    result, printed, errors = run_main(create_tokenizer.main, *argv, code=code)
+    return result, printed + errors
 
 
 @functools.cache

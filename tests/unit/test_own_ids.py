@@ -15,8 +15,8 @@ import pyarrow.parquet
 import torch
 import yaml
 from absl.testing import parameterized
+from helpers import OVERRIDES, argv_of
 from test_data_collator_t5 import make_tokenizer
-from test_scripts import SHAPE, argv_of
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import pre_train_t5
@@ -208,7 +208,7 @@ class RefusedTest(TestCase):
 class RunTest(TestCase):
     def run_script(self, recipe: Path, **flags) -> dict:
         common = dict(
-            config_overrides=SHAPE, max_steps=3, warmup_steps=0.3, per_device_train_batch_size=8, logging_steps=1,
+            config_overrides=OVERRIDES, max_steps=3, warmup_steps=0.3, per_device_train_batch_size=8, logging_steps=1,
             eval_steps=3, save_steps=3, max_eval_samples=16, report_to="none", disable_tqdm="true",
             data_cache_dir=self.folder / "cache",
         )  # fmt: skip

@@ -11,8 +11,9 @@ from collections import Counter
 import datasets
 import numpy as np
 from absl.testing import parameterized
+from helpers import sentences
 from test_bad_input import TestCase as ScriptCase
-from test_bad_input import sentences, workspace
+from test_bad_input import workspace
 
 import create_tokenizer
 import evaluate_t5
