@@ -1,7 +1,7 @@
 """Bad input, as a user would give it: one clear line on stderr, exit code 2, before any training, and nothing lost.
 
 A row of the tables is (name, changed flags, what the line must say). Text, tokenizer and models of a few thousand
-weights are made here; nothing needs a network or a GPU. About 60 s on one core, half of it for processes to start.
+weights are made here; nothing needs a network or a GPU.
 """
 
 import contextlib

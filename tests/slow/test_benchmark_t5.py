@@ -1,6 +1,6 @@
 """Tests of benchmark_t5.py: every command through main([...]) at a tiny size, and what its figures are made of.
 
-No figure of speed is tested here: those of this project that are guaranteed have tests of their own. About 40 s.
+No figure of speed is tested here: those of this project that are guaranteed have tests of their own.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """Tests of callbacks, reports, curves and plot_runs: what reaches metrics.jsonl, run.json, the pictures and the screen.
 
 Hermetic: a T5 of 5,000 weights trains for a few steps, everything else runs on made-up states, clocks and folders.
-About 15 s.
 """
 
 import contextlib

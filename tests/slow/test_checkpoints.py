@@ -1,6 +1,6 @@
 """Tests of training/checkpoints.py and preemption.py: nothing half, nothing lost, nothing different after a stop.
 
-The last class kills real runs (tests/support/torture.py): about a minute.
+The last class kills real runs (tests/support/torture.py).
 """
 
 import contextlib

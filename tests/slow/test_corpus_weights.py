@@ -1,6 +1,6 @@
 """Tests of `--train_file a.txt:0.7 b.txt:0.3`: what is drawn from where, in which order, and what is reported.
 
-Hermetic: two made-up corpora and a T5 of a few thousand weights. About 30 s, most of it for three short runs.
+Hermetic: two made-up corpora and a T5 of a few thousand weights.
 """
 
 import json

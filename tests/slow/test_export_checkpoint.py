@@ -1,7 +1,7 @@
 """Exports: from every kind of checkpoint, into every format, with a card; and uploads against a Hub of one thread.
 
 A model of a few thousand weights with random ones, so that logits are far from each other. CTranslate2 and ONNX are
-optional packages: their tests skip themselves by name. About 25 s on one core.
+optional packages: their tests skip themselves by name.
 """
 
 import contextlib

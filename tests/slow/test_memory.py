@@ -1,7 +1,7 @@
 """Tests of runs/memory.py: its formulas against what small models really hold, byte for byte where PyTorch tells.
 
 Saved tensors are counted with autograd's hooks, once for each storage; the peak of a step with the allocations that
-PyTorch's profiler reports; divided states in two gloo processes. About 25 s.
+PyTorch's profiler reports; divided states in two gloo processes.
 """
 
 import contextlib

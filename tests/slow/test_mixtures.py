@@ -1,6 +1,6 @@
 """Mixtures of tasks: rates and order by hand and as invariants, and a run of fine_tune_t5.py on three kinds of tasks.
 
-Hermetic: tasks, tokenizer and a model of some thousand weights are made here. About 15 s.
+Hermetic: tasks, tokenizer and a model of some thousand weights are made here.
 """
 
 import contextlib

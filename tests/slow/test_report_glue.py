@@ -1,7 +1,6 @@
 """report_glue.py: two small tasks with two seeds from one model, what is resumed and refused, and the numbers by hand.
 
 Hermetic: data, tokenizer and model are made here. The runs take place in this process; one test starts real ones.
-About 20 s.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Tests of the training step: each of its options alone gives the loss and gradients of transformers' plain model.
 
-Hermetic; models of a few thousand weights in float64 on the CPU, and fake tensors for the real shape. About 40 s.
+Hermetic; models of a few thousand weights in float64 on the CPU, and fake tensors for the real shape.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """sweep_t5.py: what it reads, runs, stops, takes up again and shows; W&B's own code is the reference.
 
 Hermetic: most trials are a stand-in of 30 ms that writes a metrics.jsonl; one sweep fine-tunes a tiny model as a user
-would start it. Agents that run at once, are killed or interrupted are processes of their own. About 50 s on one core.
+would start it. Agents that run at once, are killed or interrupted are processes of their own.
 """
 
 import ast

@@ -1,6 +1,6 @@
 """task.json: `evaluate_t5.py --model_name_or_path X` alone repeats the numbers that the fine-tuning of X reported.
 
-Hermetic: three small tasks, a tokenizer and a model with random weights are made here. About 20 s on one core.
+Hermetic: three small tasks, a tokenizer and a model with random weights are made here.
 """
 
 import contextlib

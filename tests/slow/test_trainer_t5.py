@@ -1,7 +1,7 @@
 """Tests of trainer_t5: what must not change a run (accumulation, ranks, workers, interruptions), and exact evaluation.
 
 Hermetic: a T5 of a few thousand weights on made-up tokens. Two ranks are this file itself under torchrun, once for all
-tests that need them. About 50 s, half of it for the two ranks to start.
+tests that need them.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Tests of Triton's d(bias) kernel without a GPU: its values through the interpreter, and its machine code.
 
 The second part has Triton compile what `bias_gradient_triton` would launch for T5's shapes, for GPUs that need not be
-there, and looks at what came out: tensor cores, registers, shared memory. About 50 s.
+there, and looks at what came out: tensor cores, registers, shared memory.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Every family in its published layout, from its files through all scripts and back into plain transformers.
 
 The zoo (support/zoo.py) is made at test time. Of each animal: what its files say, continued pre-training of four steps,
-the same resumed after two, fine-tuning on labels, evaluation by generating, and exports of both. About 90 s of a core.
+the same resumed after two, fine-tuning on labels, evaluation by generating, and exports of both.
 """
 
 import contextlib

@@ -1,7 +1,4 @@
-"""Tests of arguments/: recipes and flags, what is refused and in which words, and that every flag is used.
-
-Hermetic; two cases start pre_train_t5.py as a process and end before any work. About 35 s.
-"""
+"""Tests of arguments/: recipes and flags, what is refused and in which words, and that every flag is used."""
 
 import ast
 import contextlib

@@ -1,7 +1,5 @@
 """Tests of data_collator_t5 against T5's definition: its length table, its golden example, the arithmetic of its masks,
 and a slow implementation of its algorithm, written here example by example after the released preprocessors.
-
-Hermetic. About 10 s.
 """
 
 import pickle

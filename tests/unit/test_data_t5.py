@@ -1,7 +1,7 @@
 """Tests of data_t5: what is read from files, how it is tokenised, cached, split and cut, in which order it comes.
 
 Hermetic: the text is made up here, and one small tokenizer is trained on it. The outside references are sentencepiece
-itself (token ids) and T5's vocabulary (places of the special tokens). About 20 s.
+itself (token ids) and T5's vocabulary (places of the special tokens).
 """
 
 import bz2

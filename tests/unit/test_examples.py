@@ -2,7 +2,6 @@
 
 Hermetic: the files are written here, row by row, in the layout of the official ones, with what makes them hard to read
 (lone quotes, a byte-order mark, no header, lines that go on). The expected texts are T5's: REFERENCE, section 5.
-About 10 s.
 """
 
 import json

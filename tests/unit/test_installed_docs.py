@@ -1,4 +1,4 @@
-"""Tests of corpora.installed_docs: reading by example, and whole builds of a site-packages made here. About 4 s."""
+"""Tests of corpora.installed_docs: reading by example, and whole builds of a site-packages made here."""
 
 import json
 import random

@@ -1,6 +1,6 @@
 """Tests of tasks/metrics/: every metric against its library called here, hand-computed values, and what is refused.
 
-Hermetic: the tokenizers, the data and the `evaluate` module are made here; no test needs a network. About 10 s.
+Hermetic: the tokenizers, the data and the `evaluate` module are made here; no test needs a network.
 """
 
 import math

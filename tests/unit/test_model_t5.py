@@ -1,6 +1,6 @@
 """Tests of model_t5: shapes, heads, files in Google's layouts, the loss and the FLOPs, against outside references.
 
-Hermetic: tiny models made here (no network, no GPU). About 15 s.
+Hermetic: tiny models made here (no network, no GPU).
 """
 
 import json

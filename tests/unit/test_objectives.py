@@ -1,7 +1,7 @@
 """Tests of mixtures of denoisers (objectives/denoisers.py): what a row holds, how much of it, and what decides it.
 
 The references are the arithmetic of the rows, T5's definition of prefix LM (a split uniform in [1, length), no
-sentinels) and the masks of data_collator_t5. Hermetic. About 10 s.
+sentinels) and the masks of data_collator_t5. Hermetic.
 """
 
 import types

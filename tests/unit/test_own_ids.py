@@ -1,7 +1,4 @@
-"""Tests of ready-made token ids: files of every kind, the vocabulary around them, and a run that loads again.
-
-Hermetic. About 20 s, most of it for one short run.
-"""
+"""Tests of ready-made token ids: files of every kind, the vocabulary around them, and a run that loads again."""
 
 import contextlib
 import io

@@ -1,6 +1,6 @@
 """Tests of modeling/segment_masks.py: examples of a row do not see each other, and are what they would be alone.
 
-A T5 of a few thousand weights, on a CPU. About 15 s.
+A T5 of a few thousand weights, on a CPU.
 """
 
 import functools

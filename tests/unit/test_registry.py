@@ -2,7 +2,7 @@
 
 Hermetic: the files are written here in the official layouts, and what the Hub has as saved `datasets` folders with its
 features. The expected texts are written out by hand; those of SuperGLUE and SQuAD as T5's own preprocessors give them
-(t5/data/preprocessors.py, t5/data/glue_utils.py). About 10 s.
+(t5/data/preprocessors.py, t5/data/glue_utils.py).
 """
 
 import json

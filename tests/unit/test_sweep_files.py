@@ -1,6 +1,6 @@
 """search/sweep_files.py: what is drawn from a sweep file, and what hyperband stops; W&B's words are the reference.
 
-Commands, and all that is refused, are tested through the script in test_sweep_t5.py. About 5 s on one core.
+Commands, and all that is refused, are tested through the script in test_sweep_t5.py.
 """
 
 import math

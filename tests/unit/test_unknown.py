@@ -1,7 +1,7 @@
 """Tests of letters without a token: none where a tokenizer is trained here; those of another tokenizer are named.
 
 Hermetic: made-up words in which a few letters are so rare that SentencePiece's usual coverage leaves them out. Runs of
-one step of both scripts and an evaluation, about 30 s.
+one step of both scripts and an evaluation.
 """
 
 import json
