@@ -1,4 +1,4 @@
-"""What every test has: a folder of its own, and one for all of them that goes when they are over."""
+"""What every test has: a core, a folder of its own, and one for all of them that goes when they are over."""
 
 import getpass
 import os
@@ -8,12 +8,22 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests that run side by side must not wait for each other
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# The longest files begin, so that with `-n 2 --no-loadscope-reorder` no worker is left with one at the end.
+LONGEST = "launchers checkpoints zoo sweep_t5 tracking trainer_t5 step streams triton_kernel attention_t5 benchmark_t5"
+
 
 def pytest_configure(config):
     """All temporary files, of the tests and of what they start, lie in one folder; compiled kernels are kept."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t5_tests_")
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
+
+
+def pytest_collection_modifyitems(items):
+    order = [f"test_{name}" for name in LONGEST.split()]
+    items.sort(key=lambda item: order.index(item.path.stem) if item.path.stem in order else len(order))
 
 
 @pytest.fixture(autouse=True)
