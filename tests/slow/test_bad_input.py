@@ -40,16 +40,9 @@ ROOT = Path(pre_train_t5.__file__).resolve().parent
 SHAPE = "d_model=16,d_kv=4,d_ff=24,num_heads=4,num_layers=1,num_decoder_layers=1"
 LABELS = ["red", "green", "blue"]
 TASK = dict(
-    prefix="colour",
-    inputs={"text": "text"},
-    target="label",
-    target_type="class",
-    labels=LABELS,
-    metrics=["accuracy"],
-    files={"train": "train.jsonl", "validation": "dev.jsonl"},
-    max_source_length=32,
-    max_target_length=8,
-)
+    prefix="colour", inputs={"text": "text"}, target="label", target_type="class", labels=LABELS, metrics=["accuracy"],
+    files={"train": "train.jsonl", "validation": "dev.jsonl"}, max_source_length=32, max_target_length=8,
+)  # fmt: skip
 UNKNOWN_METRIC = TASK | dict(metrics=["accuracyy"])
 
 
@@ -105,47 +98,27 @@ ROW = {"text": "Bake da.", "label": "red"}
 BINARY = random.Random(0).randbytes(5_000)
 LONG = "\n".join(sentences(1_500)).encode()  # more than what is looked at first
 BAD_FILES = {
-    "empty.txt": b"",
-    "letters.txt": "".join(f"{chr(n)} " for n in range(0x4E00, 0x5000)).encode(),
-    "blank.txt": b"\n \n\n\t\n",
-    "latin.txt": b"fine\nalso fine\nna\xefve\n",
-    "late_latin.txt": LONG + b"\nna\xefve\nfine\n",
-    "utf16.txt": "some text\n".encode("utf-16"),
-    "utf16_without_mark.txt": "some text\n".encode("utf-16-le"),
-    "binary.txt": BINARY,
-    "zeros.txt": bytes(3_000),
-    "model.bin": BINARY,
-    "nul.raw": b"text\0text\n",
-    "paper.pdf": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n",
-    "archive.zip": zipped(),
-    "unnamed_archive": gzip.compress(LONG),
-    "cut.txt.gz": gzip.compress(LONG)[:5_000],
-    "plain.txt.gz": b"no archive\n",
-    "broken.parquet": b"PAR1 and nothing more",
-    "broken.jsonl": jsonl(ROW, "", ROW, '{"text": "x"'),
-    "broken_array.json": b'[{"text": "x"},\n {"text": }]',
-    "list.jsonl": jsonl(ROW, ["x"]),
-    "surrogate.jsonl": jsonl(ROW, '{"text": "half of an emoji: \\ud83d"}'),
-    "deep.jsonl": jsonl(ROW, "[" * 100_000),
-    "body.jsonl": jsonl({"body": "x", "id": 1}),
-    "numbers.jsonl": jsonl(ROW, {"text": 3}),
-    "ragged.tsv": b"text\tlabel\nx\tred\ny\n",
-    "ragged.csv": b"text,label\nx,red\ny,red,more\n",
-    "open_quote.csv": b'text,label\nx,red\n"y,red\nz,red\n',
-    "twice.csv": b"text,label,text\nx,red,y\n",
-    "header_only.csv": b"text,label\n",
+    "empty.txt": b"", "letters.txt": "".join(f"{chr(n)} " for n in range(0x4E00, 0x5000)).encode(),
+    "blank.txt": b"\n \n\n\t\n", "latin.txt": b"fine\nalso fine\nna\xefve\n",
+    "late_latin.txt": LONG + b"\nna\xefve\nfine\n", "utf16.txt": "some text\n".encode("utf-16"),
+    "utf16_without_mark.txt": "some text\n".encode("utf-16-le"), "binary.txt": BINARY, "zeros.txt": bytes(3_000),
+    "model.bin": BINARY, "nul.raw": b"text\0text\n", "paper.pdf": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n",
+    "archive.zip": zipped(), "unnamed_archive": gzip.compress(LONG), "cut.txt.gz": gzip.compress(LONG)[:5_000],
+    "plain.txt.gz": b"no archive\n", "broken.parquet": b"PAR1 and nothing more",
+    "broken.jsonl": jsonl(ROW, "", ROW, '{"text": "x"'), "broken_array.json": b'[{"text": "x"},\n {"text": }]',
+    "list.jsonl": jsonl(ROW, ["x"]), "surrogate.jsonl": jsonl(ROW, '{"text": "half of an emoji: \\ud83d"}'),
+    "deep.jsonl": jsonl(ROW, "[" * 100_000), "body.jsonl": jsonl({"body": "x", "id": 1}),
+    "numbers.jsonl": jsonl(ROW, {"text": 3}), "ragged.tsv": b"text\tlabel\nx\tred\ny\n",
+    "ragged.csv": b"text,label\nx,red\ny,red,more\n", "open_quote.csv": b'text,label\nx,red\n"y,red\nz,red\n',
+    "twice.csv": b"text,label,text\nx,red,y\n", "header_only.csv": b"text,label\n",
     "empty_label.jsonl": jsonl(ROW, {"text": "x", "label": None}),
     "no_label.jsonl": jsonl(ROW, {"text": "x", "lable": "red"}),
     "other_label.jsonl": jsonl(ROW, ROW, {"text": "x", "label": "yellow"}),
-    "index_label.jsonl": jsonl(ROW, {"text": "x", "label": 3}),
-    "unknown_key.yaml": b"max_step: 3\n",
-    "key_twice.yaml": b"seed: 1\nseed: 2\n",
-    "rivals.yaml": b"max_steps: 3\nnum_train_epochs: 2\n",
-    "list.yaml": b"- max_steps\n",
-    "latin.yaml": b"run_name: caf\xe9\n",
-    "file": b"text\n",
+    "index_label.jsonl": jsonl(ROW, {"text": "x", "label": 3}), "unknown_key.yaml": b"max_step: 3\n",
+    "key_twice.yaml": b"seed: 1\nseed: 2\n", "rivals.yaml": b"max_steps: 3\nnum_train_epochs: 2\n",
+    "list.yaml": b"- max_steps\n", "latin.yaml": b"run_name: caf\xe9\n", "file": b"text\n",
     "zero.json": b'{"zero_optimization": ',
-}
+}  # fmt: skip
 # {bad}: folder of the files above; {good}: workspace(). A value of None leaves the flag out, True gives it alone.
 BAD_TEXT = (
     ("missing", dict(train_file="{bad}/nowhere.txt"), "--train_file .*nowhere.txt: no such file, and no folder or"),
@@ -373,26 +346,16 @@ class TestCase(parameterized.TestCase):
 
     def common(self) -> dict:
         return dict(
-            output_dir=str(self.folder / "out"),
-            data_cache_dir=str(self.folder / "cache"),
-            report_to="none",
-            disable_tqdm="true",
-            per_device_train_batch_size=4,
-        )
+            output_dir=str(self.folder / "out"), data_cache_dir=str(self.folder / "cache"), report_to="none",
+            disable_tqdm="true", per_device_train_batch_size=4,
+        )  # fmt: skip
 
     def pre_training(self, **changes) -> dict:
         flags = dict(
-            train_file="{good}/good.txt",
-            tokenizer_name="{good}/tokenizer",
-            config_name="tiny",
-            config_overrides=SHAPE,
-            input_seq_length=32,
-            preprocessing_num_workers=1,
-            max_steps=2,
-            warmup_steps=1,
-            gradient_accumulation_steps=1,
-            eval_strategy="no",
-        )
+            train_file="{good}/good.txt", tokenizer_name="{good}/tokenizer", config_name="tiny", config_overrides=SHAPE,
+            input_seq_length=32, preprocessing_num_workers=1, max_steps=2, warmup_steps=1,
+            gradient_accumulation_steps=1, eval_strategy="no",
+        )  # fmt: skip
         return self.common() | flags | changes
 
     def fine_tuning(self, **changes) -> dict:

@@ -141,11 +141,8 @@ class MetricsFileTest(TestCase):
         callback.on_train_begin(None, state, None)
         state.global_step = 7
         logs = {
-            "loss": math.nan,
-            "grad_norm": torch.tensor(math.inf),
-            "eval_accuracy": np.float32(0.5),
-            "low": -math.inf,
-        }
+            "loss": math.nan, "grad_norm": torch.tensor(math.inf), "eval_accuracy": np.float32(0.5), "low": -math.inf,
+        }  # fmt: skip
         callback.on_log(None, state, None, logs=dict(logs))
 
         def refuse(name):
@@ -379,12 +376,8 @@ class ProgressTest(TestCase):
             state.global_step = 200
             clock.now += 100
             logs = {
-                "loss": 2.34567,
-                "learning_rate": 0.008,
-                "tokens_per_second": 51234.5,
-                "total_flos": 10,
-                "epoch": 0.4,
-            }
+                "loss": 2.34567, "learning_rate": 0.008, "tokens_per_second": 51234.5, "total_flos": 10, "epoch": 0.4,
+            }  # fmt: skip
             line = self.printed(callback.on_log, silent_args(), state, None, logs=logs)
         expected = "step 200/1,000  loss 2.346  lr 0.008  tok/s 51,234  epoch 0.4  left 6 min 40 s\n"
         self.assertEqual(line, expected)
@@ -414,25 +407,17 @@ LINES = [
     {"step": 10, "loss": 4.0, "seconds": 1.0},
     {"step": 20, "loss": 3.0, "seconds": 2.0},
     {
-        "step": 20,
-        "eval_loss": 3.5,
-        "eval_accuracy": 0.5,
-        "eval_runtime": 1.0,
-        "eval_invalid_outputs": 3,
+        "step": 20, "eval_loss": 3.5, "eval_accuracy": 0.5, "eval_runtime": 1.0, "eval_invalid_outputs": 3,
         "seconds": 3.0,
     },
     {"step": 30, "loss": 2.0, "seconds": 4.0},
     {
-        "step": 30,
-        "eval_loss": 3.0,
-        "eval_accuracy": 0.6,
-        "eval_runtime": 1.0,
-        "eval_invalid_outputs": 1,
+        "step": 30, "eval_loss": 3.0, "eval_accuracy": 0.6, "eval_runtime": 1.0, "eval_invalid_outputs": 1,
         "seconds": 5.0,
     },
     {"step": 30, "train_loss": 3.0, "train_runtime": 5.0, "seconds": 5.0},
     {"step": 30, "eval_loss": 2.5, "eval_accuracy": 0.9, "seconds": 6.0},  # the best checkpoint, after training
-]
+]  # fmt: skip
 
 
 class CurvesTest(TestCase):

@@ -33,17 +33,12 @@ ROOT = Path(__file__).parents[2]
 TIMINGS = ("_runtime", "_per_second")
 WORDS = "the a old new red cold river house garden doctor letter sings opens crosses under over never always".split()
 HEADERS = {  # of the official test files, separated by commas
-    "CoLA": "index,sentence",
-    "SST-2": "index,sentence",
-    "MRPC": "index,#1 ID,#2 ID,#1 String,#2 String",
-    "STS-B": "index,genre,filename,year,old_index,source1,source2,sentence1,sentence2",
-    "QQP": "id,question1,question2",
+    "CoLA": "index,sentence", "SST-2": "index,sentence", "MRPC": "index,#1 ID,#2 ID,#1 String,#2 String",
+    "STS-B": "index,genre,filename,year,old_index,source1,source2,sentence1,sentence2", "QQP": "id,question1,question2",
     "MNLI": "index,promptID,pairID,genre,sentence1_parse,sentence2_parse,sentence1,sentence2",
-    "QNLI": "index,question,sentence",
-    "RTE": "index,sentence1,sentence2",
-    "WNLI": "index,sentence1,sentence2",
+    "QNLI": "index,question,sentence", "RTE": "index,sentence1,sentence2", "WNLI": "index,sentence1,sentence2",
     "diagnostic": "index,sentence1,sentence2",
-}
+}  # fmt: skip
 GOLD = {"MNLI": ("gold_label", "neutral"), "STS-B": ("score", "3.750")}  # last column of the evaluation files
 COLA_GOLD = [1, 0, 1, 1, 0, 1, 0]
 # (task, split): what the model answers to its rows, one after the other.
@@ -66,18 +61,13 @@ ANSWERS = {
     ("ax", "test"): ["neutral", "contradiction", "neutral"],
 }  # fmt: skip
 SUBMISSION = {
-    "CoLA.tsv": ["1", "0", "0"],
-    "SST-2.tsv": ["1", "0", "1"],
-    "MRPC.tsv": ["1", "0", "0"],
-    "STS-B.tsv": ["3.800", "5.000", "0.000"],
-    "QQP.tsv": ["0", "1", "1"],
-    "MNLI-m.tsv": ["contradiction", "neutral", "entailment"],
-    "MNLI-mm.tsv": ["neutral", "entailment", "contradiction"],
+    "CoLA.tsv": ["1", "0", "0"], "SST-2.tsv": ["1", "0", "1"], "MRPC.tsv": ["1", "0", "0"],
+    "STS-B.tsv": ["3.800", "5.000", "0.000"], "QQP.tsv": ["0", "1", "1"],
+    "MNLI-m.tsv": ["contradiction", "neutral", "entailment"], "MNLI-mm.tsv": ["neutral", "entailment", "contradiction"],
     "QNLI.tsv": ["not_entailment", "entailment", "not_entailment"],
-    "RTE.tsv": ["entailment", "not_entailment", "entailment"],
-    "WNLI.tsv": ["0", "1", "1"],
+    "RTE.tsv": ["entailment", "not_entailment", "entailment"], "WNLI.tsv": ["0", "1", "1"],
     "AX.tsv": ["neutral", "contradiction", "neutral"],
-}
+}  # fmt: skip
 
 
 def write_glue(folder: Path) -> None:
@@ -333,13 +323,9 @@ class EvaluateTest(parameterized.TestCase):
         command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         command += [str(ROOT / "evaluate_t5.py"), *self.flags(task="cola", model=None, folder=folder)]
         done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=os.environ | {"PYTHON_EXEC": warm_python()},
-            capture_output=True,
-            text=True,
+            command, cwd=ROOT, env=os.environ | {"PYTHON_EXEC": warm_python()}, capture_output=True, text=True,
             timeout=300,
-        )
+        )  # fmt: skip
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
         together = without_timings(json.loads((folder / "all_results.json").read_text()))
         self.assertEqual(together.keys(), without_timings(alone).keys())

@@ -144,11 +144,8 @@ class LauncherTest(parameterized.TestCase):
         accelerate, port = [python(), str(BIN / "accelerate"), "launch"], launcher_command("torchrun")[-1]
         done = subprocess.run(
             [*accelerate, *config, port, str(ROOT / "pre_train_t5.py"), *argv],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=400,
-        )
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400,
+        )  # fmt: skip
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
         self.assertEqual(done.stdout.count("FSDP was asked for and is not in force"), 1)
         self.assertRegex(done.stdout, "sharding +none, 2 whole copies")

@@ -68,13 +68,9 @@ class PromptTest(TestCase):
         stdin = io.StringIO("bada <extra_id_0> kuli\n\nbada\n")
         with mock.patch("sys.stdin", stdin):
             result, printed, _ = run_main(
-                evaluate_t5.main,
-                "--interactive",
-                "--model_name_or_path",
-                workspace() / "whole",
-                "--generation_max_length",
-                6,
-            )
+                evaluate_t5.main, "--interactive", "--model_name_or_path", workspace() / "whole",
+                "--generation_max_length", 6,
+            )  # fmt: skip
         self.assertEqual(result, {"lines": 2})
         self.assertLen(printed.splitlines(), 2)
         self.assertRegex(printed.splitlines()[0], "^bada .* kuli$")

@@ -4,6 +4,7 @@ Hermetic; models of a few thousand weights in float64 on the CPU, and fake tenso
 """
 
 import copy
+import functools
 import math
 import shutil
 import tempfile
@@ -370,10 +371,11 @@ class CompiledTrainingTest(parameterized.TestCase):
 class RunTest(parameterized.TestCase):
     """The flags, through T5Trainer."""
 
-    def curve(self, key: str = "loss", **flags) -> list[float]:
-        with tempfile.TemporaryDirectory() as folder:
-            trainer = make_trainer(folder, **dict(max_steps=3, gradient_accumulation_steps=2) | flags)
-            trainer.train()
+    @staticmethod
+    @functools.cache
+    def curve(key: str = "loss", **flags) -> list[float]:
+        trainer = make_trainer(tempfile.mkdtemp(), **dict(max_steps=3, gradient_accumulation_steps=2) | flags)
+        trainer.train()
         return curve(trainer, key)
 
     @parameterized.parameters(
@@ -394,14 +396,13 @@ class RunTest(parameterized.TestCase):
 
     def test_z_loss_of_the_logs_survives_an_interruption(self):
         flags = dict(z_loss=1e-2, max_steps=4, logging_steps=4)
-        with tempfile.TemporaryDirectory() as folder:
-            whole, first = make_trainer(folder + "/whole", **flags), make_trainer(folder + "/run", **flags)
-            whole.train()
-            first.args.save_strategy, first.args.save_steps = "steps", 2
-            first.add_callback(_StopAt(2))
-            first.train()
-            second = make_trainer(folder + "/run", **flags)
-            second.train(resume_from_checkpoint=folder + "/run/checkpoint-2")
+        whole, first = (make_trainer(self.folder / name, **flags) for name in ("whole", "run"))
+        whole.train()
+        first.args.save_strategy, first.args.save_steps = "steps", 2
+        first.add_callback(_StopAt(2))
+        first.train()
+        second = make_trainer(self.folder / "run", **flags)
+        second.train(resume_from_checkpoint=str(self.folder / "run" / "checkpoint-2"))
         self.assertEqual(curve(second, "z_loss"), curve(whole, "z_loss"))
 
     @parameterized.parameters(
@@ -448,6 +449,7 @@ class Cost(TorchDispatchMode):
         return outputs
 
 
+@functools.cache
 def cost_of_step(options=(), num_layers: int = 2, rows: int = 2, spoil=None, **settings) -> tuple[int, int, int, int]:
     """(FLOPs, FLOPs by flops_per_sequence, operations, bytes) of forward and backward pass on fake tensors: T5 v1.1
     base of so many layers each, 512 and 114 tokens, bfloat16 autocast, eager attention."""
@@ -499,7 +501,7 @@ class CostTest(parameterized.TestCase):
 
     def test_each_option_saves_what_it_is_for(self):
         for option, measure in (("projections", 2), ("cross", 2), ("residual", 3)):
-            self.assertLess(cost_of_step((option,))[measure], cost_of_step()[measure], option)
+            self.assertLess(cost_of_step((option,))[measure], cost_of_step(())[measure], option)
 
     def test_one_operation_more_is_noticed(self):
         """The guards can fail: a copy of each block's states, a cast to float32, and a product that is not needed."""

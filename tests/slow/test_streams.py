@@ -433,15 +433,8 @@ class ScriptTest(parameterized.TestCase):
 
     def test_workers_change_nothing(self):
         flags = [
-            "--max_steps",
-            "3",
-            "--eval_strategy",
-            "no",
-            "--save_strategy",
-            "no",
-            "--load_best_model_at_end",
-            "false",
-        ]
+            "--max_steps", "3", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false",
+        ]  # fmt: skip
         for workers in ("0", "2"):
             out = str(self.folder / workers)
             code, text = self.run_script("fine_tune", *flags, "--dataloader_num_workers", workers, "--output_dir", out)

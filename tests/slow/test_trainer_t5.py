@@ -165,12 +165,9 @@ def two_ranks(folder: Path) -> None:
         results[name] = (curve(trainer), weights(trainer))
         # Again from the middle of the second epoch, with another model to begin with.
         resumed = trained(
-            folder / f"{name}_resumed",
-            resume=str(folder / name / "checkpoint-7"),
-            model=make_model(99),
-            rows=rows,
+            folder / f"{name}_resumed", resume=str(folder / name / "checkpoint-7"), model=make_model(99), rows=rows,
             **split,
-        )
+        )  # fmt: skip
         results[f"{name}_resumed"] = (curve(resumed), weights(resumed))
 
     for name, rows, data in (("chunks", None, chunks(21, 4)), ("ragged", ragged_rows(8, 1), ragged_rows(21, 2))):
@@ -236,18 +233,11 @@ class SameRunTest(TrainerTest):
         first = {}
         for batch, accumulation in ((32, 1), (8, 4)):
             args = Seq2SeqTrainingArguments(
-                output_dir=str(self.folder / "plain"),
-                per_device_train_batch_size=batch,
-                gradient_accumulation_steps=accumulation,
-                max_steps=1,
-                logging_steps=1,
-                report_to=[],
-                use_cpu=True,
-                disable_tqdm=True,
-                save_strategy="no",
-                remove_unused_columns=False,
+                output_dir=str(self.folder / "plain"), per_device_train_batch_size=batch,
+                gradient_accumulation_steps=accumulation, max_steps=1, logging_steps=1, report_to=[], use_cpu=True,
+                disable_tqdm=True, save_strategy="no", remove_unused_columns=False,
                 train_sampling_strategy="sequential",
-            )
+            )  # fmt: skip
             trainer = Seq2SeqTrainer(
                 model=AutoModelForSeq2SeqLM.from_pretrained(self.folder / "model"),
                 args=args,
@@ -303,16 +293,9 @@ class ResumeTest(TrainerTest):
             folder,
             resume=resume,
             model=make_model(seed, dropout_rate=0.1),  # the random state must be resumed too
-            collate=recorder,
-            eval_dataset=chunks(9, 4),
-            per_device_train_batch_size=16,
-            gradient_accumulation_steps=2,
-            eval_strategy="steps",
-            eval_steps=2,
-            save_strategy="steps",
-            save_steps=1,
-            save_total_limit=None,
-        )
+            collate=recorder, eval_dataset=chunks(9, 4), per_device_train_batch_size=16, gradient_accumulation_steps=2,
+            eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=1, save_total_limit=None,
+        )  # fmt: skip
         # Each evaluation collates a batch too, of 9 rows.
         return trainer, [b["input_ids"] for b in recorder.batches if len(b["input_ids"]) == 16]
 
@@ -406,12 +389,9 @@ def task_trainer(folder, steps: int, eval_dataset, class_labels=LABELS, **flags)
     return T5Trainer(
         model=make_model(d_model=32),
         args=arguments(folder, max_steps=steps, lr_scheduler_type="constant_with_warmup", **flags),
-        train_dataset=ragged_rows(320, seed=5),
-        eval_dataset=eval_dataset,
-        data_collator=pad_rows,
-        compute_metrics=metrics,
-        class_label_ids=class_labels,
-    )
+        train_dataset=ragged_rows(320, seed=5), eval_dataset=eval_dataset, data_collator=pad_rows,
+        compute_metrics=metrics, class_label_ids=class_labels,
+    )  # fmt: skip
 
 
 class ClassScoringTest(TrainerTest):
@@ -519,17 +499,10 @@ class ClassScoringTest(TrainerTest):
         """MNLI: matched and mismatched."""
         splits = {"validation_matched": ragged_rows(30, 12), "validation_mismatched": ragged_rows(17, 13)}
         trainer = task_trainer(
-            self.folder,
-            20,
-            splits,
-            eval_strategy="steps",
-            eval_steps=5,
-            save_strategy="steps",
-            save_steps=5,
-            load_best_model_at_end=True,
-            metric_for_best_model="eval_validation_matched_accuracy",
+            self.folder, 20, splits, eval_strategy="steps", eval_steps=5, save_strategy="steps", save_steps=5,
+            load_best_model_at_end=True, metric_for_best_model="eval_validation_matched_accuracy",
             greater_is_better=True,
-        )
+        )  # fmt: skip
         quietly(trainer.train)
         both = [curve(trainer, f"eval_{split}_accuracy") for split in splits]
         self.assertEqual([len(c) for c in both], [4, 4])
@@ -554,19 +527,10 @@ class RunTest(TrainerTest):
     def test_early_stopping_and_best_checkpoint_follow_the_main_metric(self):
         scores = iter([0.5, 0.8, 0.7, 0.6, 0.9])
         trainer = make_trainer(
-            self.folder,
-            eval_dataset=chunks(4, 4),
-            eval_strategy="steps",
-            eval_steps=2,
-            save_strategy="steps",
-            save_steps=2,
-            save_total_limit=1,
-            load_best_model_at_end=True,
-            metric_for_best_model="eval_score",
-            greater_is_better=True,
-            early_stopping_patience=2,
-            max_steps=20,
-        )
+            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=2, save_strategy="steps",
+            save_steps=2, save_total_limit=1, load_best_model_at_end=True, metric_for_best_model="eval_score",
+            greater_is_better=True, early_stopping_patience=2, max_steps=20,
+        )  # fmt: skip
         trainer.compute_metrics = lambda output: token_metrics(output.predictions[1]) | {"score": next(scores)}
         seen = {}
 
@@ -689,13 +653,10 @@ class TrackingTest(TrainerTest):
             [
                 "import types, wandb, runs.run",
                 "args = types.SimpleNamespace(report_to=['wandb'], output_dir='run', project='p')",
-                "runs.run.set_up_tracking(args)",
-                "run = wandb.init(project='p', settings=wandb.Settings(silent=True))",
-                "run.log({'loss': 1.0})",
-                "print(run.settings.mode, run.dir)",
-                "run.finish()",
+                "runs.run.set_up_tracking(args)", "run = wandb.init(project='p', settings=wandb.Settings(silent=True))",
+                "run.log({'loss': 1.0})", "print(run.settings.mode, run.dir)", "run.finish()",
             ]
-        )
+        )  # fmt: skip
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
         environment |= {"PYTHONPATH": str(ROOT), "HOME": str(self.folder)}
         done = subprocess.run(

@@ -43,12 +43,9 @@ from data_collator_t5 import T5DataCollator, find_sentinel_ids
 
 VOCAB_SIZE = 900
 COMPRESS = {
-    "": lambda data: data,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
+    "": lambda data: data, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
     ".zst": lambda data: pyarrow.compress(data, codec="zstd", asbytes=True),
-}
+}  # fmt: skip
 
 
 def made_up_lines(count: int, seed: int = 0) -> list[str]:

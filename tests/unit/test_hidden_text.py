@@ -58,12 +58,9 @@ class PerfectModelTest(parameterized.TestCase):
         data = collator.rows(text)
         metrics = collator.metrics(file.without(EOS).bytes_per_token)
         trainer = T5Trainer(
-            model=model,
-            args=arguments(self.enterContext(tempfile.TemporaryDirectory()), per_device_eval_batch_size=7),
-            eval_dataset=data,
-            data_collator=collator,
-            compute_metrics=metrics,
-        )
+            model=model, args=arguments(self.enterContext(tempfile.TemporaryDirectory()), per_device_eval_batch_size=7),
+            eval_dataset=data, data_collator=collator, compute_metrics=metrics,
+        )  # fmt: skip
         with mock.patch.object(trainer.model, "forward", perfect):
             found, _ = quietly(trainer.evaluate)
         batch = collator(data.__getitems__(range(len(data))))

@@ -55,13 +55,9 @@ TIED_NAMES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tok
 SHAPE = TINY | dict(vocab_size=96, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, is_encoder_decoder=True)
 V1_0 = SHAPE | dict(model_type="t5", architectures=["T5WithLMHeadModel"], n_positions=512)
 V1_1 = SHAPE | dict(
-    model_type="t5",
-    architectures=["T5ForConditionalGeneration"],
-    feed_forward_proj="gated-gelu",
-    tie_word_embeddings=False,
-    dropout_rate=0.1,
-    output_past=True,
-)
+    model_type="t5", architectures=["T5ForConditionalGeneration"], feed_forward_proj="gated-gelu",
+    tie_word_embeddings=False, dropout_rate=0.1, output_past=True,
+)  # fmt: skip
 FLAN = V1_1 | dict(n_positions=512, dense_act_fn="gelu_new", is_gated_act=True, use_cache=True)
 MT5 = V1_1 | dict(model_type="mt5", architectures=["MT5ForConditionalGeneration"], tokenizer_class="T5Tokenizer")
 UMT5 = V1_1 | dict(model_type="umt5", architectures=["UMT5ForConditionalGeneration"], scalable_attention=True)

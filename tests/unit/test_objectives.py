@@ -29,17 +29,11 @@ from tasks.metrics.scoring import STATISTICS
 
 HARD = dict(noise_density=0.5, mean_noise_span_length=3.0)  # at 512 it needs 128 sentinels: REFERENCE, section 1
 OWN = {
-    "hard": {"hard": 1.0},
-    "own": {"span_corruption": 3.0, "prefix_lm": 1.0},
-    "two_prefixes": {"prefix_lm": 1.0, "ul2_s": 1.0},
-    "unknown": {"span_corupption": 1.0},
-    "no_weight": {"span_corruption": 0.0},
-    "misspelt": {"misspelt": 1.0},
-    "dense": {"dense": 1.0},
-    "short": {"short": 1.0},
-    "bare": {"bare": 1.0},
-    "empty": {},
-}
+    "hard": {"hard": 1.0}, "own": {"span_corruption": 3.0, "prefix_lm": 1.0},
+    "two_prefixes": {"prefix_lm": 1.0, "ul2_s": 1.0}, "unknown": {"span_corupption": 1.0},
+    "no_weight": {"span_corruption": 0.0}, "misspelt": {"misspelt": 1.0}, "dense": {"dense": 1.0},
+    "short": {"short": 1.0}, "bare": {"bare": 1.0}, "empty": {},
+}  # fmt: skip
 DENOISERS = dict(
     hard=HARD,
     misspelt=dict(noise_densty=0.5),

@@ -410,12 +410,9 @@ class ScheduleTest(parameterized.TestCase):
     def test_other_schedules_are_transformers_own(self, name, kwargs):
         flags = dict(lr_scheduler_type=name, lr_scheduler_kwargs=kwargs, learning_rate=1.0, warmup_steps=4)
         reference = get_scheduler(
-            name,
-            torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0),
-            num_warmup_steps=4,
-            num_training_steps=40,
-            scheduler_specific_kwargs=kwargs,
-        )
+            name, torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), num_warmup_steps=4,
+            num_training_steps=40, scheduler_specific_kwargs=kwargs,
+        )  # fmt: skip
         steps = range(0, 40, 3)
         self.assert_rates(self.rates(steps, total=40, **flags), [reference.lr_lambdas[0](step) for step in steps])
 

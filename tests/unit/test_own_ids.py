@@ -240,12 +240,9 @@ class RunTest(TestCase):
         own = yaml.safe_dump({n: v for n, v in recipe.items() if n not in ("config_name", "vocab_size")})
         (self.folder / "again.yaml").write_text(own)
         again = self.run_script(
-            self.folder / "again.yaml",
-            train_file=self.folder / "series.npy",
-            output_dir=self.folder / "again",
-            eval_steps=1,
-            **flags,
-        )
+            self.folder / "again.yaml", train_file=self.folder / "series.npy", output_dir=self.folder / "again",
+            eval_steps=1, **flags,
+        )  # fmt: skip
         self.assertLess(abs(again["eval_nats_per_id"] - results["eval_nats_per_id"]), 1.0)
 
     def test_the_generator(self):

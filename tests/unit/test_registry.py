@@ -153,18 +153,13 @@ FILES["super_glue", "multirc"] = {
 }
 MULTIRC_ROWS = [
     {
-        "paragraph": PASSAGE,
-        "question": q,
-        "answer": a,
-        "idx": {"paragraph": 7, "question": n, "answer": m},
+        "paragraph": PASSAGE, "question": q, "answer": a, "idx": {"paragraph": 7, "question": n, "answer": m},
         "label": label,
     }
     for q, a, n, m, label in (
-        ("What sank?", "A ship", 3, 0, 1),
-        ("What sank?", "Rain", 3, 1, 0),
-        ("When?", "Never", 4, 2, 0),
+        ("What sank?", "A ship", 3, 0, 1), ("What sank?", "Rain", 3, 1, 0), ("When?", "Never", 4, 2, 0),
     )
-]
+]  # fmt: skip
 HUB["super_glue", "multirc"] = (
     Features(paragraph=TEXT, question=TEXT, answer=TEXT, label=ClassLabel(names=["False", "True"]),
              idx={"paragraph": INTEGER, "question": INTEGER, "answer": INTEGER}),
@@ -477,15 +472,9 @@ class OwnEntryTest(TestCase):
     """What an entry may say, on a task of one's own."""
 
     ENTRY = dict(
-        prefix="p",
-        inputs={"": "doc.text"},
-        target="refs",
-        target_type="text",
-        metrics=["exact_match"],
-        max_source_length=32,
-        max_target_length=32,
-        files={"train": "train.jsonl", "validation": "dev.jsonl"},
-    )
+        prefix="p", inputs={"": "doc.text"}, target="refs", target_type="text", metrics=["exact_match"],
+        max_source_length=32, max_target_length=32, files={"train": "train.jsonl", "validation": "dev.jsonl"},
+    )  # fmt: skip
 
     def rows(self, split: str, change: dict, *rows: dict) -> list:
         self.write({self.ENTRY["files"][split]: jsonl(*rows)})

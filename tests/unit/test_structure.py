@@ -14,16 +14,9 @@ import constants
 ROOT = Path(constants.__file__).parent
 # Who may import whom: a line's files and folders import those of the lines above, and each other without a circle.
 LINES = (
-    {"constants"},
-    {"common"},
-    {"corpora", "modeling", "data_collator_t5"},
-    {"arguments", "model_t5"},
-    {"data_t5", "tasks", "objectives"},
-    {"training"},
-    {"trainer_t5"},
-    {"runs"},
-    {"publishing", "search", "benchmarks"},
-)
+    {"constants"}, {"common"}, {"corpora", "modeling", "data_collator_t5"}, {"arguments", "model_t5"},
+    {"data_t5", "tasks", "objectives"}, {"training"}, {"trainer_t5"}, {"runs"}, {"publishing", "search", "benchmarks"},
+)  # fmt: skip
 # Imports up, each with its reason.
 UP = {
     ("training.saving", "publishing.hub_uploads"): "a checkpoint is uploaded as it is saved",
