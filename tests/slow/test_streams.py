@@ -120,7 +120,7 @@ def count_rows(stream: StreamDataset) -> list[int]:
 
 
 class OnceTest(TestCase):
-    @parameterized.product(ranks=(1, 2, 3, 4), workers=(0, 1, 2, 3))
+    @parameterized.parameters((1, 0), (1, 3), (2, 1), (3, 2), (4, 0), (4, 1))
     def test_every_example_once_and_in_one_order(self, ranks, workers):
         found = self.examples([self.stream(rank=r, ranks=ranks, passes=1) for r in range(ranks)], workers)
         self.assertCountEqual(found.values(), range(EXAMPLES))
@@ -427,7 +427,8 @@ class ScriptTest(parameterized.TestCase):
         self.assertLess(len(set(examined)), sum(1 for _ in corpus.all_rows()) / 2)
 
     def test_a_killed_run_ends_with_the_same_bits(self):
-        counts = torture.torture(self.workspace, "fine_tune_stream", 1, seed=random.randrange(2**31), show=lambda _: 0)
+        seed, flags = random.randrange(2**31), ("--max_steps", "13", "--eval_steps", "5")
+        counts = torture.torture(self.workspace, "fine_tune_stream", 1, seed, show=lambda _: 0, flags=flags)
         self.assertEqual(counts["kills"], 1)
         self.assertEqual(counts["runs_compared"], 1)
 

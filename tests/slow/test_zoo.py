@@ -162,7 +162,8 @@ class ZooTest(parameterized.TestCase):
     @parameterized.parameters(*zoo.FAMILIES)
     def test_exported_into_plain_transformers(self, family):
         ours = load_tokenizer(str(animal(family)[0]))
-        for number, folder in enumerate((pre_trained(family)[0], fine_tuned(family))):
+        tuned = [fine_tuned(family)] if family in ("t5_v1_0", "umt5") else []  # the two that scale, or should not
+        for number, folder in enumerate([pre_trained(family)[0], *tuned]):
             out = place() / "exported" / f"{family}_{number}"
             found, _ = script(export_checkpoint, model_name_or_path=folder, output_dir=out, num_samples=3)
             self.assertEqual(found["huggingface"]["same_tokens"], 3)

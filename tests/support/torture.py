@@ -159,12 +159,12 @@ def kill_once(script: str, argv: list[str], output_dir: Path, log: Path, seconds
     return exit_code(pid), writing
 
 
-def torture(folder: Path, script: str, kills: int, seed: int, show=print) -> dict:
+def torture(folder: Path, script: str, kills: int, seed: int, show=print, flags: tuple[str, ...] = ()) -> dict:
     """Kills runs of a script until `kills` have been survived. Raises AssertionError where a run ends differently.
 
-    Returns {"kills", "kills_while_saving", "runs_compared", "resumes", "seconds_uninterrupted"}.
+    flags: more flags of the script. Returns {"kills", "kills_while_saving", "runs_compared", "resumes", "seconds_uninterrupted"}.
     """
-    argv, log = material_of(folder)[script], folder / f"{script}.log"
+    argv, log = changed(material_of(folder)[script], *flags), folder / f"{script}.log"
     began = time.monotonic()
     code = exit_code(
         start(script, [*argv, "--output_dir", str(folder / f"{script}_whole"), "--overwrite_output_dir"], log)
