@@ -162,7 +162,7 @@ def kill_once(script: str, argv: list[str], output_dir: Path, log: Path, seconds
 def torture(folder: Path, script: str, kills: int, seed: int, show=print, flags: tuple[str, ...] = ()) -> dict:
     """Kills runs of a script until `kills` have been survived. Raises AssertionError where a run ends differently.
 
-    flags: more flags of the script. Returns {"kills", "kills_while_saving", "runs_compared", "resumes", "seconds_uninterrupted"}.
+    flags: more flags of the script. Returns {"kills", "kills_while_saving", "runs_compared", "seconds_uninterrupted"}.
     """
     argv, log = changed(material_of(folder)[script], *flags), folder / f"{script}.log"
     began = time.monotonic()
