@@ -1,10 +1,13 @@
 """What every test has: a core, a folder of its own, and one for all of them that goes when they are over."""
 
+import contextlib
 import getpass
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -34,4 +37,13 @@ def folder(request):
         return
     with tempfile.TemporaryDirectory() as name:
         request.instance.folder = Path(name)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_picture_a_run():
+    """Runs draw loss.png at their end only: at every save it would take longer than the steps of a tiny model."""
+    callbacks = sys.modules.get("runs.callbacks")  # nobody trains who has not imported it
+    saves = callbacks and mock.patch.object(callbacks.LossCurveCallback, "on_save", callbacks.TrainerCallback.on_save)
+    with saves or contextlib.nullcontext():
         yield

@@ -25,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: forked processes 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import matplotlib.backends.backend_agg  # noqa: F401 (a fork need not import it again)
 from warm_python import warm_python
 
 import fine_tune_t5

@@ -20,6 +20,7 @@ import sys
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 PRELOADED = "pre_train_t5 fine_tune_t5 evaluate_t5 transformers.models.t5.modeling_t5 torch.distributed.run".split()
+PRELOADED += ["matplotlib.figure", "matplotlib.backends.backend_agg"]
 
 
 # ---------------------------------------------------------------- for tests
