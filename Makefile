@@ -12,6 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed_requirements.txt
 REQUIREMENTS := requirements.txt $(filter-out requirements/lock.txt,$(wildcard requirements/*.txt))
+PYTEST := $(BIN)/python -m pytest
+ON_TWO_CORES := -n 2 --dist loadfile --no-loadscope-reorder
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no
 DEMO := out/demo
 SEEDS := 1 2 3
@@ -41,14 +43,14 @@ lint: setup
 	$(BIN)/mypy
 
 check: lint
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
+	$(PYTEST) $(ON_TWO_CORES) tests/unit
 
 test: lint
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST) $(ON_TWO_CORES)
 
 test-slurm: setup
 	@$(BIN)/python tests/support/slurm_cluster.py --check
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/slurm
+	$(PYTEST) tests/slurm
 
 # Pre-train once, then fine-tune that checkpoint and the same model from scratch with each seed (make demo SEEDS=1 takes
 # one), and compare them.
@@ -67,7 +69,7 @@ demo: setup
 	@echo "pre-training curve: $(DEMO)/pre_train/loss.png"
 
 test-launchers: setup
-	T5_ALL_LAUNCHERS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/slow/test_launchers.py
+	T5_ALL_LAUNCHERS=1 $(PYTEST) tests/slow/test_launchers.py
 
 torture: setup
 	$(BIN)/python tests/support/torture.py --kills $(KILLS) --output out/torture.json

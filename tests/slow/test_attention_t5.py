@@ -1,7 +1,7 @@
 """Tests of modeling/attention.py and its kernels: parity with eager, whole models, compilation, masks, same bits.
 
 Hermetic and on the CPU, in float64 where figures are compared; what needs a GPU skips itself by name. The kernel in
-Triton has tests of its own, tests/slow/test_triton_kernel.py. About 45 s.
+Triton has tests of its own, tests/slow/test_triton_kernel.py.
 """
 
 import contextlib
@@ -466,7 +466,3 @@ class GPUTest(absltest.TestCase):
         import check_attention
 
         self.assertEqual(check_attention.main([]), 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

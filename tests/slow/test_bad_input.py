@@ -1,10 +1,9 @@
 """Bad input, as a user would give it: one clear line on stderr, exit code 2, before any training, and nothing lost.
 
 A row of the tables is (name, changed flags, what the line must say). Text, tokenizer and models of a few thousand
-weights are made here; nothing needs a network or a GPU. About 60 s on one core, half of it for processes to start.
+weights are made here; nothing needs a network or a GPU.
 """
 
-import atexit
 import contextlib
 import functools
 import gzip
@@ -23,10 +22,11 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import transformers
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
+from helpers import call, sentences
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, PreTrainedTokenizerFast
+from warm_python import warm_python
 
 import constants
 import fine_tune_t5
@@ -40,16 +40,9 @@ ROOT = Path(pre_train_t5.__file__).resolve().parent
 SHAPE = "d_model=16,d_kv=4,d_ff=24,num_heads=4,num_layers=1,num_decoder_layers=1"
 LABELS = ["red", "green", "blue"]
 TASK = dict(
-    prefix="colour",
-    inputs={"text": "text"},
-    target="label",
-    target_type="class",
-    labels=LABELS,
-    metrics=["accuracy"],
-    files={"train": "train.jsonl", "validation": "dev.jsonl"},
-    max_source_length=32,
-    max_target_length=8,
-)
+    prefix="colour", inputs={"text": "text"}, target="label", target_type="class", labels=LABELS, metrics=["accuracy"],
+    files={"train": "train.jsonl", "validation": "dev.jsonl"}, max_source_length=32, max_target_length=8,
+)  # fmt: skip
 UNKNOWN_METRIC = TASK | dict(metrics=["accuracyy"])
 
 
@@ -57,8 +50,7 @@ UNKNOWN_METRIC = TASK | dict(metrics=["accuracyy"])
 @functools.cache
 def workspace() -> Path:
     """Good text, rows, tokenizers and models that the tests share and none changes."""
-    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_bad_input_"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp())
     (folder / "good.txt").write_text("\n".join(sentences(400)) + "\n")
     for name, count in (("train", 24), ("dev", 12)):
         rows = [{"text": text, "label": LABELS[i % 3]} for i, text in enumerate(sentences(count))]
@@ -91,14 +83,6 @@ def parsed(shape: str) -> dict:
     return {key: int(value) for key, value in (pair.split("=") for pair in shape.split(","))}
 
 
-def sentences(count: int, seed: int = 0) -> list[str]:
-    """Sentences of made-up words, enough different ones for a vocabulary of 300."""
-    chooser = random.Random(seed)
-    syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
-    words = ["".join(chooser.choices(syllables, k=chooser.randint(1, 3))) for _ in range(500)]
-    return [" ".join(chooser.choices(words, k=12)).capitalize() + "." for _ in range(count)]
-
-
 def jsonl(*rows) -> bytes:
     return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
 
@@ -114,47 +98,27 @@ ROW = {"text": "Bake da.", "label": "red"}
 BINARY = random.Random(0).randbytes(5_000)
 LONG = "\n".join(sentences(1_500)).encode()  # more than what is looked at first
 BAD_FILES = {
-    "empty.txt": b"",
-    "letters.txt": "".join(f"{chr(n)} " for n in range(0x4E00, 0x5000)).encode(),
-    "blank.txt": b"\n \n\n\t\n",
-    "latin.txt": b"fine\nalso fine\nna\xefve\n",
-    "late_latin.txt": LONG + b"\nna\xefve\nfine\n",
-    "utf16.txt": "some text\n".encode("utf-16"),
-    "utf16_without_mark.txt": "some text\n".encode("utf-16-le"),
-    "binary.txt": BINARY,
-    "zeros.txt": bytes(3_000),
-    "model.bin": BINARY,
-    "nul.raw": b"text\0text\n",
-    "paper.pdf": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n",
-    "archive.zip": zipped(),
-    "unnamed_archive": gzip.compress(LONG),
-    "cut.txt.gz": gzip.compress(LONG)[:5_000],
-    "plain.txt.gz": b"no archive\n",
-    "broken.parquet": b"PAR1 and nothing more",
-    "broken.jsonl": jsonl(ROW, "", ROW, '{"text": "x"'),
-    "broken_array.json": b'[{"text": "x"},\n {"text": }]',
-    "list.jsonl": jsonl(ROW, ["x"]),
-    "surrogate.jsonl": jsonl(ROW, '{"text": "half of an emoji: \\ud83d"}'),
-    "deep.jsonl": jsonl(ROW, "[" * 100_000),
-    "body.jsonl": jsonl({"body": "x", "id": 1}),
-    "numbers.jsonl": jsonl(ROW, {"text": 3}),
-    "ragged.tsv": b"text\tlabel\nx\tred\ny\n",
-    "ragged.csv": b"text,label\nx,red\ny,red,more\n",
-    "open_quote.csv": b'text,label\nx,red\n"y,red\nz,red\n',
-    "twice.csv": b"text,label,text\nx,red,y\n",
-    "header_only.csv": b"text,label\n",
+    "empty.txt": b"", "letters.txt": "".join(f"{chr(n)} " for n in range(0x4E00, 0x5000)).encode(),
+    "blank.txt": b"\n \n\n\t\n", "latin.txt": b"fine\nalso fine\nna\xefve\n",
+    "late_latin.txt": LONG + b"\nna\xefve\nfine\n", "utf16.txt": "some text\n".encode("utf-16"),
+    "utf16_without_mark.txt": "some text\n".encode("utf-16-le"), "binary.txt": BINARY, "zeros.txt": bytes(3_000),
+    "model.bin": BINARY, "nul.raw": b"text\0text\n", "paper.pdf": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n",
+    "archive.zip": zipped(), "unnamed_archive": gzip.compress(LONG), "cut.txt.gz": gzip.compress(LONG)[:5_000],
+    "plain.txt.gz": b"no archive\n", "broken.parquet": b"PAR1 and nothing more",
+    "broken.jsonl": jsonl(ROW, "", ROW, '{"text": "x"'), "broken_array.json": b'[{"text": "x"},\n {"text": }]',
+    "list.jsonl": jsonl(ROW, ["x"]), "surrogate.jsonl": jsonl(ROW, '{"text": "half of an emoji: \\ud83d"}'),
+    "deep.jsonl": jsonl(ROW, "[" * 100_000), "body.jsonl": jsonl({"body": "x", "id": 1}),
+    "numbers.jsonl": jsonl(ROW, {"text": 3}), "ragged.tsv": b"text\tlabel\nx\tred\ny\n",
+    "ragged.csv": b"text,label\nx,red\ny,red,more\n", "open_quote.csv": b'text,label\nx,red\n"y,red\nz,red\n',
+    "twice.csv": b"text,label,text\nx,red,y\n", "header_only.csv": b"text,label\n",
     "empty_label.jsonl": jsonl(ROW, {"text": "x", "label": None}),
     "no_label.jsonl": jsonl(ROW, {"text": "x", "lable": "red"}),
     "other_label.jsonl": jsonl(ROW, ROW, {"text": "x", "label": "yellow"}),
-    "index_label.jsonl": jsonl(ROW, {"text": "x", "label": 3}),
-    "unknown_key.yaml": b"max_step: 3\n",
-    "key_twice.yaml": b"seed: 1\nseed: 2\n",
-    "rivals.yaml": b"max_steps: 3\nnum_train_epochs: 2\n",
-    "list.yaml": b"- max_steps\n",
-    "latin.yaml": b"run_name: caf\xe9\n",
-    "file": b"text\n",
+    "index_label.jsonl": jsonl(ROW, {"text": "x", "label": 3}), "unknown_key.yaml": b"max_step: 3\n",
+    "key_twice.yaml": b"seed: 1\nseed: 2\n", "rivals.yaml": b"max_steps: 3\nnum_train_epochs: 2\n",
+    "list.yaml": b"- max_steps\n", "latin.yaml": b"run_name: caf\xe9\n", "file": b"text\n",
     "zero.json": b'{"zero_optimization": ',
-}
+}  # fmt: skip
 # {bad}: folder of the files above; {good}: workspace(). A value of None leaves the flag out, True gives it alone.
 BAD_TEXT = (
     ("missing", dict(train_file="{bad}/nowhere.txt"), "--train_file .*nowhere.txt: no such file, and no folder or"),
@@ -167,11 +131,8 @@ BAD_TEXT = (
     ("latin", dict(train_file="{bad}/latin.txt"), r"latin.txt: line 3 is not UTF-8 text \(byte 0xef\); convert it"),
     ("late_latin", dict(train_file="{bad}/late_latin.txt"), r"late_latin.txt, line 1501: not UTF-8 text \(byte 0xef\)"),
     ("utf16", dict(train_file="{bad}/utf16.txt"), "utf16.txt: looks like UTF-16 text: convert it to UTF-8 first"),
-    (
-        "utf16_without_mark",
-        dict(train_file="{bad}/utf16_without_mark.txt"),
-        r"binary data \(NUL bytes\), or UTF-16 text",
-    ),
+    ("utf16_without_mark", dict(train_file="{bad}/utf16_without_mark.txt"),
+     r"binary data \(NUL bytes\), or UTF-16 text"),
     ("binary", dict(train_file="{bad}/binary.txt"), "binary.txt: looks like binary data"),
     ("zeros", dict(train_file="{bad}/zeros.txt"), r"zeros.txt: looks like binary data \(NUL bytes\)"),
     ("other_ending", dict(train_file="{bad}/model.bin"), r"model.bin: looks like binary data \(other formats must end"),
@@ -185,11 +146,8 @@ BAD_TEXT = (
     ("json", dict(train_file="{bad}/broken.jsonl"), r"broken.jsonl, line 4: broken JSON \(Expecting"),
     ("json_array", dict(train_file="{bad}/broken_array.json"), "broken_array.json, line 2: broken JSON"),
     ("json_list", dict(train_file="{bad}/list.jsonl"), "list.jsonl, row 2: must be a JSON object, got list"),
-    (
-        "json_surrogate",
-        dict(train_file="{bad}/surrogate.jsonl"),
-        r"line 2: broken JSON \(half a surrogate pair, .ud83d",
-    ),
+    ("json_surrogate", dict(train_file="{bad}/surrogate.jsonl"),
+     r"line 2: broken JSON \(half a surrogate pair, .ud83d"),
     ("json_depth", dict(train_file="{bad}/deep.jsonl"), "deep.jsonl, line 2: broken JSON .*recursion"),
     ("column", dict(train_file="{bad}/body.jsonl"), "body.jsonl, row 1: no column text; there is body, id"),
     ("text_column", dict(train_file="{good}/train.jsonl", text_column="txt"), "no column txt; there is text, label"),
@@ -200,7 +158,7 @@ BAD_TEXT = (
     ("csv_names", dict(train_file="{bad}/twice.csv"), "twice.csv, line 1: two columns are called 'text'"),
     ("csv_header_only", dict(train_file="{bad}/header_only.csv"), "the training text gives 0 chunks"),
     ("no_hub", dict(train_file=None, dataset_name="nobody/nothing"), "--dataset_name nobody/nothing: neither a saved"),
-)
+)  # fmt: skip
 BAD_FLAGS = (
     ("flag", dict(max_stpes=3), "--max_stpes: no such flag; did you mean --max_steps"),
     ("flag_far", dict(qqqq=3), "--qqqq: no such flag; see --help_all"),
@@ -208,11 +166,8 @@ BAD_FLAGS = (
     ("recipe", dict(recipe="{bad}/nowhere.yaml"), "recipe .*nowhere.yaml: No such file or directory"),
     ("recipe_key", dict(recipe="{bad}/unknown_key.yaml"), "key max_step: no such flag; did you mean --max_steps"),
     ("recipe_twice", dict(recipe="{bad}/key_twice.yaml"), "key_twice.yaml: not valid YAML: key seed is set twice"),
-    (
-        "recipe_rivals",
-        dict(recipe="{bad}/rivals.yaml", max_steps=None),
-        "--max_steps 3 and --num_train_epochs 2.0 exclude each other: give one of them in the recipe",
-    ),
+    ("recipe_rivals", dict(recipe="{bad}/rivals.yaml", max_steps=None),
+     "--max_steps 3 and --num_train_epochs 2.0 exclude each other: give one of them in the recipe"),
     ("recipe_list", dict(recipe="{bad}/list.yaml"), "list.yaml: must be a mapping"),
     ("recipe_latin", dict(recipe="{bad}/latin.yaml"), "latin.yaml: not valid YAML"),
     ("recipe_binary", dict(recipe="{bad}/binary.txt"), "binary.txt: not valid YAML"),
@@ -224,33 +179,18 @@ BAD_FLAGS = (
     ("span_nan", dict(mean_noise_span_length="nan"), "--mean_noise_span_length nan: must be at least 1 token"),
     ("length", dict(input_seq_length=2), "--input_seq_length 2: must be at least 3"),
     ("spans", dict(input_seq_length=2000), "--input_seq_length 2000 .* the tokenizer has 100 sentinels: use longer"),
-    (
-        "too_little_text",
-        dict(input_seq_length=500, per_device_train_batch_size=99),
-        "gives .* chunks of 5.. tokens, one",
-    ),
-    (
-        "no_validation",
-        dict(max_train_samples=20, eval_strategy="steps"),
-        "the validation text .* set --eval_strategy no",
-    ),
-    (
-        "percentage",
-        dict(validation_split_percentage=100),
-        "--validation_split_percentage 100.0: must be above 0 and below",
-    ),
-    (
-        "vocabulary_of_letters",
-        dict(train_file="{bad}/letters.txt", tokenizer_name=None, vocab_size=300),
-        "--vocab_size 300: .* on this text: its letters alone take",
-    ),
+    ("too_little_text", dict(input_seq_length=500, per_device_train_batch_size=99),
+     "gives .* chunks of 5.. tokens, one"),
+    ("no_validation", dict(max_train_samples=20, eval_strategy="steps"),
+     "the validation text .* set --eval_strategy no"),
+    ("percentage", dict(validation_split_percentage=100),
+     "--validation_split_percentage 100.0: must be above 0 and below"),
+    ("vocabulary_of_letters", dict(train_file="{bad}/letters.txt", tokenizer_name=None, vocab_size=300),
+     "--vocab_size 300: .* on this text: its letters alone take"),
     ("samples", dict(max_train_samples=0), "--max_train_samples 0: must be at least 1"),
     ("vocabulary", dict(tokenizer_name=None, vocab_size=100), "--vocab_size 100: must be at least 300"),
-    (
-        "vocabulary_large",
-        dict(tokenizer_name=None, vocab_size=90_000),
-        "--vocab_size 90000: .* it is enough for .* tokens",
-    ),
+    ("vocabulary_large", dict(tokenizer_name=None, vocab_size=90_000),
+     "--vocab_size 90000: .* it is enough for .* tokens"),
     ("batch", dict(per_device_train_batch_size=0), "--per_device_train_batch_size 0: must be at least 1"),
     ("accumulation", dict(gradient_accumulation_steps=0), "--gradient_accumulation_steps 0: must be at least 1"),
     ("steps", dict(max_steps=0), "--max_steps 0: must be at least 1, or -1 to count epochs"),
@@ -266,134 +206,78 @@ BAD_FLAGS = (
     ("deepspeed_missing", dict(deepspeed="{bad}/nowhere.json"), "--deepspeed .*nowhere.json: no such file"),
     ("half_precision", dict(fp16=True), "--fp16: T5's activations overflow in float16"),
     ("best_metric", dict(metric_for_best_model="perplexty"), r"--metric_for_best_model perplexty: .*mean perplexity\?"),
-)
+)  # fmt: skip
 CONTRADICTIONS = (
     ("model_and_shape", dict(model_name_or_path="{good}/model"), "--model_name_or_path and --config_name exclude"),
-    (
-        "model_and_overrides",
-        dict(model_name_or_path="{good}/model", config_name=None),
-        "--config_overrides changes a new",
-    ),
+    ("model_and_overrides", dict(model_name_or_path="{good}/model", config_name=None),
+     "--config_overrides changes a new"),
     ("steps_and_epochs", dict(num_train_epochs=2), "--max_steps 2 and --num_train_epochs 2.0 exclude each other"),
-    (
-        "default_steps_and_epochs",
-        dict(num_train_epochs=2, max_steps=None),
-        "--max_steps 65536 decides .* --max_steps -1",
-    ),
-    (
-        "overwrite_and_resume",
-        dict(overwrite_output_dir=True, resume_from_checkpoint=True),
-        "--overwrite_output_dir and --resume_from_checkpoint newest exclude each other",
-    ),
+    ("default_steps_and_epochs", dict(num_train_epochs=2, max_steps=None),
+     "--max_steps 65536 decides .* --max_steps -1"),
+    ("overwrite_and_resume", dict(overwrite_output_dir=True, resume_from_checkpoint=True),
+     "--overwrite_output_dir and --resume_from_checkpoint newest exclude each other"),
     ("stopping", dict(early_stopping_patience=2), "--early_stopping_patience needs --load_best_model_at_end"),
     ("best_without_evaluation", dict(load_best_model_at_end=True), "load_best_model_at_end requires"),
     ("two_sources", dict(dataset_name="installed_docs"), "--dataset_name and --train_file exclude each other"),
-    (
-        "validation_alone",
-        dict(train_file=None, validation_file="{good}/good.txt"),
-        "--validation_file goes with --train",
-    ),
-    (
-        "two_validations",
-        dict(validation_file="{good}/good.txt", validation_split_percentage=9),
-        "--validation_split_percentage 9.0: holds out .* --validation_file",
-    ),
+    ("validation_alone", dict(train_file=None, validation_file="{good}/good.txt"),
+     "--validation_file goes with --train"),
+    ("two_validations", dict(validation_file="{good}/good.txt", validation_split_percentage=9),
+     "--validation_split_percentage 9.0: holds out .* --validation_file"),
     ("configuration_alone", dict(dataset_config_name="en"), "--dataset_config_name goes with the Hub name"),
-    (
-        "two_vocabularies",
-        dict(vocab_size=500),
-        "--vocab_size 500: is of a tokenizer that is trained when none is given",
-    ),
-)
+    ("two_vocabularies", dict(vocab_size=500),
+     "--vocab_size 500: is of a tokenizer that is trained when none is given"),
+)  # fmt: skip
 MODEL = dict(config_name=None, config_overrides=None)  # and --model_name_or_path
 BAD_MODELS = (
     ("shape_name", dict(config_name="t5-v1_1-bse"), r"--config_name t5-v1_1-bse: neither a built-in shape \(tiny, "),
-    (
-        "override",
-        dict(config_overrides="d_modl=8"),
-        "--config_overrides d_modl=8: the T5 configuration has no such key",
-    ),
+    ("override", dict(config_overrides="d_modl=8"),
+     "--config_overrides d_modl=8: the T5 configuration has no such key"),
     ("override_type", dict(config_overrides="d_model=wide"), "--config_overrides d_model=wide: .*int"),
     ("override_words", dict(config_overrides="d_model:8"), "--config_overrides d_model:8: write key=value"),
-    (
-        "missing",
-        MODEL | dict(model_name_or_path="{bad}/nowhere"),
-        "--model_name_or_path .*nowhere: not a folder or Hub",
-    ),
+    ("missing", MODEL | dict(model_name_or_path="{bad}/nowhere"),
+     "--model_name_or_path .*nowhere: not a folder or Hub"),
     ("file", MODEL | dict(model_name_or_path="{bad}/file"), "--model_name_or_path .*file: not a folder or Hub name"),
-    (
-        "bert",
-        MODEL | dict(model_name_or_path="{good}/bert"),
-        "--model_name_or_path .*bert is a bert model: .* train T5 v1.0 and v1.1",
-    ),
+    ("bert", MODEL | dict(model_name_or_path="{good}/bert"),
+     "--model_name_or_path .*bert is a bert model: .* train T5 v1.0 and v1.1"),
     ("bert_shape", dict(config_name="{good}/bert", config_overrides=None), "--config_name .*bert is a bert model"),
-    (
-        "config",
-        MODEL | dict(model_name_or_path="{good}/bad_json"),
-        "--model_name_or_path .*bad_json: not a folder .*JSON",
-    ),
-    (
-        "cut_weights",
-        MODEL | dict(model_name_or_path="{good}/cut"),
-        "--model_name_or_path .*cut: its weights cannot be read",
-    ),
-    (
-        "other_shape",
-        MODEL | dict(model_name_or_path="{good}/changed_shape"),
-        "changed_shape: its weights cannot be read",
-    ),
+    ("config", MODEL | dict(model_name_or_path="{good}/bad_json"),
+     "--model_name_or_path .*bad_json: not a folder .*JSON"),
+    ("cut_weights", MODEL | dict(model_name_or_path="{good}/cut"),
+     "--model_name_or_path .*cut: its weights cannot be read"),
+    ("other_shape", MODEL | dict(model_name_or_path="{good}/changed_shape"),
+     "changed_shape: its weights cannot be read"),
     ("no_weights", MODEL | dict(model_name_or_path="{good}/no_weights"), "no_weights: its weights cannot be read"),
     ("tokenizer_missing", dict(tokenizer_name="{bad}/nowhere"), "--tokenizer_name .*nowhere: no tokenizer there"),
     ("tokenizer_damaged", dict(tokenizer_name="{good}/damaged_tokenizer"), "--tokenizer_name .*damaged_tokenizer: "),
     ("no_sentinels", dict(tokenizer_name="{good}/no_sentinels"), r"no_sentinels has no sentinels \(<extra_id_0>"),
     ("no_eos", dict(tokenizer_name="{good}/no_eos"), "--tokenizer_name .*no_eos: .* without eos_token, which T5 needs"),
-    (
-        "another_vocabulary_without_sentinels",
-        MODEL | dict(model_name_or_path="{good}/model", tokenizer_name="{good}/no_sentinels"),
-        r"the tokenizer .*no_sentinels has no sentinels \(<extra_id_0> ...\): train one with create_tokenizer.py",
-    ),
-)
+    ("another_vocabulary_without_sentinels",
+     MODEL | dict(model_name_or_path="{good}/model", tokenizer_name="{good}/no_sentinels"),
+     r"the tokenizer .*no_sentinels has no sentinels \(<extra_id_0> ...\): train one with create_tokenizer.py"),
+)  # fmt: skip
 BAD_FOLDERS = (
     ("output_is_a_file", dict(output_dir="{bad}/file"), "--output_dir .*file: is a file, not a folder"),
-    (
-        "output_below_a_file",
-        dict(output_dir="{bad}/file/out"),
-        "--output_dir .*file/out: .*file is a file, not a folder",
-    ),
-    (
-        "output_not_empty",
-        dict(output_dir="{good}/model"),
-        "--output_dir .*model is not empty: go on with --resume_from",
-    ),
+    ("output_below_a_file", dict(output_dir="{bad}/file/out"),
+     "--output_dir .*file/out: .*file is a file, not a folder"),
+    ("output_not_empty", dict(output_dir="{good}/model"),
+     "--output_dir .*model is not empty: go on with --resume_from"),
     ("cache_is_a_file", dict(data_cache_dir="{bad}/file"), "--data_cache_dir .*file: is a file, not a folder"),
     ("cache_below_a_file", dict(data_cache_dir="{bad}/file/a"), "--data_cache_dir .*file/a: .*file is a file"),
     ("resume_nothing", dict(resume_from_checkpoint=True), "--resume_from_checkpoint: there is no whole checkpoint-"),
-    (
-        "resume_missing",
-        dict(resume_from_checkpoint="{bad}/nowhere"),
-        "--resume_from_checkpoint .*nowhere: no such folder",
-    ),
-    (
-        "resume_a_model",
-        dict(resume_from_checkpoint="{good}/model"),
-        "--resume_from_checkpoint .*: it has no trainer_state",
-    ),
-)
+    ("resume_missing", dict(resume_from_checkpoint="{bad}/nowhere"),
+     "--resume_from_checkpoint .*nowhere: no such folder"),
+    ("resume_a_model", dict(resume_from_checkpoint="{good}/model"),
+     "--resume_from_checkpoint .*: it has no trainer_state"),
+)  # fmt: skip
 BAD_TASKS = (
-    (
-        "benchmark",
-        dict(benchmark="glu"),
-        r"--benchmark glu: not in DATASET_VALS \(did you mean glue\?\); there is glue",
-    ),
+    ("benchmark", dict(benchmark="glu"),
+     r"--benchmark glu: not in DATASET_VALS \(did you mean glue\?\); there is glue"),
     ("task", dict(dataset_name="color"), r"--dataset_name color: not in DATASET_VALS \(did you mean colour\?\)"),
     ("metric", dict(dataset_name="metric"), "accuracyy.*accuracy"),
     ("flag", dict(max_source_lenght=3), "--max_source_lenght: no such flag; did you mean --max_source_length"),
     ("folder", dict(data_dir="{bad}/nowhere"), "--data_dir .*nowhere: no such folder"),
-    (
-        "file_of_the_folder",
-        dict(data_dir="{bad}"),
-        "--data_dir .*: no file train.jsonl, which task colour reads as train",
-    ),
+    ("file_of_the_folder", dict(data_dir="{bad}"),
+     "--data_dir .*: no file train.jsonl, which task colour reads as train"),
     ("own_data", dict(benchmark="builtin", dataset_name="package_topic"), "the task package_topic brings its own data"),
     ("missing", dict(train_file="{bad}/nowhere.csv"), "--train_file .*nowhere.csv: no such file"),
     ("is_a_folder", dict(train_file="{bad}"), "--train_file .*: is a folder"),
@@ -406,36 +290,24 @@ BAD_TASKS = (
     ("tsv", dict(train_file="{bad}/ragged.tsv"), "ragged.tsv, line 3: 1 fields, the header has 2"),
     ("csv", dict(train_file="{bad}/ragged.csv"), "ragged.csv, line 3: 3 fields, the header has 2"),
     ("parquet", dict(train_file="{bad}/broken.parquet"), "broken.parquet: cannot be read"),
-    (
-        "column",
-        dict(train_file="{bad}/body.jsonl"),
-        "row 1: no column text.*, which task colour needs; there is body, id",
-    ),
+    ("column", dict(train_file="{bad}/body.jsonl"),
+     "row 1: no column text.*, which task colour needs; there is body, id"),
     ("near_column", dict(train_file="{bad}/no_label.jsonl"), r"row 2: no column label \(did you mean lable\?\), which"),
     ("empty_label", dict(train_file="{bad}/empty_label.jsonl"), "empty_label.jsonl, row 2: the column label is empty"),
-    (
-        "label",
-        dict(train_file="{bad}/other_label.jsonl"),
-        "other_label.jsonl, row 3: .*label is 'yellow', which is none of the labels red, green, blue",
-    ),
-    (
-        "label_index",
-        dict(validation_file="{bad}/index_label.jsonl"),
-        "row 2: .*label is 3, which is none .* index below 3",
-    ),
+    ("label", dict(train_file="{bad}/other_label.jsonl"),
+     "other_label.jsonl, row 3: .*label is 'yellow', which is none of the labels red, green, blue"),
+    ("label_index", dict(validation_file="{bad}/index_label.jsonl"),
+     "row 2: .*label is 3, which is none .* index below 3"),
     ("length", dict(max_source_length=1), "--max_source_length 1: must be at least 2 tokens"),
     ("best_metric", dict(metric_for_best_model="eval_f2"), "--metric_for_best_model eval_f2: no metric of this run"),
     ("steps_and_epochs", dict(max_steps=2, num_train_epochs=2), "--max_steps 2 and --num_train_epochs 2.0 exclude"),
-    (
-        "stopping",
-        dict(early_stopping_patience=2, no_load_best_model_at_end=True),
-        "--early_stopping_patience needs --load",
-    ),
+    ("stopping", dict(early_stopping_patience=2, no_load_best_model_at_end=True),
+     "--early_stopping_patience needs --load"),
     ("bert", dict(model_name_or_path="{good}/bert"), "--model_name_or_path .*bert is a bert model"),
     ("cut_weights", dict(model_name_or_path="{good}/cut"), "--model_name_or_path .*cut: its weights cannot be read"),
     ("output", dict(output_dir="{bad}/file/out"), "--output_dir .*file/out: .*file is a file"),
     ("cache", dict(data_cache_dir="{bad}/file"), "--data_cache_dir .*file: is a file"),
-)
+)  # fmt: skip
 
 
 class Began(Exception):
@@ -445,7 +317,6 @@ class Began(Exception):
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.enterContext(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}))
         self.enterContext(mock.patch.object(model_t5, "answers", return_value=False))  # as without a network
         self.enterContext(mock.patch("corpora.hub.answers", return_value=False))
@@ -475,26 +346,16 @@ class TestCase(parameterized.TestCase):
 
     def common(self) -> dict:
         return dict(
-            output_dir=str(self.folder / "out"),
-            data_cache_dir=str(self.folder / "cache"),
-            report_to="none",
-            disable_tqdm="true",
-            per_device_train_batch_size=4,
-        )
+            output_dir=str(self.folder / "out"), data_cache_dir=str(self.folder / "cache"), report_to="none",
+            disable_tqdm="true", per_device_train_batch_size=4,
+        )  # fmt: skip
 
     def pre_training(self, **changes) -> dict:
         flags = dict(
-            train_file="{good}/good.txt",
-            tokenizer_name="{good}/tokenizer",
-            config_name="tiny",
-            config_overrides=SHAPE,
-            input_seq_length=32,
-            preprocessing_num_workers=1,
-            max_steps=2,
-            warmup_steps=1,
-            gradient_accumulation_steps=1,
-            eval_strategy="no",
-        )
+            train_file="{good}/good.txt", tokenizer_name="{good}/tokenizer", config_name="tiny", config_overrides=SHAPE,
+            input_seq_length=32, preprocessing_num_workers=1, max_steps=2, warmup_steps=1,
+            gradient_accumulation_steps=1, eval_strategy="no",
+        )  # fmt: skip
         return self.common() | flags | changes
 
     def fine_tuning(self, **changes) -> dict:
@@ -503,13 +364,7 @@ class TestCase(parameterized.TestCase):
 
     def run_script(self, script, flags: dict):
         """(exit code or None, stdout, stderr) of main([...])."""
-        code = None
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
-            try:
-                script.main(self.argv(flags))
-            except SystemExit as exit:
-                code = exit.code
-        return code, out.getvalue(), errors.getvalue()
+        return call(script.main, *self.argv(flags))[1:]
 
     def assert_refused(self, script, flags: dict, message: str) -> None:
         """Exit code 2, one line on stderr, no training, and every file as it was."""
@@ -609,16 +464,16 @@ class RefusedTest(TestCase):
     )  # fmt: skip
     def test_in_a_process(self, script, changes, message):
         flags = self.pre_training(**changes) if script == "pre_train_t5" else self.fine_tuning(**changes)
-        done = finished(started(script, self.argv(flags)))
+        python = sys.executable if changes.get("train_file") == "{bad}/latin.txt" else warm_python()
+        done = finished(started(script, self.argv(flags), python))
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertRegex(done.stderr, rf"\A{script}.py: error: [^\n]*{message}[^\n]*\n\Z")
         self.assertFalse((self.folder / "out").exists())
 
 
-def started(script: str, argv: list[str]) -> subprocess.Popen:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+def started(script: str, argv: list[str], python: str | None = None) -> subprocess.Popen:
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen([sys.executable, str(ROOT / f"{script}.py"), *argv], env=environment, **pipes)
+    return subprocess.Popen([python or warm_python(), str(ROOT / f"{script}.py"), *argv], **pipes)
 
 
 def finished(process: subprocess.Popen, timeout: int = 240) -> subprocess.CompletedProcess:
@@ -784,29 +639,17 @@ class ResumeTest(TestCase):
         return self.flags | dict(resume_from_checkpoint=True, max_steps=3) | changes
 
     @parameterized.named_parameters(
-        (
-            "shape",
-            dict(config_name="mini", config_overrides=None),
-            "checkpoint .*checkpoint-2: its model has d_model 16, the flags ask for 320: resume with",
-        ),
-        (
-            "override",
-            dict(config_overrides=SHAPE.replace("num_layers=1", "num_layers=2")),
-            "its model has num_.*layers 1",
-        ),
+        ("shape", dict(config_name="mini", config_overrides=None),
+         "checkpoint .*checkpoint-2: its model has d_model 16, the flags ask for 320: resume with"),
+        ("override", dict(config_overrides=SHAPE.replace("num_layers=1", "num_layers=2")),
+         "its model has num_.*layers 1"),
         ("vocabulary", dict(tokenizer_name="{bad}/larger"), "its model has vocab_size 320, the flags ask for 384"),
         ("tokenizer", dict(tokenizer_name="{bad}/other"), "its run had a tokenizer of other contents: resume with the"),
-        (
-            "text",
-            dict(train_file="{bad}/other.txt"),
-            "its run had training data of other contents: .*--model_name_or_path",
-        ),
-        (
-            "optimizer",
-            dict(optim="adafactor"),
-            "it holds the state of --optim adamw_rms_scaled, which --optim adafactor",
-        ),
-    )
+        ("text", dict(train_file="{bad}/other.txt"),
+         "its run had training data of other contents: .*--model_name_or_path"),
+        ("optimizer", dict(optim="adafactor"),
+         "it holds the state of --optim adamw_rms_scaled, which --optim adafactor"),
+    )  # fmt: skip
     def test_of_another_run(self, changes, message):
         train_tokenizer(sentences(900, seed=1), self.folder / "other", 300)
         train_tokenizer(sentences(900, seed=1), self.folder / "larger", 350)
@@ -845,8 +688,3 @@ def finished_run() -> Path:
     code, _, errors = test.run_script(pre_train_t5, test.pre_training(save_steps=1, max_steps=2))
     assert code is None, errors
     return test.folder / "out"
-
-
-if __name__ == "__main__":
-    transformers.logging.set_verbosity_error()
-    absltest.main()

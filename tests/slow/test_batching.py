@@ -8,7 +8,7 @@ import tempfile
 
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from datasets import Dataset
 from test_trainer_t5 import LABELS, curve, make_model, make_trainer, pad_rows, ragged_rows
 from torch._dynamo.utils import counters
@@ -159,7 +159,3 @@ class RunTest(parameterized.TestCase):
             alone = trainer.predict([row])
             np.testing.assert_allclose(output.predictions[1][number], alone.predictions[1][0], rtol=1e-4, atol=1e-4)
             self.assertEqual([i for i in output.label_ids[number].tolist() if i >= 0], row["labels"])
-
-
-if __name__ == "__main__":
-    absltest.main()

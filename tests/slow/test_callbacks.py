@@ -1,7 +1,6 @@
 """Tests of callbacks, reports, curves and plot_runs: what reaches metrics.jsonl, run.json, the pictures and the screen.
 
 Hermetic: a T5 of 5,000 weights trains for a few steps, everything else runs on made-up states, clocks and folders.
-About 15 s.
 """
 
 import contextlib
@@ -9,13 +8,12 @@ import io
 import json
 import math
 import subprocess
-import tempfile
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from matplotlib.image import imread
 from transformers import (
     ProgressCallback,
@@ -111,12 +109,6 @@ def write_run(
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
     def printed(self, call, *args, **kwargs) -> str:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             call(*args, **kwargs)
@@ -149,11 +141,8 @@ class MetricsFileTest(TestCase):
         callback.on_train_begin(None, state, None)
         state.global_step = 7
         logs = {
-            "loss": math.nan,
-            "grad_norm": torch.tensor(math.inf),
-            "eval_accuracy": np.float32(0.5),
-            "low": -math.inf,
-        }
+            "loss": math.nan, "grad_norm": torch.tensor(math.inf), "eval_accuracy": np.float32(0.5), "low": -math.inf,
+        }  # fmt: skip
         callback.on_log(None, state, None, logs=dict(logs))
 
         def refuse(name):
@@ -387,12 +376,8 @@ class ProgressTest(TestCase):
             state.global_step = 200
             clock.now += 100
             logs = {
-                "loss": 2.34567,
-                "learning_rate": 0.008,
-                "tokens_per_second": 51234.5,
-                "total_flos": 10,
-                "epoch": 0.4,
-            }
+                "loss": 2.34567, "learning_rate": 0.008, "tokens_per_second": 51234.5, "total_flos": 10, "epoch": 0.4,
+            }  # fmt: skip
             line = self.printed(callback.on_log, silent_args(), state, None, logs=logs)
         expected = "step 200/1,000  loss 2.346  lr 0.008  tok/s 51,234  epoch 0.4  left 6 min 40 s\n"
         self.assertEqual(line, expected)
@@ -422,25 +407,17 @@ LINES = [
     {"step": 10, "loss": 4.0, "seconds": 1.0},
     {"step": 20, "loss": 3.0, "seconds": 2.0},
     {
-        "step": 20,
-        "eval_loss": 3.5,
-        "eval_accuracy": 0.5,
-        "eval_runtime": 1.0,
-        "eval_invalid_outputs": 3,
+        "step": 20, "eval_loss": 3.5, "eval_accuracy": 0.5, "eval_runtime": 1.0, "eval_invalid_outputs": 3,
         "seconds": 3.0,
     },
     {"step": 30, "loss": 2.0, "seconds": 4.0},
     {
-        "step": 30,
-        "eval_loss": 3.0,
-        "eval_accuracy": 0.6,
-        "eval_runtime": 1.0,
-        "eval_invalid_outputs": 1,
+        "step": 30, "eval_loss": 3.0, "eval_accuracy": 0.6, "eval_runtime": 1.0, "eval_invalid_outputs": 1,
         "seconds": 5.0,
     },
     {"step": 30, "train_loss": 3.0, "train_runtime": 5.0, "seconds": 5.0},
     {"step": 30, "eval_loss": 2.5, "eval_accuracy": 0.9, "seconds": 6.0},  # the best checkpoint, after training
-]
+]  # fmt: skip
 
 
 class CurvesTest(TestCase):
@@ -652,7 +629,3 @@ class PlotRunsTest(TestCase):
     def test_argparse_codes(self):
         self.assertEqual(self.call("a", "--x", "days")[0], 2)
         self.assertEqual(self.call("--help")[0], 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,23 +1,18 @@
 """Tests of `--train_file a.txt:0.7 b.txt:0.3`: what is drawn from where, in which order, and what is reported.
 
-Hermetic: two made-up corpora and a T5 of a few thousand weights. About 30 s, most of it for three short runs.
+Hermetic: two made-up corpora and a T5 of a few thousand weights.
 """
 
-import contextlib
-import io
 import json
 import re
 import shutil
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from accelerate.data_loader import BatchSamplerShard
+from helpers import OVERRIDES, argv_of, call, sentences
 from safetensors.torch import load_file
-from test_bad_input import sentences
-from test_scripts import SHAPE, argv_of
 
 import pre_train_t5
 from arguments.text import PreTrainingDataArguments
@@ -28,10 +23,6 @@ from corpora.sources import find_corpora
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def write(self, name: str, content: str = "text\n") -> str:
         (self.folder / name).write_text(content)
         return str(self.folder / name)
@@ -164,17 +155,14 @@ class RunTest(TestCase):
         """(results, what was printed) of a run of six steps in the folder `name`."""
         flags = dict(
             output_dir=self.folder / name, data_cache_dir=self.folder / "cache", report_to="none", disable_tqdm="true",
-            config_name="tiny", config_overrides=SHAPE, vocab_size=300, objective="ul2", input_seq_length=32,
+            config_name="tiny", config_overrides=OVERRIDES, vocab_size=300, objective="ul2", input_seq_length=32,
             max_steps=6, warmup_steps=0.3, per_device_train_batch_size=8, gradient_accumulation_steps=1,
             logging_steps=2, eval_steps=6, save_steps=3, save_total_limit=5, preprocessing_num_workers=1,
         )  # fmt: skip
         corpora = [f"{self.folder / path}:{weight}" for path, weight in zip(("a.txt", "b.txt"), weights, strict=True)]
-        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as errors:
-            try:
-                results = pre_train_t5.main([*argv_of(flags | changes), *more, "--train_file", *corpora])
-            except SystemExit as stop:
-                return {"code": stop.code}, errors.getvalue()
-        return results, printed.getvalue()
+        words = [*argv_of(flags | changes), *more, "--train_file", *corpora]
+        results, code, printed, errors = call(pre_train_t5.main, *words)
+        return (results, printed) if results else ({"code": code}, errors)
 
     def weights(self, name: str) -> torch.Tensor:
         tensors = load_file(self.folder / name / "model.safetensors")
@@ -222,7 +210,3 @@ class RunTest(TestCase):
         train = re.search(r"documents +(\d+) \((\d+) empty", printed)
         examples = json.loads((self.folder / "file" / "run.json").read_text())["examples"]
         self.assertEqual(examples["train"], int(train[1]))
-
-
-if __name__ == "__main__":
-    absltest.main()

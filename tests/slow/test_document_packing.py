@@ -4,9 +4,7 @@ The reference is the documented rule, followed here in plain Python, a token and
 30 s, most of it for three short runs.
 """
 
-import contextlib
 import functools
-import io
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,12 +13,11 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from accelerate.data_loader import BatchSamplerShard
+from helpers import OVERRIDES, SHAPE, argv_of, call, sentences
 from safetensors.torch import load_file
-from test_bad_input import sentences
 from test_data_collator_t5 import EOS, T5_SENTINELS, make_tokenizer, restored
-from test_scripts import SHAPE, argv_of
 from test_trainer_t5 import arguments, quietly
 from transformers import set_seed
 
@@ -31,7 +28,7 @@ from corpora.own_ids import ids_tokenizer
 from corpora.sources import find_sources
 from corpora.token_files import TokenFile, tokenised
 from data_collator_t5 import T5DataCollator
-from model_t5 import build_config, create_model, parse_overrides
+from model_t5 import build_config, create_model
 from modeling.segment_masks import enable_packing
 from objectives.documents import DocumentRows, DocumentSpans, RowLayout, share_out
 from objectives.metrics import mixture_metrics
@@ -316,9 +313,7 @@ class ModelTest(parameterized.TestCase):
 
     def make(self, attention: str, dtype=torch.float32):
         set_seed(0)
-        model = create_model(
-            build_config("tiny", 400, parse_overrides(SHAPE) | {"num_layers": 2, "dropout_rate": 0.0}), attention
-        )
+        model = create_model(build_config("tiny", 400, SHAPE | {"num_layers": 2, "dropout_rate": 0.0}), attention)
         enable_packing(model)
         return model.to(dtype)
 
@@ -397,24 +392,16 @@ class ModelTest(parameterized.TestCase):
 
 
 class RunTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def run_script(self, name: str, *more: str, **changes) -> tuple[dict, str]:
         """(results, what was printed) of a run of six steps in the folder `name`."""
         flags = dict(
             output_dir=self.folder / name, data_cache_dir=self.folder / "cache", report_to="none", disable_tqdm="true",
-            config_name="tiny", config_overrides=SHAPE, vocab_size=300, packing="documents", input_seq_length=64,
+            config_name="tiny", config_overrides=OVERRIDES, vocab_size=300, packing="documents", input_seq_length=64,
             max_steps=6, warmup_steps=0.3, per_device_train_batch_size=4, gradient_accumulation_steps=2,
             logging_steps=2, eval_steps=6, save_steps=3, save_total_limit=5, preprocessing_num_workers=1, num_samples=2,
         )  # fmt: skip
-        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as errors:
-            try:
-                results = pre_train_t5.main([*argv_of(flags | changes), *more])
-            except SystemExit as stop:
-                return {"code": stop.code}, printed.getvalue() + errors.getvalue()
-        return results, printed.getvalue()
+        results, code, printed, errors = call(pre_train_t5.main, *argv_of(flags | changes), *more)
+        return results or {"code": code}, printed + errors
 
     def weights(self, name: str) -> torch.Tensor:
         tensors = load_file(self.folder / name / "model.safetensors")
@@ -465,7 +452,3 @@ class RunTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             packing = [] if "--packing" in flags else ["--packing", "documents"]
             pre_train_t5.parse_flags(["--config_name", "tiny", *packing, *flags])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -17,7 +16,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from absl.testing import absltest, parameterized
+from helpers import run_main
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from warm_python import warm_python
 
 import evaluate_t5
 from arguments.task import TaskArguments
@@ -32,17 +33,12 @@ ROOT = Path(__file__).parents[2]
 TIMINGS = ("_runtime", "_per_second")
 WORDS = "the a old new red cold river house garden doctor letter sings opens crosses under over never always".split()
 HEADERS = {  # of the official test files, separated by commas
-    "CoLA": "index,sentence",
-    "SST-2": "index,sentence",
-    "MRPC": "index,#1 ID,#2 ID,#1 String,#2 String",
-    "STS-B": "index,genre,filename,year,old_index,source1,source2,sentence1,sentence2",
-    "QQP": "id,question1,question2",
+    "CoLA": "index,sentence", "SST-2": "index,sentence", "MRPC": "index,#1 ID,#2 ID,#1 String,#2 String",
+    "STS-B": "index,genre,filename,year,old_index,source1,source2,sentence1,sentence2", "QQP": "id,question1,question2",
     "MNLI": "index,promptID,pairID,genre,sentence1_parse,sentence2_parse,sentence1,sentence2",
-    "QNLI": "index,question,sentence",
-    "RTE": "index,sentence1,sentence2",
-    "WNLI": "index,sentence1,sentence2",
+    "QNLI": "index,question,sentence", "RTE": "index,sentence1,sentence2", "WNLI": "index,sentence1,sentence2",
     "diagnostic": "index,sentence1,sentence2",
-}
+}  # fmt: skip
 GOLD = {"MNLI": ("gold_label", "neutral"), "STS-B": ("score", "3.750")}  # last column of the evaluation files
 COLA_GOLD = [1, 0, 1, 1, 0, 1, 0]
 # (task, split): what the model answers to its rows, one after the other.
@@ -65,18 +61,13 @@ ANSWERS = {
     ("ax", "test"): ["neutral", "contradiction", "neutral"],
 }  # fmt: skip
 SUBMISSION = {
-    "CoLA.tsv": ["1", "0", "0"],
-    "SST-2.tsv": ["1", "0", "1"],
-    "MRPC.tsv": ["1", "0", "0"],
-    "STS-B.tsv": ["3.800", "5.000", "0.000"],
-    "QQP.tsv": ["0", "1", "1"],
-    "MNLI-m.tsv": ["contradiction", "neutral", "entailment"],
-    "MNLI-mm.tsv": ["neutral", "entailment", "contradiction"],
+    "CoLA.tsv": ["1", "0", "0"], "SST-2.tsv": ["1", "0", "1"], "MRPC.tsv": ["1", "0", "0"],
+    "STS-B.tsv": ["3.800", "5.000", "0.000"], "QQP.tsv": ["0", "1", "1"],
+    "MNLI-m.tsv": ["contradiction", "neutral", "entailment"], "MNLI-mm.tsv": ["neutral", "entailment", "contradiction"],
     "QNLI.tsv": ["not_entailment", "entailment", "not_entailment"],
-    "RTE.tsv": ["entailment", "not_entailment", "entailment"],
-    "WNLI.tsv": ["0", "1", "1"],
+    "RTE.tsv": ["entailment", "not_entailment", "entailment"], "WNLI.tsv": ["0", "1", "1"],
     "AX.tsv": ["neutral", "contradiction", "neutral"],
-}
+}  # fmt: skip
 
 
 def write_glue(folder: Path) -> None:
@@ -138,9 +129,7 @@ class EvaluateTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        temporary = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(temporary.cleanup)
-        cls.folder = Path(temporary.name)
+        cls.folder = Path(tempfile.mkdtemp())
         cls.glue, cls.model = cls.folder / "glue", cls.folder / "model"
         write_glue(cls.glue)
         cls.pairs = {}
@@ -158,10 +147,8 @@ class EvaluateTest(parameterized.TestCase):
     def run_script(self, *argv: str, task: str = "cola", model: Path | str | None = None, where: str | None = None):
         """(results, output folder, what was printed) of one run on the CPU, in a folder of its own."""
         folder = self.folder / (where or self.id().rsplit(".", 1)[-1])
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            results = evaluate_t5.main(self.flags(*argv, task=task, model=model, folder=folder))
-        return results, folder, printed.getvalue()
+        results, out, err = run_main(evaluate_t5.main, *self.flags(*argv, task=task, model=model, folder=folder))
+        return results, folder, out + err
 
     def flags(self, *argv: str, task: str, model, folder: Path) -> list[str]:
         flags = ["--benchmark", "glue", "--dataset_name", task, "--data_dir", str(self.glue), "--output_dir"]
@@ -170,10 +157,7 @@ class EvaluateTest(parameterized.TestCase):
         return [*flags, *argv]
 
     def fails_with(self, message: str, *argv: str, **options) -> None:
-        with self.assertRaises(SystemExit) as stopped, contextlib.redirect_stderr(io.StringIO()) as errors:
-            evaluate_t5.main(self.flags(*argv, **options))
-        self.assertEqual(stopped.exception.code, 2)
-        self.assertRegex(errors.getvalue(), message)
+        self.assertRegex(run_main(evaluate_t5.main, *self.flags(*argv, **options), code=2)[2], message)
 
     # ------------------------------------------------------------ answers
     def test_the_model_generates_what_it_learnt(self):
@@ -336,11 +320,12 @@ class EvaluateTest(parameterized.TestCase):
     def test_two_ranks_count_every_row_once(self):
         alone, alone_folder, _ = self.run_script(where="alone")  # 7 rows: the last batch of two ranks is filled up
         folder = self.folder / "together"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         command += [str(ROOT / "evaluate_t5.py"), *self.flags(task="cola", model=None, folder=folder)]
         done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
-        )
+            command, cwd=ROOT, env=os.environ | {"PYTHON_EXEC": warm_python()}, capture_output=True, text=True,
+            timeout=300,
+        )  # fmt: skip
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
         together = without_timings(json.loads((folder / "all_results.json").read_text()))
         self.assertEqual(together.keys(), without_timings(alone).keys())
@@ -357,15 +342,11 @@ class EvaluateTest(parameterized.TestCase):
         ("two_tasks_one_unknown", "--dataset_name colla: .*did you mean cola", [], dict(task="mnli,colla")),
         ("twice", "--dataset_name cola,cola: cola stands there twice", [], dict(task="cola,cola")),
         ("all_without_data", r"lacks 6 of 9 tasks(.|\n)*sst2: .*no file SST-2/dev.tsv", [], dict(task="all")),
-        (
-            "part_of_a_submission",
-            "excludes .*--max_eval",
-            ["--do_predict", "--max_eval_samples", "2"],
-            dict(task="all"),
-        ),
+        ("part_of_a_submission", "excludes .*--max_eval", ["--do_predict", "--max_eval_samples", "2"],
+         dict(task="all")),
         ("beams", "--predict_with_generate", ["--generation_num_beams", "4"], {}),
         ("no_rows", "no file for the split validation", [], dict(task="ax")),
-    )
+    )  # fmt: skip
     def test_error(self, message, argv, options):
         with absltest.mock.patch("corpora.hub.hub_is_reachable", return_value=False):
             self.fails_with(message, *argv, **dict(task="cola", model=None, folder=self.folder / "error") | options)
@@ -381,7 +362,3 @@ class EvaluateTest(parameterized.TestCase):
     def test_folder_of_the_model_is_refused(self):
         for folder in (self.model, self.model.parent):
             self.fails_with("holds the model", "--overwrite_output_dir", task="cola", model=None, folder=folder)
-
-
-if __name__ == "__main__":
-    absltest.main()

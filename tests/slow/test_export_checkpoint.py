@@ -1,18 +1,15 @@
 """Exports: from every kind of checkpoint, into every format, with a card; and uploads against a Hub of one thread.
 
 A model of a few thousand weights with random ones, so that logits are far from each other. CTranslate2 and ONNX are
-optional packages: their tests skip themselves by name. About 25 s on one core.
+optional packages: their tests skip themselves by name.
 """
 
-import atexit
 import contextlib
 import functools
 import io
 import json
-import random
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -20,11 +17,12 @@ from unittest import mock
 import numpy as np
 import torch
 import yaml
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from fake_hub import FakeHub
-from helpers import run_main
+from helpers import run_main, sentences
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from warm_python import warm_python
 
 import export_checkpoint
 import pre_train_t5
@@ -39,18 +37,10 @@ SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=1, num_decoder
 TEXTS = list(export_checkpoint.TEXTS[:3])
 
 
-def sentences(count: int) -> list[str]:
-    chooser = random.Random(0)
-    syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
-    words = ["".join(chooser.choices(syllables, k=chooser.randint(1, 3))) for _ in range(500)]
-    return [" ".join(chooser.choices(words, k=12)).capitalize() + "." for _ in range(count)]
-
-
 @functools.cache
 def workspace() -> Path:
     """`whole`: a checkpoint of a T5 v1.1; `tied`: one of T5 v1.0; none of the tests changes them."""
-    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_export_"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp())
     (folder / "text.txt").write_text("\n".join(sentences(400)) + "\n")
     train_tokenizer(sentences(400), folder / "tokenizer", 330)
     torch.manual_seed(0)
@@ -66,7 +56,6 @@ def workspace() -> Path:
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.out = self.folder / "out"
 
     def export(self, source, *more, code: int | None = None):
@@ -185,7 +174,7 @@ class ShardsTest(TestCase):
         """A checkpoint that DeepSpeed's own engine wrote with ZeRO-3, on one rank."""
         folder = self.checkpoint()
         done = subprocess.run(
-            [sys.executable, "-c", ZERO, str(workspace() / "whole"), str(folder)],
+            [warm_python(), "-c", ZERO, str(workspace() / "whole"), str(folder)],
             capture_output=True,
             text=True,
             cwd=ROOT,
@@ -211,7 +200,6 @@ with socket.socket() as probe:
     os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
 import deepspeed, torch
 from model_t5 import load_model
-sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # a faster sum over ranks; it would be compiled first
 deepspeed.init_distributed(dist_backend="gloo")
 model = load_model(sys.argv[1])
 config = dict(train_batch_size=1, zero_optimization=dict(stage=3), zero_allow_untested_optimizer=True)
@@ -482,7 +470,3 @@ class BadInputTest(TestCase):
         _, _, error = run_main(export_checkpoint.main, *argv, code=2)
         self.assertRegex(error, f"^[^\n]*error: [^\n]*({message})[^\n]*\n$")
         self.assertFalse(self.out.exists())
-
-
-if __name__ == "__main__":
-    absltest.main()

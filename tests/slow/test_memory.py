@@ -1,7 +1,7 @@
 """Tests of runs/memory.py: its formulas against what small models really hold, byte for byte where PyTorch tells.
 
 Saved tensors are counted with autograd's hooks, once for each storage; the peak of a step with the allocations that
-PyTorch's profiler reports; divided states in two gloo processes. About 25 s.
+PyTorch's profiler reports; divided states in two gloo processes.
 """
 
 import contextlib
@@ -16,8 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from torch.profiler import ProfilerActivity, profile
+from warm_python import warm_python
 
 from model_t5 import build_config, create_model, token_mean_loss
 from runs.memory import (
@@ -298,11 +299,11 @@ class PartitionsTest(parameterized.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / "rank.py"
             script.write_text(textwrap.dedent(RANK))
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu"}
             commands = [
                 subprocess.Popen(
-                    [sys.executable, str(script), f"{folder}/rank"],
+                    [warm_python(), str(script), f"{folder}/rank"],
                     env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -326,7 +327,3 @@ class PartitionsTest(parameterized.TestCase):
                 for measured, expected in zip(found[strategy], wanted, strict=True):
                     if measured is not None:
                         self.assertLess(abs(measured / expected - 1), 0.02, f"{strategy}: {found[strategy]}, {wanted}")
-
-
-if __name__ == "__main__":
-    absltest.main()

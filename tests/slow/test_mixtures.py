@@ -1,6 +1,6 @@
 """Mixtures of tasks: rates and order by hand and as invariants, and a run of fine_tune_t5.py on three kinds of tasks.
 
-Hermetic: tasks, tokenizer and a model of some thousand weights are made here. About 15 s.
+Hermetic: tasks, tokenizer and a model of some thousand weights are made here.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from unittest import mock
 
 import datasets
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 import constants
 import evaluate_t5
@@ -267,17 +267,13 @@ class RunTest(parameterized.TestCase):
         ("file_of_one", "size,echo", ["--train_file", "{}/size_dev.jsonl"], "--train_file .*: goes with one task"),
         ("cap", "size,echo", ["--mixing_cap", "0"], "--mixing_cap 0: must be at least 1"),
         ("temperature", "size,echo", ["--mixing_temperature", "0.5"], "--mixing_temperature 0.5: must be at least 1"),
-        (
-            "temperature_of_equal",
-            "size,echo",
-            ["--mixing", "equal", "--mixing_temperature", "3"],
-            "--mixing_temperature 3.0: goes with --mixing temperature",
-        ),
+        ("temperature_of_equal", "size,echo", ["--mixing", "equal", "--mixing_temperature", "3"],
+         "--mixing_temperature 3.0: goes with --mixing temperature"),
         ("one_task", "size", [], "--mixing temperature: goes with several tasks, --dataset_name names one"),
         ("order", "size,echo", ["--train_sampling_strategy", "sequential"], "rows of a mixture come in random order"),
         ("metric", "size,echo", ["--metric_for_best_model", "pearson"], "no metric of this run.*echo_rouge1.*average"),
         ("all", "all", [], "no file nothing_train.jsonl, which task wrong_file reads as train"),
-    )
+    )  # fmt: skip
     def test_refused(self, tasks, flags, message):
         flags = [flag.format(self.folder) for flag in flags]
         argv = self.flags("refused", tasks=tasks)
@@ -290,7 +286,3 @@ class RunTest(parameterized.TestCase):
         flags = self.flags("refused")
         flags[flags.index("--mixing") + 1] = "random"
         self.fails(flags, "--mixing random: must be one of proportional, equal, temperature")
-
-
-if __name__ == "__main__":
-    absltest.main()

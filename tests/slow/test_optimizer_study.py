@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from benchmarks import learning_rates, optimizers, settings
 
@@ -33,10 +33,6 @@ def made_up_run(script: str, setting: str, seed: int, folder: Path, words: list[
 
 
 class StudyTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def study(self, *argv) -> tuple[dict, str]:
         out = io.StringIO()
         flags = ["--folder", self.folder / "runs", "--output", self.folder / "study.json", "--seeds", 1, 2, *argv]
@@ -76,10 +72,6 @@ class StudyTest(parameterized.TestCase):
 
 
 class LearningRatesTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def study(self, *argv, tokens: int = 5000) -> tuple[dict, str]:
         """A run's loss is a parabola over the rate's logarithm, lowest at 0.03, and falls with the size."""
 
@@ -158,7 +150,3 @@ class RunTest(parameterized.TestCase):
         self.assertEqual(optimizers.tokens_to(curve, loss), None if tokens is None else mock.ANY)
         if tokens is not None:
             self.assertAlmostEqual(optimizers.tokens_to(curve, loss), tokens)
-
-
-if __name__ == "__main__":
-    absltest.main()

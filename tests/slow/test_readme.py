@@ -5,7 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 import benchmark_t5
 import create_tokenizer
@@ -127,7 +127,3 @@ class ReadmeTest(parameterized.TestCase):
     @parameterized.parameters(*PAGES)
     def test_no_placeholder_is_left(self, page):
         self.assertNotRegex(PAGES[page], r"@[A-Z_]+@|TODO")
-
-
-if __name__ == "__main__":
-    absltest.main()

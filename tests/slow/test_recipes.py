@@ -4,8 +4,6 @@ and its real model has the size and shapes it should have (built on the meta dev
 A new recipe is one more entry of RECIPES, or has tests of its own as those of test_workflows.py.
 """
 
-import contextlib
-import io
 import json
 import math
 import random
@@ -18,7 +16,8 @@ import numpy as np
 import test_workflows
 import torch
 import yaml
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
+from helpers import run_main
 from transformers import MT5Config, T5Config
 
 import corpora.sources
@@ -139,8 +138,7 @@ class RecipeTest(parameterized.TestCase):
         for module in (corpora.sources, tasks.rows):
             docs = mock.patch.object(module, "builtin_corpus", return_value=self.folder / "docs")
             self.enter_context(docs)
-        with contextlib.redirect_stdout(io.StringIO()):
-            results = recipe.script.main(argv)
+        results, *_ = run_main(recipe.script.main, *argv)
         self.assertTrue(math.isfinite(results["train_loss"]))
         self.assertTrue(math.isfinite(results["eval_loss"]))
         recorded = json.loads((out / "run.json").read_text())["arguments"]
@@ -160,7 +158,3 @@ class RecipeTest(parameterized.TestCase):
         self.assertEqual({parameter.device.type for parameter in model.parameters()}, {"meta"})
         self.assertEqual(count_parameters(model), recipe.parameters)
         self.assertEqual(tuple(logits.shape), (2, recipe.lengths[1], recipe.config.vocab_size))
-
-
-if __name__ == "__main__":
-    absltest.main()

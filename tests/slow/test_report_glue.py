@@ -1,7 +1,6 @@
 """report_glue.py: two small tasks with two seeds from one model, what is resumed and refused, and the numbers by hand.
 
 Hermetic: data, tokenizer and model are made here. The runs take place in this process; one test starts real ones.
-About 20 s.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ import zipfile
 from pathlib import Path
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main, write_tiny_model
 from matplotlib.image import imread
 
@@ -319,7 +318,3 @@ class FlagsTest(TestCase):
     def test_nothing_finished_is_said(self):
         _, printed, _ = run_main(report_glue.main, *self.argv("empty", "--report_only"))
         self.assertIn("no run is finished yet", printed)
-
-
-if __name__ == "__main__":
-    absltest.main()

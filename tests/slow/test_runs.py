@@ -1,10 +1,7 @@
 """Tests of runs/run.py: what is said and checked before a run, and that nothing is lost when it does not begin."""
 
-import contextlib
-import io
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +9,11 @@ from unittest import mock
 
 import torch
 import torture
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
+from helpers import call
 from safetensors.torch import load_file
 from transformers import T5ForConditionalGeneration
+from warm_python import warm_python
 
 import pre_train_t5
 from modeling import loss
@@ -28,7 +27,7 @@ class RunScriptTest(parameterized.TestCase):
         program = "from common.processes import run_script\ndef main():\n    raise KeyboardInterrupt\nrun_script(main)"
         environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(Path(pre_train_t5.__file__).parent)}
         found = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100
+            [warm_python(), "-c", program], env=environment, capture_output=True, text=True, timeout=100
         )
         self.assertEqual((found.returncode, found.stdout, found.stderr), (130, "\ninterrupted\n", ""))
 
@@ -40,7 +39,7 @@ class RunScriptTest(parameterized.TestCase):
             "run_script(main)"
         )
         environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(Path(pre_train_t5.__file__).parent)}
-        command = [sys.executable, "-c", program, str(code)]
+        command = [warm_python(), "-c", program, str(code)]
         found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
         self.assertEqual((found.returncode, found.stdout), (code, "done handler\n"), found.stderr)
 
@@ -54,18 +53,13 @@ class BeforeARunTest(parameterized.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.out = Path(self.enter_context(tempfile.TemporaryDirectory())) / "out"
+        self.out = self.folder / "out"
         self.enter_context(mock.patch("signal.signal"))  # the handlers of a run are not those of the tests
 
     def run_script(self, *flags: str) -> tuple[int, str, str]:
         """(exit code, stdout, stderr)."""
-        code = 0
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-            try:
-                pre_train_t5.main([*self.argv, "--output_dir", str(self.out), *flags])
-            except SystemExit as stop:
-                code = stop.code
-        return code, out.getvalue(), err.getvalue()
+        _, code, out, err = call(pre_train_t5.main, *self.argv, "--output_dir", self.out, *flags)
+        return code or 0, out, err
 
     def files(self) -> set[Path]:
         return set(self.out.rglob("*"))
@@ -155,15 +149,11 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertEqual(self.files(), before)
 
     @parameterized.parameters(
-        (
-            "disk_free",
-            r"--output_dir .*out will need [0-9.]+ .* and has .* free: use another disk, a smaller --save_tot",
-        ),
-        (
-            "memory_available",
-            r"[0-9.]+ .* are needed for weights, gradients and optimizer alone, and 1000 B are available",
-        ),
-    )
+        ("disk_free",
+         r"--output_dir .*out will need [0-9.]+ .* and has .* free: use another disk, a smaller --save_tot"),
+        ("memory_available",
+         r"[0-9.]+ .* are needed for weights, gradients and optimizer alone, and 1000 B are available"),
+    )  # fmt: skip
     def test_too_little_is_refused_before_anything_is_deleted(self, what, message):
         self.assertEqual(self.run_script()[0], 0)
         before = self.files()
@@ -185,7 +175,3 @@ class BeforeARunTest(parameterized.TestCase):
         self.out.mkdir()
         (self.out / "file").write_bytes(b"12345")
         self.assertEqual(runs.bytes_below(self.out), 5)
-
-
-if __name__ == "__main__":
-    absltest.main()

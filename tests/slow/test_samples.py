@@ -6,7 +6,7 @@ import re
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main
 from test_export_checkpoint import SHAPE, TestCase, workspace
 
@@ -68,13 +68,9 @@ class PromptTest(TestCase):
         stdin = io.StringIO("bada <extra_id_0> kuli\n\nbada\n")
         with mock.patch("sys.stdin", stdin):
             result, printed, _ = run_main(
-                evaluate_t5.main,
-                "--interactive",
-                "--model_name_or_path",
-                workspace() / "whole",
-                "--generation_max_length",
-                6,
-            )
+                evaluate_t5.main, "--interactive", "--model_name_or_path", workspace() / "whole",
+                "--generation_max_length", 6,
+            )  # fmt: skip
         self.assertEqual(result, {"lines": 2})
         self.assertLen(printed.splitlines(), 2)
         self.assertRegex(printed.splitlines()[0], "^bada .* kuli$")
@@ -148,17 +144,13 @@ class RunTest(TestCase):
     @parameterized.parameters(
         (["--num_samples", "-1"], "--num_samples -1: must be at least 0"),
         (["--validation_split_count", "0"], "--validation_split_count 0: must be at least 1 document"),
-        (
-            ["--validation_split_count", "300"],
-            "--validation_split_count 300: the text has 400 documents, and at most half",
-        ),
-        (
-            ["--validation_split_count", "3", "--validation_split_percentage", "3"],
-            "--validation_split_percentage 3.0: excludes --validation_split_count: give one of them",
-        ),
+        (["--validation_split_count", "300"],
+         "--validation_split_count 300: the text has 400 documents, and at most half"),
+        (["--validation_split_count", "3", "--validation_split_percentage", "3"],
+         "--validation_split_percentage 3.0: excludes --validation_split_count: give one of them"),
         (["--hub_model_id", "me/x"], "--hub_model_id me/x: nothing is uploaded without --push_to_hub"),
         (["--push_to_hub", "--hub_model_id", "a/b/c"], "--hub_model_id a/b/c: "),
-    )
+    )  # fmt: skip
     def test_refused(self, flags, message):
         _, _, error = self.train("--max_steps", 1, *flags, code=2)
         self.assertRegex(error, message)
@@ -180,7 +172,3 @@ class HeldOutDocumentsTest(parameterized.TestCase):
         stretches = 1 + sum(two - one > 1 for one, two in zip(held, held[1:], strict=False))
         self.assertLessEqual(stretches, -(-count // 50))
         self.assertLessEqual(max(b - a for a, b in zip([-1, *held], held, strict=False)), total // stretches + 2)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,10 +1,9 @@
 """Both training scripts from end to end through their main([...]), judged by the files they leave behind.
 
-Hermetic: text, tasks, tokenizer and models of a few thousand weights are made here. About 70 s, half of it for the
-launchers (accelerate, deepspeed) to start.
+Hermetic: text, tasks, tokenizer and models of a few thousand weights are made here. Launchers have tests of their own
+(test_launchers.py).
 """
 
-import atexit
 import contextlib
 import functools
 import io
@@ -13,27 +12,21 @@ import math
 import os
 import random
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
+from helpers import OVERRIDES, argv_of, run_main
 from matplotlib.image import imread
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import constants
 import fine_tune_t5
-import model_t5
 import pre_train_t5
 from common.reports import human_count, read_metrics
 
-ROOT = Path(__file__).resolve().parents[2]
-SHAPE = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
 SUBJECTS = "the cat,a dog,my friend,the river,one bird,her sister,the tall man".split(",")
 VERBS = "sees likes finds follows hears carries".split()
 OBJECTS = "a small house,the green tree,some water,an old book,the bright moon,bread".split(",")
@@ -43,8 +36,7 @@ DOCUMENTS = 600
 # ---------------------------------------------------------------- the material
 @functools.cache
 def workspace() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_scripts_"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp())
     chooser = random.Random(0)
     syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
     names = ["".join(chooser.choices(syllables, k=3)) for _ in range(150)]  # enough words for a vocabulary
@@ -60,49 +52,25 @@ def sentence(chooser: random.Random) -> str:
     return f"{chooser.choice(SUBJECTS)} {chooser.choice(VERBS)} {chooser.choice(OBJECTS)}."
 
 
-def argv_of(flags: dict) -> list[str]:
-    """{"max_steps": 3, "bf16": True, "seed": None} -> ["--max_steps", "3", "--bf16"]."""
-    words = [
-        [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        for name, value in flags.items()
-        if value is not None
-    ]
-    return sum(words, [])
-
-
 def run(main, **flags) -> tuple[dict, str]:
     """(what main returns, what it printed)."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        results = main(argv_of(flags))
-    return results, printed.getvalue()
+    return run_main(main, *argv_of(flags))[:2]
 
 
 def common_flags(output_dir) -> dict:
     return dict(
-        output_dir=output_dir,
-        data_cache_dir=workspace() / "cache",
-        report_to="none",
-        disable_tqdm="true",
+        output_dir=output_dir, data_cache_dir=workspace() / "cache", report_to="none", disable_tqdm="true",
         preprocessing_num_workers=1,
-    )
+    )  # fmt: skip
 
 
 def pre_training_flags(output_dir, **changes) -> dict:
     """40 steps of 32 sequences on the made-up text, from scratch."""
     flags = common_flags(output_dir) | dict(
-        config_name="tiny",
-        config_overrides=SHAPE,
-        vocab_size=300,
-        train_file=workspace() / "text.txt",
-        input_seq_length=32,
-        max_steps=40,
-        warmup_steps=0.1,
-        per_device_train_batch_size=16,
-        gradient_accumulation_steps=2,
-        logging_steps=5,
-        eval_steps=20,
-        save_steps=20,
-    )
+        config_name="tiny", config_overrides=OVERRIDES, vocab_size=300, train_file=workspace() / "text.txt",
+        input_seq_length=32, max_steps=40, warmup_steps=0.1, per_device_train_batch_size=16,
+        gradient_accumulation_steps=2, logging_steps=5, eval_steps=20, save_steps=20,
+    )  # fmt: skip
     return flags | changes
 
 
@@ -132,31 +100,9 @@ def write_rows(path: Path, rows: list[dict]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def launched(launcher: list, script: str, flags: dict, timeout: int = 300) -> subprocess.CompletedProcess:
-    """A script under a launcher in processes of their own."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    command = [str(Path(sys.executable).parent / launcher[0]), *map(str, launcher[1:]), script, *argv_of(flags)]
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=timeout)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # the ranks too
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 class ScriptTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.enterContext(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}))
 
     def assert_refused(self, message: str, main, **flags):
@@ -177,15 +123,11 @@ class PreTrainTest(ScriptTest):
         self.assertEqual(read_json(folder / "all_results.json"), results)
         self.assertContainsSubset(
             [
-                "train_loss",
-                "train_runtime",
-                "eval_loss",
-                "eval_perplexity",
-                "eval_token_accuracy",
+                "train_loss", "train_runtime", "eval_loss", "eval_perplexity", "eval_token_accuracy",
                 "eval_bits_per_byte",
             ],
             results,
-        )
+        )  # fmt: skip
         self.assertLess(results["eval_loss"], 0.8 * math.log(300))  # it learns
         self.assertAlmostEqual(results["eval_perplexity"], math.exp(results["eval_loss"]), places=4)
         tokens_per_step = read_json(folder / "run.json")["tokens_per_step"]
@@ -220,7 +162,7 @@ class PreTrainTest(ScriptTest):
         self.assertGreater(record["examples"]["validation"], 10)
         self.assertCountEqual(record["fingerprints"], ["train", "tokenizer"])
         self.assertEqual(record["arguments"]["max_steps"], 40)
-        self.assertEqual(record["arguments"]["config_overrides"], SHAPE)
+        self.assertEqual(record["arguments"]["config_overrides"], OVERRIDES)
         model = AutoModelForSeq2SeqLM.from_pretrained(folder)
         self.assertEqual(record["parameters"], sum(p.numel() for p in model.parameters()))
 
@@ -237,13 +179,9 @@ class PreTrainTest(ScriptTest):
     def test_going_on_from_a_model(self):
         folder, before, _ = pre_trained()
         changes = dict(
-            model_name_or_path=folder,
-            config_name=None,
-            config_overrides=None,
-            vocab_size=None,
-            dropout_rate=0.05,
+            model_name_or_path=folder, config_name=None, config_overrides=None, vocab_size=None, dropout_rate=0.05,
             max_steps=20,
-        )
+        )  # fmt: skip
         limits = dict(max_eval_samples=5, max_train_samples=500)
         flags = pre_training_flags(self.folder / "more", eval_on_start=True, **changes, **limits)
         results, _ = run(pre_train_t5.main, **flags)
@@ -288,36 +226,6 @@ class PreTrainTest(ScriptTest):
         self.assertEqual([line["step"] for line in lines if "loss" in line], [5])
         self.assertEqual([line["step"] for line in lines if "eval_loss" in line], [5])  # although it is no 20th step
 
-    @parameterized.parameters(
-        (dict(max_stpes=3), "--max_stpes: no such flag; did you mean --max_steps"),
-        (dict(config_overrides="d_modl=8"), "--config_overrides d_modl=8: the T5 configuration has no such key"),
-        (dict(config_overrides="d_model=wide"), "--config_overrides d_model=wide: .*expected int"),
-        (dict(config_name="small"), "--config_name small: neither a built-in shape"),
-        (dict(optim="sgd"), "--optim sgd: must be one of adamw_rms_scaled"),
-        (dict(train_file="nowhere.txt"), "--train_file nowhere.txt: no such file"),
-        (
-            dict(input_seq_length=500, per_device_train_batch_size=1600),
-            r"the training text gives \d+ chunks of 554 tokens, one step needs 3200: use more text",
-        ),
-    )
-    def test_user_errors_end_with_one_line(self, changes, message):
-        out = self.folder / "out"
-        with mock.patch.object(model_t5, "answers", return_value=False):  # as without a network
-            self.assert_refused(message, pre_train_t5.main, **pre_training_flags(out, **changes))
-        self.assertFalse(out.exists())
-
-    def test_accelerate_launch_on_two_ranks_gives_what_one_process_gives(self):
-        _, expected, _ = pre_trained()
-        out = self.folder / "out"
-        launcher = ["accelerate", "launch", "--multi_gpu", "--num_processes", 2, "--main_process_port", free_port()]
-        done = launched(launcher, "pre_train_t5.py", pre_training_flags(out, gradient_accumulation_steps=1))
-        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
-        self.assertIn("32 sequences a step (16 x 1 accumulated x 2 processes)", done.stdout)
-        self.assertEqual(done.stdout.count("-- done --"), 1)
-        results = read_json(out / "all_results.json")
-        self.assertAlmostEqual(results["train_loss"], expected["train_loss"], delta=2e-3)
-        self.assertAlmostEqual(results["eval_loss"], expected["eval_loss"], delta=5e-3)
-
     def test_precompile_leaves_nothing_but_the_compilers_cache(self):
         flags = pre_training_flags(self.folder / "run", max_steps=1, save_steps=1, precompile=True)
         printed = io.StringIO()
@@ -342,26 +250,14 @@ def topic_rows(count: int, seed: int) -> list[dict]:
 
 
 TOPIC = dict(
-    prefix="topic",
-    inputs={"sentence": "line"},
-    target="topic",
-    target_type="class",
-    labels=["tree", "moon", "bread"],
-    metrics=["accuracy", "f1_macro"],
-    files={"train": "train.jsonl", "validation": "dev.jsonl"},
-    max_source_length=48,
+    prefix="topic", inputs={"sentence": "line"}, target="topic", target_type="class", labels=["tree", "moon", "bread"],
+    metrics=["accuracy", "f1_macro"], files={"train": "train.jsonl", "validation": "dev.jsonl"}, max_source_length=48,
     max_target_length=8,
-)
+)  # fmt: skip
 ENDING = dict(
-    prefix="ending",
-    inputs={"": "line"},
-    target="topic",
-    target_type="text",
-    metrics=["rougeL", "exact_match"],
-    files={"train": "train.jsonl", "validation": "dev.jsonl"},
-    max_source_length=48,
-    max_target_length=10,
-)
+    prefix="ending", inputs={"": "line"}, target="topic", target_type="text", metrics=["rougeL", "exact_match"],
+    files={"train": "train.jsonl", "validation": "dev.jsonl"}, max_source_length=48, max_target_length=10,
+)  # fmt: skip
 
 
 class FineTuneTest(ScriptTest):
@@ -381,7 +277,7 @@ class FineTuneTest(ScriptTest):
     def test_one_entry_makes_a_task_and_a_tiny_model_learns_it(self):
         """Training, scoring and the choice of the best checkpoint work together, from scratch, in seconds."""
         scratch = dict(
-            model_name_or_path=None, tokenizer_name=self.checkpoint, config_name="tiny", config_overrides=SHAPE
+            model_name_or_path=None, tokenizer_name=self.checkpoint, config_name="tiny", config_overrides=OVERRIDES
         )
         results, printed = run(fine_tune_t5.main, **self.flags(num_train_epochs=5, **scratch))
         self.assertGreater(results["eval_accuracy"], 0.9)
@@ -467,51 +363,3 @@ class FineTuneTest(ScriptTest):
         with contextlib.chdir(home):
             _, printed = run(fine_tune_t5.main, **flags)
         self.assertIn("no model was named: starting from the checkpoint out/pre_train_t5", printed)
-
-    def test_user_errors_end_with_one_line(self):
-        out = self.folder / "out"
-        message = r"--dataset_name topik: not in DATASET_VALS \(did you mean topic\?\)"
-        self.assert_refused(message, fine_tune_t5.main, **self.flags("topik"))
-        (self.data / "dev.jsonl").unlink()
-        message = "no file dev.jsonl, which task topic reads as validation"
-        self.assert_refused(message, fine_tune_t5.main, **self.flags())
-        self.assertFalse(out.exists())
-        out.mkdir()
-        (out / "notes.txt").write_text("mine")
-        self.assert_refused(f"--output_dir {out} is not empty", fine_tune_t5.main, **self.flags())
-        write_rows(self.data / "dev.jsonl", topic_rows(60, seed=2))
-        run(fine_tune_t5.main, **self.flags(overwrite_output_dir=True, max_train_samples=16))
-        self.assertEqual((out / "notes.txt").read_text(), "mine")  # it overwrites its own files only
-
-    def test_deepspeed_zero_stage_2_on_two_ranks(self):
-        config = ROOT / "zero_stage2_config.json"
-        if not config.is_file():
-            self.skipTest("there is no zero_stage2_config.json")
-        extensions = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
-        if not any(extensions.rglob("deepspeed_shm_comm.so")):
-            self.skipTest("deepspeed would first compile its C++ for a minute: run it once on this machine")
-        write_rows(self.data / "RTE" / "train.tsv", rte_rows(48, 5))
-        write_rows(self.data / "RTE" / "dev.tsv", rte_rows(15, 6))
-        flags = self.flags("rte", benchmark="glue", max_target_length=16, logging_steps=1, dropout_rate=0.0)
-        launcher = ["deepspeed", "--num_accelerators", 2, "--master_port", free_port()]
-        done = launched(launcher, "fine_tune_t5.py", flags | dict(deepspeed=config, per_device_train_batch_size=8))
-        self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr[-3000:])
-        # The same run in this process: ZeRO is a way of storing things, not another optimizer.
-        expected, _ = run(fine_tune_t5.main, **flags | dict(output_dir=self.folder / "alone"))
-        results = read_json(self.folder / "out" / "all_results.json")
-        self.assertAlmostEqual(results["train_loss"], expected["train_loss"], delta=2e-3)
-        self.assertAlmostEqual(results["eval_loss"], expected["eval_loss"], delta=5e-3)
-        self.assertEqual(results["eval_accuracy"], expected["eval_accuracy"])
-
-
-def rte_rows(count: int, seed: int) -> list[dict]:
-    chooser = random.Random(seed)
-    labels = ("entailment", "not_entailment")
-    return [
-        {"index": i, "sentence1": sentence(chooser), "sentence2": sentence(chooser), "label": labels[i % 2]}
-        for i in range(count)
-    ]
-
-
-if __name__ == "__main__":
-    absltest.main()

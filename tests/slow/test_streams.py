@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import torture
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
+from helpers import call
 from transformers import AutoTokenizer
 
 import fine_tune_t5
@@ -76,7 +77,6 @@ WRITERS = dict(text=write_text, jsonl=write_jsonl, csv=write_csv, parquet=write_
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 1_000))
 
     def corpus(self, kind: str):
@@ -120,7 +120,7 @@ def count_rows(stream: StreamDataset) -> list[int]:
 
 
 class OnceTest(TestCase):
-    @parameterized.product(ranks=(1, 2, 3, 4), workers=(0, 1, 2, 3))
+    @parameterized.parameters((1, 0), (1, 3), (2, 1), (3, 2), (4, 0), (4, 1))
     def test_every_example_once_and_in_one_order(self, ranks, workers):
         found = self.examples([self.stream(rank=r, ranks=ranks, passes=1) for r in range(ranks)], workers)
         self.assertCountEqual(found.values(), range(EXAMPLES))
@@ -297,16 +297,12 @@ class BlockTest(TestCase):
     @parameterized.named_parameters(
         ("text", "a.txt", b"fine\n" * 5000 + b"caf\xe9\n", r"a.txt: not UTF-8 text \(byte 0xe9 at 25,003\)"),
         ("jsonl", "a.jsonl", b'{"text": "a"}\n' * 300 + b'{"text": \n', r"a.jsonl at byte 4,200, line 1: broken JSON"),
-        (
-            "list",
-            "a.jsonl",
-            b'{"text": "a"}\n' * 300 + b"[1]\n",
-            "a.jsonl at byte 4,200: must be a JSON object, got list",
-        ),
+        ("list", "a.jsonl", b'{"text": "a"}\n' * 300 + b"[1]\n",
+         "a.jsonl at byte 4,200: must be a JSON object, got list"),
         ("csv", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"a\n", "row at byte 127: 1 fields, the header has 2"),
         ("quote", "a.csv", b"text\n" + b"a\n" * 30 + b'"a\n', "near byte 68: broken CSV"),
         ("header", "a.csv", b"text,text\na,b\n", "line 1: two columns are called 'text'"),
-    )
+    )  # fmt: skip
     def test_broken_rows_are_named(self, name, content, message):
         (self.folder / name).write_bytes(content)
         with mock.patch.object(blocks, "check_file"), self.assertRaisesRegex(ValueError, message):
@@ -396,20 +392,15 @@ class ScriptTest(parameterized.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.enter_context(mock.patch("signal.signal"))
         self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 2_000))
         self.enter_context(mock.patch.object(streams, "ENCODE_BATCH", 500))
 
     def run_script(self, script: str, *flags: str) -> tuple[int, str]:
         """(exit code, what it printed)."""
-        code, text = 0, io.StringIO()
-        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-            try:
-                torture.SCRIPTS[script](torture.changed(self.commands[f"{script}_stream"], *flags))
-            except SystemExit as stop:
-                code = stop.code
-        return code, text.getvalue()
+        words = torture.changed(self.commands[f"{script}_stream"], *flags)
+        _, code, out, err = call(torture.SCRIPTS[script], *words)
+        return code or 0, out + err
 
     @parameterized.parameters("pre_train", "fine_tune")
     def test_resumed_runs_end_with_the_same_bits_and_replay_nothing(self, script):
@@ -436,21 +427,15 @@ class ScriptTest(parameterized.TestCase):
         self.assertLess(len(set(examined)), sum(1 for _ in corpus.all_rows()) / 2)
 
     def test_a_killed_run_ends_with_the_same_bits(self):
-        counts = torture.torture(self.workspace, "fine_tune_stream", 1, seed=random.randrange(2**31), show=lambda _: 0)
+        seed, flags = random.randrange(2**31), ("--max_steps", "13", "--eval_steps", "5")
+        counts = torture.torture(self.workspace, "fine_tune_stream", 1, seed, show=lambda _: 0, flags=flags)
         self.assertEqual(counts["kills"], 1)
         self.assertEqual(counts["runs_compared"], 1)
 
     def test_workers_change_nothing(self):
         flags = [
-            "--max_steps",
-            "3",
-            "--eval_strategy",
-            "no",
-            "--save_strategy",
-            "no",
-            "--load_best_model_at_end",
-            "false",
-        ]
+            "--max_steps", "3", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false",
+        ]  # fmt: skip
         for workers in ("0", "2"):
             out = str(self.folder / workers)
             code, text = self.run_script("fine_tune", *flags, "--dataloader_num_workers", workers, "--output_dir", out)
@@ -481,16 +466,12 @@ class ScriptTest(parameterized.TestCase):
         ("sizes", "pre_train", "--auto_find_batch_size true", "--auto_find_batch_size True: does not go with --strea"),
         ("files", "fine_tune", "--train_file no/such", "--train_file no/such: no such file"),
         ("piece", "fine_tune", "--max_piece_length 0", "--max_piece_length 0: must be at least 1 character"),
-        (
-            "share",
-            "pre_train",
-            "--validation_split_percentage 3",
-            "--validation_split_percentage 3.0: the length of a st",
-        ),
+        ("share", "pre_train", "--validation_split_percentage 3",
+         "--validation_split_percentage 3.0: the length of a st"),
         ("column", "pre_train", "--train_file {folder}/a.jsonl --text_column b", "--text_column b: a row has the col"),
         ("none", "fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|too little text"),
         ("hub", "pre_train", "--dataset_name {folder}/saved --train_file", "exclude each other|expected at least one"),
-    )
+    )  # fmt: skip
     def test_refused_in_one_line(self, script, flags, message):
         (self.folder / "a.jsonl").write_text('{"text": "a"}\n')
         (self.folder / "stars.txt").write_text("* * *\n")
@@ -573,7 +554,3 @@ class ScriptTest(parameterized.TestCase):
                 self.assertEqual(encode([texts[target]])[0][:23], source[:-1])
                 seen.add(target)
         self.assertLen(seen, 3)
-
-
-if __name__ == "__main__":
-    absltest.main()

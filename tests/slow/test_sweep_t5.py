@@ -1,7 +1,7 @@
 """sweep_t5.py: what it reads, runs, stops, takes up again and shows; W&B's own code is the reference.
 
 Hermetic: most trials are a stand-in of 30 ms that writes a metrics.jsonl; one sweep fine-tunes a tiny model as a user
-would start it. Agents that run at once, are killed or interrupted are processes of their own. About 50 s on one core.
+would start it. Agents that run at once, are killed or interrupted are processes of their own.
 """
 
 import ast
@@ -18,17 +18,17 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from unittest import mock
 
 import optuna
 import yaml
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main, write_accelerate, write_tiny_model
 from matplotlib.image import imread
 from wandb.wandb_agent import Agent
+from warm_python import warm_python
 
 import sweep_t5
 from common.reports import read_metrics
@@ -109,7 +109,6 @@ class SweepTest(parameterized.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.out = self.folder / "out"
         self.enterContext(contextlib.chdir(self.folder))
         self.enterContext(mock.patch.dict(os.environ))
@@ -829,7 +828,7 @@ class RealSweepTest(SweepTest):
         parameters |= {name: {"value": value} for name, value in fixed.items()}
         sweep = self.write(program=str(ROOT / "fine_tune_t5.py"), method="bayes", parameters=parameters, run_cap=2)
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, str(ROOT / "sweep_t5.py"), sweep, "--count", "20"]
+        command = [warm_python(), str(ROOT / "sweep_t5.py"), sweep, "--count", "20"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500)
         self.out = self.folder / "out" / "sweeps" / "sweep"
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -844,7 +843,3 @@ class RealSweepTest(SweepTest):
             self.assertTrue((folder / "model.safetensors").is_file())
         self.assertEqual(self.states(), ["finished"] * 2)
         self.assertTrue((self.out / "report.html").is_file())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import write_accelerate
 from transformers import EvalPrediction
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args, load_sweep_config
@@ -188,7 +188,3 @@ class SweepsTest(parameterized.TestCase):
         self.assertIn(f"#   wandb sweep sweeps/{path.name}", lines)
         self.assertTrue(any(line.startswith("# Cost: ") for line in lines))
         self.assertLessEqual(max(map(len, lines)), 120)
-
-
-if __name__ == "__main__":
-    absltest.main()

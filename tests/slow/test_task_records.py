@@ -1,12 +1,10 @@
 """task.json: `evaluate_t5.py --model_name_or_path X` alone repeats the numbers that the fine-tuning of X reported.
 
-Hermetic: three small tasks, a tokenizer and a model with random weights are made here. About 20 s on one core.
+Hermetic: three small tasks, a tokenizer and a model with random weights are made here.
 """
 
-import atexit
 import contextlib
 import functools
-import io
 import json
 import os
 import random
@@ -16,7 +14,8 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
+from helpers import run_main
 
 import constants
 import evaluate_t5
@@ -46,8 +45,7 @@ LINES = [f"the {color} {thing} stands by the {place}" for color in ("red", "old"
 @functools.cache
 def workspace() -> Path:
     """`data`: files of all tasks; `base`: a new model."""
-    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_records_"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp())
     chooser = random.Random(0)
     rows = [
         {
@@ -72,14 +70,8 @@ def workspace() -> Path:
 
 def run(main, *argv, code: int | None = None) -> tuple[object, str]:
     """(what main returns, what was printed)."""
-    result, printed, ended = None, io.StringIO(), None
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        try:
-            result = main([str(word) for word in argv])
-        except SystemExit as stop:
-            ended = stop.code
-    assert ended == code, (ended, printed.getvalue()[-800:])
-    return result, printed.getvalue()
+    result, printed, errors = run_main(main, *argv, code=code)
+    return result, printed + errors
 
 
 def reported(results: dict) -> dict:
@@ -92,7 +84,6 @@ class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         workspace()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.enterContext(mock.patch.dict(constants.DATASET_VALS, mine=TASKS))
         self.enterContext(contextlib.chdir(workspace()))  # from where data is a relative path
         self.out = self.folder / "out"
@@ -230,7 +221,3 @@ class RecordTest(parameterized.TestCase):
         record = task_record(*args, generates=False)
         self.assertNoCommonElements(record, ["generation_num_beams", "predict_with_generate", "train_file"])
         self.assertEqual(task_record(*args, generates=True)["generation_num_beams"], 4)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,7 +1,7 @@
 """Tests of trainer_t5: what must not change a run (accumulation, ranks, workers, interruptions), and exact evaluation.
 
 Hermetic: a T5 of a few thousand weights on made-up tokens. Two ranks are this file itself under torchrun, once for all
-tests that need them. About 50 s, half of it for the two ranks to start.
+tests that need them.
 """
 
 import contextlib
@@ -20,8 +20,9 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
+from warm_python import warm_python
 
 from arguments.training import PreTrainingArguments, check_training, global_batch_size
 from common.processes import finish_process_group
@@ -164,12 +165,9 @@ def two_ranks(folder: Path) -> None:
         results[name] = (curve(trainer), weights(trainer))
         # Again from the middle of the second epoch, with another model to begin with.
         resumed = trained(
-            folder / f"{name}_resumed",
-            resume=str(folder / name / "checkpoint-7"),
-            model=make_model(99),
-            rows=rows,
+            folder / f"{name}_resumed", resume=str(folder / name / "checkpoint-7"), model=make_model(99), rows=rows,
             **split,
-        )
+        )  # fmt: skip
         results[f"{name}_resumed"] = (curve(resumed), weights(resumed))
 
     for name, rows, data in (("chunks", None, chunks(21, 4)), ("ragged", ragged_rows(8, 1), ragged_rows(21, 2))):
@@ -184,10 +182,10 @@ def two_ranks(folder: Path) -> None:
 @functools.cache
 def two_ranks_results() -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
-            [*command, __file__, "two_ranks", folder], env=environment, capture_output=True, text=True, timeout=300
+            [*command, __file__, folder], env=environment, capture_output=True, text=True, timeout=300
         )
         if done.returncode != 0:
             raise AssertionError(f"two ranks failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
@@ -195,10 +193,6 @@ def two_ranks_results() -> dict:
 
 
 class TrainerTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def assert_same_run(self, found, expected, rtol=2e-5, atol=1e-5):
         """(losses, weights) equal to float32 rounding."""
         np.testing.assert_allclose(found[0], expected[0], rtol=rtol)
@@ -239,18 +233,11 @@ class SameRunTest(TrainerTest):
         first = {}
         for batch, accumulation in ((32, 1), (8, 4)):
             args = Seq2SeqTrainingArguments(
-                output_dir=str(self.folder / "plain"),
-                per_device_train_batch_size=batch,
-                gradient_accumulation_steps=accumulation,
-                max_steps=1,
-                logging_steps=1,
-                report_to=[],
-                use_cpu=True,
-                disable_tqdm=True,
-                save_strategy="no",
-                remove_unused_columns=False,
+                output_dir=str(self.folder / "plain"), per_device_train_batch_size=batch,
+                gradient_accumulation_steps=accumulation, max_steps=1, logging_steps=1, report_to=[], use_cpu=True,
+                disable_tqdm=True, save_strategy="no", remove_unused_columns=False,
                 train_sampling_strategy="sequential",
-            )
+            )  # fmt: skip
             trainer = Seq2SeqTrainer(
                 model=AutoModelForSeq2SeqLM.from_pretrained(self.folder / "model"),
                 args=args,
@@ -306,16 +293,9 @@ class ResumeTest(TrainerTest):
             folder,
             resume=resume,
             model=make_model(seed, dropout_rate=0.1),  # the random state must be resumed too
-            collate=recorder,
-            eval_dataset=chunks(9, 4),
-            per_device_train_batch_size=16,
-            gradient_accumulation_steps=2,
-            eval_strategy="steps",
-            eval_steps=2,
-            save_strategy="steps",
-            save_steps=1,
-            save_total_limit=None,
-        )
+            collate=recorder, eval_dataset=chunks(9, 4), per_device_train_batch_size=16, gradient_accumulation_steps=2,
+            eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=1, save_total_limit=None,
+        )  # fmt: skip
         # Each evaluation collates a batch too, of 9 rows.
         return trainer, [b["input_ids"] for b in recorder.batches if len(b["input_ids"]) == 16]
 
@@ -409,12 +389,9 @@ def task_trainer(folder, steps: int, eval_dataset, class_labels=LABELS, **flags)
     return T5Trainer(
         model=make_model(d_model=32),
         args=arguments(folder, max_steps=steps, lr_scheduler_type="constant_with_warmup", **flags),
-        train_dataset=ragged_rows(320, seed=5),
-        eval_dataset=eval_dataset,
-        data_collator=pad_rows,
-        compute_metrics=metrics,
-        class_label_ids=class_labels,
-    )
+        train_dataset=ragged_rows(320, seed=5), eval_dataset=eval_dataset, data_collator=pad_rows,
+        compute_metrics=metrics, class_label_ids=class_labels,
+    )  # fmt: skip
 
 
 class ClassScoringTest(TrainerTest):
@@ -522,17 +499,10 @@ class ClassScoringTest(TrainerTest):
         """MNLI: matched and mismatched."""
         splits = {"validation_matched": ragged_rows(30, 12), "validation_mismatched": ragged_rows(17, 13)}
         trainer = task_trainer(
-            self.folder,
-            20,
-            splits,
-            eval_strategy="steps",
-            eval_steps=5,
-            save_strategy="steps",
-            save_steps=5,
-            load_best_model_at_end=True,
-            metric_for_best_model="eval_validation_matched_accuracy",
+            self.folder, 20, splits, eval_strategy="steps", eval_steps=5, save_strategy="steps", save_steps=5,
+            load_best_model_at_end=True, metric_for_best_model="eval_validation_matched_accuracy",
             greater_is_better=True,
-        )
+        )  # fmt: skip
         quietly(trainer.train)
         both = [curve(trainer, f"eval_{split}_accuracy") for split in splits]
         self.assertEqual([len(c) for c in both], [4, 4])
@@ -557,19 +527,10 @@ class RunTest(TrainerTest):
     def test_early_stopping_and_best_checkpoint_follow_the_main_metric(self):
         scores = iter([0.5, 0.8, 0.7, 0.6, 0.9])
         trainer = make_trainer(
-            self.folder,
-            eval_dataset=chunks(4, 4),
-            eval_strategy="steps",
-            eval_steps=2,
-            save_strategy="steps",
-            save_steps=2,
-            save_total_limit=1,
-            load_best_model_at_end=True,
-            metric_for_best_model="eval_score",
-            greater_is_better=True,
-            early_stopping_patience=2,
-            max_steps=20,
-        )
+            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=2, save_strategy="steps",
+            save_steps=2, save_total_limit=1, load_best_model_at_end=True, metric_for_best_model="eval_score",
+            greater_is_better=True, early_stopping_patience=2, max_steps=20,
+        )  # fmt: skip
         trainer.compute_metrics = lambda output: token_metrics(output.predictions[1]) | {"score": next(scores)}
         seen = {}
 
@@ -586,10 +547,6 @@ class RunTest(TrainerTest):
         for name, weight in weights(trainer).items():
             torch.testing.assert_close(weight, seen[4][name], rtol=0, atol=0)
         self.assertFalse(torch.equal(weights(trainer)["shared.weight"], seen[8]["shared.weight"]))
-
-    def test_early_stopping_without_best_checkpoint_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "--early_stopping_patience needs --load_best_model_at_end"):
-            arguments(self.folder, early_stopping_patience=2)
 
     def test_summary_and_run_json(self):
         trainer = make_trainer(self.folder, per_device_train_batch_size=8, gradient_accumulation_steps=4)
@@ -696,22 +653,14 @@ class TrackingTest(TrainerTest):
             [
                 "import types, wandb, runs.run",
                 "args = types.SimpleNamespace(report_to=['wandb'], output_dir='run', project='p')",
-                "runs.run.set_up_tracking(args)",
-                "run = wandb.init(project='p', settings=wandb.Settings(silent=True))",
-                "run.log({'loss': 1.0})",
-                "print(run.settings.mode, run.dir)",
-                "run.finish()",
+                "runs.run.set_up_tracking(args)", "run = wandb.init(project='p', settings=wandb.Settings(silent=True))",
+                "run.log({'loss': 1.0})", "print(run.settings.mode, run.dir)", "run.finish()",
             ]
-        )
+        )  # fmt: skip
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        environment |= {"PYTHONPATH": str(ROOT), "HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
+        environment |= {"PYTHONPATH": str(ROOT), "HOME": str(self.folder)}
         done = subprocess.run(
-            [sys.executable, "-c", script],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
+            [warm_python(), "-c", script], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120
         )
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
         self.assertIn("tracking offline", done.stdout)
@@ -719,7 +668,4 @@ class TrackingTest(TrainerTest):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["two_ranks"]:
-        two_ranks(Path(sys.argv[2]))
-    else:
-        absltest.main()
+    two_ranks(Path(sys.argv[1]))

@@ -1,7 +1,7 @@
 """Tests of Triton's d(bias) kernel without a GPU: its values through the interpreter, and its machine code.
 
 The second part has Triton compile what `bias_gradient_triton` would launch for T5's shapes, for GPUs that need not be
-there, and looks at what came out: tensor cores, registers, shared memory. About 50 s.
+there, and looks at what came out: tensor cores, registers, shared memory.
 """
 
 import json
@@ -180,7 +180,3 @@ class MachineCodeTest(parameterized.TestCase):
         for kernel in kernels:
             self.assertLessEqual(kernel.metadata.shared, SHARED_MEMORY[architecture] * 1024)
             self.assertLessEqual(resources(kernel)["STACK"], 256)  # bytes a thread; a block too large spills thousands
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,10 +1,9 @@
 """Every family in its published layout, from its files through all scripts and back into plain transformers.
 
 The zoo (support/zoo.py) is made at test time. Of each animal: what its files say, continued pre-training of four steps,
-the same resumed after two, fine-tuning on labels, evaluation by generating, and exports of both. About 90 s of a core.
+the same resumed after two, fine-tuning on labels, evaluation by generating, and exports of both.
 """
 
-import atexit
 import contextlib
 import functools
 import io
@@ -17,7 +16,7 @@ from unittest import mock
 
 import torch
 import zoo
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -48,8 +47,7 @@ MADE_FOR_TEXT = ("<extra_id_3>", "▁<extra_id_3>", "a <extra_id_0>b", "</s> <pa
 @functools.cache
 def place() -> Path:
     """A folder with the text, and the task's rows."""
-    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_zoo_"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp())
     (folder / "text.txt").write_text("\n".join(zoo.lines()) + "\n")
     for split in ("train", "dev"):
         rows = [{"line": line, "topic": LABELS[n % 2]} for n, line in enumerate(zoo.lines()[:8])]
@@ -164,7 +162,8 @@ class ZooTest(parameterized.TestCase):
     @parameterized.parameters(*zoo.FAMILIES)
     def test_exported_into_plain_transformers(self, family):
         ours = load_tokenizer(str(animal(family)[0]))
-        for number, folder in enumerate((pre_trained(family)[0], fine_tuned(family))):
+        tuned = [fine_tuned(family)] if family in ("t5_v1_0", "umt5") else []  # the two that scale, or should not
+        for number, folder in enumerate([pre_trained(family)[0], *tuned]):
             out = place() / "exported" / f"{family}_{number}"
             found, _ = script(export_checkpoint, model_name_or_path=folder, output_dir=out, num_samples=3)
             self.assertEqual(found["huggingface"]["same_tokens"], 3)
@@ -253,7 +252,3 @@ class SentinelTest(parameterized.TestCase):
             result, answer = script(evaluate_t5, "--interactive", model_name_or_path=out, generation_max_length=4)
         self.assertEqual(result, {"lines": 1})
         self.assertRegex(answer, r"Bada .*\.")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,8 +1,9 @@
-"""What several tests share: a script run in this process, a tiny model to start from, a stand-in for `accelerate`."""
+"""What several tests share: a script run in this process, its flags, made-up text, a tiny model, an `accelerate`."""
 
 import contextlib
 import io
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,25 @@ from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
 
 SHAPE = dict(d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=1, num_decoder_layers=1)
+OVERRIDES = ",".join(f"{name}={value}" for name, value in SHAPE.items())  # as --config_overrides takes it
+
+
+def argv_of(flags: dict) -> list[str]:
+    """{"max_steps": 3, "bf16": True, "seed": None} -> ["--max_steps", "3", "--bf16"]."""
+    words = [[f"--{name}"] if value is True else [f"--{name}", str(value)]
+             for name, value in flags.items() if value is not None]  # fmt: skip
+    return sum(words, [])
+
+
+def call(main: Callable, *argv: object) -> tuple[object, object, str, str]:
+    """(what main(argv) returns, its exit code, stdout, stderr); the code is None where it returns."""
+    out, err, result, code = io.StringIO(), io.StringIO(), None, None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            result = main([str(word) for word in argv])
+        except SystemExit as stop:
+            code = stop.code
+    return result, code, out.getvalue(), err.getvalue()
 
 
 def run_main(main: Callable, *argv: object, code: int | None = None) -> tuple[object, str, str]:
@@ -19,15 +39,18 @@ def run_main(main: Callable, *argv: object, code: int | None = None) -> tuple[ob
 
     SystemExit with a text is exit code 1, and the text stands on stderr.
     """
-    out, err, result, ended = io.StringIO(), io.StringIO(), None, None
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            result = main([str(word) for word in argv])
-        except SystemExit as stop:
-            ended = stop.code
+    result, ended, out, err = call(main, *argv)
     text = ended if isinstance(ended, str) else ""
-    assert (1 if text else ended) == code, (ended, out.getvalue()[-500:], err.getvalue())
-    return result, out.getvalue(), err.getvalue() + text
+    assert (1 if text else ended) == code, (ended, out[-500:], err)
+    return result, out, err + text
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    """Sentences of made-up words, enough different ones for a vocabulary of 300."""
+    chooser = random.Random(seed)
+    syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
+    words = ["".join(chooser.choices(syllables, k=chooser.randint(1, 3))) for _ in range(500)]
+    return [" ".join(chooser.choices(words, k=12)).capitalize() + "." for _ in range(count)]
 
 
 def write_tiny_model(folder: Path, lines: list[str], vocab_size: int, **changes) -> None:

@@ -25,6 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: forked processes 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import matplotlib.backends.backend_agg  # noqa: F401 (a fork need not import it again)
+from warm_python import warm_python
+
 import fine_tune_t5
 import pre_train_t5
 from common.reports import read_metrics
@@ -157,12 +160,12 @@ def kill_once(script: str, argv: list[str], output_dir: Path, log: Path, seconds
     return exit_code(pid), writing
 
 
-def torture(folder: Path, script: str, kills: int, seed: int, show=print) -> dict:
+def torture(folder: Path, script: str, kills: int, seed: int, show=print, flags: tuple[str, ...] = ()) -> dict:
     """Kills runs of a script until `kills` have been survived. Raises AssertionError where a run ends differently.
 
-    Returns {"kills", "kills_while_saving", "runs_compared", "resumes", "seconds_uninterrupted"}.
+    flags: more flags of the script. Returns {"kills", "kills_while_saving", "runs_compared", "seconds_uninterrupted"}.
     """
-    argv, log = material_of(folder)[script], folder / f"{script}.log"
+    argv, log = changed(material_of(folder)[script], *flags), folder / f"{script}.log"
     began = time.monotonic()
     code = exit_code(
         start(script, [*argv, "--output_dir", str(folder / f"{script}_whole"), "--overwrite_output_dir"], log)
@@ -198,8 +201,8 @@ def material_of(folder: Path) -> dict[str, list[str]]:
     if not (folder / "commands.json").is_file():
         commands = material(folder)
         first = changed(commands["pre_train"], "--output_dir", str(folder / "prepared"), "--max_steps", "1")
-        # Not a fork: sentencepiece, once used in this process, would crash in it.
-        subprocess.run([sys.executable, pre_train_t5.__file__, *first], check=True, capture_output=True)
+        # Not a fork of this process: sentencepiece, once used in it, would crash there.
+        subprocess.run([warm_python(), pre_train_t5.__file__, *first], check=True, capture_output=True)
         (folder / "tokenizer").mkdir()
         for path in (folder / "prepared").glob("*token*"):
             shutil.copy(path, folder / "tokenizer")

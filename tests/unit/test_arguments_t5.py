@@ -1,7 +1,4 @@
-"""Tests of arguments/: recipes and flags, what is refused and in which words, and that every flag is used.
-
-Hermetic; two cases start pre_train_t5.py as a process and end before any work. About 35 s.
-"""
+"""Tests of arguments/: recipes and flags, what is refused and in which words, and that every flag is used."""
 
 import ast
 import contextlib
@@ -14,14 +11,11 @@ import math
 import os
 import re
 import socket
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from unittest import mock
 
 import torch
-import transformers
 from absl.testing import absltest, parameterized
 from transformers import Seq2SeqTrainingArguments
 
@@ -30,13 +24,7 @@ import constants
 from arguments.model import ModelArguments, check_model
 from arguments.task import TaskArguments, check_task
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from arguments.training import (
-    FineTuningArguments,
-    PreTrainingArguments,
-    T5TrainingArguments,
-    check_training,
-    has_bf16,
-)
+from arguments.training import FineTuningArguments, PreTrainingArguments, T5TrainingArguments, check_training, has_bf16
 from common import command_line, processes
 from common.command_line import check_limits, exit_on_user_error, option, parse_arguments, refuse
 from common.processes import answers, is_first_process, print_once
@@ -53,12 +41,6 @@ OWN_TRAINING_FIELDS = {f.name for f in dataclasses.fields(T5TrainingArguments) i
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
     def write(self, name: str, content: str = "text\n") -> str:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +103,6 @@ class RecipeTest(TestCase):
         self.assertEqual((found, type(found)), (expected, type(expected)))
 
     @parameterized.named_parameters(
-        ("unknown_key", "max_step: 3", "recipe .*recipe.yaml, key max_step: no such flag; did you mean --max_steps"),
         ("nothing_like_it", "qqqq: 3", "recipe .*, key qqqq: no such flag; see --help_all"),
         ("double_key", "max_steps: 3\nseed: 1\nmax_steps: 4", "recipe .*: not valid YAML: key max_steps is set twice"),
         ("two_spellings", "max_steps: 3\nmax-steps: 4", "recipe .*, key max-steps: max_steps is set twice"),
@@ -316,11 +297,6 @@ class LimitsTest(TestCase):
 
 class ChecksTest(TestCase):
     @parameterized.named_parameters(
-        ("checkpoint_and_shape", dict(model_name_or_path="a", config_name="tiny"),
-         "--model_name_or_path and --config_name exclude each other"),
-        ("checkpoint_and_overrides", dict(model_name_or_path="a", config_overrides="d_model=8"),
-         "--config_overrides changes a new model's shape; --model_name_or_path has one already"),
-        ("dropout", dict(dropout_rate=1.0), "--dropout_rate 1.0: must be at least 0 and below 1"),
         ("negative_dropout", dict(dropout_rate=-0.1), "--dropout_rate -0.1: must be"),
         ("vocabulary", dict(vocab_size=299), "--vocab_size 299: must be at least 300"),
     )  # fmt: skip
@@ -329,31 +305,18 @@ class ChecksTest(TestCase):
             model(**flags)
 
     @parameterized.named_parameters(
-        ("two_sources", dict(dataset_name="a", train_file=["b"]), "--dataset_name and --train_file exclude each other"),
-        ("validation_alone", dict(validation_file=["b"]), "--validation_file goes with --train_file"),
-        ("configuration_alone", dict(dataset_config_name="en"), "--dataset_config_name goes with the Hub name"),
-        ("density_0", dict(noise_density=0.0), "--noise_density 0.0: must be above 0 and below 1"),
-        ("density_1", dict(noise_density=1.0), "--noise_density 1.0: must be above 0 and below 1"),
-        ("span", dict(mean_noise_span_length=0.5), "--mean_noise_span_length 0.5: must be at least 1 token"),
-        ("percentage", dict(validation_split_percentage=100.0), "--validation_split_percentage 100.0: must be above 0"),
-        ("train_samples", dict(max_train_samples=0), "--max_train_samples 0: must be at least 1"),
         ("eval_samples", dict(max_eval_samples=-1), "--max_eval_samples -1: must be at least 1"),
         ("workers", dict(preprocessing_num_workers=0), "--preprocessing_num_workers 0: must be at least 1"),
-        ("no_file", dict(train_file=["/nowhere/a.txt"]), "--train_file /nowhere/a.txt: no such file, and no folder or"),
     )  # fmt: skip
     def test_pre_training_data(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):
             pre_training_data(**flags)
 
     @parameterized.named_parameters(
-        ("benchmark", dict(benchmark="glu"), r"--benchmark glu: not in DATASET_VALS \(did you mean glue\?\); "),
         ("task", dict(benchmark="glue", dataset_name="mrcp"),
          r"--dataset_name mrcp: not in DATASET_VALS \(did you mean mrpc\?\); there is cola, sst2, mrpc"),
         ("far_off", dict(dataset_name="zzz"), "--dataset_name zzz: not in DATASET_VALS; there is package_topic"),
-        ("train_file", dict(train_file="/nowhere/a.csv"), "--train_file /nowhere/a.csv: no such file"),
         ("validation_file", dict(validation_file="/nowhere"), "--validation_file /nowhere: no such file"),
-        ("folder", dict(data_dir="/nowhere"), "--data_dir /nowhere: no such folder"),
-        ("source_length", dict(max_source_length=1), "--max_source_length 1: must be at least 2 tokens, .* EOS"),
         ("target_length", dict(max_target_length=0), "--max_target_length 0: must be at least 2 tokens"),
         ("samples", dict(max_train_samples=0), "--max_train_samples 0: must be at least 1"),
     )  # fmt: skip
@@ -362,12 +325,10 @@ class ChecksTest(TestCase):
             task(**flags)
 
     @parameterized.named_parameters(
-        ("learning_rate", dict(learning_rate=-1.0), "--learning_rate -1.0: must be at least 0"),
         ("final", dict(final_learning_rate_factor=1.5), "--final_learning_rate_factor 1.5: .* at most 1"),
         ("all_warmup", dict(max_steps=2000, warmup_steps=2000), "--warmup_steps 2000: the run has 2,000 steps"),
         ("no_warmup", dict(lr_scheduler_type="inverse_sqrt", warmup_steps=0), "--warmup_steps 0: .* inverse_sqrt"),
         ("warmup", dict(warmup_start_factor=1.5), "--warmup_start_factor 1.5: must be at least 0 and at most 1"),
-        ("stopping", dict(early_stopping_patience=2), "--early_stopping_patience needs --load_best_model_at_end"),
         ("patience", dict(early_stopping_patience=0), "--early_stopping_patience 0: must be at least 1 evaluation"),
         ("epochs", dict(num_train_epochs=2.0, max_steps=9), "--num_train_epochs 2.0: .* 9 .* add --max_steps -1"),
     )  # fmt: skip
@@ -546,22 +507,6 @@ class ProcessTest(TestCase):
     def test_devices(self):
         self.assertEqual(processes.has_accelerator(), torch.accelerator.is_available())
 
-    @parameterized.named_parameters(
-        ("unknown_flag", ["--max_step", "3"], "--max_step: no such flag; did you mean --max_steps"),
-        ("full_folder", ["{recipe}"], "--output_dir .* is not empty: go on with --resume_from_checkpoint"),
-    )
-    def test_the_script_ends_with_code_2_and_one_line(self, argv, message):
-        self.write("out/run.json", "{}")
-        recipe = self.write("recipe.yaml", f"output_dir: {self.folder / 'out'}\nreport_to: none\nuse_cpu: true\n")
-        argv = [recipe if word == "{recipe}" else word for word in argv]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        run = subprocess.run(
-            [sys.executable, str(ROOT / "pre_train_t5.py"), *argv],
-            capture_output=True, text=True, cwd=self.folder, env=environment, timeout=120,
-        )  # fmt: skip
-        self.assertEqual(run.returncode, 2, run.stderr)
-        self.assertRegex(run.stderr, f"^pre_train_t5.py: error: .*{message}[^\n]*\n$")
-
 
 class EveryFlagIsUsedTest(absltest.TestCase):
     def test_every_field_of_ours_is_read(self):
@@ -605,8 +550,3 @@ class EveryFlagIsUsedTest(absltest.TestCase):
     def test_the_scan_can_fail(self):
         function = ast.parse("def f(args):\n    args.a = args.b\n    config.c\n    x = 'd'").body[0]
         self.assertEqual(self.names_read(function), {"b"})
-
-
-if __name__ == "__main__":
-    transformers.logging.set_verbosity_error()
-    absltest.main()

@@ -1,7 +1,5 @@
 """Tests of data_collator_t5 against T5's definition: its length table, its golden example, the arithmetic of its masks,
 and a slow implementation of its algorithm, written here example by example after the released preprocessors.
-
-Hermetic. About 10 s.
 """
 
 import pickle
@@ -460,7 +458,3 @@ class SpeedTest(absltest.TestCase):
         ratio = best[slow] / best[fast]
         print(f"collator: {128 / best[fast]:,.0f} examples/s, {ratio:.1f} x the example-by-example algorithm")
         self.assertGreater(ratio, 10)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -132,7 +132,3 @@ class RecordTest(absltest.TestCase):
             with contextlib.redirect_stderr(io.StringIO()) as error, self.assertRaises(SystemExit):
                 record.main([str(folder / "out.json"), f"test={folder}"])
             self.assertIn("with a folder that holds an all_results.json", error.getvalue())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,7 +2,6 @@
 
 Hermetic: the files are written here, row by row, in the layout of the official ones, with what makes them hard to read
 (lone quotes, a byte-order mark, no header, lines that go on). The expected texts are T5's: REFERENCE, section 5.
-About 10 s.
 """
 
 import json
@@ -14,7 +13,7 @@ import datasets
 import numpy as np
 import scipy.stats
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from transformers import ByT5Tokenizer
 
 from arguments.task import TaskArguments, check_task
@@ -45,11 +44,8 @@ FILES = {
     "SST-2/test.tsv": lines("index|sentence", "0|uneasy mishmash ."),
     "MRPC/msr_paraphrase_train.txt": "\ufeff"  # a byte-order mark, and quotes that nothing closes
     + lines(
-        "Quality|#1 ID|#2 ID|#1 String|#2 String",
-        '1|10|11|He said "yes .|He agreed .',
-        "0|20|21|Held out .|Left out .",
-        '0|10|21|" Rose to 5 .|It fell "',
-        "1|21|20|Not left out .|Other way round .",
+        "Quality|#1 ID|#2 ID|#1 String|#2 String", '1|10|11|He said "yes .|He agreed .',
+        "0|20|21|Held out .|Left out .", '0|10|21|" Rose to 5 .|It fell "', "1|21|20|Not left out .|Other way round .",
     ),
     "MRPC/dev_ids.tsv": lines("20|21"),
     "MRPC/dev.tsv": lines("Quality|#1 ID|#2 ID|#1 String|#2 String", "0|20|21|Held out .|Left out ."),
@@ -65,18 +61,14 @@ FILES = {
     "QQP/test.tsv": lines("id|question1|question2", "0|When?|Then?"),
     "STS-B/train.tsv": lines(
         "index|genre|filename|year|old_index|source1|source2|sentence1|sentence2|score",
-        "0|g|f|y|1|n|n|A plane.|An air plane.|5.000",
-        '1|g|f|y|1|n|n|"Quote.|A "quote.|3.800',
-        "2|g|f|y|1|n|n|A.|B.|0.644",
-        "3|g|f|y|1|n|n|A.|B.|2.75",
-        "4|g|f|y|1|n|n|A.|B.|0.1",
+        "0|g|f|y|1|n|n|A plane.|An air plane.|5.000", '1|g|f|y|1|n|n|"Quote.|A "quote.|3.800',
+        "2|g|f|y|1|n|n|A.|B.|0.644", "3|g|f|y|1|n|n|A.|B.|2.75", "4|g|f|y|1|n|n|A.|B.|0.1",
     ),
     "STS-B/dev.tsv": lines("index|sentence1|sentence2|score", "0|A.|B.|2.5"),
     "STS-B/test.tsv": lines("index|sentence1|sentence2", "0|A.|B."),
     "MNLI/train.tsv": lines(
         "index|promptID|pairID|genre|s1_parse|s2_parse|sentence1|sentence2|label1|gold_label",
-        "0|1|1n|x|(|(|It rains.|It is wet.|neutral|entailment",
-        '1|1|1e|x|(|(|A "premise|Maybe so.|neutral|neutral',
+        "0|1|1n|x|(|(|It rains.|It is wet.|neutral|entailment", '1|1|1e|x|(|(|A "premise|Maybe so.|neutral|neutral',
     ),
     "MNLI/dev_matched.tsv": lines("index|sentence1|sentence2|label1|gold_label", "0|P.|H.|neutral|contradiction"),
     "MNLI/dev_mismatched.tsv": lines("index|sentence1|sentence2|label1|gold_label", "0|PP.|HH.|neutral|neutral"),
@@ -92,7 +84,7 @@ FILES = {
     "WNLI/dev.tsv": lines("index|sentence1|sentence2|label", "0|A.|B.|0"),
     "WNLI/test.tsv": lines("index|sentence1|sentence2", "0|A.|B."),
     "diagnostic/diagnostic.tsv": lines("index|sentence1|sentence2", "0|The cat sat.|The cat did not sit."),
-}
+}  # fmt: skip
 
 # (task, split) -> [(source, target, or None where labels are hidden)], all rows in order.
 TEXTS = {
@@ -102,10 +94,7 @@ TEXTS = {
     ],
     ("cola", "validation"): [("cola sentence: The sailors rode the breeze.", "acceptable")],
     ("cola", "test"): [('cola sentence: "Bill whistled past.', None), ("cola sentence: They ran.", None)],
-    ("sst2", "train"): [
-        ("sst2 sentence: hide new secretions", "negative"),
-        ("sst2 sentence: a smile", "positive"),
-    ],
+    ("sst2", "train"): [("sst2 sentence: hide new secretions", "negative"), ("sst2 sentence: a smile", "positive")],
     ("sst2", "validation"): [("sst2 sentence: it 's charming .", "positive")],
     ("sst2", "test"): [("sst2 sentence: uneasy mishmash .", None)],
     ("mrpc", "train"): [
@@ -170,26 +159,16 @@ WORDS = (
 
 
 def setUpModule():
-    global TOKENIZER, TOKENIZER_FOLDER
-    TOKENIZER_FOLDER = tempfile.TemporaryDirectory()
+    global TOKENIZER
+    folder = Path(tempfile.mkdtemp())
     rng = np.random.default_rng(0)
     text = [" ".join(rng.choice(WORDS, 12)) + f": {n}.{n % 10}" for n in range(500)]
     text += ["".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz ")) for _ in range(60)) for _ in range(500)]
-    train_tokenizer(text, Path(TOKENIZER_FOLDER.name), 400)
-    TOKENIZER = load_tokenizer(TOKENIZER_FOLDER.name)
-
-
-def tearDownModule():
-    TOKENIZER_FOLDER.cleanup()
+    train_tokenizer(text, folder, 400)
+    TOKENIZER = load_tokenizer(str(folder))
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
     def write(self, name: str, content: str | list[dict]) -> Path:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -441,23 +420,15 @@ class EntryTest(parameterized.TestCase):
 
     def test_classes_and_metrics_are_those_of_t5(self):
         labels = {
-            "cola": "unacceptable acceptable",
-            "sst2": "negative positive",
-            "mrpc": "not_equivalent equivalent",
-            "qqp": "not_duplicate duplicate",
-            "mnli": "entailment neutral contradiction",
-            "rte": "entailment not_entailment",
-            "qnli": "entailment not_entailment",
-            "wnli": "not_entailment entailment",
-            "ax": "entailment neutral contradiction",
-        }
+            "cola": "unacceptable acceptable", "sst2": "negative positive", "mrpc": "not_equivalent equivalent",
+            "qqp": "not_duplicate duplicate", "mnli": "entailment neutral contradiction",
+            "rte": "entailment not_entailment", "qnli": "entailment not_entailment",
+            "wnli": "not_entailment entailment", "ax": "entailment neutral contradiction",
+        }  # fmt: skip
         self.assertEqual({name: " ".join(task["labels"]) for name, task in GLUE.items() if "labels" in task}, labels)
         metrics = {
-            "cola": "matthews_correlation",
-            "mrpc": "f1 accuracy",
-            "qqp": "f1 accuracy",
-            "stsb": "pearson spearman",
-        }
+            "cola": "matthews_correlation", "mrpc": "f1 accuracy", "qqp": "f1 accuracy", "stsb": "pearson spearman",
+        }  # fmt: skip
         for name, task in GLUE.items():
             wanted = metrics.get(name, "accuracy").split()
             self.assertEqual(task["metrics"][: len(wanted)], wanted)
@@ -674,7 +645,3 @@ class TaskMetricsTest(TestCase):
         statistics = torch.zeros(3, len(STATISTICS)).numpy()
         statistics[:, STATISTICS.index("predicted_class")] = [1, -1, 0]
         self.assertEqual(class_texts(GLUE["rte"], statistics), ["not_entailment", "", "entailment"])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from test_data_collator_t5 import EOS, make_tokenizer
 from test_trainer_t5 import arguments, quietly
 
@@ -58,12 +58,9 @@ class PerfectModelTest(parameterized.TestCase):
         data = collator.rows(text)
         metrics = collator.metrics(file.without(EOS).bytes_per_token)
         trainer = T5Trainer(
-            model=model,
-            args=arguments(self.enterContext(tempfile.TemporaryDirectory()), per_device_eval_batch_size=7),
-            eval_dataset=data,
-            data_collator=collator,
-            compute_metrics=metrics,
-        )
+            model=model, args=arguments(self.enterContext(tempfile.TemporaryDirectory()), per_device_eval_batch_size=7),
+            eval_dataset=data, data_collator=collator, compute_metrics=metrics,
+        )  # fmt: skip
         with mock.patch.object(trainer.model, "forward", perfect):
             found, _ = quietly(trainer.evaluate)
         batch = collator(data.__getitems__(range(len(data))))
@@ -78,7 +75,3 @@ class PerfectModelTest(parameterized.TestCase):
         self.assertAlmostEqual(found["eval_bits_per_byte"], bits, delta=1e-4 * bits)
         if examples is not None:
             self.assertGreater(int(examples), len(data), "an EOS was hidden")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,4 +1,4 @@
-"""Tests of corpora.installed_docs: reading by example, and whole builds of a site-packages made here. About 4 s."""
+"""Tests of corpora.installed_docs: reading by example, and whole builds of a site-packages made here."""
 
 import json
 import random
@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from constants import PACKAGE_TOPIC_LABELS
 from corpora import installed_docs
@@ -315,7 +315,3 @@ class BuildTest(parameterized.TestCase):
 
     def test_default_site_packages_is_where_transformers_is(self):
         self.assertTrue((installed_docs._site_packages(None) / "transformers").is_dir())
-
-
-if __name__ == "__main__":
-    absltest.main()

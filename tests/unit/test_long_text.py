@@ -8,14 +8,13 @@ import gzip
 import json
 import random
 import re
-import tempfile
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from transformers import ByT5Tokenizer
 
 from arguments.text import PreTrainingDataArguments
@@ -48,10 +47,6 @@ def documents_of(text: str) -> list[str]:
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
-
     def longest(self, size: int) -> None:
         """No more than `size` characters are read at once."""
         for module in (files, blocks, tokenizers):
@@ -231,7 +226,3 @@ class StreamTest(TestCase):
         file = text._first_tokens({"validation": corpus}, 10_000)
         self.assertEqual(file.tokens.tolist(), wanted)
         self.assertEqual((file.documents, file.empty_documents), (3, 0))
-
-
-if __name__ == "__main__":
-    absltest.main()

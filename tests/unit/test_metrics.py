@@ -1,6 +1,6 @@
 """Tests of tasks/metrics/: every metric against its library called here, hand-computed values, and what is refused.
 
-Hermetic: the tokenizers, the data and the `evaluate` module are made here; no test needs a network. About 10 s.
+Hermetic: the tokenizers, the data and the `evaluate` module are made here; no test needs a network.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 import sacrebleu
 import scipy.stats
 import sklearn.metrics
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from rouge_score import rouge_scorer
 
 from constants import DATASET_VALS
@@ -492,7 +492,3 @@ class CheckMetricsTest(parameterized.TestCase):
         name = self.write_module("string", '{"texts": ["x"]}')
         with self.assertRaisesRegex(ValueError, "share_equal' returned no single number"):
             score_predictions(text_task(name), ["a"], ["a"])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
@@ -157,7 +157,3 @@ class ScriptTest(parameterized.TestCase):
         with contextlib.redirect_stdout(io.StringIO()):
             results = pre_train_t5.main([*argv, "--resume_from_checkpoint"])
         self.assertGreater(results["eval_loss"], 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,7 +1,7 @@
 """Tests of mixtures of denoisers (objectives/denoisers.py): what a row holds, how much of it, and what decides it.
 
 The references are the arithmetic of the rows, T5's definition of prefix LM (a split uniform in [1, length), no
-sentinels) and the masks of data_collator_t5. Hermetic. About 10 s.
+sentinels) and the masks of data_collator_t5. Hermetic.
 """
 
 import types
@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from test_data_collator_t5 import EOS, T5_SENTINELS, make_tokenizer, restored
 
 import constants
@@ -29,17 +29,11 @@ from tasks.metrics.scoring import STATISTICS
 
 HARD = dict(noise_density=0.5, mean_noise_span_length=3.0)  # at 512 it needs 128 sentinels: REFERENCE, section 1
 OWN = {
-    "hard": {"hard": 1.0},
-    "own": {"span_corruption": 3.0, "prefix_lm": 1.0},
-    "two_prefixes": {"prefix_lm": 1.0, "ul2_s": 1.0},
-    "unknown": {"span_corupption": 1.0},
-    "no_weight": {"span_corruption": 0.0},
-    "misspelt": {"misspelt": 1.0},
-    "dense": {"dense": 1.0},
-    "short": {"short": 1.0},
-    "bare": {"bare": 1.0},
-    "empty": {},
-}
+    "hard": {"hard": 1.0}, "own": {"span_corruption": 3.0, "prefix_lm": 1.0},
+    "two_prefixes": {"prefix_lm": 1.0, "ul2_s": 1.0}, "unknown": {"span_corupption": 1.0},
+    "no_weight": {"span_corruption": 0.0}, "misspelt": {"misspelt": 1.0}, "dense": {"dense": 1.0},
+    "short": {"short": 1.0}, "bare": {"bare": 1.0}, "empty": {},
+}  # fmt: skip
 DENOISERS = dict(
     hard=HARD,
     misspelt=dict(noise_densty=0.5),
@@ -287,7 +281,3 @@ class MetricsTest(TestCase):
         ids = mixture_metrics(output, names=["a", "b"], bytes_per_token=None)
         self.assertAlmostEqual(ids["nats_per_id"], (first + 3 * other) / 2, places=6)
         self.assertNotIn("bits_per_byte", ids)
-
-
-if __name__ == "__main__":
-    absltest.main()

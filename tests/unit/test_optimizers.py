@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from transformers import Trainer, get_scheduler
 from transformers.optimization import Adafactor
 
@@ -410,12 +410,9 @@ class ScheduleTest(parameterized.TestCase):
     def test_other_schedules_are_transformers_own(self, name, kwargs):
         flags = dict(lr_scheduler_type=name, lr_scheduler_kwargs=kwargs, learning_rate=1.0, warmup_steps=4)
         reference = get_scheduler(
-            name,
-            torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0),
-            num_warmup_steps=4,
-            num_training_steps=40,
-            scheduler_specific_kwargs=kwargs,
-        )
+            name, torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), num_warmup_steps=4,
+            num_training_steps=40, scheduler_specific_kwargs=kwargs,
+        )  # fmt: skip
         steps = range(0, 40, 3)
         self.assert_rates(self.rates(steps, total=40, **flags), [reference.lr_lambdas[0](step) for step in steps])
 
@@ -509,28 +506,19 @@ class ChoiceTest(parameterized.TestCase):
             arguments(optim=name)
 
     @parameterized.parameters(
-        # what is asked for, what is trained with; None: refused
         ("zero2", {}, ("adamw_rms_scaled", 2e-2), ""),
         ("zero2", {"optim": "muon"}, None, "--optim muon: .* ZeRO-2's .* use --optim adamw_rms_scaled"),
         ("zero2", {"optim": "adafactor"}, None, "--optim adafactor: .* ZeRO-2's .* use --optim adamw_rms_scaled"),
         ("zero3", {}, ("adamw_torch", 1e-3), "ZeRO-3 cannot have .*; --optim adamw_torch with its own learning rate"),
-        (
-            "zero3",
-            {"learning_rate": 4e-2},
-            None,
-            "--learning_rate 0.04: is for .*adamw_rms_scaled.* --optim adamw_torch",
-        ),
-        (
-            "zero3",
-            {"optim": "adamw_rms_scaled"},
-            None,
-            "--optim adamw_rms_scaled: .* ZeRO-3's .* use --optim adamw_torch",
-        ),
+        ("zero3", {"learning_rate": 4e-2}, None,
+         "--learning_rate 0.04: is for .*adamw_rms_scaled.* --optim adamw_torch"),
+        ("zero3", {"optim": "adamw_rms_scaled"}, None,
+         "--optim adamw_rms_scaled: .* ZeRO-3's .* use --optim adamw_torch"),
         ("zero3", {"optim": "adamw_torch", "learning_rate": 4e-4}, ("adamw_torch", 4e-4), ""),
         ("fsdp", {}, ("adamw_rms_scaled", 2e-2), ""),
         ("fsdp", {"optim": "muon"}, None, "--optim muon: .* FSDP2's slices .* use --optim adamw_rms_scaled"),
         ("fsdp", {"optim": "adafactor"}, None, "--optim adafactor: .* FSDP2's slices"),
-    )
+    )  # fmt: skip
     def test_what_sharding_does_to_the_optimizer(self, sharding, flags, taken, message):
         args = PreTrainingArguments(output_dir="never_written", report_to=["none"], use_cpu=True, **flags)
         if sharding == "fsdp":
@@ -551,7 +539,3 @@ class ChoiceTest(parameterized.TestCase):
         """Why optimizer_cls_and_kwargs is set: transformers' own table has no such name."""
         with self.assertRaisesRegex(ValueError, "adamw_rms_scaled"):
             Trainer.get_optimizer_cls_and_kwargs(arguments(optim="adamw_rms_scaled"))
-
-
-if __name__ == "__main__":
-    absltest.main()

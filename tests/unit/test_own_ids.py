@@ -1,12 +1,8 @@
-"""Tests of ready-made token ids: files of every kind, the vocabulary around them, and a run that loads again.
-
-Hermetic. About 20 s, most of it for one short run.
-"""
+"""Tests of ready-made token ids: files of every kind, the vocabulary around them, and a run that loads again."""
 
 import contextlib
 import io
 import json
-import tempfile
 from pathlib import Path
 
 import datasets
@@ -15,9 +11,9 @@ import pyarrow
 import pyarrow.parquet
 import torch
 import yaml
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
+from helpers import OVERRIDES, argv_of
 from test_data_collator_t5 import make_tokenizer
-from test_scripts import SHAPE, argv_of
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import pre_train_t5
@@ -36,10 +32,6 @@ SQUARE = [[0, 1, 2], [5, 4, 3], [9, 9, 7]]
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def path(self, name: str, content) -> Path:
         """A file of the kind that the name's ending says, holding `content`."""
         path = self.folder / name
@@ -213,7 +205,7 @@ class RefusedTest(TestCase):
 class RunTest(TestCase):
     def run_script(self, recipe: Path, **flags) -> dict:
         common = dict(
-            config_overrides=SHAPE, max_steps=3, warmup_steps=0.3, per_device_train_batch_size=8, logging_steps=1,
+            config_overrides=OVERRIDES, max_steps=3, warmup_steps=0.3, per_device_train_batch_size=8, logging_steps=1,
             eval_steps=3, save_steps=3, max_eval_samples=16, report_to="none", disable_tqdm="true",
             data_cache_dir=self.folder / "cache",
         )  # fmt: skip
@@ -248,12 +240,9 @@ class RunTest(TestCase):
         own = yaml.safe_dump({n: v for n, v in recipe.items() if n not in ("config_name", "vocab_size")})
         (self.folder / "again.yaml").write_text(own)
         again = self.run_script(
-            self.folder / "again.yaml",
-            train_file=self.folder / "series.npy",
-            output_dir=self.folder / "again",
-            eval_steps=1,
-            **flags,
-        )
+            self.folder / "again.yaml", train_file=self.folder / "series.npy", output_dir=self.folder / "again",
+            eval_steps=1, **flags,
+        )  # fmt: skip
         self.assertLess(abs(again["eval_nats_per_id"] - results["eval_nats_per_id"]), 1.0)
 
     def test_the_generator(self):
@@ -263,7 +252,3 @@ class RunTest(TestCase):
         self.assertEqual((series.dtype, series.shape), (np.uint8, (example_series.SERIES, example_series.STEPS)))
         self.assertIn("2,000 series of 512 steps, values 0 to 63", printed.getvalue())
         np.testing.assert_array_equal(series, example_series.make_series())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,6 +1,6 @@
 """Tests of modeling/segment_masks.py: examples of a row do not see each other, and are what they would be alone.
 
-A T5 of a few thousand weights, on a CPU. About 15 s.
+A T5 of a few thousand weights, on a CPU.
 """
 
 import functools
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from test_data_collator_t5 import make_tokenizer
 from test_trainer_t5 import arguments, quietly
 from transformers import set_seed
@@ -136,13 +136,10 @@ class PackingTest(parameterized.TestCase):
 class TrainerTest(parameterized.TestCase):
     def trainer(self, folder, **flags) -> T5Trainer:
         return T5Trainer(
-            model=make_model(),
-            args=arguments(folder, **flags),
-            train_dataset=chunks(seed=1),
-            eval_dataset=chunks(count=2_500, seed=2),
-            data_collator=collator(),
+            model=make_model(), args=arguments(folder, **flags), train_dataset=chunks(seed=1),
+            eval_dataset=chunks(count=2_500, seed=2), data_collator=collator(),
             compute_metrics=functools.partial(mixture_metrics, names=collator().names, bytes_per_token=3.0),
-        )
+        )  # fmt: skip
 
     def test_it_learns_and_is_evaluated_by_denoiser(self):
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -171,7 +168,3 @@ class TrainerTest(parameterized.TestCase):
             quietly(trainer.train)
             weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
         torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,6 +1,6 @@
 """Tests of corpora.prose: what of a docstring or text file is English prose, by example."""
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from corpora.prose import MIN_CHARS, clean
 
@@ -65,7 +65,3 @@ class CleaningTest(parameterized.TestCase):
         doc = clean(f"{first_paragraph}\n\n{PROSE}", is_api=True)
         self.assertEqual(doc["summary"], expected)
         self.assertEqual(doc["body"][-1:], [PROSE])
-
-
-if __name__ == "__main__":
-    absltest.main()

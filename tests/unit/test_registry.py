@@ -2,16 +2,15 @@
 
 Hermetic: the files are written here in the official layouts, and what the Hub has as saved `datasets` folders with its
 features. The expected texts are written out by hand; those of SuperGLUE and SQuAD as T5's own preprocessors give them
-(t5/data/preprocessors.py, t5/data/glue_utils.py). About 10 s.
+(t5/data/preprocessors.py, t5/data/glue_utils.py).
 """
 
 import json
-import tempfile
 from pathlib import Path
 
 import datasets
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from datasets import ClassLabel, Features, List, Value
 from transformers import ByT5Tokenizer, EvalPrediction
 
@@ -154,18 +153,13 @@ FILES["super_glue", "multirc"] = {
 }
 MULTIRC_ROWS = [
     {
-        "paragraph": PASSAGE,
-        "question": q,
-        "answer": a,
-        "idx": {"paragraph": 7, "question": n, "answer": m},
+        "paragraph": PASSAGE, "question": q, "answer": a, "idx": {"paragraph": 7, "question": n, "answer": m},
         "label": label,
     }
     for q, a, n, m, label in (
-        ("What sank?", "A ship", 3, 0, 1),
-        ("What sank?", "Rain", 3, 1, 0),
-        ("When?", "Never", 4, 2, 0),
+        ("What sank?", "A ship", 3, 0, 1), ("What sank?", "Rain", 3, 1, 0), ("When?", "Never", 4, 2, 0),
     )
-]
+]  # fmt: skip
 HUB["super_glue", "multirc"] = (
     Features(paragraph=TEXT, question=TEXT, answer=TEXT, label=ClassLabel(names=["False", "True"]),
              idx={"paragraph": INTEGER, "question": INTEGER, "answer": INTEGER}),
@@ -367,10 +361,6 @@ CASES = [(f"{name}_{split}", group, name, split) for (group, name), splits in TE
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def texts(self, group: str, name: str, split: str, task: dict, **flags) -> list:
         rows = load_rows(name, task, TaskArguments(group, name, **flags), split)
         return [(source_text(task, row), reference_texts(name, task, row) if task["target"] in row else None)
@@ -482,15 +472,9 @@ class OwnEntryTest(TestCase):
     """What an entry may say, on a task of one's own."""
 
     ENTRY = dict(
-        prefix="p",
-        inputs={"": "doc.text"},
-        target="refs",
-        target_type="text",
-        metrics=["exact_match"],
-        max_source_length=32,
-        max_target_length=32,
-        files={"train": "train.jsonl", "validation": "dev.jsonl"},
-    )
+        prefix="p", inputs={"": "doc.text"}, target="refs", target_type="text", metrics=["exact_match"],
+        max_source_length=32, max_target_length=32, files={"train": "train.jsonl", "validation": "dev.jsonl"},
+    )  # fmt: skip
 
     def rows(self, split: str, change: dict, *rows: dict) -> list:
         self.write({self.ENTRY["files"][split]: jsonl(*rows)})
@@ -565,7 +549,3 @@ class OwnEntryTest(TestCase):
         change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
         with self.assertRaisesRegex(ValueError, "no file b.txt, which task mine reads as train"):
             self.texts("glue", "mine", "train", self.ENTRY | change, data_dir=str(self.folder))
-
-
-if __name__ == "__main__":
-    absltest.main()

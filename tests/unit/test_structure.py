@@ -7,23 +7,16 @@ import ast
 import sys
 from pathlib import Path
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 import constants
 
 ROOT = Path(constants.__file__).parent
 # Who may import whom: a line's files and folders import those of the lines above, and each other without a circle.
 LINES = (
-    {"constants"},
-    {"common"},
-    {"corpora", "modeling", "data_collator_t5"},
-    {"arguments", "model_t5"},
-    {"data_t5", "tasks", "objectives"},
-    {"training"},
-    {"trainer_t5"},
-    {"runs"},
-    {"publishing", "search", "benchmarks"},
-)
+    {"constants"}, {"common"}, {"corpora", "modeling", "data_collator_t5"}, {"arguments", "model_t5"},
+    {"data_t5", "tasks", "objectives"}, {"training"}, {"trainer_t5"}, {"runs"}, {"publishing", "search", "benchmarks"},
+)  # fmt: skip
 # Imports up, each with its reason.
 UP = {
     ("training.saving", "publishing.hub_uploads"): "a checkpoint is uploaded as it is saved",
@@ -132,7 +125,3 @@ class StructureTest(parameterized.TestCase):
         self.assertEqual(defined(ast.parse("import a\nb = 1\nc: int = 2\ndef d(): pass")), {"b", "c", "d"})
         self.assertFalse(is_script(tree))
         self.assertTrue(is_script(ast.parse("if __name__ == '__main__':\n    g()")))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,6 +1,6 @@
 """search/sweep_files.py: what is drawn from a sweep file, and what hyperband stops; W&B's words are the reference.
 
-Commands, and all that is refused, are tested through the script in test_sweep_t5.py. About 5 s on one core.
+Commands, and all that is refused, are tested through the script in test_sweep_t5.py.
 """
 
 import math
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 import yaml
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from scipy import stats
 
 from search.sweep_files import DISTRIBUTIONS, brackets, draw, is_hopeless, propose, read_sweep
@@ -161,7 +161,3 @@ class HyperbandTest(parameterized.TestCase):
             stop = {"min_iter": 1, "eta": 2, "strict": strict}
             self.assertEqual(is_hopeless(own, [*others, own], stop, 1), strict)
         self.assertFalse(is_hopeless([9], [[1], [9]], stop, 1))  # before the first bracket
-
-
-if __name__ == "__main__":
-    absltest.main()

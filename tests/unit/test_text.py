@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from transformers import T5Config, T5ForConditionalGeneration
 
 import constants
@@ -248,7 +248,3 @@ class NewObjectiveTest(TestCase):
                 _, objective, train = self.open(self.flags("weighted", packing="last", streaming=streaming))
                 batch = next(iter(train))[0] if streaming else train.__getitems__(np.arange(BATCH))
                 self.assertEqual(objective(batch)["input_ids"].shape, (BATCH, LENGTH))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,20 +1,19 @@
 """Tests of letters without a token: none where a tokenizer is trained here; those of another tokenizer are named.
 
 Hermetic: made-up words in which a few letters are so rare that SentencePiece's usual coverage leaves them out. Runs of
-one step of both scripts and an evaluation, about 30 s.
+one step of both scripts and an evaluation.
 """
 
 import json
 import shutil
-import tempfile
 from collections import Counter
-from pathlib import Path
 
 import datasets
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
+from helpers import sentences
 from test_bad_input import TestCase as ScriptCase
-from test_bad_input import sentences, workspace
+from test_bad_input import workspace
 
 import create_tokenizer
 import evaluate_t5
@@ -36,10 +35,6 @@ def lines_with(letters: str | list[str]) -> list[str]:
 
 
 class TestCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
-
     def source(self, lines: list[str]):
         (self.folder / "a.txt").write_text("\n".join(lines) + "\n")
         args = PreTrainingDataArguments(train_file=[str(self.folder / "a.txt")], data_cache_dir=str(self.folder))
@@ -175,7 +170,3 @@ class ScriptTest(ScriptCase):
         self.assert_refused(
             pre_train_t5, flags, "--byte_fallback True: is of a tokenizer that is trained when none is given"
         )
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
@@ -28,16 +28,9 @@ FORMS = "ﬁ Ⅷ ½ １２ \ufdfa \ufeff"
 EMOJI = "😀 👍\U0001f3fd \U0001f3fd \U0001f468\u200d\U0001f469 \U00011d46"
 CONTROLS = ["", "\u00a0", "\u3000", "\t", "\n", "\r\n", "\x00", "\x1f", "\uffff"]
 ODD = [
-    *MARKS.split(" "),
-    *FORMS.split(" "),
-    *EMOJI.split(" "),
-    *CONTROLS,
-    "\u2581",
-    "\u2581a",
-    "</s>",
-    "<extra_id_0>",
+    *MARKS.split(" "), *FORMS.split(" "), *EMOJI.split(" "), *CONTROLS, "\u2581", "\u2581a", "</s>", "<extra_id_0>",
     "<pad>",
-]
+]  # fmt: skip
 
 
 def texts_of(seed: int, count: int = 300) -> list[str]:
@@ -160,7 +153,3 @@ class CorpusEncoderTest(parameterized.TestCase):
             for form in ("NFC", "NFD", "NFKC", "NFKD"):
                 first = unicodedata.normalize(form, "a " + chr(code) + " a")
                 self.assertEqual(first, "a " + unicodedata.normalize(form, chr(code)) + " a")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,0 +1,49 @@
+"""What every test has: a core, a folder of its own, and one for all of them that goes when they are over."""
+
+import contextlib
+import getpass
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests that run side by side must not wait for each other
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# The longest files begin, so that with `-n 2 --no-loadscope-reorder` no worker is left with one at the end.
+LONGEST = "launchers checkpoints zoo sweep_t5 tracking trainer_t5 step streams triton_kernel attention_t5 benchmark_t5"
+
+
+def pytest_configure(config):
+    """All temporary files, of the tests and of what they start, lie in one folder; compiled kernels are kept."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t5_tests_")
+    config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
+
+
+def pytest_collection_modifyitems(items):
+    order = [f"test_{name}" for name in LONGEST.split()]
+    items.sort(key=lambda item: order.index(item.path.stem) if item.path.stem in order else len(order))
+
+
+@pytest.fixture(autouse=True)
+def folder(request):
+    """`self.folder`, an empty folder for each test of a class; a class that made one for all its tests keeps it."""
+    if request.instance is None or hasattr(request.instance, "folder"):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as name:
+        request.instance.folder = Path(name)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_picture_a_run():
+    """Runs draw loss.png at their end only: at every save it would take longer than the steps of a tiny model."""
+    callbacks = sys.modules.get("runs.callbacks")  # nobody trains who has not imported it
+    saves = callbacks and mock.patch.object(callbacks.LossCurveCallback, "on_save", callbacks.TrainerCallback.on_save)
+    with saves or contextlib.nullcontext():
+        yield

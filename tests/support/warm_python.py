@@ -1,0 +1,187 @@
+"""A `python` whose processes have torch, transformers and our scripts imported: they start in 0.1 s instead of 10 s.
+
+    python tests/support/warm_python.py FOLDER         # the server; says when it is ready, and ends with its stdin
+    T5_WARM_PYTHON=FOLDER/socket python tests/support/warm_python.py -c 'import torch'   # as `python -c 'import torch'`
+
+The second form hands words, environment, folder and standard streams to the server. A fork of the server becomes the
+process: it runs the words as Python's own command line would. Signals to the client go on to the fork, the client ends
+as the fork did, and a fork whose client is killed is killed too. FOLDER/python is that form as one program, and the
+sys.executable of every fork: what a launcher starts is warm too. What is read while modules are imported
+(OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, HF_HUB_OFFLINE) is the server's, and all run on the CPU. Tests take
+`warm_python()`.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import socket
+import sys
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+PRELOADED = "pre_train_t5 fine_tune_t5 evaluate_t5 transformers.models.t5.modeling_t5 torch.distributed.run".split()
+PRELOADED += ["matplotlib.figure", "matplotlib.backends.backend_agg"]
+
+
+# ---------------------------------------------------------------- for tests
+@functools.cache
+def warm_python() -> str:
+    """Path of a program that takes the words of `python`; the server starts with the first call and ends with us."""
+    import atexit
+    import subprocess
+    import tempfile
+    from pathlib import Path
+
+    folder = tempfile.TemporaryDirectory(prefix="t5_warm_python_")
+    program = Path(folder.name) / "python"
+    address = program.with_name("socket")
+    fixed = dict(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
+    fixed |= dict(DS_ACCELERATOR="cpu")
+    environment = os.environ | fixed | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([sys.executable, __file__, folder.name], env=environment, **pipes)
+    atexit.register(folder.cleanup)
+    atexit.register(server.kill)
+    assert "ready\n" in iter(server.stdout.readline, ""), "the server of warm_python.py did not start"
+    program.write_text(f'#!/bin/sh\nT5_WARM_PYTHON={address} exec {sys.executable} -I -S {__file__} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+# ---------------------------------------------------------------- the client
+def client(address: str, words: list[str]) -> None:
+    """Runs the words in a fork of the server and ends as that does."""
+    import json
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        request = json.dumps([words, dict(os.environ), os.getcwd()]).encode()  # noqa: PTH109 (pathlib is slow to import)
+        socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
+        server.sendall(request)
+        replies = server.makefile()
+        pid = int(replies.readline())
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _: os.kill(pid, number))
+        code = os.waitstatus_to_exitcode(int(replies.readline()))
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+# ---------------------------------------------------------------- the server
+def serve(folder: str) -> tuple[list[str], dict, str]:
+    """Listens until stdin ends. Returns in the forks alone: (words, environment, folder) of what each is to run."""
+    import gc
+    import importlib
+    import select
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/socket")
+        listener.listen(64)
+        for name in PRELOADED:
+            importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # not every system has it
+            importlib.import_module("deepspeed")
+            # A faster sum over ranks, which would be compiled for a minute first.
+            sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
+        gc.collect()
+        gc.freeze()  # what is not visited is not copied
+        sys.executable = f"{folder}/python"
+        print("ready", flush=True)
+        while True:
+            ready, *_ = select.select([listener, 0], [], [], 0.5)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            if 0 in ready:
+                os._exit(0)
+            if listener in ready:
+                connection, _ = listener.accept()
+                if os.fork() == 0:
+                    listener.close()
+                    return keep(connection)
+                connection.close()
+
+
+def keep(connection: socket.socket) -> tuple[list[str], dict, str]:
+    """Forks once more and returns in that fork; this process waits for it, or kills it when the client is gone."""
+    import json
+    import select
+
+    head, streams, *_ = socket.recv_fds(connection, 8, 3)
+    request = b""
+    while len(request) < int.from_bytes(head, "big"):
+        request += connection.recv(2**20)
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        connection.close()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        for number in FORWARDED:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return json.loads(request)
+    for stream in streams:
+        os.close(stream)
+    child = os.pidfd_open(pid)
+    with contextlib.suppress(BrokenPipeError):  # a client that is gone
+        connection.sendall(f"{pid}\n".encode())
+        ready, *_ = select.select([child, connection], [], [])
+        if child in ready:
+            connection.sendall(f"{os.waitpid(pid, 0)[1]}\n".encode())
+            os._exit(0)
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os._exit(0)
+
+
+def become(words: list[str], environment: dict, folder: str) -> None:
+    """Runs `python WORDS...` in this process and ends it, with exit handlers, but without taking all modules apart."""
+    import atexit
+    import threading
+
+    code = 0
+    try:
+        run(words, environment, folder)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int | None) else print(stop.code, file=sys.stderr) or 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
+
+
+def run(words: list[str], environment: dict, folder: str) -> None:
+    """What the words say."""
+    import runpy
+    from pathlib import Path
+
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[1:1] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    while words[0] in ("-u", "-I", "-W"):
+        del words[: 2 if words[0] == "-W" else 1]
+    if words[0] == "-c":
+        sys.path[0], sys.argv = "", ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif words[0] == "-m":
+        sys.path[0], sys.argv = folder, words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0], sys.argv = str(Path(words[0]).parent), words
+        runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    if "T5_WARM_PYTHON" in os.environ:
+        client(os.environ.pop("T5_WARM_PYTHON"), sys.argv[1:])
+    become(*serve(sys.argv[1]))
