@@ -105,7 +105,7 @@ def own_entry(args) -> dict:
     kind = args.target_type or ("class" if args.labels else "text")
     lengths = [given or usual for given, usual in
                zip((args.max_source_length, args.max_target_length), _LENGTHS[kind], strict=True)]  # fmt: skip
-    entry = dict(prefix=_prefix(args.source_prefix), **_columns(args), target_type=kind, labels=args.labels)
+    entry = dict(prefix=prefix_of(args.source_prefix), **_columns(args), target_type=kind, labels=args.labels)
     entry |= dict(metrics=args.metrics or _METRICS[kind], records=args.records, skip_where=_skipped(args))
     entry |= dict(hub=(args.hub_dataset, args.hub_config) if args.hub_dataset else None, files=_files(args) or None)
     entry |= dict(held_out=args.validation_split_percentage)
@@ -113,7 +113,7 @@ def own_entry(args) -> dict:
     return {field: value for field, value in entry.items() if value not in (None, {}, [])}
 
 
-def _prefix(text: str | None) -> str | None:
+def prefix_of(text: str | None) -> str | None:
     """The prefix of an entry, after which a colon is written: "summarize: " -> "summarize". One that ends in a space
     without a colon is written as it is: "TL;DR " -> "TL;DR "."""
     return text.rstrip(" ").removesuffix(":") if text and text.rstrip(" ").endswith(":") else text or None
