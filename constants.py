@@ -2,8 +2,8 @@
 
 Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.md). The fields of an entry:
 
-    prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."; as it is if it
-                        ends in a space
+    prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."; one that ends
+                        in a space is written as it is
     inputs              {key in the source text: column}, in the order they are written; key "" writes the bare text
     target              the column that holds the answer; a list of texts in it holds several references: training has a
                         row for each, evaluation counts the best. Any column may be dotted: translation.en, answers.text
@@ -15,10 +15,10 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.m
     hub                 (data set, configuration or None) on the Hugging Face Hub
     builtin             folder of the built-in English corpus (corpora/installed_docs.py) instead of `hub`
     files               {split: file below --data_dir, or a path}: .tsv .csv .json .jsonl .parquet, also compressed, a
-                        folder, a pattern or a list of them; or {split: {column: text file}}, whose lines belong together
+                        folder, a pattern or a list; or {split: {column: text file}}, whose lines belong together
     file_columns        {column: header name, or index where a file has no header line}, where a file's names differ;
                         of a list of names the column holds all that is not empty: several references
-    records             field that holds the rows of a nested record, as data.qas: each keeps the fields around it; * any
+    records             field that holds the rows of a nested record, as data.qas; * is any. A row keeps what is around
     preprocess          what cannot be declared: a function of a row of the source, which returns a row or a list of
                         rows; a name in tasks.transforms.TRANSFORMS, or the function itself
     skip_where          {column: values}: rows to leave out of every split, an empty cell being ""
