@@ -69,6 +69,9 @@ class TaskArguments:
     overwrite_cache: bool = option(False, "Prepare the data again although the cache holds it.")
 
     def __post_init__(self):
+        for name in ("train_file", "validation_file"):
+            if isinstance(getattr(self, name), str):
+                setattr(self, name, [getattr(self, name)])
         for name in ("source_column", "target_column", "labels", "metrics"):
             words = getattr(self, name)
             if words and len(words) == 1:  # a,b,c

@@ -10,12 +10,12 @@ from unittest import mock
 
 import torch
 from absl.testing import absltest, parameterized
+from helpers import run_main, write_tiny_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import predict_t5
 from publishing.exports import write_ctranslate2
 from tasks.predictions import InputReader
-from helpers import run_main, write_tiny_model
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
 FLAGS = ["--use_cpu", "true", "--max_new_tokens", "6", "--batch_size", "4"]
