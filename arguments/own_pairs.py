@@ -149,13 +149,12 @@ def _files(args) -> dict:
         shown = [str(Path(path).expanduser().absolute()) if args.data_dir else path for path in paths]
         return shown[0] if len(shown) == 1 else shown
 
-    files = {}
-    for split, prefix in (("train", ""), ("validation", "validation_")):
-        if sources := getattr(args, f"{prefix}source_file"):
-            files[split] = {"source": one(sources), "target": one(getattr(args, f"{prefix}target_file"))}
-        elif rows := getattr(args, f"{split}_file"):
-            files[split] = one(rows)
-    return files
+    found = {
+        "train": (args.train_file, args.source_file, args.target_file),
+        "validation": (args.validation_file, args.validation_source_file, args.validation_target_file),
+    }
+    sides = {split: {"source": one(s), "target": one(t)} for split, (_, s, t) in found.items() if s}
+    return {split: one(rows) for split, (rows, _, _) in found.items() if rows} | sides
 
 
 def _skipped(args) -> dict[str, list[str]]:

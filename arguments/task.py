@@ -105,6 +105,8 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
 
 def check_task(args: TaskArguments) -> dict:
     """The task's entry in DATASET_VALS, with its length of pieces; ValueError for files that are not there."""
+    if args.benchmark is None or args.dataset_name is None:
+        complete_names(args)
     task = _entry(args)
     suffixes = TEXT_SUFFIXES if "max_piece_length" in task else ROW_SUFFIXES
     for flag, paths in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):
