@@ -278,7 +278,8 @@ def main(argv: list[str] | None = None) -> dict:
         engine = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[args.backend]
         answer = engine(args, plan, tokenizer, state.device) if output.done < len(sizes) else None
     start_summary(summary(args, plan, sizes, output.done), title="prediction")
-    items, done = itertools.islice(read_inputs(args, plan), output.done, None), output.done
+    done = answered_before = min(output.done, len(sizes))
+    items = itertools.islice(read_inputs(args, plan), done, None)
     with tqdm(total=sum(sizes), initial=sum(sizes[:done]), unit=" texts", disable=not is_first_process(),
               mininterval=0.1 if sys.stderr.isatty() else 30) as progress:  # fmt: skip
         while window := list(itertools.islice(items, WINDOW * args.batch_size * state.num_processes)):
@@ -287,7 +288,7 @@ def main(argv: list[str] | None = None) -> dict:
                 output.append(records)
             done += len(window)
             progress.n = sum(sizes[:done])
-    answered = len(sizes) - output.done
+    answered = len(sizes) - answered_before
     end_summary({"answers": f"{answered:,} new, {len(sizes):,} in {args.output_file}"})
     finish_process_group()
     return {"inputs": len(sizes), "answered": answered}

@@ -18,7 +18,7 @@ from arguments.task import TaskArguments
 from common.command_line import did_you_mean
 from common.reports import read_json, write_json
 from constants import DATASET_VALS
-from corpora.files import is_plain_text, open_text, read_rows
+from corpora.files import data_suffix, is_plain_text, open_text, read_rows
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
 from tasks.registry import preprocess_of, source_text
@@ -85,7 +85,7 @@ class InputReader:
     def read(self, path: Path) -> Iterator[Input]:
         """The inputs, one after another. ValueError with the place of what cannot be read."""
         if not is_plain_text(path):
-            rows = read_records(self.entry, path) if path.suffix == ".tsv" else read_rows(path)
+            rows = read_records(self.entry, path) if data_suffix(path) == ".tsv" else read_rows(path)
             for number, row in enumerate(rows, start=1):
                 yield self._of_row(row, f"{path}, row {number}")
             return

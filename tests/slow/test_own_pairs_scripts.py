@@ -12,12 +12,12 @@ import tempfile
 from pathlib import Path
 
 from absl.testing import absltest, parameterized
+from helpers import run_main, write_tiny_model
 
 import constants
 import evaluate_t5
 import fine_tune_t5
 import predict_t5
-from helpers import run_main, write_tiny_model
 
 ROOT = Path(constants.__file__).parent
 ROWS = [{"text": f"the {color} {thing} number {n}", "kind": thing, "color": color, "again": f"{color} {thing}"}
