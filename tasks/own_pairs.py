@@ -54,7 +54,7 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
     texts = entry | dict(target_type="text")
     values = [text for row in rows_of_split(OWN, texts, args, "train") for text in as_list(row[entry["target"]])]
     found = {str(value).strip() for value in values}
-    if len(found) > max(20, len(values) // 2):
+    if len(found) > max(10, len(values) // 2):
         raise ValueError(f"--target_type class: {entry['target']} has {len(found):,} different values in "
                          f"{len(values):,} rows; name the classes with --labels, or leave it out")  # fmt: skip
     return sorted(found, key=int) if all(text.isdecimal() for text in found) else sorted(found)
