@@ -182,6 +182,7 @@ def with_transformers(args: PredictionArguments, plan: Plan, tokenizer, device) 
     model = load_model(args.model_name_or_path, args.attn_implementation)
     fit_vocabulary(model, len(tokenizer))
     model = model.to(device, torch.bfloat16 if args.bf16 else None).eval()
+    model.generation_config.max_length = None  # of its evaluation; max_new_tokens counts here
     count = plan.search.get("num_return_sequences", 1)
 
     @torch.no_grad()
