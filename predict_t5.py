@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, set_seed
@@ -224,8 +225,13 @@ def with_ctranslate2(args: PredictionArguments, plan: Plan, tokenizer, _) -> Cal
     def answer(sources: list[list[int]]) -> list[Candidates]:
         named = [[engine.names[number] for number in source] for source in sources]
         found = [result.hypotheses for result in engine.translator.translate_batch(named, **options)]
-        texts = [tokenizer.decode([engine.ids[name] for name in names], skip_special_tokens=True).strip()
-                 for hypotheses in found for names in hypotheses]  # fmt: skip
+        ids = [[engine.ids[name] for name in names] for hypotheses in found for names in hypotheses]
+        longest = max(map(len, ids))
+        texts = decode_texts(
+            plan.entry,
+            tokenizer,
+            np.array([row + [IGNORE_INDEX] * (longest - len(row)) for row in ids], dtype=np.int64),
+        )
         scores = [None] * len(texts)
         if plan.several:
             repeated = [source for source in named for _ in range(count)]
