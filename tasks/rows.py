@@ -195,7 +195,7 @@ def _found(name: str, args: TaskArguments, split: str, names: str | list[str], s
             path = folder.joinpath(*within)
         if not path.exists() and not compressed(path) and not set("*?[") & set(str(file)):
             raise ValueError(f"--data_dir {args.data_dir}: no file {file}, which task {name} reads as {split}")
-        found += expand_files(f"task {name}:", [str(path)], suffixes)
+        found += [path] if path.is_file() else expand_files(f"task {name}:", [str(path)], suffixes)
     return found
 
 

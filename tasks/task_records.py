@@ -67,8 +67,8 @@ def covers(record: dict, benchmark: str, names: Collection[str]) -> bool:
 def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     """{flag: value} that the record adds to the flags `given`, none if those name another task; values: of all flags.
 
-    Where the rows are comes from the record as a whole or not at all, and a limit of rows goes with its own rows and
-    with the evaluation splits only. ValueError if the recorded files are gone.
+    Where the rows are comes from the record as a whole or not at all, and a limit of rows goes with the evaluation
+    splits only. ValueError if the recorded files are gone.
     """
     record = read_record(folder)
     benchmark = values["benchmark"] if "benchmark" in given else record.get("benchmark")
@@ -78,7 +78,7 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     left_out = {*given, *(_PLACES if set(_PLACES) & set(given) else ())}
     if names and OWN not in names:
         left_out |= {*_OWN_PAIRS.split(), *_PLACES[1:]}  # of the pairs beside the tasks asked for
-    if values["split"] or values["do_predict"] or set(_PLACES) & set(given):
+    if values["split"] or values["do_predict"]:
         left_out.add("max_eval_samples")
     flags = {name: value for name, value in record.items() if name not in left_out}
     for flag, place in [(name, path) for name in _PATHS for path in as_list(flags.get(name) or [])]:

@@ -169,8 +169,6 @@ def _restore_romanian_diacritics(row: dict) -> dict:
 
 
 TRANSFORMS: dict[str, Callable[[dict], dict | list[dict]]] = {
-    "alpaca": _alpaca,
-    **{f"natural_instructions_{n}": functools.partial(_natural_instructions, examples=n) for n in range(5)},
     "multirc": _multirc,
     "record": _record,
     "restore_diacritics": _restore_diacritics,
@@ -180,4 +178,6 @@ TRANSFORMS: dict[str, Callable[[dict], dict | list[dict]]] = {
     "web_nlg": _web_nlg,
     "wiki_split": _wiki_split,
     "wsc": _wsc,
+    "alpaca": _alpaca,
+    **{f"natural_instructions_{n}": functools.partial(_natural_instructions, examples=n) for n in range(5)},
 }
