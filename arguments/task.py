@@ -22,35 +22,30 @@ class TaskArguments:
 
     _argument_group_name = "task"
 
-    benchmark: str | None = option(None, f"Group of tasks in DATASET_VALS: {', '.join(DATASET_VALS)}. [{_BUILTIN[0]}]")
-    dataset_name: str | None = option(
-        None, f"Task of it, several as cola,sst2 for a mixture, or all that can be trained. [{_BUILTIN[1]}]"
+    benchmark: str | None = option(
+        None, f"Group of tasks in DATASET_VALS: {', '.join(DATASET_VALS)}. Not set: {_BUILTIN[0]}."
     )
+    dataset_name: str | None = option(None, f"Task of it, several as cola,sst2, or all. Not set: {_BUILTIN[1]}.")
     data_dir: str | None = option(None, "Folder with the task's files (GLUE: its official layout). Not set: the Hub.")
-    train_file: list[str] | None = option(
-        None, f"Training rows: files, folders, globs ({' '.join(ROW_SUFFIXES)}, also compressed). Your own pairs, or "
-        "of the named task instead of its own source."
-    )  # fmt: skip
+    train_file: list[str] | None = option(None, "Training rows, your own pairs or the task's: files, folders, globs.")
     validation_file: list[str] | None = option(None, "Validation rows, as --train_file.")
-    source_file: list[str] | None = option(None, "Own pairs side by side: text files with a source on each line ...")
-    target_file: list[str] | None = option(None, "... and as many files with the target on the same line.")
-    validation_source_file: list[str] | None = option(None, "Validation rows, as --source_file.")
-    validation_target_file: list[str] | None = option(None, "Validation rows, as --target_file.")
-    hub_dataset: str | None = option(None, "Own pairs: Hub name, or a saved `datasets` folder.")
+    source_file: list[str] | None = option(None, "Own pairs side by side: text files with a source on each line.")
+    target_file: list[str] | None = option(None, "As many files with the targets.")
+    validation_source_file: list[str] | None = option(None, "As --source_file.")
+    validation_target_file: list[str] | None = option(None, "As --target_file.")
+    hub_dataset: str | None = option(None, "Own pairs of the Hub, or of a saved `datasets` folder.")
     hub_config: str | None = option(None, "Configuration of --hub_dataset.")
-    source_column: list[str] | None = option(
-        None, 'Own pairs: column that is read. Several as a,b: written "a: ... b: ...". Dotted ones descend.'
-    )
-    target_column: list[str] | None = option(None, "Own pairs: column to be written. Several: as many references.")
+    source_column: list[str] | None = option(None, 'Own pairs: column of the sources. Several, a,b: "a: ... b: ...".')
+    target_column: list[str] | None = option(None, "Own pairs: column of the targets. Several: as many references.")
     source_prefix: str | None = option(None, 'Own pairs: begins each source, such as "summarize: ".')
     target_type: str | None = option(None, "Own pairs: kind of the targets. Not set: text.", choices=TARGET_TYPES)
-    labels: list[str] | None = option(None, "Own pairs: classes as a,b,c, in order. Not set: those of the rows.")
-    metrics: list[str] | None = option(None, "Own pairs: metrics as rougeL,bleu; the first one chooses the best model.")
-    record_shape: str | None = option(None, f"Own pairs: instruction data, one of {', '.join(SHAPES)}. Not set: told.")
-    records: str | None = option(None, "Own pairs: field of a nested file that holds the rows, as data.qas; * is any.")
+    labels: list[str] | None = option(None, "Own pairs: classes in order, a,b,c. Not set: those of the rows.")
+    metrics: list[str] | None = option(None, "Own pairs: as rougeL,bleu; the first one chooses the best model.")
+    record_shape: str | None = option(None, "Own pairs: shape of instruction data. Not set: found.", choices=SHAPES)
+    records: str | None = option(None, "Own pairs: field of nested files with the rows, as data.qas; * is any.")
     skip_rows_where: list[str] | None = option(None, "Own pairs: leave out rows with COLUMN=VALUE, such as label=-.")
     validation_split_percentage: float | None = option(
-        None, "Own pairs: held out if no validation rows are named. [5]", above=0, below=100
+        None, "Own pairs: held out where there are no validation rows. Not set: 5.", above=0, below=100
     )
     mixing: str = option("proportional", "How several tasks share the rows; proportional: to theirs.", choices=MIXING)
     mixing_cap: int = option(65_536, "Rows beyond which a task counts as no larger (T5: 524288).", at_least=1)

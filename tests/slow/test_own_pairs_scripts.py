@@ -33,7 +33,7 @@ def workspace() -> Path:
     (folder / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:6]))
     (folder / "in.en").write_text("".join(row["text"] + "\n" for row in ROWS))
     (folder / "in.de").write_text("".join(row["color"] + "\n" for row in ROWS))
-    write_tiny_model(folder / "base", [row["text"] for row in ROWS] + ["say: kind:"], 150)
+    write_tiny_model(folder / "base", [row["text"] for row in ROWS] + ["say: kind:"], 130)
     return folder
 
 

@@ -26,7 +26,7 @@ def workspace() -> Path:
     """`model`: a tiny one of random weights; `export`: the same for CTranslate2."""
     folder = Path(tempfile.mkdtemp(prefix="t5_foundry_predict_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    write_tiny_model(folder / "model", [*LINES, *(f"answer {n} yes no șarpe" for n in range(99))], 160)
+    write_tiny_model(folder / "model", [*LINES, *(f"answer {n} yes no șarpe" for n in range(99))], 156)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / "model")
     with torch.no_grad():
         model.shared.weight.mul_(8)  # so that inputs have different answers
