@@ -4,6 +4,7 @@
 # make test-launchers   set up, then: every launcher x sharding x script on two processes
 # make torture   set up, then: 200 kills of real runs, each resumed and compared (KILLS=200)
 # make test-slurm   set up, then: the job scripts on a SLURM of two nodes that runs on this machine for the test
+# make lock   writes requirements/lock.txt, the exact environment of .venv
 # make setup  the virtual environment with the pinned requirements, made anew only when they changed
 
 PYTHON ?= python3
@@ -18,19 +19,25 @@ COMMA := ,
 NONE :=
 SPACE := $(NONE) $(NONE)
 
-.PHONY: setup check test test-slurm demo lint clean torture test-launchers
+.PHONY: setup lock check test test-slurm demo lint clean torture test-launchers
 
 setup:
-	@cmp -s requirements.txt $(INSTALLED) || { \
+	@cat requirements.txt requirements/*.txt | cmp -s - $(INSTALLED) || { \
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")' && \
 	  { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); } && \
-	  echo "installing requirements.txt into $(VENV) (about 3 GB, a minute or two)" && \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt && \
-	  cp requirements.txt $(INSTALLED); }
+	  echo "installing requirements/all.txt into $(VENV) (about 3 GB, a minute or two)" && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements/all.txt && \
+	  cat requirements.txt requirements/*.txt > $(INSTALLED); }
+
+# The exact environment of .venv; torch without the tag of the build that was at hand.
+lock: setup
+	{ echo "# pip install -r requirements/lock.txt: the environment that was tested, Python 3.11, Linux, written by make lock"; \
+	  $(BIN)/python -m pip freeze | sed 's/+cpu$$//'; } > requirements/lock.txt
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 check: lint
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile tests/unit

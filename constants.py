@@ -74,15 +74,15 @@ HARDWARE_PEAKS = {
 }
 
 # ---------------------------------------------------------------- denoising
-# noise_density           share of tokens hidden
-# mean_noise_span_length  mean length of a hidden span in tokens; without it the denoiser hides the end of the text, of
+# noise_density           share of tokens masked
+# mean_noise_span_length  mean length of a masked span in tokens; without it the denoiser masks the end of the text, of
 #                         a random length: uniform between 1 and what gives `noise_density` on average (prefix LM)
-# sentinels               False: no sentinel stands for the hidden end (T5's prefix LM)
+# sentinels               False: no sentinel stands for the masked end (T5's prefix LM)
 # mode                    token at the beginning of the input; added to a tokenizer that lacks it
 DENOISERS = {
     "span_corruption": dict(noise_density=0.15, mean_noise_span_length=3.0),  # T5's base line
     "prefix_lm": dict(noise_density=0.5, sentinels=False),  # T5's prefix LM
-    # UL2 (Tay et al. 2022, table 1): R denoisers, X denoisers (long spans or much hidden), and the S denoiser.
+    # UL2 (Tay et al. 2022, table 1): R denoisers, X denoisers (long spans or much masked), and the S denoiser.
     "ul2_r_span3": dict(noise_density=0.15, mean_noise_span_length=3.0, mode="[NLU]"),
     "ul2_r_span8": dict(noise_density=0.15, mean_noise_span_length=8.0, mode="[NLU]"),
     "ul2_x_span3": dict(noise_density=0.5, mean_noise_span_length=3.0, mode="[NLG]"),

@@ -1,10 +1,10 @@
 """T5's span corruption, on a whole batch at once.
 
 The pure functions follow T5's own definition (Raffel et al. 2020, section 3.1.4, and the released preprocessors):
-masks begin with kept tokens and end with a hidden span, sentinels count down from <extra_id_0>, inputs and targets
+masks begin with kept tokens and end with a masked span, sentinels count down from <extra_id_0>, inputs and targets
 end in EOS, and there is no closing sentinel. All lengths are therefore fixed and no batch is ever padded.
 
-Legend of shapes: B batch, R raw tokens of a chunk, S source (input) length, T target length, K hidden spans of a chunk.
+Legend of shapes: B batch, R raw tokens of a chunk, S source (input) length, T target length, K masked spans of a chunk.
 """
 
 import itertools
@@ -23,7 +23,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 # ---------------------------------------------------------------- lengths
 def noise_counts(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
-    """(hidden tokens, hidden spans) of a chunk of `length` raw tokens: (568, .15, 3) -> (85, 28).
+    """(masked tokens, masked spans) of a chunk of `length` raw tokens: (568, .15, 3) -> (85, 28).
 
     Both are at least 1, and as many tokens stay as there are spans, so that spans never touch.
     """
@@ -62,9 +62,9 @@ def compute_input_and_target_lengths(
 def random_spans_noise_mask(
     length: int, noise_density: float, mean_noise_span_length: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """One random mask, bool [length], True where a token is hidden. Starts kept, ends hidden.
+    """One random mask, bool [length], True where a token is masked. Starts kept, ends masked.
 
-    The number of hidden tokens and of spans is exact; where the spans lie is uniform over all segmentations.
+    The number of masked tokens and of spans is exact; where the spans lie is uniform over all segmentations.
     """
     num_noise, num_spans = noise_counts(length, noise_density, mean_noise_span_length)
     dtype = _dtype_of_cuts(length)
@@ -139,23 +139,23 @@ def inputs_and_targets(
     """Corrupted inputs [B, S] and targets [B, T] of tokens [B, R] under a mask [B, R]; both end in EOS.
 
     With sentinels 999, 998 ... the tokens 10 11 12 13 14 15 under the mask T T F F T F become
-        inputs  999 12 13 998 15 EOS        (kept tokens, and each hidden span's sentinel in its place)
+        inputs  999 12 13 998 15 EOS        (kept tokens, and each masked span's sentinel in its place)
         targets 999 10 11 998 14 EOS        (each span's sentinel, then its tokens)
-    Every row must hide as many tokens in as many spans as the first; ValueError if not, or if sentinels run out.
+    Every row must mask as many tokens in as many spans as the first; ValueError if not, or if sentinels run out.
     """
     batch, length = tokens.shape
     # Flat places and 32 bits instead of boolean indexing and 64: half the time. Every row has a place before its text,
-    # so that each hidden span has one before it, which in the targets becomes its sentinel's.
+    # so that each masked span has one before it, which in the targets becomes its sentinel's.
     width, rows = length + 1, np.arange(batch)
-    hidden = np.zeros((batch, width), dtype=bool)
-    hidden[:, 1:] = mask
+    masked = np.zeros((batch, width), dtype=bool)
+    masked[:, 1:] = mask
     text = np.empty((batch, width), dtype=np.int32)
     text[:, 1:] = tokens
-    kept = ~hidden
+    kept = ~masked
     kept[:, 0] = False
-    hidden, kept, text = hidden.ravel(), kept.ravel(), text.ravel()
-    starts = np.flatnonzero(hidden[1:] & ~hidden[:-1]) + 1
-    kept[starts] = hidden[starts - 1] = True
+    masked, kept, text = masked.ravel(), kept.ravel(), text.ravel()
+    starts = np.flatnonzero(masked[1:] & ~masked[:-1]) + 1
+    kept[starts] = masked[starts - 1] = True
 
     def by_rows(places: np.ndarray) -> np.ndarray:
         """[B, n] of places in rising order, of which all rows must have as many."""
@@ -165,19 +165,19 @@ def inputs_and_targets(
             or (places.reshape(batch, -1)[:, [0, -1]] // width != rows[:, None]).any()
         ):
             raise ValueError(
-                "all masks of a batch must hide the same number of tokens in the same number of spans, one at least"
+                "all masks of a batch must mask the same number of tokens in the same number of spans, one at least"
             )
         return places.reshape(batch, -1)
 
     num_spans = by_rows(starts).shape[1]
     if num_spans > len(sentinel_ids):
-        raise ValueError(f"{num_spans} hidden spans need {num_spans} sentinels; the tokenizer has {len(sentinel_ids)}")
+        raise ValueError(f"{num_spans} masked spans need {num_spans} sentinels; the tokenizer has {len(sentinel_ids)}")
     sentinels = np.tile(sentinel_ids[:num_spans], batch)
     first_hidden = text[starts]
     text[starts] = sentinels
     inputs = _closed(text[by_rows(np.flatnonzero(kept))], eos_id)
     text[starts - 1], text[starts] = sentinels, first_hidden
-    targets = _closed(text[by_rows(np.flatnonzero(hidden))], eos_id)
+    targets = _closed(text[by_rows(np.flatnonzero(masked))], eos_id)
     return inputs, targets
 
 
@@ -259,7 +259,7 @@ class T5DataCollator:
         if self.num_spans > len(self.sentinel_ids):
             raise ValueError(
                 f"--input_seq_length {input_seq_length} with --noise_density {noise_density} and "
-                f"--mean_noise_span_length {mean_noise_span_length} hides {self.num_spans} spans, but the tokenizer "
+                f"--mean_noise_span_length {mean_noise_span_length} masks {self.num_spans} spans, but the tokenizer "
                 f"has {len(self.sentinel_ids)} sentinels: use longer spans, a lower density or a shorter input"
             )
         self.eos_id, self.mean_noise_span_length = find_eos_id(tokenizer), mean_noise_span_length

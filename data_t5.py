@@ -10,6 +10,7 @@ documents and resuming are its business, so every corpus goes with every objecti
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -58,6 +59,7 @@ class Text:
     """
 
     files: dict[str, dict[str, TokenFile]]
+    _more_validation: str  # what helps where there is too little text to evaluate on
     rows = ()  # training examples of each corpus, where they can be counted
 
     def __init__(self, args, model_args):
@@ -69,7 +71,7 @@ class Text:
         self.is_mixed = len(found) > 1
         self.tokenizer = self._find_tokenizer(model_args)
 
-    def _open(self, args) -> dict[str, Source | Corpus]:
+    def _open(self, args) -> Mapping[str, Source | Corpus]:
         """{"train": ...} and, if there is one, {"validation": ...}: a corpus's splits, not yet read."""
         raise NotImplementedError
 

@@ -29,14 +29,14 @@ from arguments.task import TaskArguments, check_task, check_tasks
 from arguments.training import FineTuningArguments, T5TrainingArguments
 from common.command_line import exit_on_user_error, option, parse_arguments
 from common.processes import finish_process_group, is_first_process, print_once, run_script
-from common.reports import end_summary, start_summary, write_json
+from common.reports import end_summary
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_model, set_generation_length
 from runs.callbacks import T5ProgressCallback, install_callbacks
-from runs.run import set_up_tracking
+from runs.run import Run, shown_numbers
 from runs.samples import prompt
-from runs.trackers import finish_tracking, log_table, start_tracking
+from runs.trackers import finish_tracking, log_table
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.metrics.scoring import score_predictions
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, values_of_texts
@@ -319,15 +319,10 @@ def write_submission(folder: Path, task: Task, split: str, answers: list[str]) -
         archive.writestr(names if isinstance(names, str) else names[split], "".join(lines))
 
 
-def finish(run_args: EvaluationRunArguments, jobs: list[Job], results: dict, missing: dict[str, str]) -> None:
+def finish(run: Run, jobs: list[Job], results: dict, missing: dict[str, str]) -> None:
     """Writes all_results.json and says what came out, where it is and what can be run next."""
-    folder = Path(run_args.output_dir)
-    write_json(folder / "all_results.json", results)
-    shown = {
-        name.removeprefix("eval_").replace("_", " "): f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
-        for name, value in results.items()
-        if not name.endswith(("runtime", "per_second"))
-    }
+    folder = run.output_dir
+    run.write_results(results)
     next_step = f"python plot_runs.py {jobs[0].model}" if (Path(jobs[0].model) / "metrics.jsonl").is_file() else None
     if missing:
         next_step = "the same with what is left out"
@@ -340,7 +335,7 @@ def finish(run_args: EvaluationRunArguments, jobs: list[Job], results: dict, mis
         next_step += "'out/glue/{task}'"
     files = ", ".join(name for name in OUTPUT_FILES if (folder / name).exists())
     left_out = {f"{name} left out": reason for name, reason in missing.items()}
-    end_summary(shown | left_out | {"written to": f"{folder}: {files}", "next": next_step})
+    end_summary(shown_numbers(results) | left_out | {"written to": f"{folder}: {files}", "next": next_step})
 
 
 def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments) -> dict:
@@ -361,26 +356,22 @@ def main(argv: list[str] | None = None) -> dict:
         prepare_output_dir(run_args, jobs)
         with run_args.main_process_first(desc="preparing the task"):
             jobs, missing = load_data(jobs, evaluation)
-    set_up_tracking(run_args)
+    run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
     tasks = Tasks([job.task for job in jobs])
     unknown = tasks.count_unknown(lambda task, split: f"{task.name} {split}")
-    start_summary(
-        {
-            "checkpoint": evaluation.model_name_or_path,
-            "rows": ", ".join(f"{len(rows):,} {task.name} {s}" for task in tasks for s, rows in task.data.items()),
-            "unknown": unknown,
-            "left out": ", ".join(missing) or None,
-        },
-        title="prediction" if run_args.do_predict else "evaluation",
-    )
-    if warning := unknown.warning():
-        print_once(warning)
+    plan = {
+        "checkpoint": evaluation.model_name_or_path,
+        "rows": ", ".join(f"{len(rows):,} {task.name} {s}" for task in tasks for s, rows in task.data.items()),
+        "unknown": unknown,
+        "left out": ", ".join(missing) or None,
+    }
+    run.announce(plan, unknown.warning())
     results, trainer = {}, None
     for number, job in enumerate(jobs):
         with exit_on_user_error():
-            loaded = trainer.model if number and jobs[number - 1].model == job.model else None
+            loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None
             trainer = build_trainer(job, run_args, evaluation.attn_implementation, loaded)
-            start_tracking(trainer, vars(evaluation) | vars(job.task.args) | run_args.to_dict())
+        run.track(trainer, vars(evaluation) | vars(job.task.args) | run_args.to_dict())
         for split in job.splits:
             answers, numbers = predict_split(job, trainer, split)
             results |= numbers
@@ -390,7 +381,7 @@ def main(argv: list[str] | None = None) -> dict:
     if tasks.summarise and not run_args.do_predict and not evaluation.split:
         results |= tasks.summarise(results)
     if is_first_process():
-        finish(run_args, jobs, results, missing)
+        finish(run, jobs, results, missing)
     finish_process_group()
     return results
 

@@ -103,7 +103,7 @@ def check_flags(args: ExportArguments) -> None:
                              f"{', '.join(TOLERANCES)}")  # fmt: skip
         missing = [package for package in NEEDS.get(kind, ()) if importlib.util.find_spec(package) is None]
         if missing:
-            raise ValueError(f"--formats {kind}: needs {' and '.join(missing)}: pip install -r requirements.txt")
+            raise ValueError(f"--formats {kind}: needs {' and '.join(missing)}: pip install -r requirements/export.txt")
     if args.dtype not in DTYPES:
         raise ValueError(f"--dtype {args.dtype}: must be one of {', '.join(DTYPES)}")
     if args.num_samples < 1:

@@ -32,7 +32,7 @@ from constants import DEMO_CHECKPOINTS
 from corpora.sources import default_tokenizer
 from corpora.tokenizers import load_tokenizer
 from model_t5 import check_model_source, get_model, is_local_model, set_generation_length
-from runs.run import Run
+from runs.run import TrainingRun
 from tasks.tasks import Task, Tasks
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed, prepare_output_dir
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> dict:
     trainer.task_record = tasks.record()
     title, flags = f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}", [model_args, task_args, args]
     source = model_args.model_name_or_path or f"scratch ({model_args.config_name})"
-    run = Run(trainer, title, flags, tasks, checkpoint, {"from": source, "vocabulary": vocabulary})
+    run = TrainingRun(trainer, title, flags, tasks, checkpoint, {"from": source, "vocabulary": vocabulary})
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)
     return run.finish(result.metrics, next_command=f"python evaluate_t5.py --model_name_or_path {args.output_dir}")

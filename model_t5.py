@@ -1,6 +1,5 @@
-"""T5 models built, loaded and measured: where the plain stack is subtly wrong about T5 v1.1, it is put right here.
+"""Build, load and measure T5 models; works around two defects of transformers 5.
 
-Two facts of transformers 5.x that this module is about:
   1. `T5Config(tie_word_embeddings=False)` builds a tied model all the same. From scratch that is a head of standard
      deviation 1 without T5 v1.0's output scaling, and a first loss of about 175 instead of ln(vocabulary).
   2. `T5ForConditionalGeneration.forward` swallows `num_items_in_batch`, so that Trainer believes the loss is already

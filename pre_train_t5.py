@@ -27,7 +27,7 @@ from model_t5 import check_model_source, get_model
 from objectives.denoisers import denoisers_of, with_mode_tokens
 from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from objectives.registry import get_objective, packed_flag
-from runs.run import Run
+from runs.run import TrainingRun
 from runs.samples import SamplesCallback
 from runs.trackers import log_table
 from trainer_t5 import T5Trainer
@@ -49,7 +49,7 @@ def parse_flags(argv: list[str] | None):
     check_training(args, "continued pre-training" if model_args.model_name_or_path else "pre-training from scratch")
     check_streaming(text_args, args)
     names, corpora = list(denoisers_of(text_args.objective)), list(find_corpora(text_args))
-    known = [*LANGUAGE_MODEL_METRICS, *(f"loss_{name}" for name in names)]
+    known = [*LANGUAGE_MODEL_METRICS, *(f"loss_{name}" for name in names if len(names) > 1)]
     known += [f"{corpus}_{metric}" for corpus in corpora if len(corpora) > 1 for metric in CORPUS_METRICS]
     check_best_metric(args.metric_for_best_model, known)
     args.greater_is_better = (args.metric_for_best_model or "loss").endswith("accuracy")
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> dict:
         samples = (args.output_dir, tokenizer, validation, objective, args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
     flags = [model_args, text_args, args]
-    run = Run(trainer, "pre-training", flags, text, checkpoint, {"vocabulary": vocabulary})
+    run = TrainingRun(trainer, "pre-training", flags, text, checkpoint, {"vocabulary": vocabulary})
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)
     command = f"accelerate launch fine_tune_t5.py --model_name_or_path {args.output_dir}"

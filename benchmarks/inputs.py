@@ -38,7 +38,7 @@ LOAD_COLUMNS |= {"private_gib": "{:.2f}", "mapped_gib": "{:.2f}", "processes": "
 def per_example_collator(tokenizer, noise_density: float, mean_span_length: float, lengths: tuple[int, int]):
     """The peer: the algorithm of the widely used scripts, example by example where it can be no other way.
 
-    A mask per example by a random segmentation of kept and hidden tokens; sentinels by a cumulative sum over the spans'
+    A mask per example by a random segmentation of kept and masked tokens; sentinels by a cumulative sum over the spans'
     starts; a filter that drops the rest of each span; EOS; decoder inputs by a shift. Written anew from the algorithm.
     """
     last_sentinel_plus_one = max(tokenizer.get_vocab().values()) + 1

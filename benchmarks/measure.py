@@ -178,8 +178,8 @@ def table(rows: list[dict], columns: dict[str, str]) -> str:
     widths[0] = max(len(line[0]) for line in lines)
     shown = []
     for line in lines:
-        cells = zip(line, widths, columns.values(), strict=False)
-        whole = len(line) == len(columns)
-        aligned = [cell.rjust(width) if whole and ":" in form else cell.ljust(width) for cell, width, form in cells]
+        whole, aligned = len(line) == len(columns), []
+        for cell, width, form in zip(line, widths, columns.values(), strict=False):
+            aligned.append(cell.rjust(width) if whole and ":" in form else cell.ljust(width))
         shown.append("  ".join(aligned).rstrip())
     return "\n".join(shown)

@@ -137,8 +137,8 @@ class FileCorpus(Corpus):
         shown = files[0].name if len(files) == 1 else f"{len(files)} files"
         self.description = f"{shown}, {sum(size for _, size in sizes) / 1e6:.1f} MB in {len(self.blocks):,} blocks"
 
-    def _rows(self, block: int, start: int | None) -> Rows:
-        block = self.blocks[block]
+    def _rows(self, number: int, start: int | None) -> Rows:
+        block = self.blocks[number]
         if block.kind == "text":
             for place, line, begins, ends in _lines(block, start, LONGEST_PART):
                 text = CONTROL.sub("", _decoded(line, block.path, place))

@@ -111,7 +111,7 @@ class ArrayDocuments(Sequence):
     def __len__(self) -> int:
         return -(-len(self.array) // self.length)
 
-    def __getitem__(self, number: int) -> IdDocument:
+    def __getitem__(self, number: int) -> IdDocument:  # type: ignore[override]  # no slices
         if not 0 <= number < len(self):
             raise IndexError(number)
         if self.array.ndim == 2:

@@ -183,7 +183,7 @@ class Lane:
         self.source, self.lane = source, lane
         self.first, self.place = state or (0, [0, 0, None, 0])
         self.buffer, self.order = [], []
-        self.units = None
+        self.units: Iterator | None = None
 
     def state(self) -> list:
         return [self.first, self.place]
@@ -314,7 +314,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
         decisive += [self.weights, seed, shuffle_buffer_size, description]
         self.fingerprint = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()
         self.next_example, self.lane_states = 0, []
-        self.loader_in_use = None
+        self.loader_in_use: StreamLoader | None = None
 
     @classmethod
     def of_run(cls, corpora: list, make_batch, args, shuffle_buffer_size: int, **others):

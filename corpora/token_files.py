@@ -240,7 +240,7 @@ class _IdWriter(_TokenWriter):
         super().__init__(folder, split, tokenizer, eos_between_documents)
         self.to_tokens = IdWords(tokenizer)
 
-    def add(self, document: IdDocument) -> int:
+    def add(self, document: IdDocument) -> int:  # type: ignore[override]  # ids in the place of text
         """Takes one document; returns its size in the units of the progress bar."""
         ends = not document.goes_on
         self.info["documents"] += ends and bool(len(document))

@@ -1,1 +1,1 @@
-"""What is hidden of a text, and how training rows are made of it."""
+"""What is masked of a text, and how training rows are made of it."""

@@ -1,8 +1,8 @@
 """Mixtures of denoisers (UL2, prefix LM, own ones): rows of several corrupted examples, full to the last position.
 
-Denoisers hide different shares of a text, so their inputs and targets have different lengths. A row of S input and T
-target tokens is therefore shared by two examples, one of a denoiser that hides less than the mixture does on average
-and one of a denoiser that hides more. Their lengths are the solution of two equations, so that both sides are exactly
+Denoisers mask different shares of a text, so their inputs and targets have different lengths. A row of S input and T
+target tokens is therefore shared by two examples, one of a denoiser that masks less than the mixture does on average
+and one of a denoiser that masks more. Their lengths are the solution of two equations, so that both sides are exactly
 full; how often two denoisers meet is chosen such that each one has its weight's share of all input tokens. Masks come
 from the row's key alone, as in data_collator_t5.py. Examples of a row do not see each other: modeling/segment_masks.py.
 
@@ -31,8 +31,8 @@ class Denoiser:
     """An entry of constants.DENOISERS."""
 
     noise_density: float
-    mean_noise_span_length: float | None = None  # None: a prefix denoiser, which hides the end of the example
-    sentinels: bool = True  # a sentinel for each hidden span; T5's prefix LM has none
+    mean_noise_span_length: float | None = None  # None: a prefix denoiser, which masks the end of the example
+    sentinels: bool = True  # a sentinel for each masked span; T5's prefix LM has none
     mode: str | None = None  # token at the beginning of the input
 
     @property
@@ -57,9 +57,9 @@ class Denoiser:
 
 @dataclass(frozen=True)
 class Example:
-    """One corrupted example of a row: `length` raw tokens, `noise` of them hidden in `spans` spans.
+    """One corrupted example of a row: `length` raw tokens, `noise` of them masked in `spans` spans.
 
-    Prefix examples come in pairs that hide `noise` tokens together, each a part of them drawn by the key.
+    Prefix examples come in pairs that mask `noise` tokens together, each a part of them drawn by the key.
     """
 
     denoiser: int
@@ -219,6 +219,13 @@ class DenoiserMixture(PackedObjective):
     and EOS. Raises ValueError, naming what to change, if sentinels or mode tokens are missing or rows are too short.
     """
 
+    # Of all examples of all kinds of rows, one kind after the other.
+    _denoiser: np.ndarray
+    _length: np.ndarray
+    _noise: np.ndarray
+    _spans: np.ndarray
+    _pair: np.ndarray
+
     def __init__(self, tokenizer, objective: str, input_seq_length: int, decoder_start_token_id: int = 0):
         mixture = denoisers_of(objective)
         self.objective, self.names = objective, list(mixture)
@@ -245,7 +252,7 @@ class DenoiserMixture(PackedObjective):
         if most_spans(self.kinds) > len(self.sentinel_ids):
             fitting = [n for n in range(2, input_seq_length) if built(n) and most_spans(built(n)[0]) <= self._sentinels]
             raise ValueError(
-                f"--input_seq_length {input_seq_length} with --objective {objective} hides {most_spans(self.kinds)} "
+                f"--input_seq_length {input_seq_length} with --objective {objective} masks {most_spans(self.kinds)} "
                 f"spans in one example, but the tokenizer has {len(self.sentinel_ids)} sentinels: use "
                 f"--input_seq_length {max(fitting, default=0)} or less, longer spans, or a tokenizer that has more"
             )
@@ -298,7 +305,7 @@ class DenoiserMixture(PackedObjective):
         return self.inputs_and_targets(rows, tokens[there].astype(np.int64), mask, examples)
 
     def _hidden_tokens(self, chosen: np.ndarray, lengths: np.ndarray, random: np.ndarray) -> np.ndarray:
-        """[G] hidden tokens. The first of a pair of prefix examples draws its own, uniformly; the second hides the
+        """[G] masked tokens. The first of a pair of prefix examples draws its own, uniformly; the second masks the
         rest, so that both are uniform and their sum, and with it the row's length, is fixed."""
         noise = self._noise[chosen].copy()
         first = np.flatnonzero(self._pair[chosen] == 1)

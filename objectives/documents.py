@@ -4,7 +4,7 @@
     row 0    [a a a a a a a a] [b b b b b b b b b] [c c c c c]      examples, corrupted alone, each with its own EOS
     row 1    [c c c c c c c c c c c c c] ...                        the rest of c goes on here
 
-A row of G examples that hides N of its L raw tokens in K spans has L - N + K + G inputs and N + K + G targets. Both are
+A row of G examples that masks N of its L raw tokens in K spans has L - N + K + G inputs and N + K + G targets. Both are
 fixed to T5's lengths, so K follows from the mean span, and N and L from G: every row is full to the last position, and
 covers a stretch of the flat file whose length its documents decide. One pass over the file finds where rows begin; what
 is within them is found again from their tokens.
@@ -28,7 +28,7 @@ from data_collator_t5 import T5DataCollator, example_keys, random_numbers
 from objectives.packed_rows import PackedExamples, PackedObjective, ragged_noise_mask
 
 SHORTEST = 8  # tokens of a whole example: with fewer, 15 % are not even one token
-LEAST_PART = 2  # of a row's last example, one kept and one hidden: the document goes on in the next row
+LEAST_PART = 2  # of a row's last example, one kept and one masked: the document goes on in the next row
 LANE = 4096  # rows, about, that the index finds one after another; lanes side by side
 SCANNED = 1 << 24  # tokens searched for EOS at once
 FAR = 1 << 62  # beyond any text
@@ -37,8 +37,8 @@ FAR = 1 << 62  # beyond any text
 class RowLayout:
     """What a row of S inputs and T targets holds, by its number of examples (the arrays' index).
 
-    texts, noise, spans: its raw tokens L, hidden tokens N, and spans K, which is (T - G) / (1 + mean span) rounded, but
-    at least G, and such that spans <= hidden and spans <= kept can hold in each example.
+    texts, noise, spans: its raw tokens L, masked tokens N, and spans K, which is (T - G) / (1 + mean span) rounded, but
+    at least G, and such that spans <= masked and spans <= kept can hold in each example.
     shortest: fewest tokens of a whole example, at least SHORTEST, and such that rows of nothing longer are full too.
     width: most tokens of the file that a row spans.
     """

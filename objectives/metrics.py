@@ -20,18 +20,18 @@ CORPUS_METRICS = ("loss", "text_token_accuracy", "bits_per_byte", "nats_per_id")
 
 
 def language_model_metrics(eval_prediction: "EvalPrediction", bytes_per_token: float | None) -> dict[str, float]:
-    """Metrics of pre-training: loss, token accuracy, the same over hidden text alone, perplexity and bits per byte.
+    """Metrics of pre-training: loss, token accuracy, the same over masked text alone, perplexity and bits per byte.
 
     text_token_accuracy leaves out sentinels and EOS, which are soon always right and make up a third of the targets. So
-    it does with an EOS that stood between two documents and is hidden.
+    it does with an EOS that stood between two documents and is masked.
 
     statistics: [N, 5 + 2], behind the usual columns correct text tokens and text tokens: those of the masked text,
     neither sentinels nor EOS.
 
-    bits_per_byte = nats of all targets / ln 2 / bytes of the text they hide: what it costs to write down a hidden byte,
+    bits_per_byte = nats of all targets / ln 2 / bytes of the text they mask: what it costs to write down a masked byte,
     its sentinels and EOS included. It compares tokenizers, which the loss per token cannot. `bytes_per_token` is the
     mean of the validation text's tokens, EOS between documents left out. Where it is None, the tokens are ready-made
-    ids, and nats_per_id = nats of all targets / hidden ids stands in its place.
+    ids, and nats_per_id = nats of all targets / masked ids stands in its place.
     """
     _, statistics = eval_prediction.predictions
     sums = statistics.astype(np.float64).sum(axis=0)

@@ -57,10 +57,6 @@ class Objective:
         validation text's tokens; None: ready-made ids."""
         raise NotImplementedError
 
-    def metric_names(self) -> list[str]:
-        """Metrics of each denoiser, beside those that every objective has."""
-        return [f"loss_{name}" for name in self.names] if len(self.names) > 1 else []
-
     def plan(self, rows: list[Examples]) -> dict[str, str]:  # noqa: ARG002
         """Rows of the plan that say what is special about this objective. rows: of each corpus; [] of a stream."""
         return {}

@@ -22,9 +22,9 @@ from objectives.objective import Objective
 def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray, spans: np.ndarray) -> np.ndarray:
     """Masks of examples of different lengths one after the other: bool [N] from random 64-bit numbers [N].
 
-    lengths, noise, spans: [G]. Each mask begins kept, ends hidden and is uniform over all segmentations of its hidden
+    lengths, noise, spans: [G]. Each mask begins kept, ends masked and is uniform over all segmentations of its masked
     and its kept tokens, as `masks_from_random` makes them. The first `noise` numbers of an example decide the lengths
-    of its hidden spans, the others those of its kept ones: the places of the lowest numbers are the cuts.
+    of its masked spans, the others those of its kept ones: the places of the lowest numbers are the cuts.
     """
     starts = np.cumsum(lengths) - lengths
     places = np.arange(len(random)) - np.repeat(starts, lengths)
@@ -41,12 +41,12 @@ def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray
     cut = np.zeros(len(random), dtype=bool)
     found = (ranked & np.uint64(0xFFFF)).astype(np.int64) + np.repeat(starts, lengths)
     cut[found[rank < np.repeat(spans, lengths)]] = True
-    pieces = np.diff(np.append(np.flatnonzero(cut), len(random)))  # of each example: hidden spans, then kept ones
+    pieces = np.diff(np.append(np.flatnonzero(cut), len(random)))  # of each example: masked spans, then kept ones
     count = np.repeat(spans, 2 * spans)
     place = np.arange(len(pieces)) - np.repeat(2 * (np.cumsum(spans) - spans), 2 * spans)
-    hidden = place < count
+    masked = place < count
     interleaved = np.empty_like(pieces)
-    interleaved[np.arange(len(pieces)) - place + np.where(hidden, 2 * place + 1, 2 * (place - count))] = pieces
+    interleaved[np.arange(len(pieces)) - place + np.where(masked, 2 * place + 1, 2 * (place - count))] = pieces
     return np.repeat(np.tile(np.array([False, True]), len(pieces) // 2), interleaved)
 
 
@@ -56,7 +56,7 @@ class PackedExamples:
 
     place: np.ndarray  # in its row, from 0
     lengths: np.ndarray  # raw tokens
-    noise: np.ndarray  # of them hidden
+    noise: np.ndarray  # of them masked
     spans: np.ndarray  # in so many spans
     denoiser: np.ndarray
     marked: np.ndarray  # whether each span has a sentinel

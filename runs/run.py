@@ -1,4 +1,7 @@
-"""A run from start to end: tracking, what is said and checked before, what is written and said after."""
+"""A run from start to end: tracking, what is said and checked before, what is written and said after.
+
+`Run` is what every script's run has in common, `TrainingRun` adds what training needs and leaves.
+"""
 
 import dataclasses
 import math
@@ -56,6 +59,29 @@ def set_up_tracking(args) -> None:
 
 
 class Run:
+    """A run of any script: its plan, its trackers and its results. title: "evaluation" and the like."""
+
+    def __init__(self, args, title: str):
+        self.args, self.title, self.output_dir = args, title, Path(args.output_dir)
+
+    def announce(self, plan: dict[str, object], *notices: str | None) -> None:
+        """Prints the plan, and below it what the user should know before the long work."""
+        start_summary(plan, self.title)
+        for notice in filter(None, notices):
+            print_once(notice)
+
+    def track(self, trainer: T5Trainer, configuration: dict, checkpoint: str | None = None) -> None:
+        """Starts the trackers of --report_to. One that cannot begin is the user's error, exit code 2."""
+        set_up_tracking(self.args)
+        with exit_on_user_error():
+            start_tracking(trainer, configuration, checkpoint)
+
+    def write_results(self, results: dict) -> None:
+        """Writes all_results.json."""
+        write_json(self.output_dir / "all_results.json", results)
+
+
+class TrainingRun(Run):
     """A run of T5Trainer from its plan to its results.
 
     title: "pre-training" and the like. flags: the parsed dataclasses. data: what is trained on (data_t5.Text,
@@ -66,9 +92,9 @@ class Run:
     def __init__(
         self, trainer: T5Trainer, title: str, flags: list, data, checkpoint: str | None, rows: dict | None = None
     ):
-        self.trainer, self.args, self.title, self.flags = trainer, trainer.args, title, flags
+        super().__init__(trainer.args, title)
+        self.trainer, self.flags = trainer, flags
         self.data, self.checkpoint, self.rows = data, checkpoint, rows or {}
-        self.output_dir = Path(self.args.output_dir)
         self.sequences = global_batch_size(self.args)
         per_example = data.tokens_per_example
         self.tokens_per_step = None if per_example is None else round(self.sequences * per_example)
@@ -90,7 +116,7 @@ class Run:
         memory_there = memory_available(args.device)
         disk_there = disk_free(self.output_dir) + bytes_below(self.output_dir)  # an earlier run's files are replaced
         limited = args.save_total_limit or args.save_strategy == "no"
-        summary = {
+        plan = {
             "model": described_model(self.trainer.model),
             **self.rows,
             **data.plan(steps),
@@ -107,14 +133,12 @@ class Run:
             "disk": f"{human_bytes(disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
             f"{human_bytes(disk_there)} free",
         }
-        start_summary(summary, self.title)
-        notices = [
+        self.announce(
+            plan,
             large_step_notice(args, self.sequences, self.tokens_per_step),
             data.unknown and data.unknown.warning(),
             resumed_batch_notice(self.checkpoint, self.sequences),
-        ]
-        for notice in filter(None, notices):
-            print_once(notice)
+        )
         with exit_on_user_error():
             check_warmup(args, steps)
             if disk > disk_there:
@@ -138,9 +162,7 @@ class Run:
             return
         clear_output_dir(args, self.checkpoint)
         record = self._write_record() if is_first_process() else {}
-        set_up_tracking(args)
-        with exit_on_user_error():
-            start_tracking(self.trainer, record and tracked_configuration(record, self.trainer.model), self.checkpoint)
+        self.track(self.trainer, record and tracked_configuration(record, self.trainer.model), self.checkpoint)
 
     def _install_callbacks(self) -> None:
         args = self.args
@@ -185,17 +207,13 @@ class Run:
         tracked = finish_tracking(trainer)
         failed = None
         if is_first_process():
-            write_json(self.output_dir / "all_results.json", results)
+            self.write_results(results)
             uploaded = None
             try:
                 uploaded = trainer.push_to_hub() if self.args.push_to_hub else None
             except ValueError as error:
                 failed = error
-            numbers = {
-                name.removeprefix("eval_").replace("_", " "): f"{value:.4f}"
-                for name, value in results.items()
-                if name.startswith("eval_") and not name.endswith(("runtime", "per_second", "preparation_time"))
-            }
+            numbers = shown_numbers({name: value for name, value in results.items() if name.startswith("eval_")})
             written = ("all_results.json", "metrics.jsonl", "loss.png", "samples.md", "run.json")
             files = ", ".join(name for name in written if (self.output_dir / name).is_file())
             end_summary(
@@ -213,6 +231,15 @@ class Run:
             raise SystemExit(f"{failed}; later: python export_checkpoint.py --model_name_or_path "
                              f"{self.args.output_dir} --push_to_hub {trainer.hub_model_id}")  # fmt: skip
         return results
+
+
+def shown_numbers(results: dict) -> dict[str, str]:
+    """Results for people, without times: {"eval_f1": 0.5, "eval_runtime": 2.0} -> {"f1": "0.5000"}."""
+    return {
+        name.removeprefix("eval_").replace("_", " "): f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+        for name, value in results.items()
+        if not name.endswith(("runtime", "per_second", "preparation_time"))
+    }
 
 
 def described_model(model) -> str:

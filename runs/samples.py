@@ -4,7 +4,7 @@
 
 The [1] was built in [2] by the king.
 
-| gap | hidden | filled in |
+| gap | masked | filled in |
 |---|---|---|
 | 1 | old bridge | house |
 """
@@ -26,7 +26,7 @@ from common.reports import write_aside
 from data_collator_t5 import find_sentinel_ids
 
 SAMPLES_FILE = "samples.md"
-COLUMNS = ["text", "gap", "hidden", "filled in"]  # of `gap_rows`
+COLUMNS = ["text", "gap", "masked", "filled in"]  # of `gap_rows`
 SHOWN_GAPS = 4  # of each text
 NEW_TOKENS = 48  # enough for those
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
@@ -52,15 +52,15 @@ def gap_rows(tokenizer, sources, targets, written, sentinel_ids: list[int]) -> l
     """Rows of COLUMNS for the first gaps of each text; sources, targets, written: lists of ids [N][...]."""
     rows, eos = [], tokenizer.eos_token_id
     for source, target, answer in zip(sources, targets, written, strict=True):
-        hidden, filled = spans(target, sentinel_ids, eos), spans(answer, sentinel_ids, eos)
+        masked, filled = spans(target, sentinel_ids, eos), spans(answer, sentinel_ids, eos)
         text = ""
-        for number, sentinel in enumerate(sentinel_ids[: min(SHOWN_GAPS, len(hidden))]):
+        for number, sentinel in enumerate(sentinel_ids[: min(SHOWN_GAPS, len(masked))]):
             before, source = _cut(source, sentinel)
             text += f"{tokenizer.decode(before, skip_special_tokens=True)} [{number + 1}] "
         ends = [source.index(token) for token in (*sentinel_ids, eos) if token in source]
         text += tokenizer.decode(source[: min(ends, default=None)], skip_special_tokens=True)
-        for number in sorted(hidden)[:SHOWN_GAPS]:
-            shown = [tokenizer.decode(found.get(number, [])).strip() for found in (hidden, filled)]
+        for number in sorted(masked)[:SHOWN_GAPS]:
+            shown = [tokenizer.decode(found.get(number, [])).strip() for found in (masked, filled)]
             rows.append([text.strip(), str(number + 1), *shown])
     return rows
 
@@ -77,7 +77,7 @@ def as_markdown(step: int, rows: list[list[str]]) -> str:
     for text in dict.fromkeys(row[0] for row in rows):
         table = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row[1:])} |" for row in rows
                  if row[0] == text]  # fmt: skip
-        lines += [" ".join(text.split()), "", "| gap | hidden | filled in |", "|---|---|---|", *table, ""]
+        lines += [" ".join(text.split()), "", "| gap | masked | filled in |", "|---|---|---|", *table, ""]
     return "\n".join(lines) + "\n"
 
 

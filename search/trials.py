@@ -101,8 +101,10 @@ def run_trial(trial, sweep: dict, folder: Path) -> tuple[str, float | None, str 
     began = beaten = time.monotonic()
     with (folder / f"{run}.log").open("a") as log, (folder / f"{run}.err").open("w") as err:
         try:
-            options = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=err, env=environment, process_group=0)
-            process = subprocess.Popen(command_line(sweep, flags | resume, folder, run), **options)
+            command = command_line(sweep, flags | resume, folder, run)
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=err, env=environment, process_group=0
+            )
         except OSError as error:
             return "failed", None, str(error)
     try:

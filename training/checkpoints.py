@@ -123,7 +123,7 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     A job that SLURM or torchrun started again goes on by itself from its newest whole checkpoint, or begins anew if
     there is none yet. Rank 0 decides for all. Nothing is deleted yet: `clear_output_dir` does it when all is checked.
     """
-    answer = [None, None]
+    answer: list = [None, None]  # the checkpoint, what is wrong
     if is_first_process():
         try:
             answer[0] = _checkpoint_to_resume(args)

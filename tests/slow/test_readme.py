@@ -52,7 +52,10 @@ class ReadmeTest(parameterized.TestCase):
             self.assertRegex((ROOT / "Makefile").read_text(), rf"(?m)^{words[1]}:")
             return
         if words[0] in ("trackio", "tensorboard") or words[:2] == ["wandb", "sync"]:
-            self.assertRegex((ROOT / "requirements.txt").read_text(), rf"(?m)^{words[0]}==")
+            self.assertRegex(
+                (ROOT / "requirements" / "trackers.txt").read_text() + (ROOT / "requirements.txt").read_text(),
+                rf"(?m)^{words[0]}==",
+            )
             return
         if words[0] in ("conda", "wandb"):
             self.assertTrue((ROOT / words[-1]).is_file(), words[-1])

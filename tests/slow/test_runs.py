@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import T5ForConditionalGeneration
 
 import pre_train_t5
+from modeling import loss
 from runs import run as runs
 from training.checkpoints import checkpoints_of
 
@@ -113,6 +114,7 @@ class BeforeARunTest(parameterized.TestCase):
                 raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB.")
             return forward(model, **inputs)
 
+        self.addCleanup(loss._with_loss.cache_clear)  # made of the forward pass that is replaced here
         self.argv = torture.changed(self.argv, *self.batch(6, 2))
         with mock.patch.object(T5ForConditionalGeneration, "forward", cramped):
             return self.run_script(*flags)

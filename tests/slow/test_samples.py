@@ -33,7 +33,7 @@ class SpansTest(parameterized.TestCase):
         rows = [["The [1] by [2].", "1", "old | bridge", "house"], ["The [1] by [2].", "2", "1200", ""]]
         self.assertEqual(
             samples.as_markdown(600, rows),
-            "## Step 600\n\nThe [1] by [2].\n\n| gap | hidden | filled in |\n|---|---|---|\n"
+            "## Step 600\n\nThe [1] by [2].\n\n| gap | masked | filled in |\n|---|---|---|\n"
             "| 1 | old \\| bridge | house |\n| 2 | 1200 |  |\n\n",
         )
 

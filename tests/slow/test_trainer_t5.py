@@ -32,7 +32,7 @@ from model_t5 import build_config, create_model
 from objectives.metrics import language_model_metrics
 from objectives.spans import SpanCorruption
 from runs import run as runs
-from runs.run import Run, device_peak_flops, set_up_tracking
+from runs.run import TrainingRun, device_peak_flops, set_up_tracking
 from tasks.metrics.scoring import STATISTICS, token_metrics
 from trainer_t5 import T5Trainer
 
@@ -551,7 +551,7 @@ class RunTest(TrainerTest):
         checkpoint = data.pop("checkpoint", None)
         data |= dict(plan=lambda _: {"text": "made up"}, fingerprints=lambda _: {})
         data |= dict(flops_per_sequence=lambda _: 1000)
-        run = Run(trainer, "test", [trainer.args], types.SimpleNamespace(**data), checkpoint)
+        run = TrainingRun(trainer, "test", [trainer.args], types.SimpleNamespace(**data), checkpoint)
         return quietly(run.start)[1]
 
     def test_early_stopping_and_best_checkpoint_follow_the_main_metric(self):

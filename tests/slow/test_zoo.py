@@ -134,7 +134,7 @@ class ZooTest(parameterized.TestCase):
         # Fresh weights know nothing: logits are about N(0, 1), and the loss ln(rows) + 1/2.
         self.assertAlmostEqual(losses[0], torch.tensor(float(rows)).log().item() + 0.5, delta=0.75)
         self.assertLess(results["eval_loss"], losses[0] + 1)
-        self.assertIn("| gap | hidden | filled in |", (folder / "samples.md").read_text())
+        self.assertIn("| gap | masked | filled in |", (folder / "samples.md").read_text())
 
         again = place() / "resumed" / family
         shutil.copytree(folder / "checkpoint-2", again / "checkpoint-2")

@@ -296,7 +296,7 @@ class InputsAndTargetsTest(parameterized.TestCase):
 
     def test_more_spans_than_sentinels_are_refused(self):
         mask = np.array([[False, True, False, True]])
-        with self.assertRaisesRegex(ValueError, "2 hidden spans need 2 sentinels; the tokenizer has 1"):
+        with self.assertRaisesRegex(ValueError, "2 masked spans need 2 sentinels; the tokenizer has 1"):
             inputs_and_targets(np.array([[5, 6, 7, 8]]), mask, T5_SENTINELS[:1], EOS)
 
     def test_tokens_are_not_changed(self):
@@ -411,7 +411,7 @@ class CollatorTest(parameterized.TestCase):
 
     def test_sentinel_budget(self):
         message = (
-            "--input_seq_length 512 with --noise_density 0.5 and --mean_noise_span_length 3.0 hides 128 spans, "
+            "--input_seq_length 512 with --noise_density 0.5 and --mean_noise_span_length 3.0 masks 128 spans, "
             "but the tokenizer has 100 sentinels: use longer spans, a lower density or a shorter input"
         )
         with self.assertRaisesRegex(ValueError, message):

@@ -224,12 +224,12 @@ class PackedChunksTest(TestCase):
 
 class RefusedTest(TestCase):
     def test_more_spans_than_sentinels(self):
-        message = r"--input_seq_length 512 with --objective hard hides 128 spans .* has 100 sentinels: .* (\d+) or less"
+        message = r"--input_seq_length 512 with --objective hard masks 128 spans .* has 100 sentinels: .* (\d+) or less"
         with self.assertRaisesRegex(ValueError, message) as caught:
             self.collator("hard")
         fits = int(str(caught.exception).split(" or less")[0].split()[-1])
         self.collator("hard", fits)
-        with self.assertRaisesRegex(ValueError, "hides 101 spans"):
+        with self.assertRaisesRegex(ValueError, "masks 101 spans"):
             self.collator("hard", fits + 1)
 
     @parameterized.parameters("ul2", "prefix_lm", "span_corruption", "own")

@@ -230,7 +230,6 @@ class NewObjectiveTest(TestCase):
         with mock.patch.dict(constants.DENOISERS, denoisers), mock.patch.dict(constants.OBJECTIVES, mixture):
             text, objective, train = self.open(self.flags("file", objective="half_and_spans"))
         self.assertEqual(objective.names, ["half", "span_corruption"])
-        self.assertEqual(objective.metric_names(), ["loss_half", "loss_span_corruption"])
         self.assertEqual(objective(train.__getitems__([0, 1]))["labels"].shape, (2, objective.targets_length))
 
     def test_a_class_and_its_line(self):
