@@ -217,7 +217,9 @@ def with_ctranslate2(args: PredictionArguments, plan: Plan, tokenizer, _) -> Cal
     )
     search = dict(num_beams=1, length_penalty=1.0, early_stopping=False) | plan.search
     options = ctranslate2_search(search if search["num_beams"] > 1 else None)
-    options |= dict(num_hypotheses=count, max_decoding_length=search["max_new_tokens"], max_input_length=0)
+    options |= dict(
+        num_hypotheses=count, max_decoding_length=search["max_new_tokens"], max_input_length=0, return_end_token=True
+    )
     for name, theirs in (("min_new_tokens", "min_decoding_length"), ("repetition_penalty", "repetition_penalty"),
                          ("no_repeat_ngram_size", "no_repeat_ngram_size")):  # fmt: skip
         options |= {theirs: search[name]} if name in search else {}
@@ -235,8 +237,9 @@ def with_ctranslate2(args: PredictionArguments, plan: Plan, tokenizer, _) -> Cal
         scores = [None] * len(texts)
         if plan.several:
             repeated = [source for source in named for _ in range(count)]
-            scored = engine.translator.score_batch(repeated, [names for hypotheses in found for names in hypotheses])
-            scores = [float(sum(result.log_probs)) for result in scored]
+            bodies = [row[:-1] if row[-1:] == [tokenizer.eos_token_id] else row for row in ids]  # it adds the EOS
+            scored = engine.translator.score_batch(repeated, [[engine.names[number] for number in b] for b in bodies])
+            scores = [float(sum(s.log_probs[: len(row)])) for s, row in zip(scored, ids, strict=True)]
         pairs = list(zip(texts, scores, strict=True))
         return [pairs[first : first + count] for first in range(0, len(pairs), count)]
 
