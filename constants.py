@@ -2,7 +2,8 @@
 
 Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.md). The fields of an entry:
 
-    prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."
+    prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."; one that ends
+                        in a space is written as it is
     inputs              {key in the source text: column}, in the order they are written; key "" writes the bare text
     target              the column that holds the answer; a list of texts in it holds several references: training has a
                         row for each, evaluation counts the best. Any column may be dotted: translation.en, answers.text
@@ -13,11 +14,15 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.m
     max_source_length, max_target_length   in tokens, EOS included
     hub                 (data set, configuration or None) on the Hugging Face Hub
     builtin             folder of the built-in English corpus (corpora/installed_docs.py) instead of `hub`
-    files               {split: file below --data_dir, or a path}: .tsv .csv .json .jsonl .parquet, also compressed; or
-                        {split: {column: text file}}, whose lines belong together
-    file_columns        {column: header name, or index where a file has no header line}, where a file's names differ
+    files               {split: file below --data_dir, or a path}: .tsv .csv .json .jsonl .parquet, also compressed, a
+                        folder, a pattern or a list; or {split: {column: text file}}, whose lines belong together
+    file_columns        {column: header name, or index where a file has no header line}, where a file's names differ;
+                        of a list of names the column holds all that is not empty: several references
+    records             field that holds the rows of a nested record, as data.qas; * is any. A row keeps what is around
     preprocess          what cannot be declared: a function of a row of the source, which returns a row or a list of
                         rows; a name in tasks.transforms.TRANSFORMS, or the function itself
+    skip_where          {column: values}: rows to leave out of every split, an empty cell being ""
+    held_out            percent of the training rows that are the validation rows, where no others are named
     train_without       {columns: their values in the training rows to leave out, or a file of such rows}
     train_with          the task whose training rows this one borrows (AX has none of its own)
     merge_references    True: evaluation rows with the same source become one, with all their references

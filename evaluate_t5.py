@@ -39,7 +39,7 @@ from runs.samples import prompt
 from runs.trackers import finish_tracking, log_table
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.metrics.scoring import score_predictions
-from tasks.registry import eval_splits, reference_texts, source_text, test_splits, values_of_texts
+from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, values_of_texts
 from tasks.task_records import TASK_RECORD, recorded_flags, recorded_lengths
 from tasks.tasks import Task, Tasks
 from trainer_t5 import T5Trainer
@@ -158,7 +158,8 @@ def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
         return {}
     flags = recorded_flags(model, values, names)
     if flags:
-        shown = " ".join(f"--{name} {value}" for name, value in flags.items() if value is not False)
+        shown = {name: " ".join(map(str, as_list(value))) for name, value in flags.items() if value is not False}
+        shown = " ".join(f"--{name} {value}" for name, value in shown.items())
         print_once(f"{Path(model) / TASK_RECORD}: evaluating as its fine-tuning did: {shown}")
     return flags
 

@@ -1,6 +1,8 @@
-"""Fine-tune a T5 on any task of DATASET_VALS (constants.py), from a checkpoint or from scratch.
+"""Fine-tune a T5 on your own pairs or any task of DATASET_VALS (constants.py), from a checkpoint or from scratch.
 
     accelerate launch fine_tune_t5.py                         # built-in task, from the demo checkpoint if there is one
+    accelerate launch fine_tune_t5.py --train_file 'pairs/*.jsonl' --validation_file dev.jsonl \
+        --source_column prompt --target_column completion --model_name_or_path google/flan-t5-base
     accelerate launch fine_tune_t5.py --benchmark glue --dataset_name sst2 --model_name_or_path google/t5-v1_1-base
     accelerate launch fine_tune_t5.py --benchmark glue --dataset_name rte --data_dir glue/ --model_name_or_path out/base
     accelerate launch fine_tune_t5.py --benchmark glue --dataset_name cola,sst2,rte --mixing equal    # or all
@@ -10,7 +12,8 @@
 
 Without flags it runs recipes/fine_tune_installed_docs.yaml. Classification is scored by teacher forcing, which finds
 the labels whose tokens greedy decoding would write; `--predict_with_generate` decodes and compares texts. A mixture is
-evaluated task by task, and the average of their main metrics (eval_average) chooses the best model. Writes the best
+evaluated task by task, and the average of their main metrics (eval_average) chooses the best model. Of your own pairs
+the flags become an entry, which is printed (docs/your_data.md). Writes the best
 model, task.json (for evaluate_t5.py to repeat the numbers), all_results.json, metrics.jsonl, loss.png and run.json into
 --output_dir.
 """
@@ -20,6 +23,7 @@ from pathlib import Path
 from transformers import DataCollatorForSeq2Seq, set_seed
 
 from arguments.model import ModelArguments, check_model
+from arguments.own_pairs import SOURCES
 from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments, check_best_metric, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
@@ -42,11 +46,12 @@ def parse_flags(argv: list[str] | None):
         [ModelArguments, TaskArguments, FineTuningArguments],
         argv,
         default_recipe=str(DEFAULT_RECIPE),
-        starts_anew=("model_name_or_path", "config_name", "benchmark", "dataset_name", "train_file"),
+        starts_anew=("model_name_or_path", "config_name", "benchmark", "dataset_name", *SOURCES),
     )
     check_model(model_args)
     tasks = Tasks([Task(name, entry, task_args) for name, entry in check_tasks(task_args).items()])
     tasks.complete(args)
+    tasks.show_own_entry()
     if model_args.model_name_or_path is None and model_args.config_name is None:
         model_args.model_name_or_path = next((path for path in DEMO_CHECKPOINTS if is_local_model(path)), None)
         if model_args.model_name_or_path:

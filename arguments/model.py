@@ -20,7 +20,7 @@ class ModelArguments:
         None, f"From scratch: one of {', '.join(MODEL_SHAPES)}, or a folder/Hub name with a config.json."
     )
     config_overrides: str | None = option(None, "From scratch: changes to the shape, such as d_model=64,num_layers=2.")
-    tokenizer_name: str | None = option(None, "Not set: the checkpoint's, or one trained on the training text.")
+    tokenizer_name: str | None = option(None, "Or a SentencePiece .model. Not set: the checkpoint's, or one trained.")
     vocab_size: int = option(4096, "Tokens of the tokenizer trained when none is given, or number of ready-made ids.")
     byte_fallback: bool | None = option(None, "It writes rare letters as bytes. Not set: where letters are too many.")
     dropout_rate: float | None = option(None, "Not set: pre-training 0, fine-tuning the model's.", at_least=0, below=1)

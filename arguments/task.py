@@ -5,12 +5,15 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from arguments.own_pairs import OWN, SHAPES, check_own_pairs, complete_own_pairs, names_own_pairs, own_entry
 from common.command_line import check_folder, did_you_mean, option, refuse
 from constants import DATASET_VALS
-from corpora.files import ROW_SUFFIXES, check_file, data_suffix, expand_files
+from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
+TARGET_TYPES = ("class", "number", "text")
 _LENGTH = dict(at_least=2, unit="tokens, the last of which is EOS")
+_BUILTIN = ("builtin", "package_topic")  # the task where none is named
 
 
 @dataclass
@@ -19,13 +22,31 @@ class TaskArguments:
 
     _argument_group_name = "task"
 
-    benchmark: str = option("builtin", f"Group of tasks in DATASET_VALS: {', '.join(DATASET_VALS)}.")
-    dataset_name: str = option(
-        "package_topic", "Task of that group, several as cola,sst2 for a mixture, or all that can be trained."
+    benchmark: str | None = option(
+        None, f"Group of tasks in DATASET_VALS: {', '.join(DATASET_VALS)}. Not set: {_BUILTIN[0]}."
     )
+    dataset_name: str | None = option(None, f"Task of it, several as cola,sst2, or all. Not set: {_BUILTIN[1]}.")
     data_dir: str | None = option(None, "Folder with the task's files (GLUE: its official layout). Not set: the Hub.")
-    train_file: str | None = option(None, "File with training rows instead of the task's own source.")
-    validation_file: str | None = option(None, "File with validation rows instead of the task's own source.")
+    train_file: list[str] | None = option(None, "Training rows, your own pairs or the task's: files, folders, globs.")
+    validation_file: list[str] | None = option(None, "Validation rows, as --train_file.")
+    source_file: list[str] | None = option(None, "Own pairs side by side: text files with a source on each line.")
+    target_file: list[str] | None = option(None, "As many files with the targets.")
+    validation_source_file: list[str] | None = option(None, "As --source_file.")
+    validation_target_file: list[str] | None = option(None, "As --target_file.")
+    hub_dataset: str | None = option(None, "Own pairs of the Hub, or of a saved `datasets` folder.")
+    hub_config: str | None = option(None, "Configuration of --hub_dataset.")
+    source_column: list[str] | None = option(None, 'Own pairs: column of the sources. Several, a,b: "a: ... b: ...".')
+    target_column: list[str] | None = option(None, "Own pairs: column of the targets. Several: as many references.")
+    source_prefix: str | None = option(None, 'Own pairs: begins each source, such as "summarize: ".')
+    target_type: str | None = option(None, "Own pairs: kind of the targets. Not set: text.", choices=TARGET_TYPES)
+    labels: list[str] | None = option(None, "Own pairs: classes in order, a,b,c. Not set: those of the rows.")
+    metrics: list[str] | None = option(None, "Own pairs: as rougeL,bleu; the first one chooses the best model.")
+    record_shape: str | None = option(None, "Own pairs: shape of instruction data. Not set: found.", choices=SHAPES)
+    records: str | None = option(None, "Own pairs: field of nested files with the rows, as data.qas; * is any.")
+    skip_rows_where: list[str] | None = option(None, "Own pairs: leave out rows with COLUMN=VALUE, such as label=-.")
+    validation_split_percentage: float | None = option(
+        None, "Own pairs: held out where there are no validation rows. Not set: 5.", above=0, below=100
+    )
     mixing: str = option("proportional", "How several tasks share the rows; proportional: to theirs.", choices=MIXING)
     mixing_cap: int = option(65_536, "Rows beyond which a task counts as no larger (T5: 524288).", at_least=1)
     mixing_temperature: float = option(2.0, "Root taken of the numbers of capped rows.", at_least=1, below=math.inf)
@@ -42,12 +63,22 @@ class TaskArguments:
     data_cache_dir: str = option("~/.cache/t5_foundry", "Where prepared data is kept, under keys made of its contents.")
     overwrite_cache: bool = option(False, "Prepare the data again although the cache holds it.")
 
+    def __post_init__(self):
+        for name in ("train_file", "validation_file"):
+            if isinstance(getattr(self, name), str):
+                setattr(self, name, [getattr(self, name)])
+        for name in ("source_column", "target_column", "labels", "metrics"):
+            words = getattr(self, name)
+            if words and len(words) == 1:  # a,b,c
+                setattr(self, name, [word.strip() for word in words[0].split(",")])
+
 
 def check_tasks(args: TaskArguments) -> dict[str, dict]:
     """{name: entry} of the task, of several separated by commas, or of "all" that have training rows of their own.
 
     ValueError for contradictions among the flags and for files that are not there.
     """
+    complete_names(args)
     names = [name.strip() for name in args.dataset_name.split(",")]
     if names == ["all"]:
         known = DATASET_VALS.get(args.benchmark, {})
@@ -55,10 +86,12 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"--dataset_name {args.dataset_name}: {name} stands there twice")
+    if names == [OWN]:
+        refuse(args, "data_dir", "is of named tasks; the files of your pairs are named themselves")
     tasks = {name: check_task(dataclasses.replace(args, dataset_name=name)) for name in names}
-    if len(tasks) > 1:
+    if len(tasks) > 1 and OWN not in names:
         refuse(args, "train_file validation_file", f"goes with one task, --dataset_name names {len(tasks)}")
-    else:
+    if len(tasks) == 1:
         refuse(args, "mixing mixing_cap mixing_temperature", "goes with several tasks, --dataset_name names one")
     if args.mixing != "temperature":
         refuse(args, "mixing_temperature", "goes with --mixing temperature")
@@ -67,14 +100,14 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
 
 def check_task(args: TaskArguments) -> dict:
     """The task's entry in DATASET_VALS, with its length of pieces; ValueError for files that are not there."""
+    if args.benchmark is None or args.dataset_name is None:
+        complete_names(args)
     task = _entry(args)
-    for flag, path in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):
-        if path and args.streaming and flag == "--train_file":
-            expand_files(flag, [path])
-        elif path:
-            check_file(flag, Path(path))
-            if data_suffix(Path(path)) not in (*ROW_SUFFIXES, ".txt"):
-                raise ValueError(f"{flag} {path}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and .gz, "
+    suffixes = TEXT_SUFFIXES if "max_piece_length" in task else ROW_SUFFIXES
+    for flag, paths in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):
+        for file in expand_files(flag, paths or [], suffixes):
+            if suffixes is ROW_SUFFIXES and data_suffix(file) not in (*ROW_SUFFIXES, ".txt"):
+                raise ValueError(f"{flag} {file}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and .gz, "
                                  ".xz ...)")  # fmt: skip
     check_folder("--data_cache_dir", args.data_cache_dir)
     if args.data_dir and not Path(args.data_dir).is_dir():
@@ -85,8 +118,21 @@ def check_task(args: TaskArguments) -> dict:
     return task
 
 
+def complete_names(args: TaskArguments) -> None:
+    """Says in --benchmark and --dataset_name which tasks the other flags mean: own pairs, beside the named ones too."""
+    if names_own_pairs(args):
+        named = [name.strip() for name in (args.dataset_name or OWN).split(",")]
+        args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])
+        args.dataset_name = ",".join(named if OWN in named else [*named, OWN])
+        complete_own_pairs(args)
+    args.benchmark, args.dataset_name = args.benchmark or _BUILTIN[0], args.dataset_name or _BUILTIN[1]
+
+
 def _entry(args: TaskArguments) -> dict:
     """The entry that the flags name. ValueError with what is there for an unknown benchmark or task."""
+    if args.dataset_name == OWN:
+        check_own_pairs(args)
+        return own_entry(args)
     for flag, value, known in (
         ("--benchmark", args.benchmark, DATASET_VALS),
         ("--dataset_name", args.dataset_name, DATASET_VALS.get(args.benchmark, {})),

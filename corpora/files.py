@@ -3,10 +3,12 @@
 Text (.txt, .text, and what has another or no ending and holds UTF-8 text), JSON, CSV, TSV and parquet, also compressed.
 """
 
+import ast
 import bz2
 import codecs
 import contextlib
 import csv
+import functools
 import gzip
 import html
 import io
@@ -18,6 +20,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from common.processes import print_once
 from corpora.long_text import LONGEST_PART, Stretch, joined, parts_of_line
 
 TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
@@ -40,6 +43,8 @@ def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_S
             found = sorted(p for p in path.rglob("*") if _is_wanted(p, path, suffixes))
         elif path.is_file():
             found = [path]
+        elif beside := compressed(path):
+            found = [beside]
         else:
             found = sorted(p for p in Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))) if p.is_file())
         if not found:
@@ -48,6 +53,19 @@ def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_S
     for file in files:
         check_file(flag, file, binary=set(suffixes) - set(TEXT_SUFFIXES) | {".parquet"})
     return files
+
+
+def compressed(path: Path) -> Path | None:
+    """train.en.gz for a train.en that is not there, with a line; None if there is no such file."""
+    if path.is_file():
+        return None
+    found = next((p for p in (Path(f"{path}{ending}") for ending in COMPRESSIONS) if p.is_file()), None)
+    if found:
+        _say(f"{path}: not there, reading {found.name} beside it")
+    return found
+
+
+_say = functools.cache(print_once)  # a file may be asked for several times
 
 
 def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] | None]:
@@ -290,10 +308,12 @@ def _joined(values: list[str], lines: Iterator[list[str]]) -> list[str]:
 
 
 def _read_json(path: Path) -> Iterator[dict]:
+    """Rows of an array, of objects one after another, or of one object a line; an object over many lines is one row."""
     with open_text(path) as stream:
         first = stream.readline()
-        if first.lstrip().startswith("["):  # one array instead of one object a line
-            rows = enumerate(parse_json(first + stream.read(), path), start=1)
+        if _goes_on(first):
+            text = first + stream.read()
+            rows = enumerate(_json_values(text, path), start=1)
         else:
             lines = enumerate(itertools.chain([first], stream), start=1)
             rows = ((number, parse_json(line, path, number)) for number, line in lines if line.strip())
@@ -303,23 +323,61 @@ def _read_json(path: Path) -> Iterator[dict]:
             yield row
 
 
+def _goes_on(line: str) -> bool:
+    """Whether a JSON value that begins in a line ends in a later one, or is an array: [ and {, but not {"a": 1} or
+    {"a": x."""
+    try:
+        return isinstance(json.loads(line), list)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(line.rstrip()) or line.lstrip().startswith("[")
+    except (ValueError, RecursionError):
+        return False
+
+
+def _json_values(text: str, path: Path) -> Iterator:
+    """The values that stand one after another in a text; those of an array if it is one."""
+    if text.lstrip().startswith("["):
+        yield from parse_json(text, path)
+        return
+    decoder, place = json.JSONDecoder(), 0
+    while rest := text[place:].lstrip():
+        place = len(text) - len(rest)
+        try:
+            _, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            end = len(text)
+        yield parse_json(text[place:end], path, before=text.count("\n", 0, place))
+        place = end
+
+
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_json(text: str, path: Path, line: int | None = None):
-    """The value that `text` is. ValueError names file and line. line: the one that `text` is; None for a whole file."""
+def parse_json(text: str, path: Path, line: int | None = None, before: int = 0):
+    """The value that `text` is. ValueError names file and line. line: the one that `text` is; None for a whole file.
+    before: lines of the file before the text."""
     try:
         value = json.loads(text)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except json.JSONDecodeError as error:
-        number, problem = line or error.lineno, error.msg
+        number, problem = line or before + error.lineno, error.msg
+        if _is_python(text):
+            problem = "values as Python prints them: write the file with json.dumps"
     except UnicodeEncodeError as error:
         number, problem = line or 1, f"half a surrogate pair, \\u{ord(error.object[error.start]):x}"
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
         number, problem = line or 1, str(error)
     raise ValueError(f"{path}, line {number}: broken JSON ({problem})")
+
+
+def _is_python(text: str) -> bool:
+    """Whether a text is a Python literal, such as {'a': None}."""
+    try:
+        return isinstance(ast.literal_eval(text.strip()), dict | list)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
 
 
 # ---------------------------------------------------------------- documents

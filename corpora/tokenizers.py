@@ -5,6 +5,8 @@ import io
 import json
 import random
 import re
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -42,7 +44,6 @@ def train_tokenizer(
     time. Returns how often each letter occurs in the sample.
     """
     import sentencepiece
-    from transformers import T5Tokenizer
 
     output_dir.mkdir(parents=True, exist_ok=True)
     lines = (line for document in documents for line in document.split("\n") if line.strip())
@@ -84,11 +85,22 @@ def train_tokenizer(
             reason = f"its letters alone take {int(letters[1]) + NUM_SENTINELS}"
         raise ValueError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
     (output_dir / "spiece.model").write_bytes(model.getvalue())
-    tokenizer = T5Tokenizer.from_pretrained(str(output_dir), extra_ids=NUM_SENTINELS)
-    if byte_fallback or not normalization.startswith("nmt_"):
-        tokenizer = _as_sentencepiece(tokenizer, byte_fallback)
-    tokenizer.save_pretrained(str(output_dir))
+    _of_model(output_dir, model.getvalue()).save_pretrained(str(output_dir))
     return letters
+
+
+def _of_model(folder: Path, model: bytes):
+    """The T5 tokenizer of the SentencePiece model spiece.model in a folder, with 100 sentinels if it has none."""
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    from transformers import T5Tokenizer
+
+    proto = ModelProto.FromString(model)
+    has_sentinels = any(piece.piece == "<extra_id_0>" for piece in proto.pieces)  # mT5's
+    tokenizer = T5Tokenizer.from_pretrained(str(folder), extra_ids=0 if has_sentinels else NUM_SENTINELS)
+    spec = proto.trainer_spec
+    if spec.byte_fallback or spec.unk_id != 2 or not proto.normalizer_spec.name.startswith("nmt_"):
+        return _as_sentencepiece(tokenizer, spec.byte_fallback, spec.unk_id)
+    return tokenizer
 
 
 def letters_and_bytes(
@@ -132,17 +144,18 @@ def _parts_of(line: str) -> Iterator[str]:
     return cut_at_spaces(line, LINE_PART)
 
 
-def _as_sentencepiece(tokenizer, byte_fallback: bool):
+def _as_sentencepiece(tokenizer, byte_fallback: bool, unknown: int):
     """The same tokenizer where transformers' class T5Tokenizer, which rebuilds itself at every loading, is not exact.
 
-    It always switches off bytes for unknown letters. And it cuts words at every kind of white space: sentencepiece does
-    so at plain spaces alone, to which only the nmt_ rules turn no-break spaces, tabs and the like.
+    It always switches off bytes for unknown letters, and takes token 2 for <unk>, which may be </s> elsewhere. And it
+    cuts words at every kind of white space: sentencepiece does so at plain spaces alone, to which only the nmt_ rules
+    turn no-break spaces, tabs and the like.
     """
     from transformers import PreTrainedTokenizerFast
 
     backend = tokenizer.backend_tokenizer
     content = json.loads(backend.to_str())
-    content["model"]["byte_fallback"] = byte_fallback
+    content["model"] |= {"byte_fallback": byte_fallback, "unk_id": unknown}
     rules = content["normalizer"] or {"type": "Sequence", "normalizers": []}
     rules = rules.get("normalizers", [rules])
     rules = [rule for rule in rules if rule["type"] == "Precompiled"]
@@ -168,9 +181,11 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):
-    """A tokenizer folder or Hub name. ValueError naming the flag if there is none."""
+    """A tokenizer folder, Hub name or SentencePiece .model. ValueError naming the flag if there is none."""
     from transformers import AutoTokenizer
 
+    if name_or_path.endswith(".model") and Path(name_or_path).is_file():
+        return _load_model(Path(name_or_path), flag)
     do_not_wait_for_the_hub(name_or_path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path)
@@ -183,6 +198,19 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):
             raise ValueError(f"{flag} {name_or_path}: a {type(tokenizer).__name__} without {name}, which T5 needs: "
                              "use one of the T5 family, or train one with create_tokenizer.py")  # fmt: skip
     return tokenizer
+
+
+def _load_model(path: Path, flag: str):
+    """The T5 tokenizer of a SentencePiece model in a file. ValueError naming the flag if it is none."""
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        SentencePieceProcessor(model_proto=path.read_bytes())
+    except RuntimeError:
+        raise ValueError(f"{flag} {path}: no SentencePiece model") from None
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(path, Path(folder) / "spiece.model")
+        return _of_model(Path(folder), path.read_bytes())
 
 
 def tokenizer_fingerprint(tokenizer) -> str:

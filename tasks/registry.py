@@ -10,8 +10,8 @@ from tasks.transforms import TRANSFORMS
 
 _REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
 _OPTIONAL = (
-    "prefix labels metric_columns hub builtin files file_columns preprocess train_without train_with merge_references "
-    "max_piece_length eval_splits submission_file"
+    "prefix labels metric_columns hub builtin files file_columns records preprocess skip_where train_without "
+    "train_with held_out merge_references max_piece_length eval_splits submission_file"
 ).split()
 _TARGET_TYPES = ("class", "number", "text")
 INVALID = -1  # class index of a text that is no label: equals no gold class, so it always counts as wrong
@@ -89,7 +89,9 @@ def source_text(task: dict, row: dict) -> str:
     The items of a list are joined by spaces.
     """
     parts = [task["prefix"]] if task.get("prefix") else []
-    if parts and "" in task["inputs"]:
+    if parts and parts[0].endswith(" "):
+        parts[0] = parts[0][:-1]  # "TL;DR <text>"
+    elif parts and "" in task["inputs"]:
         parts[0] += ":"  # "summarize: <text>"
     for key, column in task["inputs"].items():
         parts += [f"{key}:"] * bool(key) + [" ".join(str(item).strip() for item in as_list(row[column]))]
@@ -107,7 +109,7 @@ def target_text(name: str, task: dict, row: dict) -> str:
         except (TypeError, ValueError):
             raise ValueError(f"task {name}: {task['target']} is {value!r}, which is not a number") from None
     labels, text = task["labels"], str(value).strip()
-    if isinstance(value, (str, bool)) and text in labels:  # JSON's true is SuperGLUE's "True"
+    if text in labels:  # JSON's true is SuperGLUE's "True"; of labels that are numbers, 2 is "2" and no index
         return text
     if text.isdecimal() and int(text) < len(labels):
         return labels[int(text)]

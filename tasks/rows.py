@@ -5,14 +5,22 @@ record of a file, the Hub or a stream --file_columns, preprocess--> rows --the e
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+
+from arguments.own_pairs import OWN
 from arguments.task import TaskArguments
 from common.command_line import did_you_mean
+from common.processes import print_once
 from constants import DATASET_VALS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import (
+    ROW_SUFFIXES,
+    TEXT_SUFFIXES,
+    compressed,
     data_suffix,
     expand_files,
     is_plain_text,
@@ -24,8 +32,9 @@ from corpora.files import (
 from corpora.hub import load_dataset_splits
 from corpora.sources import builtin_corpus
 from corpora.streams import cut_sentences
-from tasks.registry import as_list, columns_of, eval_splits, may_hide_answers, preprocess_of, target_text
+from tasks.registry import as_list, columns_of, eval_splits, may_hide_answers, preprocess_of, source_text, target_text
 
+Files = list[Path] | dict[str, list[Path]] | None  # of a split; by column where lines of files belong together
 MISSING = object()  # no such column, where None is an empty one
 HELD_OUT = 1_000  # rows of a streamed text, where neither --validation_file nor --max_eval_samples says otherwise
 
@@ -36,12 +45,17 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int
     Rows of a test split have the target column only where their labels are public. limit: read no more rows of
     --train_file or --validation_file.
     """
-    own_file = {"train": args.train_file, eval_splits(task)[0]: args.validation_file}.get(split)
-    if split == "train" and task.get("train_with") and not own_file:
+    own, skipped = own_files(args, task).get(split), Counter()
+    if split == "train" and task.get("train_with") and not own:
         other = task["train_with"]
         return load_rows(other, DATASET_VALS[args.benchmark][other], args, split)
-    found = _rows_of_split(name, task, split, Path(own_file) if own_file else files_of_split(name, task, args, split))
-    rows = list(itertools.islice(found, limit if own_file else None))
+    if task.get("held_out"):
+        rows = _share_of_train(name, task, args, split, skipped)
+    else:
+        rows = list(itertools.islice(rows_of_split(name, task, args, split, skipped), limit if own else None))
+    if skipped and not (task.get("held_out") and split != "train"):
+        print_once(f"task {name}, {split}: left out {skipped.total():,} rows with "
+                   + ", ".join(f"{column} {value!r}" for column, value in skipped))  # fmt: skip
     if split == "train":
         rows = training_rows(task, rows)
     if not rows:
@@ -53,19 +67,56 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int
     return merged_references(task, rows) if task.get("merge_references") else rows
 
 
-def _rows_of_split(name: str, task: dict, split: str, files: Path | dict[str, Path] | None) -> Iterator[dict]:
-    renamed, left_out = {}, rows_left_out(task, split, files)
+def rows_of_split(
+    name: str, task: dict, args: TaskArguments, split: str, skipped: Counter | None = None
+) -> Iterator[dict]:
+    """The rows of a split, one after another. skipped: as of `rows_of`."""
+    files = files_of_split(name, task, args, split)
+    left_out = rows_left_out(task, split, files)
+    for records, where, renamed in _sources(name, task, split, files):
+        yield from rows_of(name, task, split, records, where, renamed, left_out, skipped)
+
+
+def _sources(name: str, task: dict, split: str, files: Files) -> Iterator[tuple[Iterable[dict], str, dict]]:
+    """(records, where they are, {column: its name there}) of each file of a split, or of the Hub."""
+    names = task.get("file_columns", {})
     if files is None:
         where, config = task["hub"]
         splits = load_dataset_splits(where, config, f"task {name}, data set")
         if split not in splits:
-            raise ValueError(f"task {name}: {where} has no split {split}; there is {', '.join(splits)}")
-        records = splits[split].to_list()
+            more = "; --validation_split_percentage holds some rows out" if split == "validation" else ""
+            raise ValueError(f"task {name}: {where} has no split {split}; there is {', '.join(splits)}{more}")
+        yield splits[split].to_list(), where, {} if "files" in task else names  # else they are the Hub's own names
     elif isinstance(files, dict):
-        records, where = read_parallel(files), " and ".join(map(str, files.values()))
+        for paths in zip(*files.values(), strict=True):
+            yield read_parallel(dict(zip(files, paths, strict=True))), " and ".join(map(str, paths)), names
     else:
-        records, where, renamed = read_records(task, files), str(files), task.get("file_columns", {})
-    return rows_of(name, task, split, records, where, renamed, left_out)
+        for path in files:
+            yield read_records(task, path), str(path), names
+
+
+def first_record(name: str, task: dict, args: TaskArguments, split: str) -> tuple[dict, str]:
+    """(the first record of a split as it is, where it is). ValueError if there is none."""
+    for records, where, _ in _sources(name, task, split, files_of_split(name, task, args, split)):
+        for record in records:
+            return next(_pieces(task, record, f"{where}, row 1")), where
+    raise ValueError(f"task {name}, split {split}: no rows")
+
+
+def _share_of_train(name: str, task: dict, args: TaskArguments, split: str, skipped: Counter) -> list[dict]:
+    """Of the training rows those that are held out, for `split` train the others: the same ones in every run.
+
+    Rows with the same source are on the same side, so that no evaluated source was trained on.
+    """
+    rows = list(rows_of_split(name, task, args, "train", skipped))
+    sources = list(dict.fromkeys(source_text(task, row) for row in rows))
+    if len(sources) < 2:
+        raise ValueError(f"task {name}: {len(sources)} different sources are too few to hold some out for evaluation; "
+                         "give --validation_file")  # fmt: skip
+    count = max(1, round(len(sources) * task["held_out"] / 100))
+    chosen = np.random.default_rng(0).permutation(len(sources))[: min(count, len(sources) - 1)]
+    held_out = {sources[number] for number in chosen}
+    return [row for row in rows if (source_text(task, row) in held_out) != (split == "train")]
 
 
 def training_rows(task: dict, rows: list[dict]) -> list[dict]:
@@ -95,15 +146,28 @@ def _hides_answers(task: dict, rows: list[dict]) -> bool:
 
 
 # ---------------------------------------------------------------- files
-def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Path | dict[str, Path] | None:
-    """The file of a split that the entry names, or {column: text file}; None where it is on the Hub.
+def own_files(args: TaskArguments, task: dict) -> dict[str, list[str]]:
+    """{split: --train_file or --validation_file}, which replace the task's own source; {} where they are own pairs,
+    whose entry names them itself."""
+    if OWN in (args.dataset_name or "").split(","):
+        return {}
+    files = {"train": args.train_file, eval_splits(task)[0]: args.validation_file}
+    return {split: paths for split, paths in files.items() if paths}
+
+
+def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Files:
+    """The files of a split that the flags or the entry name, or {column: text files}; None where it is on the Hub.
 
     ValueError if it is nowhere.
     """
+    suffixes = TEXT_SUFFIXES if is_text_corpus(task) else ROW_SUFFIXES
+    flag = "--train_file" if split == "train" else "--validation_file"
+    if own := own_files(args, task).get(split):
+        return expand_files(flag, own, suffixes)
     if task.get("builtin"):
-        return builtin_corpus(Path(args.data_cache_dir).expanduser()) / task["builtin"] / f"{split}.jsonl"
+        return [builtin_corpus(Path(args.data_cache_dir).expanduser()) / task["builtin"] / f"{split}.jsonl"]
     files = task.get("files", {})
-    if not args.data_dir and task.get("hub"):
+    if task.get("hub") and (name == OWN or not args.data_dir):
         return None
     if not args.data_dir and not files:
         raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
@@ -111,12 +175,28 @@ def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Pa
         raise ValueError(
             f"task {name}: its entry has no file for the split {split}; there is {', '.join(files) or 'none'}"
         )
-    names = files[split] if isinstance(files[split], dict) else {"": files[split]}
-    paths = {column: Path(args.data_dir or ".") / file for column, file in names.items()}
-    for column, path in paths.items():
-        if not path.is_file():
-            raise ValueError(f"--data_dir {args.data_dir}: no file {names[column]}, which task {name} reads as {split}")
-    return paths.get("", paths)
+    if isinstance(files[split], dict):
+        sides = {column: _found(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
+        if len({len(paths) for paths in sides.values()}) > 1:
+            raise ValueError(f"task {name}, {split}: {' and '.join(map(str, files[split].values()))} are not as many "
+                             "files")  # fmt: skip
+        return sides
+    return _found(name, args, split, files[split], suffixes)
+
+
+def _found(name: str, args: TaskArguments, split: str, names: str | list[str], suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of these names, folders or patterns below --data_dir, which may be the task's own folder: WNLI/dev.tsv
+    below glue/WNLI is glue/WNLI/dev.tsv."""
+    found, folder = [], Path(args.data_dir or ".")
+    for file in as_list(names):
+        path = folder / Path(file).expanduser()
+        within = Path(file).parts[1:]
+        if within and Path(file).parts[0] == folder.absolute().name and not path.exists():
+            path = folder.joinpath(*within)
+        if not path.exists() and not compressed(path) and not set("*?[") & set(str(file)):
+            raise ValueError(f"--data_dir {args.data_dir}: no file {file}, which task {name} reads as {split}")
+        found += [path] if path.is_file() else expand_files(f"task {name}:", [str(path)], suffixes)
+    return found
 
 
 def read_records(task: dict, path: Path) -> Iterator[dict]:
@@ -152,17 +232,17 @@ def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
             yield dict(zip(paths, (line.rstrip("\n") for line in lines), strict=True))
 
 
-def rows_left_out(task: dict, split: str, files: Path | dict | None) -> dict[tuple, set[tuple]]:
+def rows_left_out(task: dict, split: str, files: Files) -> dict[tuple, set[tuple]]:
     """The entry's `train_without` as {columns: values}. A file of values goes with the training file that the entry
     names, and is beside it. ValueError if it is not."""
     left_out = {}
     for columns, values in task.get("train_without", {}).items() if split == "train" else ():
         if isinstance(values, str):
-            if not isinstance(files, Path) or files.name != Path(task["files"]["train"]).name:
+            if not isinstance(files, list) or files[0].name != Path(task["files"]["train"]).name:
                 continue
-            listed = files.parent / Path(values).name
+            listed = files[0].parent / Path(values).name
             if not listed.is_file():
-                raise ValueError(f"{listed}: no such file; it lists the rows that {files.name} must leave out")
+                raise ValueError(f"{listed}: no such file; it lists the rows that {files[0].name} must leave out")
             with open_text(listed) as stream:
                 values = [tuple(line.split()) for line in stream if line.strip()]
         left_out[columns] = set(values)
@@ -178,29 +258,81 @@ def rows_of(
     where: str,
     renamed: dict | None = None,
     left_out: dict | None = None,
+    skipped: Counter | None = None,
 ) -> Iterator[dict]:
     """The rows of a task that records become: cut into pieces, columns renamed, preprocessed, and checked.
 
     where: of the records, for errors. renamed: {column: its name or index there}. left_out: as of `rows_left_out`.
+    skipped: counts what `skip_where` leaves out, {(column, value): rows}.
     """
-    renamed, left_out = renamed or {}, left_out or {}
+    renamed, left_out, skipped = renamed or {}, left_out or {}, Counter() if skipped is None else skipped
     function, label = preprocess_of(task)
     for number, record in enumerate(records, start=1):
         place = f"{where}, row {number}"
-        for piece in _pieces(task, record):
-            row = piece | {column: piece[there] for column, there in renamed.items() if there in piece}
+        for piece in _pieces(task, record, place):
+            row = piece | _renamed(piece, renamed)
             with _naming(place, label, row):
                 made = function(row) if function else row
             for row in made if isinstance(made, list) else [made]:
-                if not any(tuple(value_of(row, c) for c in columns) in left_out[columns] for columns in left_out):
+                if reason := _reason_to_skip(task, row, place):
+                    skipped[reason] += 1
+                elif not any(tuple(value_of(row, c) for c in columns) in left_out[columns] for columns in left_out):
                     yield _picked(name, task, split, renamed, row, place)
 
 
-def _pieces(task: dict, record: dict) -> Iterator[dict]:
-    """The record, or where the column text of a task is running text, one for each sentence-like piece of it."""
+def _pieces(task: dict, record: dict, place: str) -> Iterator[dict]:
+    """The record; the rows it holds where the entry has `records`; or where the column text of a task is running text,
+    one for each sentence-like piece of it."""
     if is_text_corpus(task) and isinstance(record.get("text"), str):
         return (record | {"text": piece} for piece in cut_sentences(record["text"], task["max_piece_length"]))
-    return iter([record])
+    return _nested(record, task["records"].split("."), place) if task.get("records") else iter([record])
+
+
+def _nested(record: dict, path: list[str], place: str) -> Iterator[dict]:
+    """The rows below a path of fields, each with the fields around it: {"a": 1, "b": [{"c": 2}]}, ["b"] ->
+    {"a": 1, "c": 2}. * stands for any name: {"x": {"c": 2}}, ["*"] -> {"c": 2}. ValueError if there are none."""
+    first, *rest = path
+    if first != "*" and first not in record:
+        there = list(map(str, record))
+        raise ValueError(f"{place}: no field {first}{did_you_mean(first, there)} that holds records; there is "
+                         f"{listed(there)}")  # fmt: skip
+    outer = {} if first == "*" else {name: value for name, value in record.items() if name != first}
+    inner = record if first == "*" else record[first]
+    for row in inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else [inner]:
+        if not isinstance(row, dict):
+            raise ValueError(f"{place}: the field {first} holds no records, but a value of type {type(row).__name__}")
+        yield from _nested(outer | row, rest, place) if rest else [outer | row]
+
+
+def _renamed(row: dict, names: dict) -> dict:
+    """{column: what the row has under its name there}; of several names the list of what is not empty."""
+    found = {}
+    for column, there in names.items():
+        if not isinstance(there, list):
+            found |= {column: row[there]} if there in row else {}
+            continue
+        values = [value_of(row, name) for name in there]
+        if MISSING not in values:
+            found[column] = [text for value in values for text in as_list(value) if text not in (None, "")]
+    return found
+
+
+def _reason_to_skip(task: dict, row: dict, place: str) -> tuple[str, str] | None:
+    """The first (column, value) of the entry's `skip_where` that the row has; an empty cell is ""."""
+    for column, values in task.get("skip_where", {}).items():
+        value = value_of(row, column)
+        if value is MISSING:
+            raise ValueError(f"{place}: no column {column}{did_you_mean(column, list(map(str, row)))}, by which rows "
+                             f"are left out; there is {listed(row)}")  # fmt: skip
+        if ("" if value is None else str(value)) in values:
+            return column, "" if value is None else str(value)
+    return None
+
+
+def listed(names: Iterable) -> str:
+    """The names, the first ten of many."""
+    names = list(map(str, names))
+    return ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
 
 
 @contextlib.contextmanager
@@ -227,9 +359,10 @@ def _picked(name: str, task: dict, split: str, renamed: dict, row: dict, where: 
         if hidden and (value is MISSING or value is None) and column not in task["inputs"].values():
             continue
         if value is MISSING:
-            there, columns = str(renamed.get(column, column)), list(map(str, row))
-            raise ValueError(f"{where}: no column {there}{did_you_mean(there, columns)}, which task {name} needs; "
-                             f"there is {', '.join(columns)}")  # fmt: skip
+            there = as_list(renamed.get(column, column))
+            there = next((str(name) for name in there if value_of(row, name) is MISSING), str(there[0]))
+            raise ValueError(f"{where}: no column {there}{did_you_mean(there, list(map(str, row)))}, which task {name} "
+                             f"needs; there is {listed(row)}{_holds_records(row)}")  # fmt: skip
         if value is None or (value == [] and column == task["target"] and not hidden):
             raise ValueError(f"{where}: the column {column} is empty, which task {name} needs")
         picked[column] = value
@@ -239,6 +372,16 @@ def _picked(name: str, task: dict, split: str, renamed: dict, row: dict, where: 
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
     return picked
+
+
+def _holds_records(row: dict) -> str:
+    """Where the rows may be, if a row is a whole file: " (Instances holds 50 records: --records Instances)"."""
+    if len(row) > 1 and all(isinstance(value, dict) for value in row.values()):
+        return f" (it holds {len(row):,} records by their keys: --records '*')"
+    for name, value in row.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return f" ({name} holds {len(value):,} records: --records {name})"
+    return ""
 
 
 def value_of(row: dict, column: str | int):
@@ -266,14 +409,13 @@ def is_text_corpus(task: dict) -> bool:
 
 def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
     """The corpus of the training rows, not read yet. ValueError if there is none."""
-    own = expand_files("--train_file", [args.train_file]) if args.train_file else []
-    files = None if own else files_of_split(name, task, args, "train")
+    files = files_of_split(name, task, args, "train")
     if isinstance(files, dict):
         raise ValueError(f"--streaming: task {name} reads files whose lines belong together ({', '.join(files)}); make "
                          "one file of rows of them")  # fmt: skip
-    if own or files:
+    if files:
         read_whole = None if is_text_corpus(task) else lambda path: read_records(task, path)
-        return FileCorpus("--train_file" if own else f"task {name}:", own or [files], read_whole=read_whole)
+        return FileCorpus("--train_file" if args.train_file else f"task {name}:", files, read_whole=read_whole)
     found = hub_corpora(*task["hub"], f"task {name}, data set", ("train",))
     if "train" not in found:
         raise ValueError(f"task {name}: {task['hub'][0]} has no split called train")
@@ -291,7 +433,7 @@ def row_splitter(name: str, task: dict, split: str, corpus: Corpus) -> Callable[
     """The function that makes the rows of a split from a record of the corpus."""
     is_local = isinstance(corpus, FileCorpus)
     renamed = task.get("file_columns") if is_local else None
-    left_out = rows_left_out(task, split, corpus.blocks[0].path if is_local else None)
+    left_out = rows_left_out(task, split, [corpus.blocks[0].path] if is_local else None)
 
     def rows_of_record(record: dict) -> list[dict]:
         rows = list(rows_of(name, task, split, [record], f"task {name}, a row of the stream", renamed, left_out))

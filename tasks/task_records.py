@@ -10,11 +10,20 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
+from arguments.own_pairs import OWN
+from corpora.files import compressed
+from tasks.registry import as_list
+
 TASK_RECORD = "task.json"
-_PLACES = ("data_dir", "validation_file", "train_file", "streaming")  # where the rows are; named together or not at all
+# Where the rows are; named together or not at all. The first ones are paths.
+_TRAINING = ("train_file", "source_file", "target_file")
+_PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)
+_PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")
+_OWN_PAIRS = "source_column target_column source_prefix target_type labels metrics record_shape records skip_rows_where"
 _LENGTHS = ("max_piece_length", "max_source_length", "max_target_length")
 _GENERATION = ("predict_with_generate", "generation_num_beams", "generation_max_length")
-_FLAGS = ("benchmark", "dataset_name", *_PLACES, "max_eval_samples", *_LENGTHS, "bf16", "bf16_full_eval", *_GENERATION)
+_FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS.split(), "max_eval_samples", *_LENGTHS, "bf16",
+          "bf16_full_eval", *_GENERATION)  # fmt: skip
 
 
 def task_record(*groups, generates: bool) -> dict:
@@ -22,11 +31,19 @@ def task_record(*groups, generates: bool) -> dict:
     generates: whether any of its tasks is evaluated by generated texts."""
     flags = {name: value for group in groups for name, value in vars(group).items()}
     record = {name: flags[name] for name in _FLAGS if flags[name] is not None}
-    if not flags["streaming"] or flags["validation_file"]:  # else the training rows hold those that are held out
-        record = {name: value for name, value in record.items() if name not in ("train_file", "streaming")}
+    holds_out = flags["streaming"] and not flags["validation_file"] or flags["validation_split_percentage"]
+    if not holds_out:
+        record = {name: value for name, value in record.items() if name not in (*_TRAINING, "streaming")}
     if not generates:
         record = {name: value for name, value in record.items() if name not in _GENERATION}
-    return record | {name: str(Path(record[name]).absolute()) for name in _PLACES[:3] if name in record}
+    if "hub_dataset" in record and Path(record["hub_dataset"]).exists():
+        record["hub_dataset"] = _absolute(record["hub_dataset"])
+    return record | {name: _absolute(record[name]) for name in _PATHS if name in record}
+
+
+def _absolute(paths: str | list[str]) -> str | list[str]:
+    """Paths that hold in any working directory."""
+    return str(Path(paths).absolute()) if isinstance(paths, str) else [_absolute(path) for path in paths]
 
 
 def read_record(folder: str) -> dict:
@@ -59,14 +76,15 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     if not covers(record, benchmark, [name.strip() for name in names]):
         return {}
     left_out = {*given, *(_PLACES if set(_PLACES) & set(given) else ())}
+    if names and OWN not in names:
+        left_out |= {*_OWN_PAIRS.split(), *_PLACES[1:]}  # of the pairs beside the tasks asked for
     if values["split"] or values["do_predict"]:
         left_out.add("max_eval_samples")
     flags = {name: value for name, value in record.items() if name not in left_out}
-    for name in _PLACES[:3]:
-        place = flags.get(name)
-        if place and not Path(place).exists() and not set("*?[") & set(place):
-            raise ValueError(f"{Path(folder) / TASK_RECORD}: the rows were read from --{name} {place}, which is not "
-                             f"there any more: say with --{name} where they are")  # fmt: skip
+    for flag, place in [(name, path) for name in _PATHS for path in as_list(flags.get(name) or [])]:
+        if not Path(place).exists() and not compressed(Path(place)) and not set("*?[") & set(place):
+            raise ValueError(f"{Path(folder) / TASK_RECORD}: the rows were read from --{flag} {place}, which is not "
+                             f"there any more: say with --{flag} where they are")  # fmt: skip
     return flags
 
 

@@ -7,8 +7,10 @@ T5Trainer(train_dataset=tasks.train, eval_dataset=tasks.validation, evaluation_t
 
 from collections.abc import Callable, Iterator
 
+from arguments.own_pairs import OWN
 from arguments.task import TaskArguments
 from arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
+from common.processes import print_once
 from corpora.blocks import Corpus
 from corpora.streams import resume as resume_stream
 from corpora.tokenizers import tokenizer_fingerprint
@@ -18,6 +20,7 @@ from tasks.batching import BucketCollator, bucket_lengths
 from tasks.examples import EvaluationTask, class_label_ids, prepare_split, stream_task, task_metrics
 from tasks.metrics.scoring import ERROR_METRICS, check_metrics
 from tasks.mixtures import Mixture, average_of, mixing_rates
+from tasks.own_pairs import as_source, completed, name_of, translated
 from tasks.registry import check_entry, eval_splits, main_metric, metric_names, row_texts
 from tasks.rows import held_out_rows, is_text_corpus, load_rows, open_corpus
 from tasks.task_records import task_record
@@ -34,6 +37,7 @@ class Task:
     is_one_of_several = False
 
     def __init__(self, name: str, entry: dict, args: TaskArguments):
+        entry = completed(args) if name == OWN else translated(name, entry)
         check_entry(name, entry)
         check_metrics(name, entry)
         self.name, self.entry, self.args = name, entry, args
@@ -124,6 +128,13 @@ class Tasks:
             args.metric_for_best_model, args.greater_is_better = f"eval_{self.main_metric}", True
         if args.metric_for_best_model.endswith(ERROR_METRICS):
             args.greater_is_better = False
+
+    def show_own_entry(self) -> None:
+        """Prints the entry that the flags of own pairs became, to be pasted into constants.py."""
+        for task in self:
+            if task.name == OWN:
+                print_once(f"your pairs as an entry of constants.py, where they can stay as well as in flags:\n"
+                           f"{as_source(name_of(self.args), task.entry)}\n")  # fmt: skip
 
     # ------------------------------------------------------------ data
     def load(self, tokenizer, args: T5TrainingArguments) -> None:

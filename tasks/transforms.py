@@ -8,6 +8,7 @@ in it. It returns a row, or a list of rows where one record holds several, and l
 does is in t5/data/preprocessors.py of its repository.
 """
 
+import functools
 import re
 import string
 import unicodedata
@@ -115,6 +116,27 @@ def _wiki_split(row: dict) -> dict:
     return row | {"simple": " ".join(row["simple"].replace("<::::>", " ").split())}
 
 
+# ---------------------------------------------------------------- instructions
+def _alpaca(row: dict) -> dict:
+    """Instruction and input, where there is one, as `source`; the output as `target`."""
+    texts = [row["instruction"], row.get("input") or ""]
+    return row | {"source": "\n".join(text.strip() for text in texts if text.strip()), "target": row["output"]}
+
+
+def _natural_instructions(row: dict, examples: int) -> list[dict]:
+    """Of a task file of Super-NaturalInstructions a row an instance: definition, so many of the positive examples, and
+    the input, laid out as Tk-Instruct reads them (Wang et al. 2022, arXiv 2204.07705)."""
+    begin = [f"Definition: {_joined(row['Definition'], ' ')}"]
+    for number, example in enumerate(row.get("Positive Examples", [])[:examples], start=1):
+        output = _joined(example["output"], " ")
+        begin.append(f"Positive Example {number} - Input: {example['input'].strip()} Output: {output}")
+    begin.append("Now complete the following example - Input:")
+    return [
+        {"source": " ".join([*begin, item["input"].strip(), "Output:"]), "target": item["output"]}
+        for item in row["Instances"]
+    ]
+
+
 # ---------------------------------------------------------------- diacritics
 def strip_diacritics(text: str) -> str:
     """The text without diacritics, a character for a character of `unicodedata.normalize("NFC", text)`:
@@ -156,4 +178,6 @@ TRANSFORMS: dict[str, Callable[[dict], dict | list[dict]]] = {
     "web_nlg": _web_nlg,
     "wiki_split": _wiki_split,
     "wsc": _wsc,
+    "alpaca": _alpaca,
+    **{f"natural_instructions_{n}": functools.partial(_natural_instructions, examples=n) for n in range(5)},
 }

@@ -280,7 +280,6 @@ BAD_TASKS = (
      "--data_dir .*: no file train.jsonl, which task colour reads as train"),
     ("own_data", dict(benchmark="builtin", dataset_name="package_topic"), "the task package_topic brings its own data"),
     ("missing", dict(train_file="{bad}/nowhere.csv"), "--train_file .*nowhere.csv: no such file"),
-    ("is_a_folder", dict(train_file="{bad}"), "--train_file .*: is a folder"),
     ("empty", dict(train_file="{bad}/empty.txt"), "--train_file .*empty.txt: the file is empty"),
     ("no_rows", dict(train_file="{bad}/header_only.csv"), "task colour, split train: no rows"),
     ("ending", dict(train_file="{bad}/file"), "--train_file .*file: a file of rows must end in one of .json"),

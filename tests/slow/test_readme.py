@@ -14,6 +14,7 @@ import export_checkpoint
 import fine_tune_t5
 import plot_runs
 import pre_train_t5
+import predict_t5
 import report_glue
 import sweep_t5
 from arguments.model import ModelArguments
@@ -30,6 +31,7 @@ README = PAGES["README.md"]
 DATACLASSES = {
     "pre_train_t5.py": [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
     "fine_tune_t5.py": [ModelArguments, TaskArguments, FineTuningArguments],
+    "predict_t5.py": predict_t5.DATACLASSES,
 }
 
 
@@ -72,7 +74,7 @@ class ReadmeTest(parameterized.TestCase):
         argv = words[words.index(script) + 1 :]
         self.assertIn(script, {p.name for p in ROOT.glob("*.py")})
         if argv == ["--help"]:
-            modules = (benchmark_t5, create_tokenizer, evaluate_t5, fine_tune_t5, plot_runs, pre_train_t5)
+            modules = (benchmark_t5, create_tokenizer, evaluate_t5, fine_tune_t5, plot_runs, pre_train_t5, predict_t5)
             modules += (export_checkpoint, report_glue, sweep_t5)
             module = {Path(m.__file__).name: m for m in modules}[script]
             try:
@@ -93,7 +95,7 @@ class ReadmeTest(parameterized.TestCase):
         elif script == "plot_runs.py":
             self.assertTrue(plot_runs.parse(argv).runs)
         elif script in DATACLASSES:
-            self.assertLen(parse_arguments(DATACLASSES[script], argv), 3)
+            self.assertLen(parse_arguments(DATACLASSES[script], argv), len(DATACLASSES[script]))
         else:
             self.assertEqual(script, "evaluate_t5.py")
             self.assertLen(parse_arguments(evaluate_t5.DATACLASSES, argv), len(evaluate_t5.DATACLASSES))

@@ -1,0 +1,324 @@
+"""Answer the inputs of a file with a fine-tuned checkpoint: a line of answers.jsonl for each input, in their order.
+
+    python predict_t5.py --model_name_or_path out/fine_tune_t5 --input_file inputs.txt --output_file answers.jsonl
+    python predict_t5.py --model_name_or_path out/fine_tune_t5 --input_file new.csv --source_column body --num_beams 4
+    accelerate launch predict_t5.py --model_name_or_path google/flan-t5-xl --input_file questions.jsonl --bf16 \
+        --source_column question --source_prefix "Answer: " --do_sample --top_p 0.9 --num_return_sequences 5
+    python predict_t5.py --backend ctranslate2 --model_name_or_path out/export --input_file inputs.txt
+
+Prefix, columns and lengths are those of the task that the checkpoint's task.json names; without one a text is read as
+it is. A line of a text file is an input, or a row of JSON, CSV, TSV and parquet, whose columns are kept. The answer is
+its `prediction`; --num_return_sequences adds `n_best`, texts with their log-probabilities. Tasks on running text
+(benchmark text) are answered piece by piece, and what lies between the pieces stays. Texts of similar length are
+generated together. The same command continues a run that was stopped.
+"""
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object, set_seed
+from tqdm.auto import tqdm
+from transformers import GenerationConfig
+
+from arguments.own_pairs import prefix_of
+from arguments.training import FineTuningArguments
+from common.command_line import exit_on_user_error, option, parse_arguments
+from common.processes import finish_process_group, is_first_process, run_script
+from common.reports import end_summary, start_summary
+from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX
+from corpora.blocks import contents_digest
+from corpora.files import check_file
+from corpora.tokenizers import load_tokenizer
+from model_t5 import fit_vocabulary, load_model
+from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_search
+from tasks.examples import decode_texts
+from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
+
+WINDOW = 32  # batches of each process whose texts are sorted by length and written together
+Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
+
+
+@dataclass
+class PredictionArguments:
+    """Which model answers which inputs."""
+
+    _argument_group_name = "prediction"
+
+    model_name_or_path: str = option(FineTuningArguments.output_dir, "Folder or Hub name of the checkpoint.")
+    tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
+    input_file: str | None = option(None, "Inputs: a text file, or .json .jsonl .csv .tsv .parquet, also compressed.")
+    output_file: str | None = option(None, "Answers as JSON lines. Not set: <input_file>.answers.jsonl.")
+    overwrite_output_file: bool = option(False, "Begin anew instead of continuing --output_file.")
+    source_column: list[str] | None = option(None, "Columns of --input_file that are read. Not set: the task's.")
+    source_prefix: str | None = option(None, "Begins each text. Not set: the task's.")
+    dataset_name: str | None = option(None, "Of a checkpoint of several tasks, the one to do.")
+    max_source_length: int | None = option(
+        None, "Tokens of a text, longer ones are cut. Not set: the task's.", at_least=2
+    )
+    batch_size: int = option(32, "Texts generated together by each process.", at_least=1)
+    max_samples: int | None = option(None, "Answer the first N inputs only.", at_least=1)
+    backend: str = option("transformers", "What generates.", choices=("transformers", "ctranslate2"))
+    bf16: bool = option(False, "Weights in bfloat16.")
+    attn_implementation: str | None = option(
+        None, "Attention. Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS
+    )
+    use_cpu: bool = option(False, "Generate on the CPU although there is a GPU.")
+    seed: int = option(42, "Of --do_sample.")
+
+    def __post_init__(self):
+        if self.source_column and len(self.source_column) == 1:
+            self.source_column = [word.strip() for word in self.source_column[0].split(",")]
+
+
+@dataclass
+class SearchArguments:
+    """How answers are searched: fields of transformers' GenerationConfig, with its defaults where not set."""
+
+    _argument_group_name = "search (transformers' GenerationConfig)"
+
+    max_new_tokens: int | None = option(None, "Tokens of an answer. Not set: the task's.", at_least=1)
+    min_new_tokens: int | None = option(None, "Tokens that an answer has at least.", at_least=1)
+    num_beams: int | None = option(None, "Beams. Not set: as the checkpoint was evaluated, else greedy.", at_least=1)
+    num_return_sequences: int | None = option(None, "Texts for each input, written with their scores.", at_least=1)
+    length_penalty: float | None = option(None, "Above 0 favours long texts among beams.")
+    early_stopping: bool | None = option(None, "End when there are as many whole texts as beams.")
+    do_sample: bool | None = option(None, "Draw tokens instead of taking the most likely ones.")
+    temperature: float | None = option(None, "Of sampling.", above=0)
+    top_k: int | None = option(None, "Sample among the K likeliest tokens; 0: among all.", at_least=0)
+    top_p: float | None = option(None, "Sample among the likeliest tokens that have this share.", above=0, at_most=1)
+    repetition_penalty: float | None = option(None, "Above 1 makes repeated tokens less likely.", above=0)
+    no_repeat_ngram_size: int | None = option(None, "No N tokens come twice.", at_least=0)
+
+
+@dataclass
+class Plan:
+    """What is asked of which model: the task's entry, its reader, the lengths and the search."""
+
+    entry: dict
+    reader: InputReader
+    max_source_length: int
+    search: dict
+
+    @property
+    def several(self) -> bool:
+        return self.search.get("num_return_sequences", 1) > 1
+
+
+DATACLASSES = [PredictionArguments, SearchArguments]
+
+
+def parse_flags(argv: list[str] | None) -> tuple[PredictionArguments, Plan]:
+    """The flags, checked, and completed by what the checkpoint's task.json says."""
+    args, search_args = parse_arguments(DATACLASSES, argv)
+    if args.input_file is None:
+        raise ValueError("--input_file: name the file whose lines or rows are to be answered")
+    check_file("--input_file", Path(args.input_file))
+    args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"
+    if Path(args.output_file).absolute() == Path(args.input_file).absolute():
+        raise ValueError(f"--output_file {args.output_file}: is the input file")
+    entry, record = recorded_task(str(task_folder(args)), args.dataset_name)
+    if args.source_prefix is not None:
+        entry = entry | {"prefix": prefix_of(args.source_prefix)}
+    if not record and args.source_column:
+        entry = entry | {"inputs": {"" if len(args.source_column) == 1 else name: name for name in args.source_column}}
+    search = {name: value for name, value in vars(search_args).items() if value is not None}
+    if "num_beams" not in search and not search.get("do_sample") and record.get("generation_num_beams"):
+        search["num_beams"] = record["generation_num_beams"]
+    search.setdefault("max_new_tokens", entry["max_target_length"])
+    GenerationConfig(**search).validate(strict=True)
+    if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
+        raise ValueError("--backend ctranslate2: goes with neither --do_sample, which would draw others than "
+                         "transformers, nor --bf16")  # fmt: skip
+    plan = Plan(
+        entry, InputReader(entry, args.source_column), args.max_source_length or entry["max_source_length"], search
+    )
+    if plan.several and entry.get("max_piece_length"):
+        raise ValueError(f"--num_return_sequences {search['num_return_sequences']}: the task answers a text in pieces")
+    return args, plan
+
+
+def task_folder(args: PredictionArguments) -> Path:
+    """The folder with tokenizer and task.json: the model's, or the one above an engine's."""
+    folder = Path(args.model_name_or_path)
+    return folder.parent if (folder / CTRANSLATE2_TOKENS).is_file() else folder
+
+
+def engine_folder(name: str) -> Path:
+    """The folder that CTranslate2 loads: the one named, or the only one in an export. ValueError if there is none."""
+    found = [
+        file.parent for file in (*Path(name).glob(CTRANSLATE2_TOKENS), *Path(name).glob(f"*/{CTRANSLATE2_TOKENS}"))
+    ]
+    if len(found) != 1:
+        there = (
+            f"it has {', '.join(sorted(map(str, found)))}: name one" if found else "make one with export_checkpoint.py"
+        )
+        raise ValueError(f"--model_name_or_path {name}: --backend ctranslate2 needs a folder that export_checkpoint.py "
+                         f"--formats ctranslate2 wrote; {there}")  # fmt: skip
+    return found[0]
+
+
+def read_inputs(args: PredictionArguments, plan: Plan) -> Iterator[Input]:
+    """The inputs that are to be answered, read anew each time."""
+    return itertools.islice(plan.reader.read(Path(args.input_file)), args.max_samples)
+
+
+def settings_of(args: PredictionArguments, plan: Plan) -> dict:
+    """What decides the answers, as answers.jsonl.settings.json holds it."""
+    names = "model_name_or_path tokenizer_name input_file source_column source_prefix dataset_name backend bf16 seed"
+    settings = {name: getattr(args, name) for name in names.split()} | plan.search
+    settings |= {"max_source_length": plan.max_source_length, "input": contents_digest([Path(args.input_file)])}
+    return json.loads(json.dumps(settings))
+
+
+# ---------------------------------------------------------------- what generates
+def with_transformers(args: PredictionArguments, plan: Plan, tokenizer, device) -> Callable[[list], list[Candidates]]:
+    """The function that answers tokenised texts, by `generate`."""
+    model = load_model(args.model_name_or_path, args.attn_implementation)
+    fit_vocabulary(model, len(tokenizer))
+    model = model.to(device, torch.bfloat16 if args.bf16 else None).eval()
+    model.generation_config.max_length = None  # of its evaluation; max_new_tokens counts here
+    count = plan.search.get("num_return_sequences", 1)
+
+    @torch.no_grad()
+    def answer(sources: list[list[int]]) -> list[Candidates]:
+        batch = tokenizer.pad({"input_ids": sources}, return_tensors="pt", pad_to_multiple_of=8).to(device)
+        written = model.generate(**batch, **plan.search)
+        texts = decode_texts(plan.entry, tokenizer, written.cpu().numpy())
+        scores = log_probabilities(model, batch, written, count) if plan.several else [None] * len(texts)
+        pairs = list(zip(texts, scores, strict=True))
+        return [pairs[first : first + count] for first in range(0, len(pairs), count)]
+
+    return answer
+
+
+def log_probabilities(model, batch, written: torch.Tensor, count: int) -> list[float]:
+    """The log-probability in nats that the model gives each text [B * count, T], the start token left out."""
+    labels = written[:, 1:].clone()
+    eos = labels.eq(model.config.eos_token_id).cumsum(dim=1)
+    labels[(eos > 1) | (eos.eq(1) & labels.ne(model.config.eos_token_id))] = IGNORE_INDEX  # filled up behind the end
+    repeated = {name: values.repeat_interleave(count, dim=0) for name, values in batch.items()}
+    logits = model(**repeated, decoder_input_ids=written[:, :-1]).logits.float().log_softmax(dim=-1)
+    chosen = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    return (chosen * labels.ne(IGNORE_INDEX)).sum(dim=1).tolist()
+
+
+def with_ctranslate2(args: PredictionArguments, plan: Plan, tokenizer, _) -> Callable[[list], list[Candidates]]:
+    """The function that answers tokenised texts, by CTranslate2, searching as transformers does."""
+    engine, count = (
+        CTranslate2Engine(engine_folder(args.model_name_or_path)),
+        plan.search.get("num_return_sequences", 1),
+    )
+    search = dict(num_beams=1, length_penalty=1.0, early_stopping=False) | plan.search
+    options = ctranslate2_search(search if search["num_beams"] > 1 else None)
+    options |= dict(
+        num_hypotheses=count, max_decoding_length=search["max_new_tokens"], max_input_length=0, return_end_token=True
+    )
+    for name, theirs in (("min_new_tokens", "min_decoding_length"), ("repetition_penalty", "repetition_penalty"),
+                         ("no_repeat_ngram_size", "no_repeat_ngram_size")):  # fmt: skip
+        options |= {theirs: search[name]} if name in search else {}
+
+    def answer(sources: list[list[int]]) -> list[Candidates]:
+        named = [[engine.names[number] for number in source] for source in sources]
+        found = [result.hypotheses for result in engine.translator.translate_batch(named, **options)]
+        ids = [[engine.ids[name] for name in names] for hypotheses in found for names in hypotheses]
+        longest = max(map(len, ids))
+        texts = decode_texts(
+            plan.entry,
+            tokenizer,
+            np.array([row + [IGNORE_INDEX] * (longest - len(row)) for row in ids], dtype=np.int64),
+        )
+        scores = [None] * len(texts)
+        if plan.several:
+            repeated = [source for source in named for _ in range(count)]
+            bodies = [row[:-1] if row[-1:] == [tokenizer.eos_token_id] else row for row in ids]  # it adds the EOS
+            scored = engine.translator.score_batch(repeated, [[engine.names[number] for number in b] for b in bodies])
+            scores = [float(sum(s.log_probs[: len(row)])) for s, row in zip(scored, ids, strict=True)]
+        pairs = list(zip(texts, scores, strict=True))
+        return [pairs[first : first + count] for first in range(0, len(pairs), count)]
+
+    return answer
+
+
+# ---------------------------------------------------------------- answering
+def answer_window(
+    items: list[Input], answer: Callable, tokenizer, args: PredictionArguments, plan: Plan, progress, first: int
+) -> list[dict]:
+    """The records of some inputs, on every process: their texts by length, a batch to each process in turn."""
+    state, texts = PartialState(), [text for item in items for text in item.texts]
+    ids = tokenizer(texts, max_length=plan.max_source_length, truncation=True)["input_ids"] if texts else []
+    order = sorted(range(len(texts)), key=lambda number: -len(ids[number]))
+    batches = [order[start : start + args.batch_size] for start in range(0, len(order), args.batch_size)]
+    found = []
+    for number in range(state.process_index, len(batches), state.num_processes):
+        set_seed(hash((args.seed, first, number)) % 2**32)  # of the place alone: a continued run draws the same
+        found += zip(batches[number], answer([ids[text] for text in batches[number]]), strict=True)
+        progress.update(sum(map(len, batches[number : number + state.num_processes])))
+    by_text = dict(gather_object(found) if state.num_processes > 1 else found)
+    candidates = iter([by_text[number] for number in range(len(texts))])
+    return [record_of(item, [next(candidates) for _ in item.texts], plan) for item in items]
+
+
+def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
+    """A line of the output: the row, its prediction, and with several texts an input all of them with their scores."""
+    record = item.row | {"prediction": item.answer([found[0][0] for found in candidates])}
+    if plan.several:
+        best = candidates[0] if candidates else []
+        record["n_best"] = [{"prediction": text, "log_probability": round(score, 4)} for text, score in best]
+    return record
+
+
+def main(argv: list[str] | None = None) -> dict:
+    """Reads, answers and writes; returns {"inputs": how many there are, "answered": how many of them now}."""
+    with exit_on_user_error():
+        args, plan = parse_flags(argv)
+        state = PartialState(cpu=args.use_cpu)
+        tokenizer = load_tokenizer(args.tokenizer_name or str(task_folder(args)), "--model_name_or_path")
+        sizes = [len(item.texts) for item in read_inputs(args, plan)]  # all are read before the long work
+        with state.main_process_first():
+            settings = settings_of(args, plan)
+            output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file and state.is_main_process,
+                                state.is_main_process)  # fmt: skip
+        engine = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[args.backend]
+        answer = engine(args, plan, tokenizer, state.device) if output.done < len(sizes) else None
+    start_summary(summary(args, plan, sizes, output.done), title="prediction")
+    done = answered_before = min(output.done, len(sizes))
+    items = itertools.islice(read_inputs(args, plan), done, None)
+    with tqdm(total=sum(sizes), initial=sum(sizes[:done]), unit=" texts", disable=not is_first_process(),
+              mininterval=0.1 if sys.stderr.isatty() else 30) as progress:  # fmt: skip
+        while window := list(itertools.islice(items, WINDOW * args.batch_size * state.num_processes)):
+            records = answer_window(window, answer, tokenizer, args, plan, progress, done)
+            if state.is_main_process:
+                output.append(records)
+            done += len(window)
+            progress.n = sum(sizes[:done])
+    answered = len(sizes) - answered_before
+    end_summary({"answers": f"{answered:,} new, {len(sizes):,} in {args.output_file}"})
+    finish_process_group()
+    return {"inputs": len(sizes), "answered": answered}
+
+
+def summary(args: PredictionArguments, plan: Plan, sizes: list[int], done: int) -> dict:
+    """The rows of the printed plan."""
+    reads = " ".join(f"{key}: <{column}>" if key else f"<{column}>" for key, column in plan.entry["inputs"].items())
+    prefix = plan.entry.get("prefix") or ""
+    colon = ":" if prefix and "" in plan.entry["inputs"] and not prefix.endswith(" ") else ""
+    texts = f" ({sum(sizes):,} texts)" if sum(sizes) != len(sizes) else ""
+    return {
+        "model": f"{args.model_name_or_path}, {args.backend}",
+        "inputs": f"{len(sizes):,} of {args.input_file}{texts}",
+        "model reads": f"{prefix}{colon} {reads}".strip(),
+        "search": ", ".join(f"{name} {value}" for name, value in plan.search.items()),
+        "continued": f"{done:,} were answered before" if done else None,
+        "written to": args.output_file,
+    }
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,126 @@
+"""Entries that are not written by hand: of a user's own pairs what only the rows tell, and of other toolkits' fields.
+
+completed(args)            -> the entry of --train_file ..., with the shape of its records and its labels
+as_source("mine", entry)   -> the text to paste into constants.py
+"""
+
+import json
+from pathlib import Path
+
+from arguments.own_pairs import OWN, SHAPES, own_entry
+from arguments.task import TaskArguments
+from common.processes import print_once
+from tasks.registry import as_list
+from tasks.rows import first_record, listed, rows_of_split
+
+_INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
+
+
+def completed(args: TaskArguments) -> dict:
+    """The entry of own pairs. What is found in the rows, --record_shape and --labels, is said and put into `args`, so
+    that task.json has it. ValueError if the first record has no known shape."""
+    entry = own_entry(args)
+    if "inputs" not in entry:
+        record, where = first_record(OWN, entry, args, "train" if has_training_rows(args) else "validation")
+        args.record_shape = _shape_of(record, where)
+        entry = own_entry(args)
+        columns = SHAPES[args.record_shape][0].replace(" ", ", ")
+        print_once(f"{where}: read as --record_shape {args.record_shape} (it has {columns}); --source_column and "
+                   "--target_column would say otherwise")  # fmt: skip
+    if entry["target_type"] == "class" and "labels" not in entry:
+        args.labels = _labels_of(entry, args)
+        entry = own_entry(args)
+        print_once(f"--labels {','.join(args.labels)}: as the training rows have them")
+    return entry
+
+
+def has_training_rows(args: TaskArguments) -> bool:
+    """Whether the flags say where to train."""
+    return bool(args.train_file or args.source_file or args.hub_dataset)
+
+
+def _shape_of(record: dict, where: str) -> str:
+    fitting = [name for name, (columns, _) in SHAPES.items() if set(columns.split()) <= set(record)]
+    if not fitting:
+        raise ValueError(f"{where}: which column is read and which is written? Say --source_column and "
+                         f"--target_column; there is {listed(record)}")  # fmt: skip
+    return fitting[0]
+
+
+def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
+    """The values of the target column, sorted: numbers by size. ValueError if they look like free texts."""
+    if not has_training_rows(args):
+        raise ValueError("--target_type class needs --labels where there are no training rows to find them in")
+    texts = entry | dict(target_type="text")
+    values = [text for row in rows_of_split(OWN, texts, args, "train") for text in as_list(row[entry["target"]])]
+    found = {str(value).strip() for value in values}
+    if len(found) > max(10, len(values) // 2):
+        raise ValueError(f"--target_type class: {entry['target']} has {len(found):,} different values in "
+                         f"{len(values):,} rows; name the classes with --labels, or leave it out")  # fmt: skip
+    return sorted(found, key=int) if all(text.isdecimal() for text in found) else sorted(found)
+
+
+# ---------------------------------------------------------------- entries for people
+def as_source(name: str, entry: dict) -> str:
+    """The entry as constants.py writes it: 'DATASET_VALS["mine"] = {\\n    "name": dict(\\n        prefix=...'."""
+    fields = "".join(f"        {field}={_written(value)},\n" for field, value in entry.items())
+    return f'DATASET_VALS["mine"] = {{\n    "{name}": dict(\n{fields}    ),\n}}'
+
+
+def _written(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_written, value))})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_written(key)}: {_written(item)}' for key, item in value.items())}}}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | list) else repr(value)
+
+
+def name_of(args: TaskArguments) -> str:
+    """What to call own pairs in constants.py: "pairs" of pairs.jsonl.gz."""
+    source = (args.train_file or args.source_file or [args.hub_dataset])[0]
+    return Path(source).name.split(".")[0].strip("*?[]") or OWN
+
+
+def translated(name: str, entry: dict) -> dict:
+    """An entry with the fields of older registries (`text_column_name`, `label_column_name`, `metric_names`, a
+    dictionary of `labels`) in those of constants.py, with a line that shows it; other entries as they are.
+
+    {"text_column_name": "sentence", "label_column_name": "label", "labels": {0: "no", 1: "yes"}, "metric_names": "f1"}
+    -> dict(prefix=name, inputs={"sentence": "sentence"}, target="label", target_type="class", labels=["no", "yes"],
+            metrics=["f1"], max_source_length=512, max_target_length=8)
+    """
+    if not set(_INSTEAD) & set(entry) and not isinstance(entry.get("labels"), dict):
+        return entry
+    for old, new in _INSTEAD.items():
+        if old in entry and new in entry:
+            raise ValueError(f"DATASET_VALS task {name}: {old} is {new} here, and the entry has both")
+    new = {field: value for field, value in entry.items() if field not in (*_INSTEAD, "labels")}
+    if "text_column_name" in entry:
+        new["inputs"] = {column: column for column in as_list(entry["text_column_name"])}
+    if "label_column_name" in entry:
+        new["target"] = entry["label_column_name"]
+    if "metric_names" in entry:
+        new["metrics"] = as_list(entry["metric_names"])
+    if entry.get("labels"):
+        new["labels"] = _in_order(name, entry["labels"])
+    kind = "class" if "labels" in new else "text"
+    new = (
+        dict(prefix=name, target_type=kind, max_source_length=512, max_target_length=8 if kind == "class" else 128)
+        | new
+    )
+    print_once(f"task {name}: its entry has fields of another toolkit; here it is written\n{as_source(name, new)}")
+    return new
+
+
+def _in_order(name: str, labels: dict | list) -> list[str]:
+    """Class names by their index: {0: "no", 1: "yes"}, {"0": "no", "1": "yes"} and {"no": 0, "yes": 1} ->
+    ["no", "yes"]."""
+    if not isinstance(labels, dict):
+        return labels
+    by_index = {str(index): text for index, text in labels.items()}
+    if all(isinstance(index, int) for index in labels.values()):
+        by_index = {str(index): text for text, index in labels.items()}
+    if set(by_index) != {str(number) for number in range(len(labels))}:
+        raise ValueError(f"DATASET_VALS task {name}: labels {labels} do not count from 0; write them as a list in "
+                         "class order")  # fmt: skip
+    return [str(by_index[str(number)]) for number in range(len(labels))]

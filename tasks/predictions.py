@@ -1,0 +1,172 @@
+"""Answers to a user's own inputs: what the task reads of them, and a file of answers that can be continued.
+
+reader = InputReader(entry, source_column=None)
+for item in reader.read(Path("inputs.jsonl")):      # Input(row, texts, between)
+    answers.append(item, ["an answer to each of item.texts"])
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from arguments.own_pairs import OWN, own_entry
+from arguments.task import TaskArguments
+from common.command_line import did_you_mean
+from common.reports import read_json, write_json
+from constants import DATASET_VALS
+from corpora.files import data_suffix, is_plain_text, open_text, read_rows
+from corpora.streams import cut_sentences
+from tasks.own_pairs import translated
+from tasks.registry import preprocess_of, source_text
+from tasks.rows import MISSING, is_text_corpus, listed, read_records, value_of
+from tasks.task_records import read_record
+
+PLAIN = dict(inputs={"": "text"}, target="prediction", target_type="text", metrics=["rougeL"], max_source_length=512,
+             max_target_length=128)  # fmt: skip
+
+
+def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
+    """(entry, record) of the task that a checkpoint's task.json names; of several the one called `name`. Without a
+    task.json (PLAIN, {}): the input is read as it is. ValueError if it must be said which."""
+    record = read_record(folder)
+    if not record:
+        return PLAIN, {}
+    names = [word.strip() for word in record["dataset_name"].split(",")]
+    known = DATASET_VALS.get(record["benchmark"], {})
+    names = list(known) if names == ["all"] else names
+    if name not in (None, *names) or name is None and len(names) > 1:
+        given = "" if name is None else f" {name}"
+        raise ValueError(f"--dataset_name{given}: {folder} was trained on {', '.join(names)}; name one of them")
+    name = name or names[0]
+    if name == OWN:
+        fields = {field.name for field in dataclasses.fields(TaskArguments)}
+        return own_entry(TaskArguments(**{flag: value for flag, value in record.items() if flag in fields})), record
+    if name not in known:
+        raise ValueError(f"{folder}: its task.json names the task {record['benchmark']}/{name}, which DATASET_VALS no "
+                         "longer has")  # fmt: skip
+    entry = translated(name, known[name])
+    lengths = {flag: record[flag] for flag in ("max_source_length", "max_target_length", "max_piece_length")
+               if flag in record}  # fmt: skip
+    return entry | lengths, record
+
+
+@dataclass
+class Input:
+    """One input: what came in, the texts the model reads of it, and what stands around their answers (one more)."""
+
+    row: dict
+    texts: list[str]
+    between: list[str]
+
+    def answer(self, answers: list[str]) -> str:
+        """The answers in their places: "", ["Bună ", ""] and so on -> one text."""
+        parts = itertools.zip_longest(self.between, answers, fillvalue="")
+        return "".join(part for pair in parts for part in pair)
+
+
+class InputReader:
+    """Reads the inputs of a task. A line of a text file is an input, or a row of JSON, CSV, TSV and parquet.
+
+    entry: the task's. columns: those of the file that stand for the entry's inputs, in their order; None: the same
+    names.
+    """
+
+    def __init__(self, entry: dict, columns: list[str] | None = None):
+        self.entry, self.columns = entry, columns
+        self.inputs = ["text"] if is_text_corpus(entry) else list(entry["inputs"].values())
+        if columns and len(columns) != len(self.inputs):
+            raise ValueError(f"--source_column {','.join(columns)}: the task reads {len(self.inputs)} columns, "
+                             f"{', '.join(self.inputs)}")  # fmt: skip
+
+    def read(self, path: Path) -> Iterator[Input]:
+        """The inputs, one after another. ValueError with the place of what cannot be read."""
+        if not is_plain_text(path):
+            rows = read_records(self.entry, path) if data_suffix(path) == ".tsv" else read_rows(path)
+            for number, row in enumerate(rows, start=1):
+                yield self._of_row(row, f"{path}, row {number}")
+            return
+        if len(self.inputs) > 1:
+            raise ValueError(f"--input_file {path}: the task reads {', '.join(self.inputs)}; give a file of rows "
+                             "(.jsonl, .csv) with these columns")  # fmt: skip
+        with open_text(path) as stream:
+            for line in stream:
+                line = line.rstrip("\n")
+                yield self._made({"source": line}, {self.inputs[0]: line})
+
+    def _of_row(self, row: dict, place: str) -> Input:
+        if "prediction" in row:
+            raise ValueError(f"{place}: has a column prediction, under which the answer would be written: rename it")
+        names = self.columns or self.inputs
+        renamed = self.entry.get("file_columns", {}) if not self.columns else {}
+        found = {c: value_of(row, name) for c, name in zip(self.inputs, names, strict=True)}
+        found |= {c: row[renamed[c]] for c in found if found[c] is MISSING and renamed.get(c) in row}
+        function, label = preprocess_of(self.entry)
+        if function and not self.columns and MISSING in found.values():
+            try:
+                made = function(row)
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                raise ValueError(f"{place}: not what the preprocess {label} expects ({error}); --source_column names a "
+                                 "column that is read as it is") from None  # fmt: skip
+            made = made if isinstance(made, dict) else {}
+            found = {column: value_of(made, column) for column in self.inputs}
+        for (column, value), name in zip(found.items(), names, strict=True):
+            if value is MISSING or value is None:
+                problem = "is empty" if value is None else "is not there" + did_you_mean(name, list(map(str, row)))
+                raise ValueError(f"{place}: the column {name} {problem}, which is read for {column}; there is "
+                                 f"{listed(row)}: name yours with --source_column")  # fmt: skip
+        return self._made(row, found)
+
+    def _made(self, row: dict, found: dict) -> Input:
+        if not is_text_corpus(self.entry):
+            blank = not any(str(value).strip() for value in found.values())
+            return Input(row, [] if blank else [source_text(self.entry, found)], [""] if blank else ["", ""])
+        text, texts, between, end = str(found["text"]), [], [], 0
+        function, _ = preprocess_of(self.entry)
+        for piece in cut_sentences(text, self.entry["max_piece_length"]):
+            begin = text.index(piece, end)
+            between.append(text[end:begin])
+            end = begin + len(piece)
+            texts.append(source_text(self.entry, function({"text": piece}) if function else {"text": piece}))
+        return Input(row, texts, [*between, text[end:]])
+
+
+class AnswerFile:
+    """answers.jsonl, a line for each input in their order, and answers.jsonl.settings.json, which says of what model
+    and flags they are. What is there of the same settings is kept: `done` inputs need no answer any more.
+
+    ValueError if it holds something else. overwrite: begin anew.
+    """
+
+    def __init__(self, path: Path, settings: dict, overwrite: bool, writes: bool = True):
+        self.path, beside = path, path.with_name(f"{path.name}.settings.json")
+        self.done = 0
+        if path.is_dir():
+            raise ValueError(f"--output_file {path}: is a folder")
+        if path.exists() and not overwrite:
+            earlier = read_json(beside)
+            other = [name for name in settings if earlier.get(name) != settings[name]]
+            if other and path.stat().st_size:
+                name = other[0]
+                was = f"with {name} {earlier.get(name)}, not {settings[name]}" if earlier else "of unknown settings"
+                raise ValueError(f"--output_file {path}: holds answers {was}; name another file, or give "
+                                 "--overwrite_output_file")  # fmt: skip
+            whole = path.read_bytes()
+            whole = whole[: whole.rfind(b"\n") + 1]  # the run may have ended within a line
+            self.done = whole.count(b"\n")
+        if not writes:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(beside, settings)
+        with path.open("r+b" if self.done else "wb") as file:
+            file.truncate(len(whole) if self.done else 0)
+
+    def append(self, records: list[dict]) -> None:
+        """Adds a line for each, which are on the disk when it returns."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records)
+            file.flush()
+            os.fsync(file.fileno())

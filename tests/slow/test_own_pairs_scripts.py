@@ -1,0 +1,106 @@
+"""Own pairs from end to end: fine-tuned, evaluated again by the model alone, answered by one process and by two."""
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from absl.testing import absltest, parameterized
+from helpers import run_main, write_tiny_model
+
+import constants
+import evaluate_t5
+import fine_tune_t5
+import predict_t5
+
+ROOT = Path(constants.__file__).parent
+ROWS = [{"text": f"the {color} {thing} number {n}", "kind": thing, "color": color, "again": f"{color} {thing}"}
+        for n in range(8) for color in ("red", "old") for thing in ("tree", "moon")]  # fmt: skip
+TIMINGS = ("_runtime", "_per_second", "_preparation_time")
+
+
+@functools.cache
+def workspace() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_own_pairs_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:6]))
+    (folder / "in.en").write_text("".join(row["text"] + "\n" for row in ROWS))
+    (folder / "in.de").write_text("".join(row["color"] + "\n" for row in ROWS))
+    write_tiny_model(folder / "base", [row["text"] for row in ROWS] + ["say: kind:"], 130)
+    return folder
+
+
+def reported(results: dict) -> dict:
+    return {n: value for n, value in results.items() if n.startswith("eval_") and not n.endswith(TIMINGS)}
+
+
+class ScriptsTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.enterContext(contextlib.chdir(workspace()))  # from where the files are relative paths
+        self.cache = ["--data_cache_dir", str(self.folder / "cache"), "--use_cpu", "true", "--disable_tqdm", "true"]
+
+    def fine_tune(self, flags: list[str]) -> tuple[dict, str]:
+        common = "--model_name_or_path base --max_steps 4 --per_device_train_batch_size 4 --report_to none "
+        common += "--eval_strategy steps --eval_steps 4 --save_strategy steps --save_steps 4 --learning_rate 1e-2"
+        argv = [*common.split(), *self.cache, "--output_dir", self.folder / "out", *flags]
+        results, printed, _ = run_main(fine_tune_t5.main, *argv)
+        return reported(results), printed
+
+    def evaluate(self, *flags) -> dict:
+        with contextlib.chdir(self.folder):
+            argv = ["--model_name_or_path", self.folder / "out", *self.cache, "--overwrite_output_dir", *flags]
+            results, _, _ = run_main(evaluate_t5.main, *argv)
+        return reported(results)
+
+    @parameterized.named_parameters(
+        ("held_out_text", "--train_file rows.jsonl --source_column text --target_column color,again "
+         "--validation_split_percentage 20 --max_target_length 6", "eval_rougeL"),
+        ("classes", "--train_file rows.jsonl --validation_file dev.jsonl --source_column color,text --target_column "
+         "kind --target_type class", "eval_accuracy"),
+        ("side_by_side", "--source_file in.en --target_file in.de --max_target_length 4", "eval_bleu"),
+        ("mixture", "--train_file rows.jsonl --source_column text --target_column kind --labels tree,moon "
+         "--benchmark builtin --dataset_name docstring_summary --max_train_samples 30 --max_eval_samples 4 "
+         "--max_target_length 6", "eval_pairs_accuracy"),
+        ("stream", "--train_file rows.jsonl --validation_file dev.jsonl --source_column text --target_column color "
+         "--streaming --max_target_length 4", "eval_rougeL"),
+    )  # fmt: skip
+    def test_the_model_alone_repeats_the_numbers(self, flags, metric):
+        wanted, printed = self.fine_tune([*flags.split(), "--source_prefix", "say: "])
+        self.assertIn('        prefix="say",\n', printed)
+        self.assertIn(metric, wanted)
+        found = self.evaluate()
+        self.assertContainsSubset(wanted.keys(), found.keys())
+        for name, value in wanted.items():
+            self.assertAlmostEqual(found[name], value, places=5, msg=name)
+
+    def test_other_rows_and_answers(self):
+        flags = "--train_file rows.jsonl --source_column text --target_column color --max_target_length 4"
+        self.fine_tune([*flags.split(), "--source_prefix", "say: "])
+        new = self.evaluate("--validation_file", workspace() / "dev.jsonl", "--output_dir", self.folder / "new")
+        self.assertIn("eval_rougeL", new)
+        predictions = (self.folder / "new/predictions.jsonl").read_text().splitlines()
+        argv = ["--model_name_or_path", self.folder / "out", "--use_cpu", "true", "--input_file", "dev.jsonl"]
+        argv += ["--output_file", self.folder / "one.jsonl", "--batch_size", "2"]
+        run_main(predict_t5.main, *argv)
+        answers = [json.loads(line) for line in (self.folder / "one.jsonl").read_text().splitlines()]
+        self.assertEqual([answer["prediction"] for answer in answers],
+                         [json.loads(line)["prediction"] for line in predictions])  # fmt: skip
+        argv[argv.index("--output_file") + 1] = self.folder / "two.jsonl"
+        launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+        run = subprocess.run([*launch, ROOT / "predict_t5.py", *map(str, argv)], capture_output=True, text=True,
+                             env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)  # fmt: skip
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual((self.folder / "two.jsonl").read_text(), (self.folder / "one.jsonl").read_text())
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,314 @@
+"""A user's own pairs: flags become an entry, as the same rows declared in constants.py; what is wrong is said."""
+
+import ast
+import contextlib
+import gzip
+import io
+import json
+import os
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pyarrow
+import pyarrow.parquet
+from absl.testing import absltest, parameterized
+
+import constants
+from arguments.task import TaskArguments, check_tasks
+from common.command_line import parse_arguments
+from tasks.own_pairs import as_source, translated
+from tasks.registry import check_entry, reference_texts, source_text
+from tasks.rows import load_rows
+from tasks.task_records import recorded_flags, task_record
+from tasks.tasks import Task, Tasks
+
+PAIRS = [{"prompt": f"question {n}?", "completion": f"answer {n}", "other": f"reply {n}"} for n in range(20)]
+INSTRUCTIONS = {
+    "Definition": ["Name the color."],
+    "Positive Examples": [{"input": "grass", "output": "green"}, {"input": "sky", "output": ["blue"]},
+                          {"input": "coal", "output": "black"}],
+    "Instances": [{"input": "snow", "output": ["white", "pale"]}, {"input": "ink", "output": "blue"}],
+}  # fmt: skip
+COLUMNS = "--source_column prompt --target_column completion"
+
+
+def lines(rows: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def table(rows: list[dict], separator: str) -> str:
+    return "".join(separator.join(map(str, values)) + "\n" for values in [list(rows[0]), *(r.values() for r in rows)])
+
+
+FILES = {
+    "pairs.jsonl": lines(PAIRS),
+    "pairs.csv": table(PAIRS, ","),
+    "pairs.tsv": table(PAIRS, "\t"),
+    "bare.tsv": "".join(f"{row['prompt']}\t{row['completion']}\n" for row in PAIRS),
+    "array.json": json.dumps(PAIRS),
+    "pretty.json": json.dumps(PAIRS, indent=1),
+    "pretty_objects.json": "".join(json.dumps(row, indent=1) + "\n" for row in PAIRS),
+    "by_key.json": json.dumps({f"id{n}": row for n, row in enumerate(PAIRS)}, indent=1),
+    "nested.json": json.dumps({"version": 1, "data": [{"title": "x", "qas": PAIRS}]}, indent=1),
+    "a/1.jsonl": lines(PAIRS[:9]),
+    "a/2.jsonl": lines(PAIRS[9:]),
+    "dev.jsonl": lines(PAIRS[:3]),
+    "src.txt": "".join(row["prompt"] + "\n" for row in PAIRS),
+    "tgt.txt": "".join(row["completion"] + "\n" for row in PAIRS),
+    "short.txt": "one\n",
+    "labels.jsonl": lines([{"text": f"text {n}", "label": n % 3 + 1} for n in range(12)]),
+    "gold.tsv": "gold\ttext\nyes\ta\n-\tb\nno\tc\n\td\nyes\te\n",
+    "twice.jsonl": lines([{"prompt": f"p{n // 4}", "completion": f"c{n}"} for n in range(40)]),
+    "task1.json": json.dumps(INSTRUCTIONS, indent=1),
+    "alpaca.json": json.dumps([{"instruction": "Greet.", "input": "", "output": "hi"},
+                               {"instruction": "Translate.", "input": "Hund", "output": "dog"}]),
+    "t0.jsonl": lines([{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]),
+    "p3.jsonl": lines([{"inputs": [1], "inputs_pretokenized": n, "targets_pretokenized": n} for n in "ab"]),
+    "flan.jsonl": lines([{"inputs": "a", "targets": "b"}, {"inputs": "c", "targets": "d"}]),
+    "python.jsonl": "".join(f"{row}\n" for row in PAIRS),
+    "python.json": "{\n'a': None,\n'b': 'x'}\n",
+    "cut.json": '{\n "a": 1,\n "b": [\n',
+}  # fmt: skip
+
+
+class TestCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.enterContext(contextlib.chdir(self.folder))
+        Path("a").mkdir()
+        for name, text in FILES.items():
+            Path(name).write_text(text)
+        for name in ("far.jsonl", "far.en", "far.de"):
+            Path(f"{name}.gz").write_bytes(gzip.compress(FILES["pairs.jsonl"].encode()))
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(PAIRS), "pairs.parquet")
+
+    def tasks(self, flags: str | list[str]) -> Tasks:
+        argv = flags.split() if isinstance(flags, str) else flags
+        (args,) = parse_arguments([TaskArguments], [word for word in argv if word])
+        return Tasks([Task(name, entry, args) for name, entry in check_tasks(args).items()])
+
+    def rows(self, flags: str | list[str], split: str = "train") -> list[tuple[str, list[str]]]:
+        """(source, references) of the rows of the own pairs."""
+        tasks = self.tasks(flags)
+        *_, task = tasks
+        rows = load_rows(task.name, task.entry, tasks.args, split)
+        return [(source_text(task.entry, row), reference_texts(task.name, task.entry, row)) for row in rows]
+
+
+class ReadTest(TestCase):
+    @parameterized.parameters(
+        f"--train_file pairs.jsonl {COLUMNS}",
+        f"--train_file pairs.csv {COLUMNS}",
+        f"--train_file pairs.tsv {COLUMNS}",
+        "--train_file bare.tsv --source_column 0 --target_column 1",
+        f"--train_file pairs.parquet {COLUMNS}",
+        f"--train_file array.json {COLUMNS}",
+        f"--train_file pretty.json {COLUMNS}",
+        f"--train_file pretty_objects.json {COLUMNS}",
+        f"--train_file by_key.json --records * {COLUMNS}",
+        f"--train_file nested.json --records data.qas {COLUMNS}",
+        f"--train_file a {COLUMNS}",
+        f"--train_file a/*.jsonl {COLUMNS}",
+        f"--train_file a/1.jsonl a/2.jsonl {COLUMNS}",
+        f"--train_file far.jsonl {COLUMNS}",
+        "--source_file src.txt --target_file tgt.txt",
+    )
+    def test_every_kind_of_file_gives_the_same_rows(self, flags):
+        wanted = [(row["prompt"], [row["completion"]]) for row in PAIRS]
+        validation = "validation_source_file src.txt --validation_target_file tgt.txt"
+        if "--source_file" not in flags:
+            validation = "validation_file " + flags.split("--train_file ")[1].split(" --")[0]
+        self.assertEqual(self.rows(f"{flags} --{validation}"), wanted)
+        self.assertEqual(self.rows(f"{flags} --{validation}", "validation"), wanted)
+
+    @parameterized.parameters(
+        ("summarize: ", "summarize: question 0?"),
+        ("summarize:", "summarize: question 0?"),
+        ("summarize", "summarize: question 0?"),
+        ("TL;DR ", "TL;DR question 0?"),
+    )
+    def test_prefix(self, prefix, wanted):
+        flags = f"--train_file pairs.jsonl --validation_file dev.jsonl {COLUMNS} --source_prefix".split()
+        self.assertEqual(self.rows([*flags, prefix])[0][0], wanted)
+
+    def test_several_columns(self):
+        flags = "--train_file pairs.jsonl --validation_file dev.jsonl --source_column prompt,other --target_column"
+        self.assertEqual(self.rows(f"{flags} completion")[0][0], "prompt: question 0? other: reply 0")
+        flags = "--train_file pairs.jsonl --validation_file dev.jsonl --source_column prompt --target_column"
+        self.assertEqual(self.rows(f"{flags} completion,other", "validation")[0][1], ["answer 0", "reply 0"])
+        self.assertLen(self.rows(f"{flags} completion,other"), 40)  # training has a row for each reference
+
+    @parameterized.parameters(
+        ("t0.jsonl", "prompt_completion", "a", "b"),
+        ("flan.jsonl", "inputs_targets", "a", "b"),
+        ("p3.jsonl", "pretokenized", "a", "a"),
+        ("alpaca.json", "alpaca", "Greet.", "hi"),
+        ("task1.json", "natural_instructions_2", "Definition: Name the color. Positive Example 1 - Input: grass "
+         "Output: green Positive Example 2 - Input: sky Output: blue Now complete the following example - Input: snow "
+         "Output:", "white"),
+    )  # fmt: skip
+    def test_instruction_data_is_recognised_and_named(self, file, shape, source, target):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            (found, references), *_ = self.rows(f"--train_file {file} --validation_file {file}")
+        self.assertEqual((found, references[0]), (source, target))
+        self.assertIn(f"{file}: read as --record_shape {shape} (it has ", printed.getvalue())
+
+    def test_a_shape_can_be_named(self):
+        flags = "--train_file task1.json --validation_file task1.json --record_shape natural_instructions_0"
+        self.assertEqual(self.rows(flags, "validation")[0], (
+            "Definition: Name the color. Now complete the following example - Input: snow Output:", ["white", "pale"]
+        ))  # fmt: skip
+        self.assertEqual(self.rows("--train_file alpaca.json --validation_file alpaca.json")[1][0], "Translate.\nHund")
+
+    def test_labels_are_found_and_numbers_are_their_own_names(self):
+        flags = "--train_file labels.jsonl --validation_file labels.jsonl --source_column text --target_column label"
+        rows = self.rows(f"{flags} --target_type class")
+        self.assertEqual([target for _, (target,) in rows][:4], ["1", "2", "3", "1"])
+        (task,) = self.tasks(f"{flags} --target_type class")
+        self.assertEqual(task.args.labels, ["1", "2", "3"])
+
+    def test_rows_are_left_out_and_counted(self):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            rows = self.rows("--train_file gold.tsv --validation_file gold.tsv --source_column text --target_column "
+                             "gold --labels yes,no --skip_rows_where gold=- gold=", "validation")  # fmt: skip
+        self.assertEqual(rows, [("a", ["yes"]), ("c", ["no"]), ("e", ["yes"])])
+        self.assertIn("task pairs, validation: left out 2 rows with gold '-', gold ''", printed.getvalue())
+
+    def test_what_is_held_out_shares_no_source_with_training(self):
+        train, held_out = (self.rows(f"--train_file twice.jsonl --validation_split_percentage 20 {COLUMNS}", split)
+                           for split in ("train", "validation"))  # fmt: skip
+        self.assertEqual((len(train), len(held_out)), (32, 8))
+        self.assertEmpty({source for source, _ in train} & {source for source, _ in held_out})
+        self.assertLen(self.rows(f"--train_file pairs.jsonl {COLUMNS}", "validation"), 1)  # 5 %
+
+    def test_a_hub_data_set(self):
+        import datasets
+
+        rows = datasets.Dataset.from_list([{"pair": {"en": f"e{n}", "de": f"d{n}"}} for n in range(9)])
+        datasets.DatasetDict(train=rows, validation=rows.select([0, 1])).save_to_disk("saved")
+        flags = "--hub_dataset saved --source_column pair.en --target_column pair.de"
+        self.assertEqual(self.rows(flags)[2], ("e2", ["d2"]))
+        self.assertLen(self.rows(flags, "validation"), 2)
+
+    def test_beside_named_tasks(self):
+        tasks = self.tasks(f"--benchmark builtin --dataset_name package_topic --train_file pairs.jsonl {COLUMNS}")
+        self.assertEqual([task.name for task in tasks], ["package_topic", "pairs"])
+        self.assertEqual(tasks.args.dataset_name, "package_topic,pairs")
+        self.assertEqual(tasks.main_metric, "average")
+
+
+class EntryTest(TestCase):
+    @parameterized.parameters(
+        (f"--train_file pairs.jsonl --source_prefix sum --metrics rougeL,exact_match {COLUMNS}",),
+        (f"--train_file nested.json --validation_file dev.jsonl --records data.qas {COLUMNS}", "train"),
+        ("--source_file src.txt --target_file tgt.txt --validation_split_percentage 30",),
+        ("--train_file gold.tsv --source_column text --target_column gold --target_type class --skip_rows_where gold=- "
+         "gold= --validation_split_percentage 40",),
+        ("--train_file pairs.csv --source_column prompt,other --target_column completion,other --max_target_length 9",),
+        ("--train_file task1.json",),
+        ("--train_file bare.tsv --source_column 0 --target_column 1",),
+    )  # fmt: skip
+    def test_the_printed_entry_gives_the_same_rows(self, flags, *splits):
+        (task,) = self.tasks(flags)
+        registry: dict = {}
+        exec(compile(ast.parse(as_source("it", task.entry)), "entry", "exec"), {"DATASET_VALS": registry})
+        entry = registry["mine"]["it"]
+        check_entry("it", entry)
+        args = TaskArguments(benchmark="mine", dataset_name="it")
+        for split in splits or ("train", "validation"):
+            self.assertEqual(load_rows("it", entry, args, split), load_rows("pairs", task.entry, task.args, split))
+
+    def test_the_record_gives_the_entry_again(self):
+        flags = "--train_file labels.jsonl --source_column text --target_column label --target_type class"
+        (task,) = self.tasks([*flags.split(), "--source_prefix", "say: "])
+        others = dict.fromkeys("bf16 bf16_full_eval predict_with_generate generation_num_beams generation_max_length "
+                               "max_eval_samples".split())  # fmt: skip
+        record = task_record(mock.Mock(**others, spec=list(others)), task.args, generates=False)
+        Path("model").mkdir()
+        Path("model/task.json").write_text(json.dumps(record))
+        values = dict(benchmark=None, dataset_name=None, split=None, do_predict=False)
+        with contextlib.chdir(os.sep):
+            again = TaskArguments(**recorded_flags(str(self.folder / "model"), values, ()))
+            (entry,) = check_tasks(again).values()
+            rows = load_rows("pairs", entry, again, "validation")
+        self.assertEqual(entry | {"files": None}, task.entry | {"files": None})
+        self.assertEqual(rows, load_rows("pairs", task.entry, task.args, "validation"))
+        new = TaskArguments(**recorded_flags("model", values, ["validation_file"]), validation_file=["labels.jsonl"])
+        (entry,) = check_tasks(new).values()
+        self.assertLen(load_rows("pairs", entry, new, "validation"), 12)
+
+    @parameterized.parameters(
+        dict(labels={0: "no", 1: "yes"}),
+        dict(labels={"1": "yes", "0": "no"}),
+        dict(labels={"yes": 1, "no": 0}),
+    )
+    def test_fields_of_other_registries_are_translated(self, labels):
+        old = dict(text_column_name=["a", "b"], label_column_name="label", metric_names="accuracy", labels=labels)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            entry = translated("nli", old)
+        check_entry("nli", entry)
+        self.assertEqual(source_text(entry, {"a": "x", "b": "y"}), "nli a: x b: y")
+        self.assertEqual((entry["labels"], entry["metrics"], entry["target"]), (["no", "yes"], ["accuracy"], "label"))
+        self.assertIn('labels=["no", "yes"],', printed.getvalue())
+        known = constants.DATASET_VALS["glue"]["rte"]
+        self.assertIs(translated("rte", known), known)
+
+
+class MistakeTest(TestCase):
+    @parameterized.parameters(
+        ("--train_file pairs.csv", "pairs.csv: read as --record_shape prompt_completion", None),
+        ("--train_file labels.jsonl", "which column is read and which is written. Say --source_column"),
+        ("--train_file pairs.jsonl --source_column prompt", "--source_column prompt goes with --target_column"),
+        ("--source_column a --target_column b", "--source_column describes pairs of your own: name them"),
+        ("--train_file pairs.jsonl --source_column promt --target_column completion", "did you mean prompt"),
+        (f"--train_file by_key.json {COLUMNS}", "it holds 20 records by their keys: --records '.'"),
+        (f"--train_file nested.json {COLUMNS}", "data holds 1 records: --records data"),
+        (f"--train_file nested.json --records date {COLUMNS}", "no field date .did you mean data"),
+        (f"--train_file nested.json --records version {COLUMNS}", "version holds no records, but a value of type int"),
+        (f"--train_file python.jsonl {COLUMNS}", "python.jsonl, line 1: broken JSON .values as Python prints them"),
+        (f"--train_file python.json {COLUMNS}", "python.json, line 2: broken JSON .values as Python prints them"),
+        (f"--train_file cut.json {COLUMNS}", "cut.json, line [34]: broken JSON"),
+        (f"--train_file src.txt {COLUMNS}", "src.txt: pairs are read from files that end in .*--source_file"),
+        ("--source_file src.txt --target_file short.txt", "short.txt: ends at line 1, before src.txt"),
+        ("--source_file src.txt", "--source_file names 1 files and --target_file 0"),
+        ("--source_file src.txt --target_file tgt.txt --source_column a --target_column b", "files side by side"),
+        (f"--train_file pairs.jsonl --hub_dataset x {COLUMNS}", "--train_file and --hub_dataset exclude each other"),
+        (f"--train_file pairs.jsonl --skip_rows_where label {COLUMNS}", "label: must be COLUMN=VALUE"),
+        (f"--train_file pairs.jsonl --skip_rows_where label=- {COLUMNS}", "no column label.*by which rows"),
+        (f"--train_file pairs.jsonl --labels a,b --target_type text {COLUMNS}", "--labels goes with --target_type"),
+        (f"--train_file pairs.jsonl --target_type class {COLUMNS}", "completion has 20 different values .*--labels"),
+        (f"--train_file pairs.jsonl --data_dir a {COLUMNS}", "--data_dir a: is of named tasks"),
+        (f"--train_file pairs.jsonl --record_shape alpaca {COLUMNS}", "leave out --source_column"),
+        (f"--train_file pairs.jsonl --streaming {COLUMNS}", "--streaming: pairs of your own need --validation_file"),
+    )  # fmt: skip
+    def test_message(self, flags, message, error=ValueError):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.ExitStack() as stack:
+            if error:
+                stack.enter_context(self.assertRaisesRegex(error, message))
+            self.rows(flags)
+        if not error:
+            self.assertRegex(printed.getvalue(), message)
+
+
+class FolderTest(TestCase):
+    def test_the_folder_of_a_task_is_as_good_as_the_one_above(self):
+        Path("glue/WNLI").mkdir(parents=True)
+        for name in ("train", "dev"):
+            Path(f"glue/WNLI/{name}.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\t1\n")
+        flags = "--benchmark glue --dataset_name wnli --data_dir"
+        wanted = self.rows(f"{flags} glue")
+        self.assertEqual(wanted, [("wnli sentence1: A. sentence2: B.", ["entailment"])])
+        for folder in ("glue/WNLI", self.folder / "glue/WNLI/"):
+            self.assertEqual(self.rows(f"{flags} {folder}"), wanted)
+        with self.assertRaisesRegex(ValueError, "--data_dir glue/WNLI: no file RTE/train.tsv, which task rte reads"):
+            self.rows("--benchmark glue --dataset_name rte --data_dir glue/WNLI")
+
+
+if __name__ == "__main__":
+    absltest.main()

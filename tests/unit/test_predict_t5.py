@@ -1,0 +1,222 @@
+"""predict_t5.py: every input has its line, in order, continued where a run stopped, the same from CTranslate2."""
+
+import atexit
+import functools
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+from absl.testing import absltest, parameterized
+from helpers import run_main, write_tiny_model
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+import predict_t5
+from corpora.tokenizers import load_tokenizer
+from model_t5 import load_model
+from publishing.exports import write_ctranslate2
+from tasks.predictions import InputReader
+
+LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
+FLAGS = ["--use_cpu", "true", "--max_new_tokens", "6", "--batch_size", "4"]
+
+
+@functools.cache
+def workspace() -> Path:
+    """`model`: a tiny one of random weights; `export`: the same for CTranslate2."""
+    folder = Path(tempfile.mkdtemp(prefix="t5_foundry_predict_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    write_tiny_model(folder / "model", [*LINES, *(f"answer {n} yes no șarpe" for n in range(99))], 156)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "model")
+    with torch.no_grad():
+        for weight in model.parameters():  # so that inputs have different answers
+            weight.mul_(3)
+    model.save_pretrained(folder / "model")
+    shutil.copytree(folder / "model", folder / "export")
+    tokenizer, model = load_tokenizer(str(folder / "model")), load_model(str(folder / "model"))
+    write_ctranslate2(model, tokenizer, folder / "export" / "ctranslate2", None)
+    return folder
+
+
+def plain_answers(texts: list[str], **search) -> list[str]:
+    """What plain transformers answers to each text alone."""
+    tokenizer = AutoTokenizer.from_pretrained(workspace() / "model")
+    model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "model")
+    ids = (model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=6, **search)[0] for text in texts)
+    return [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in ids]
+
+
+class TestCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.model = workspace() / "model"
+
+    def write(self, name: str, text: str) -> Path:
+        (self.folder / name).write_text(text)
+        return self.folder / name
+
+    def with_record(self, **record) -> None:
+        self.model = self.folder / "tuned"
+        shutil.copytree(workspace() / "model", self.model)
+        (self.model / "task.json").write_text(json.dumps(record))
+
+    def predict(self, path: Path, *more, code: int | None = None) -> tuple[dict | None, list[dict], str]:
+        """(what main returns, the lines written, what was printed)."""
+        out = self.folder / "answers.jsonl"
+        flags = ["--model_name_or_path", self.model, *FLAGS] if "--model_name_or_path" not in more else FLAGS
+        result, printed, error = run_main(
+            predict_t5.main, *flags, "--input_file", path, "--output_file", out, *more, code=code
+        )
+        rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+        return result, rows, printed + error
+
+
+class PredictTest(TestCase):
+    @parameterized.parameters(dict(), dict(num_beams=3))
+    def test_each_line_is_answered_as_by_itself(self, **search):
+        flags = sum(([f"--{name}", value] for name, value in search.items()), [])
+        result, rows, _ = self.predict(self.write("in.txt", "\n".join(LINES) + "\n\n"), *flags)
+        self.assertEqual([row["source"] for row in rows], [*LINES, ""])
+        wanted = plain_answers(LINES, **search)
+        self.assertGreater(len(set(wanted)), 3)
+        self.assertEqual([row["prediction"] for row in rows], [*wanted, ""])
+        self.assertEqual(result, {"inputs": 24, "answered": 24})
+
+    def test_rows_keep_their_columns(self):
+        path = self.write("in.csv", "id,body,title\n7,old fox,x\n8,very old fox,y\n")
+        _, rows, printed = self.predict(path, "--source_column", "body", "--source_prefix", "say: ")
+        self.assertEqual([(row["id"], row["title"]) for row in rows], [("7", "x"), ("8", "y")])
+        self.assertEqual([row["prediction"] for row in rows], plain_answers(["say: old fox", "say: very old fox"]))
+        self.assertRegex(printed, "model reads +say: <body>\n")
+
+    def test_a_stopped_run_is_continued(self):
+        path = self.write("in.txt", "\n".join(LINES))
+        _, wanted, _ = self.predict(path, "--do_sample", "true")
+        out = self.folder / "answers.jsonl"
+        self.enterContext(mock.patch.object(predict_t5, "WINDOW", 2))
+        out.unlink()
+        whole = predict_t5.answer_window
+        calls = []
+
+        def dies(*args):
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return whole(*args)
+
+        with mock.patch.object(predict_t5, "answer_window", dies), self.assertRaises(KeyboardInterrupt):
+            self.predict(path)
+        self.assertLen(out.read_text().splitlines(), 16)
+        with out.open("a") as file:
+            file.write('{"source": "torn')
+        result, rows, printed = self.predict(path)
+        self.assertEqual(result, {"inputs": 23, "answered": 7})
+        self.assertEqual([row["prediction"] for row in rows], plain_answers(LINES))
+        self.assertRegex(printed, "continued +16 were answered before")
+        self.assertEqual(self.predict(path)[0]["answered"], 0)
+        _, _, error = self.predict(path, "--num_beams", "2", code=2)
+        self.assertIn("answers.jsonl: holds answers with num_beams None, not 2; name another file", error)
+        self.assertLen(self.predict(path, "--num_beams", "2", "--overwrite_output_file", "true")[1], 23)
+
+    def test_samples_do_not_depend_on_where_a_run_stopped(self):
+        path = self.write("in.txt", "\n".join(LINES))
+        self.enterContext(mock.patch.object(predict_t5, "WINDOW", 2))
+        _, wanted, _ = self.predict(path, "--do_sample", "true")
+        out = self.folder / "answers.jsonl"
+        out.write_text("".join(line + "\n" for line in out.read_text().splitlines()[:8]))
+        _, rows, _ = self.predict(path, "--do_sample", "true")
+        self.assertEqual(rows, wanted)
+
+    @parameterized.parameters("transformers", "ctranslate2")
+    def test_n_best_has_log_probabilities(self, backend):
+        self.model = workspace() / "export"
+        path = self.write("in.txt", "\n".join(LINES[:6]))
+        flags = ["--backend", backend, "--num_beams", "3", "--num_return_sequences", "2"]
+        _, rows, _ = self.predict(path, *flags)
+        tokenizer = AutoTokenizer.from_pretrained(self.model)
+        model = AutoModelForSeq2SeqLM.from_pretrained(self.model)
+        for row in rows:
+            batch = tokenizer(row["source"], return_tensors="pt")
+            found = model.generate(**batch, max_new_tokens=6, num_beams=3, num_return_sequences=2)
+            texts = [text.strip() for text in tokenizer.batch_decode(found, skip_special_tokens=True)]
+            self.assertEqual([best["prediction"] for best in row["n_best"]], texts)
+            self.assertEqual(row["prediction"], row["n_best"][0]["prediction"])
+            for best, tokens in zip(row["n_best"], found, strict=True):
+                labels = tokens[1:][tokens[1:] != tokenizer.pad_token_id][None]
+                loss = model(**batch, labels=labels).loss
+                self.assertAlmostEqual(best["log_probability"], -loss.item() * labels.numel(), places=2)
+
+    def test_ctranslate2_gives_the_same(self):
+        path = self.write("in.txt", "\n".join(LINES))
+        _, wanted, _ = self.predict(path)
+        more = ("--backend", "ctranslate2", "--overwrite_output_file", "true", "--model_name_or_path")
+        for folder in (workspace() / "export", workspace() / "export" / "ctranslate2"):
+            self.assertEqual(self.predict(path, *more, folder)[1], wanted)
+        _, _, error = self.predict(path, *more, workspace() / "model", code=2)
+        self.assertIn("needs a folder that export_checkpoint.py --formats ctranslate2 wrote", error)
+
+
+class TaskTest(TestCase):
+    def test_the_record_says_prefix_and_columns(self):
+        self.with_record(benchmark="glue", dataset_name="rte", max_source_length=9)
+        path = self.write("in.jsonl", json.dumps({"sentence1": "old fox", "sentence2": "very old fox number"}) + "\n")
+        _, (row,), printed = self.predict(path)
+        self.assertRegex(printed, "model reads +rte sentence1: <sentence1> sentence2: <sentence2>\n")
+        tokenizer = AutoTokenizer.from_pretrained(self.model)
+        ids = tokenizer("rte sentence1: old fox sentence2: very old fox number", max_length=9, truncation=True)
+        model = AutoModelForSeq2SeqLM.from_pretrained(self.model)
+        tokens = model.generate(torch.tensor([ids["input_ids"]]), max_new_tokens=6)[0]
+        self.assertEqual(row["prediction"], tokenizer.decode(tokens, skip_special_tokens=True).strip())
+        path = self.write("in.csv", "premise,hypothesis\nold fox,very old fox number\n")
+        more = ("--source_column", "premise,hypothesis", "--overwrite_output_file", "true")
+        self.assertEqual(self.predict(path, *more)[1][0]["prediction"], row["prediction"])
+
+    def test_own_pairs(self):
+        self.with_record(benchmark="own", dataset_name="pairs", source_column=["prompt"], target_column=["completion"],
+                         source_prefix="say: ", max_target_length=4)  # fmt: skip
+        path = self.write("in.jsonl", json.dumps({"prompt": "old fox"}) + "\n")
+        _, (row,), printed = self.predict(path)
+        self.assertEqual(row["prediction"], plain_answers(["say: old fox"])[0])
+        self.assertEqual(self.predict(self.write("in.txt", "old fox"), "--overwrite_output_file", "true")[1][0],
+                         {"source": "old fox", "prediction": row["prediction"]})  # fmt: skip
+
+    def test_running_text_is_answered_in_its_pieces(self):
+        entry = dict(predict_t5.recorded_task(str(self.model), None)[0])
+        entry |= dict(inputs={"": "plain"}, preprocess="restore_diacritics", max_piece_length=20)
+        reader = InputReader(entry)
+        text = "  Un șarpe. Doi\u00a0șerpi?  1.  \t Trei !"
+        (item,) = reader.read(self.write("in.txt", text))
+        self.assertEqual(item.texts, ["Un sarpe.", "Doi serpi?", "Trei !"])
+        self.assertEqual(item.between, ["  ", " ", "  1.  \t ", ""])
+        self.assertEqual(item.answer(["A", "B", "C"]), "  A B  1.  \t C")
+        (item,) = reader.read(self.write("in.jsonl", json.dumps({"text": text})))
+        self.assertLen(item.texts, 3)
+        (item,) = reader.read(self.write("in.txt", " 12. \n"))
+        self.assertEqual((item.texts, item.answer([])), ([], " 12. "))
+
+    @parameterized.parameters(
+        (dict(), "in.csv", "a,b\n1,2\n", [], "the column text is not there.*there is a, b: name yours"),
+        (dict(), "in.jsonl", '{"text": "x", "prediction": 1}\n', [], "row 1: has a column prediction"),
+        (dict(), "in.txt", "", [], "--input_file .*in.txt: the file is empty"),
+        (dict(benchmark="glue", dataset_name="rte"), "in.txt", "x\n", [], "the task reads sentence1, sent"),
+        (dict(benchmark="glue", dataset_name="rte,cola"), "in.txt", "x\n", [], "rte, cola; name one of them"),
+        (dict(benchmark="glue", dataset_name="rte"), "in.csv", "a,b\n1,2\n", ["--source_column", "a"], "2 columns"),
+        (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", [], "names the task gone/it"),
+        (dict(), "in.txt", "x\n", ["--num_return_sequences", "3"], "num_return_sequences"),
+        (dict(), "in.txt", "x\n", ["--length_penalty", "3"], "length_penalty"),
+        (dict(), "in.txt", "x\n", ["--top_p", "3"], "--top_p 3.0: must be above 0 and at most 1"),
+        (dict(), "in.txt", "x\n", ["--backend", "ctranslate2", "--do_sample"], "goes with neither --do_sample"),
+    )  # fmt: skip
+    def test_mistakes(self, record, name, text, flags, message):
+        if record:
+            self.with_record(**record)
+        _, rows, error = self.predict(self.write(name, text), *flags, code=2)
+        self.assertRegex(error, message)
+        self.assertEmpty(rows)
+
+
+if __name__ == "__main__":
+    absltest.main()

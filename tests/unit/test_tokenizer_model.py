@@ -1,0 +1,51 @@
+"""A SentencePiece .model as --tokenizer_name: the ids of sentencepiece itself, with EOS and sentinels behind them."""
+
+import tempfile
+from pathlib import Path
+
+import sentencepiece
+from absl.testing import absltest, parameterized
+
+from corpora.tokenizers import load_tokenizer
+
+LINES = [f"the {color} fox number {n} jumps over {n * 7} lazy dogs" for n in range(60) for color in ("red", "old")]
+SPECIAL = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+
+
+class ModelTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    @parameterized.named_parameters(
+        ("of_t5", SPECIAL),
+        ("of_sentencepiece", {}),  # <unk> 0, <s> 1, </s> 2, and no <pad>
+        ("of_albert", dict(pad_id=0, unk_id=1, eos_id=-1, bos_id=-1)),
+        ("with_bytes", SPECIAL | dict(byte_fallback=True, vocab_size=326)),
+        ("other_normalization", SPECIAL | dict(normalization_rule_name="nfkc")),
+        ("of_mt5", SPECIAL | dict(user_defined_symbols=[f"<extra_id_{n}>" for n in range(99, -1, -1)], vocab_size=170)),
+    )
+    def test_ids_are_those_of_sentencepiece(self, options):
+        path = self.folder / "own.model"
+        with path.open("wb") as file:
+            options = dict(vocab_size=70, minloglevel=2) | options
+            sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(LINES), model_writer=file, **options)
+        wanted, tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path)), load_tokenizer(str(path))
+        for text in ("the old dogs", "ein 日本 fox!", " two  spaces "):
+            self.assertEqual(tokenizer(text)["input_ids"], [*wanted.encode(text), tokenizer.eos_token_id], text)
+        tokenizer.save_pretrained(self.folder / "saved")
+        again = load_tokenizer(str(self.folder / "saved"))
+        text = "the <extra_id_0> jumps 日本"
+        self.assertEqual(again(text)["input_ids"], tokenizer(text)["input_ids"])
+        self.assertNotEqual(again.convert_tokens_to_ids("<extra_id_99>"), again.unk_token_id)
+        self.assertNotEqual(again.pad_token_id, again.eos_token_id)
+
+    def test_what_is_none(self):
+        path = self.folder / "weights.model"
+        path.write_bytes(b"hello")
+        with self.assertRaisesRegex(ValueError, "--tokenizer_name .*weights.model: no SentencePiece model"):
+            load_tokenizer(str(path))
+
+
+if __name__ == "__main__":
+    absltest.main()
