@@ -131,9 +131,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self.bf16 = not self.use_cpu and has_bf16()
         # transformers knows neither our optimizers' names nor a choice that is still open: put back afterwards.
         asked = {name: getattr(self, name) for name in _LEFT_OPEN}
-        vars(self).update(_LEFT_OPEN)
+        self.__dict__.update(_LEFT_OPEN)
         super().__post_init__()
-        vars(self).update(asked)
+        self.__dict__.update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
             # Every rank builds the whole model, so that its first weights are those of any other launch. DeepSpeed
             # cuts them up afterwards: T5Trainer puts this back.

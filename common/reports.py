@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -113,7 +114,7 @@ def metrics_key(name: str) -> str:
 
 
 # ---------------------------------------------------------------- files
-def plain_json(value: object) -> object:
+def plain_json(value: Any) -> Any:
     """`value` as standard JSON can hold it: torch and numpy scalars unpacked, NaN -> "NaN", anything unknown -> str."""
     if isinstance(value, dict):
         return {str(key): plain_json(item) for key, item in value.items()}

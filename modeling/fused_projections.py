@@ -45,7 +45,7 @@ def project(states: torch.Tensor, *linears: torch.nn.Linear) -> tuple[torch.Tens
 
 
 @functools.cache
-def _fused_attention(base: type) -> type:
+def _fused_attention(base: type[torch.nn.Module]) -> type:
     """`base` (T5Attention) with one product for what is projected from the same states."""
     eager = sys.modules[base.__module__].eager_attention_forward
 

@@ -152,7 +152,7 @@ class _LossSettings:
 
 
 @functools.cache
-def _with_loss(base: type) -> type:
+def _with_loss(base: type[torch.nn.Module]) -> type:
     """A class like `base` (and of its name, which checkpoints tell) whose forward pass computes the loss."""
 
     @functools.wraps(base.forward)

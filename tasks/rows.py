@@ -416,9 +416,10 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
     if files:
         read_whole = None if is_text_corpus(task) else lambda path: read_records(task, path)
         return FileCorpus("--train_file" if args.train_file else f"task {name}:", files, read_whole=read_whole)
-    found = hub_corpora(*task["hub"], f"task {name}, data set", ("train",))
+    dataset, config = task["hub"]
+    found = hub_corpora(dataset, config, f"task {name}, data set", ("train",))
     if "train" not in found:
-        raise ValueError(f"task {name}: {task['hub'][0]} has no split called train")
+        raise ValueError(f"task {name}: {dataset} has no split called train")
     return found["train"]
 
 
@@ -431,9 +432,9 @@ def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) ->
 
 def row_splitter(name: str, task: dict, split: str, corpus: Corpus) -> Callable[[dict], list[dict]]:
     """The function that makes the rows of a split from a record of the corpus."""
-    is_local = isinstance(corpus, FileCorpus)
-    renamed = task.get("file_columns") if is_local else None
-    left_out = rows_left_out(task, split, [corpus.blocks[0].path] if is_local else None)
+    files = [corpus.blocks[0].path] if isinstance(corpus, FileCorpus) else None
+    renamed = task.get("file_columns") if files else None
+    left_out = rows_left_out(task, split, files)
 
     def rows_of_record(record: dict) -> list[dict]:
         rows = list(rows_of(name, task, split, [record], f"task {name}, a row of the stream", renamed, left_out))
