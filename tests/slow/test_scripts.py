@@ -6,7 +6,6 @@ Hermetic: text, tasks, tokenizer and models of a few thousand weights are made h
 
 import contextlib
 import functools
-import io
 import json
 import math
 import os
@@ -107,13 +106,11 @@ class ScriptTest(parameterized.TestCase):
 
     def assert_refused(self, message: str, main, **flags):
         """Exit code 2 and one line on stderr."""
-        with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as raised:
-            run(main, **flags)
-        self.assertEqual(raised.exception.code, 2)
-        lines = [line for line in errors.getvalue().splitlines() if "error:" in line]
+        _, _, errors = run_main(main, *argv_of(flags), code=2)
+        lines = [line for line in errors.splitlines() if "error:" in line]
         self.assertLen(lines, 1)
         self.assertRegex(lines[0], message)
-        self.assertNotIn("Traceback", errors.getvalue())
+        self.assertNotIn("Traceback", errors)
 
 
 # ---------------------------------------------------------------- pre-training
@@ -228,11 +225,8 @@ class PreTrainTest(ScriptTest):
 
     def test_precompile_leaves_nothing_but_the_compilers_cache(self):
         flags = pre_training_flags(self.folder / "run", max_steps=1, save_steps=1, precompile=True)
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), self.assertRaises(SystemExit) as raised:
-            pre_train_t5.main(argv_of(flags | dict(torch_compile_backend="aot_eager")))
-        self.assertEqual(raised.exception.code, 0)
-        self.assertIn("--precompile: compiled in two steps and kept in", printed.getvalue())
+        words = argv_of(flags | dict(torch_compile_backend="aot_eager"))
+        self.assertIn("--precompile: compiled in two steps and kept in", run_main(pre_train_t5.main, *words, code=0)[1])
         self.assertEmpty(list((self.folder / "run").glob("*")))
         self.assert_refused("--precompile fills the cache of --torch_compile", pre_train_t5.main, **flags)
 

@@ -25,14 +25,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: forked processes 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import matplotlib.backends.backend_agg  # noqa: F401 (a fork need not import it again)
-from warm_python import warm_python
+from warm_python import preload, warm_python
 
 import fine_tune_t5
 import pre_train_t5
 from common.reports import read_metrics
 from training.checkpoints import SAVING, newest_whole_checkpoint
 
+preload()
 SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixture": fine_tune_t5.main}
 # Figures of the machine, and of the stretch between two logs, which a resumed run begins anew.
 TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparation_time", "seconds_left")

@@ -20,10 +20,19 @@ import sys
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 PRELOADED = "pre_train_t5 fine_tune_t5 evaluate_t5 transformers.models.t5.modeling_t5 torch.distributed.run".split()
-PRELOADED += ["matplotlib.figure", "matplotlib.backends.backend_agg"]
+PRELOADED += "matplotlib.figure matplotlib.backends.backend_agg deepspeed wandb".split()  # every run imports the latter
 
 
 # ---------------------------------------------------------------- for tests
+def preload() -> None:
+    """Imports what runs import, so that forks need not; some of it is not on every system."""
+    import importlib
+
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
 @functools.cache
 def warm_python() -> str:
     """Path of a program that takes the words of `python`; the server starts with the first call and ends with us."""
@@ -73,17 +82,13 @@ def client(address: str, words: list[str]) -> None:
 def serve(folder: str) -> tuple[list[str], dict, str]:
     """Listens until stdin ends. Returns in the forks alone: (words, environment, folder) of what each is to run."""
     import gc
-    import importlib
     import select
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/socket")
         listener.listen(64)
-        for name in PRELOADED:
-            importlib.import_module(name)
-        with contextlib.suppress(ImportError):  # not every system has it
-            importlib.import_module("deepspeed")
-            # A faster sum over ranks, which would be compiled for a minute first.
+        preload()
+        if "deepspeed" in sys.modules:  # a faster sum over ranks, which would be compiled for a minute first
             sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
         gc.collect()
