@@ -331,11 +331,11 @@ class CompiledTrainingTest(parameterized.TestCase):
     """Three steps on packed rows of UL2's denoisers with all that `--torch_compile` meets in pre-training."""
 
     @staticmethod
-    def losses(attention: str, bf16: bool, backend: str | None, layers: int) -> list[float]:
+    def losses(attention: str, bf16: bool, backend: str | None) -> list[float]:
         torch._dynamo.reset()
         counters.clear()
         torch.manual_seed(0)
-        shape = SHAPE | dict(num_layers=1, num_decoder_layers=layers)
+        shape = SHAPE | dict(num_layers=1, num_decoder_layers=2)
         model = create_model(build_config("tiny", len(packed.tokenizer()), shape), attention).train()
         enable_packing(model)
         compute_loss_in_forward(model, compile_options=backend and {"backend": backend})
@@ -351,8 +351,8 @@ class CompiledTrainingTest(parameterized.TestCase):
             found.append(loss.item())
         return found
 
-    def check(self, attention: str, bf16: bool, backend: str, layers: int = 2, **tolerance) -> None:
-        expected, found = (self.losses(attention, bf16, each, layers) for each in (None, backend))
+    def check(self, attention: str, bf16: bool, backend: str, **tolerance) -> None:
+        expected, found = self.losses(attention, bf16, None), self.losses(attention, bf16, backend)
         self.assertLess(expected[-1], expected[0])  # the later losses are those of updated weights
         np.testing.assert_allclose(found, expected, **tolerance)
         self.assertEqual(counters["stats"]["unique_graphs"], 1)
@@ -364,8 +364,8 @@ class CompiledTrainingTest(parameterized.TestCase):
 
     @absltest.skipUnless(shutil.which("c++") or shutil.which("g++"), "inductor needs a C++ compiler on a CPU")
     def test_inductor(self):
-        """Its kernels sum in another order, and round to bfloat16 less often. One layer: each is compiled as C++."""
-        self.check("t5_fused", True, "inductor", layers=1, rtol=1e-3)
+        """Its kernels sum in another order, and round to bfloat16 less often. Seen: 1.2e-4."""
+        self.check("t5_fused", True, "inductor", rtol=1e-3)
 
 
 class RunTest(parameterized.TestCase):
