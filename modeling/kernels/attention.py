@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch
 
 from common.processes import print_once
-from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch
+from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch, lower_triangle
 from modeling.kernels.library import KERNELS, Kernel, aligned, torch_backward, torch_forward
 
 PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
@@ -90,24 +90,27 @@ def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = 
         _forced.update(before)
 
 
-def choose_kernel(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> Kernel:
-    """The first kernel that neither refuses nor fails its probe; says so once (rank 0) with the reasons."""
+def choose_kernel(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, causal: bool) -> Kernel:
+    """The first kernel that neither refuses nor fails its probe; says so once (rank 0) with the reasons.
+
+    bias: all that is added to the scores; causal: whether it hides the future.
+    """
     own = None if bias is None else tuple(bias.shape[i] > 1 and bias.stride(i) != 0 for i in (0, 1))
     strict = torch.are_deterministic_algorithms_enabled()
     shape = (q.shape[1], k.shape[1], q.shape[2], q.shape[3])
-    return KERNELS[_choice(q.device, q.dtype, shape, own, strict, _forced["kernel"])]
+    return KERNELS[_choice(q.device, q.dtype, shape, own, causal, strict, _forced["kernel"])]
 
 
 @functools.cache
-def _choice(device, dtype, shape, own: tuple | None, strict: bool, forced: str | None) -> str:  # noqa: ARG001
+def _choice(device, dtype, shape, own: tuple | None, causal: bool, strict: bool, forced: str | None) -> str:  # noqa: ARG001
     """The kernel's name. own: whether examples and heads have biases of their own; None: there is no bias."""
     queries, keys, heads, width = shape
-    like = [torch.empty(2, length, heads, width, dtype=dtype, device=device) for length in (queries, keys)]
-    reasons = []
+    problem, reasons = _problem(device, dtype, (queries, keys, min(heads, 2), width), own, causal), []
+    q, k, _, bias, _ = problem
     for name in (forced,) if forced else KERNELS:
-        reason = KERNELS[name].refuses(*like)
+        reason = KERNELS[name].refuses(q, k, bias)
         if reason is None and name != "torch":  # against which the others are measured
-            reason = _probe(KERNELS[name], device, dtype, (queries, keys, min(heads, 2), width), own)
+            reason = _probe(KERNELS[name], *problem)
         if reason is None:
             where = f"{device} {str(dtype).removeprefix('torch.')}"
             _say_once(name, choose_bias_gradient(device, dtype), tuple(reasons), where)
@@ -123,8 +126,8 @@ def _say_once(name: str, gradient: str, reasons: tuple[str, ...], where: str) ->
     print_once(f"attention: {name} on {where}, {KERNELS[name].about}; gradient of the bias by {gradient}{because}")
 
 
-def _probe(kernel: Kernel, device, dtype, shape, own: tuple | None) -> str | None:
-    """Why the kernel's answer to a small random problem of this shape is wrong, or None if it is right."""
+def _problem(device, dtype, shape, own: tuple | None, causal: bool) -> tuple[torch.Tensor | None, ...]:
+    """(q, k, v, bias, grad_out) of two examples, random; the bias laid out, and hiding keys, as in training."""
     queries, keys, heads, width = shape
     generator = torch.Generator().manual_seed(0)
 
@@ -138,7 +141,15 @@ def _probe(kernel: Kernel, device, dtype, shape, own: tuple | None) -> str | Non
         bias = random(2 if own[0] else 1, heads if own[1] else 1, queries, keys) + PROBE_SHIFT
         if own[0]:  # by a mask
             bias[:, :, :, keys - keys // 4 :] = MASKED
+        if causal:
+            bias = bias.masked_fill(~lower_triangle(q, k), MASKED)
         bias = aligned(bias).expand(2, heads, -1, -1)
+    return q, k, v, bias, grad_out
+
+
+def _probe(kernel: Kernel, q, k, v, bias, grad_out) -> str | None:
+    """Why the kernel's answer to a small problem is wrong, or None if it is right."""
+    queries, keys, dtype = q.shape[1], k.shape[1], q.dtype
     with torch.no_grad():
         wide = accumulation_dtype(dtype)
         x = [t.to(wide) for t in (q, k, v)]
@@ -169,8 +180,7 @@ def _added_scores(q, k, bias, mask, causal) -> torch.Tensor | None:
     elif mask is not None:
         added = torch.where(mask, added, MASKED)
     if causal:
-        lower = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
-        added = torch.where(lower, added, MASKED)
+        added = torch.where(lower_triangle(q, k), added, MASKED)
     return aligned(added.expand(-1, -1, q.shape[1], -1)).expand(q.shape[0], q.shape[2], -1, -1)
 
 
@@ -198,7 +208,7 @@ def attention(
     with _plain(q.device):
         q, k, v = (x.contiguous() for x in (q, k, v))
         added = _added_scores(q, k, bias, mask, causal)
-        out, lse = choose_kernel(q, k, added).forward(q, k, v, added, scale)
+        out, lse = choose_kernel(q, k, added, causal).forward(q, k, v, added, scale)
         return out.contiguous(), lse.contiguous()
 
 
@@ -226,7 +236,7 @@ def attention_backward(
     with _plain(q.device):
         grad_out, q, k, v = (x.contiguous() for x in (grad_out, q, k, v))
         added = _added_scores(q, k, bias, mask, causal)
-        grads = choose_kernel(q, k, added).backward(grad_out, q, k, v, added, out, lse, scale)
+        grads = choose_kernel(q, k, added, causal).backward(grad_out, q, k, v, added, out, lse, scale)
         grad_bias = q.new_empty(0)
         if bias_needs_gradient:
             grad_bias = bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal, scale).to(bias.dtype)
