@@ -47,7 +47,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "activation_checkpointing": dict(
             help="Recompute activations in the backward pass: less memory, a fifth slower."
         ),
-        "dataloader_num_workers": dict(help="Processes that load data beside the training process.", at_least=0),
         "deepspeed": dict(help="DeepSpeed's JSON file, such as zero_stage2_config.json."),
         "eval_steps": dict(help="Steps between evaluations. Not set: --logging_steps.", at_least=0),
         "eval_strategy": dict(choices=tuple(IntervalStrategy)),
@@ -95,6 +94,11 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: on where the GPU has it, off on a CPU.")
     report_to: list[str] = option(["wandb"], "Trackers: wandb (offline if not logged in), tensorboard, trackio, none.")
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
+    dataloader_num_workers: int | None = option(
+        None,
+        "Processes that load data. Not set: up to 4 on a GPU, which else waits for batches; 0 on a CPU.",
+        at_least=0,
+    )
     remove_unused_columns: bool = option(False, "Kept off: our collators take what they need.")
     logging_nan_inf_filter: bool = option(False, "Kept off: a loss that is not finite must be seen.")
     early_stopping_patience: int | None = option(
@@ -124,9 +128,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find that out
             if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
                 # `accelerate launch` allows a process one thread unless told otherwise; the cores are there to be used.
-                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-                torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+                torch.set_num_threads(_cores_of_a_process())
             self.dataloader_pin_memory = False
+        if self.dataloader_num_workers is None:
+            self.dataloader_num_workers = 0 if self.use_cpu else min(4, _cores_of_a_process())
+        if self.accelerator_config is None and not self.use_cpu and self.dataloader_pin_memory:
+            self.accelerator_config = {"non_blocking": True}  # batches are copied while the GPU works
         if self.bf16 is None:
             self.bf16 = not self.use_cpu and has_bf16()
         # transformers knows neither our optimizers' names nor a choice that is still open: put back afterwards.
@@ -138,6 +145,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             # Every rank builds the whole model, so that its first weights are those of any other launch. DeepSpeed
             # cuts them up afterwards: T5Trainer puts this back.
             unset_hf_deepspeed_config()
+
+
+def _cores_of_a_process() -> int:
+    """CPU cores for each process of this machine, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def has_bf16() -> bool:

@@ -49,8 +49,9 @@ def t5_fused_mask(
         return None
     if mask_function is bidirectional_mask_function and attention_mask is not None and kv_offset == 0:
         padding = attention_mask[:, None, None, :kv_length].bool()
-        skip = allow_is_bidirectional_skip and not torch.compiler.is_compiling() and bool(padding.all())
-        return None if skip else padding
+        if padding.is_cuda or torch.compiler.is_compiling():  # asking a GPU for values would make the CPU wait
+            return padding
+        return None if allow_is_bidirectional_skip and bool(padding.all()) else padding
     return sdpa_mask(
         batch_size,
         q_length,

@@ -1,4 +1,4 @@
-"""Tests of which attention kernel is chosen on a GPU, without one: torch's rule of layouts is applied to what it would be asked.
+"""Tests of which attention kernel is chosen on a GPU, without one: torch's rule is applied to what it would be asked.
 
 Hermetic; seconds.
 """
