@@ -184,6 +184,12 @@ def _added_scores(q, k, bias, mask, causal) -> torch.Tensor | None:
     return aligned(added.expand(-1, -1, q.shape[1], -1)).expand(q.shape[0], q.shape[2], -1, -1)
 
 
+def _rows_dense(x: torch.Tensor) -> torch.Tensor:
+    """The same values [B, S, H, D], each row of D without gaps. Parts of a joined product are not copied: the kernels
+    take strides."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def _plain(device: torch.device) -> torch.autocast:
     """Autocast off: it would turn the implementation's own float32 products into bfloat16."""
     return torch.autocast(device.type, enabled=False)
@@ -206,7 +212,7 @@ def attention(
     causal: query i sees keys 0 to i. A row that may see nothing attends to everything evenly.
     """
     with _plain(q.device):
-        q, k, v = (x.contiguous() for x in (q, k, v))
+        q, k, v = (_rows_dense(x) for x in (q, k, v))
         added = _added_scores(q, k, bias, mask, causal)
         out, lse = choose_kernel(q, k, added, causal).forward(q, k, v, added, scale)
         return out.contiguous(), lse.contiguous()
@@ -234,7 +240,7 @@ def attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk, dv as q, k, v, and d(bias) in the bias's shape and dtype (empty where it is not needed)."""
     with _plain(q.device):
-        grad_out, q, k, v = (x.contiguous() for x in (grad_out, q, k, v))
+        grad_out, q, k, v = grad_out.contiguous(), *(_rows_dense(x) for x in (q, k, v))
         added = _added_scores(q, k, bias, mask, causal)
         grads = choose_kernel(q, k, added, causal).backward(grad_out, q, k, v, added, out, lse, scale)
         grad_bias = q.new_empty(0)

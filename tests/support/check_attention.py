@@ -34,8 +34,10 @@ CASES = (  # queries, keys, d_kv, causal, mask
     (512, 512, 64, False, "none"),
     (512, 512, 64, False, "padding"),
     (512, 512, 64, False, "documents"),
+    (512, 512, 64, False, "joined"),
     (114, 114, 64, True, "none"),
     (114, 114, 64, True, "padding"),
+    (114, 114, 64, True, "joined"),
     (114, 512, 64, False, "padding"),
     (64, 64, 64, False, "none"),
     (192, 192, 64, True, "none"),
@@ -165,7 +167,10 @@ def run_ours(problem, case) -> list[torch.Tensor]:
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v, bias)]
     poison = [torch.full_like(x, float("nan")) for x in (*leaves, *leaves, grad_out) for _ in range(3)]
     del poison  # the allocator hands this memory to the next who asks for as much
-    out = attention(*leaves, mask, case[3], 1.0)[0]
+    given = leaves[:3]
+    if case[4] == "joined":  # parts of one product, as --fused_projections has them
+        given = torch.cat(given, dim=2).split(HEADS, dim=2)
+    out = attention(*given, leaves[3], mask, case[3], 1.0)[0]
     return [out.detach(), *torch.autograd.grad(out, leaves, grad_out)]
 
 
