@@ -35,6 +35,7 @@ from modeling.fused_projections import (
     use_bf16_residual,
 )
 from modeling.loss import compute_loss_in_forward
+from modeling.relative_bias import sum_bias_by_diagonals
 from modeling.segment_masks import SEGMENTS
 from tasks.batching import BucketCollator
 from tasks.examples import EvaluationTask
@@ -101,6 +102,7 @@ class _OnItsWay:
 
 def set_up_step(model, args) -> None:
     """Puts the options of the training step into the model: loss, compilation, joined products, residual stream."""
+    sum_bias_by_diagonals(model)
     if args.fused_projections:
         fuse_projections(model)
     if args.fused_cross_projections:

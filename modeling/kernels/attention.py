@@ -17,10 +17,11 @@ import importlib.util
 from collections.abc import Iterator
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from common.processes import print_once
 from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch, lower_triangle
-from modeling.kernels.library import KERNELS, Kernel, aligned, torch_backward, torch_forward
+from modeling.kernels.library import ALIGNMENT, KERNELS, Kernel, aligned, torch_backward, torch_forward
 
 PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
 PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # of the largest value
@@ -169,9 +170,28 @@ def _probe(kernel: Kernel, q, k, v, bias, grad_out) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------- the operator
-def _added_scores(q, k, bias, mask, causal) -> torch.Tensor | None:
-    """All that is added to the scores: [B, H, Q, K] in q's dtype, expanded along what is shared; or None."""
+# ---------------------------------------------------------------- what is added to the scores
+_known = WeakTensorKeyDictionary()  # {a bias, or a mask without one: (mask, causal, dtype, Q, what is added)}
+
+
+def added_scores(q, k, bias, mask, causal: bool) -> torch.Tensor | None:
+    """Bias, mask and hidden future as one tensor [1 or B, 1 or H, Q, K] in q's dtype, rows aligned; None without any.
+
+    T5 has one bias for all layers of a stack, and their first makes this for all. Compiled, the equal expressions of
+    all layers are merged by the compiler instead.
+    """
+    key = mask if bias is None else bias
+    if key is None or torch.compiler.is_compiling():
+        return _added_scores(q, k, bias, mask, causal)
+    made_of = (None if mask is key else mask, causal, q.dtype, q.shape[1])
+    known = _known.get(key)
+    if known is None or known[0] is not made_of[0] or known[1:4] != made_of[1:]:
+        known = _known[key] = (*made_of, _added_scores(q, k, bias, mask, causal))
+    return known[4]
+
+
+@torch.no_grad()
+def _added_scores(q, k, bias, mask, causal: bool) -> torch.Tensor | None:
     if bias is None and mask is None and not causal:
         return None
     added = q.new_zeros(1, 1, 1, k.shape[1]) if bias is None else bias.to(q.dtype)
@@ -181,9 +201,19 @@ def _added_scores(q, k, bias, mask, causal) -> torch.Tensor | None:
         added = torch.where(mask, added, MASKED)
     if causal:
         added = torch.where(lower_triangle(q, k), added, MASKED)
-    return aligned(added.expand(-1, -1, q.shape[1], -1)).expand(q.shape[0], q.shape[2], -1, -1)
+    return aligned(added.expand(-1, -1, q.shape[1], -1))
 
 
+def _for_kernels(added: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
+    """What is added, as the kernels take it: [B, H, Q, K], expanded along what is shared."""
+    if added is None:
+        return None
+    if added.stride(-1) != 1 or added.stride(-2) % ALIGNMENT:  # a compiler has laid it out anew
+        added = aligned(added)
+    return added.expand(q.shape[0], q.shape[2], -1, -1)
+
+
+# ---------------------------------------------------------------- the operator
 def _rows_dense(x: torch.Tensor) -> torch.Tensor:
     """The same values [B, S, H, D], each row of D without gaps. Parts of a joined product are not copied: the kernels
     take strides."""
@@ -204,22 +234,24 @@ def attention(
     mask: torch.Tensor | None,
     causal: bool,
     scale: float,
+    added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [B, Q, H, D] and logsumexp [B, H, Q] of softmax(scale Q K^T + bias + mask) V; no gradient of the mask.
 
     q: [B, Q, H, D], k, v: [B, K, H, D], of one dtype: bfloat16, float32 or float64. bias: [1, H, Q, K], used in q's
     dtype, its gradient in its own. mask: bool (True: may attend) or additive floats, broadcastable to [B, H, Q, K].
-    causal: query i sees keys 0 to i. A row that may see nothing attends to everything evenly.
+    causal: query i sees keys 0 to i. A row that may see nothing attends to everything evenly. added: `added_scores` of
+    these, where it is known already.
     """
     with _plain(q.device):
         q, k, v = (_rows_dense(x) for x in (q, k, v))
-        added = _added_scores(q, k, bias, mask, causal)
+        added = _for_kernels(_added_scores(q, k, bias, mask, causal) if added is None else added, q)
         out, lse = choose_kernel(q, k, added, causal).forward(q, k, v, added, scale)
         return out.contiguous(), lse.contiguous()
 
 
 @attention.register_fake
-def _(q, k, v, bias, mask, causal, scale):  # noqa: ARG001
+def _(q, k, v, bias, mask, causal, scale, added=None):  # noqa: ARG001
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=accumulation_dtype(q.dtype))
     return q.new_empty(q.shape), lse
 
@@ -236,38 +268,43 @@ def attention_backward(
     lse: torch.Tensor,
     causal: bool,
     scale: float,
+    added: torch.Tensor | None,
     bias_needs_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk, dv as q, k, v, and d(bias) in the bias's shape and dtype (empty where it is not needed)."""
     with _plain(q.device):
         grad_out, q, k, v = grad_out.contiguous(), *(_rows_dense(x) for x in (q, k, v))
-        added = _added_scores(q, k, bias, mask, causal)
-        grads = choose_kernel(q, k, added, causal).backward(grad_out, q, k, v, added, out, lse, scale)
+        added = _added_scores(q, k, bias, mask, causal) if added is None else added
+        whole = _for_kernels(added, q)
+        grads = choose_kernel(q, k, whole, causal).backward(grad_out, q, k, v, whole, out, lse, scale)
         grad_bias = q.new_empty(0)
         if bias_needs_gradient:
-            grad_bias = bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal, scale).to(bias.dtype)
+            rounded = added if mask is None else bias  # without a mask it is the bias, but for the future
+            grad_bias = bias_gradient(grad_out, q, k, v, rounded, mask, out, lse, causal, scale).to(bias.dtype)
         return *(grad.contiguous() for grad in grads), grad_bias
 
 
 @attention_backward.register_fake
-def _(grad_out, q, k, v, bias, mask, out, lse, causal, scale, bias_needs_gradient):  # noqa: ARG001
+def _(grad_out, q, k, v, bias, mask, out, lse, causal, scale, added, bias_needs_gradient):  # noqa: ARG001
     grad_bias = bias.new_empty(bias.shape) if bias_needs_gradient else q.new_empty(0)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
 
 
 def _save(ctx, inputs, output) -> None:
-    q, k, v, bias, mask, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, bias, mask, *output)
+    q, k, v, bias, mask, ctx.causal, ctx.scale, added = inputs
+    ctx.save_for_backward(q, k, v, bias, mask, added, *output)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, grad_out, grad_lse):  # noqa: ARG001
     if grad_out is None:
-        return (None,) * 7
-    q, k, v, bias, mask, out, lse = ctx.saved_tensors
+        return (None,) * 8
+    q, k, v, bias, mask, added, out, lse = ctx.saved_tensors
     wanted = bias is not None and ctx.needs_input_grad[3]
-    dq, dk, dv, grad_bias = attention_backward(grad_out, q, k, v, bias, mask, out, lse, ctx.causal, ctx.scale, wanted)
-    return dq, dk, dv, grad_bias if wanted else None, None, None, None
+    dq, dk, dv, grad_bias = attention_backward(
+        grad_out, q, k, v, bias, mask, out, lse, ctx.causal, ctx.scale, added, wanted
+    )
+    return dq, dk, dv, grad_bias if wanted else None, None, None, None, None
 
 
 attention.register_autograd(_differentiate, setup_context=_save)
