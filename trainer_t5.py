@@ -112,7 +112,10 @@ def set_up_step(model, args) -> None:
     compile_options = None
     if args.torch_compile:
         compile_options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
-    compute_loss_in_forward(model, args.label_smoothing_factor, args.z_loss, args.loss_chunk_size, compile_options)
+    shapes = 8 + getattr(args, "length_buckets", 0)
+    compute_loss_in_forward(
+        model, args.label_smoothing_factor, args.z_loss, args.loss_chunk_size, compile_options, shapes
+    )
 
 
 class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):

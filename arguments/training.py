@@ -20,6 +20,7 @@ from corpora.files import check_file
 
 # {flag that the job decides where it is not given (check_training): what transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
+_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
 _OUTPUT = "Where everything is written. Must be empty, resumed or overwritten."
 
 
@@ -92,7 +93,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     adam_epsilon: float = option(1e-6, "Epsilon of AdamW.")
     bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: on where the GPU has it, off on a CPU.")
-    report_to: list[str] = option(["wandb"], "Trackers: wandb (offline if not logged in), tensorboard, trackio, none.")
+    report_to: list[str] | None = option(
+        None, "Trackers: wandb (offline if not logged in), tensorboard, trackio, none. Not set: wandb if installed."
+    )
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
     dataloader_num_workers: int | None = option(
         None,
@@ -158,8 +161,13 @@ def has_bf16() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def _trackers(names: list[str] | str) -> list[str]:
-    """The names of `--report_to`; ValueError for one that is unknown or not installed."""
+def _trackers(names: list[str] | str | None) -> list[str]:
+    """The names of `--report_to`; ValueError for one that is unknown or not installed. None: W&B, if it is there."""
+    if names is None and "wandb" not in get_available_reporting_integrations():
+        print_once("tracking: the package wandb is not installed; metrics.jsonl and loss.png show the run")
+        return []
+    if names is None:
+        return ["wandb"]
     names = [names] if isinstance(names, str) else list(names or ["none"])
     known = ("none", "all", *sorted(INTEGRATION_TO_CALLBACK))
     for name in names:
@@ -307,6 +315,13 @@ def _check_step(args: T5TrainingArguments) -> None:
     if buckets := getattr(args, "length_buckets", 0):
         refuse(args, "train_sampling_strategy auto_find_batch_size", f"--length_buckets {buckets} orders the rows "
                "itself, in batches of a fixed number of rows: leave it out")  # fmt: skip
+    if args.torch_compile_mode in _CUDA_GRAPHS and args.gradient_accumulation_steps > 1:
+        raise ValueError(f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
+                         "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "
+                         f"{args.gradient_accumulation_steps}, or leave the mode out")  # fmt: skip
+    if args.torch_compile_mode in _CUDA_GRAPHS:
+        refuse(args, "auto_find_batch_size", f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate "
+               "gradients, which this flag may ask for")  # fmt: skip
     if args.precompile:
         if not args.torch_compile:
             raise ValueError("--precompile fills the cache of --torch_compile: give both")
