@@ -66,7 +66,7 @@ class FlagsTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, f"--auto_find_batch_size True: --torch_compile_mode {mode}"):
             arguments(gradient_accumulation_steps=1, auto_find_batch_size=True, **flags)
         arguments(gradient_accumulation_steps=1, **flags)
-        arguments(FineTuningArguments, "fine-tuning", **flags)
+        arguments(FineTuningArguments, "fine-tuning a checkpoint", **flags)
 
     def test_these_are_the_modes_with_cuda_graphs(self):
         modes = torch._inductor.list_mode_options()
