@@ -44,6 +44,7 @@ class ChoiceTest(parameterized.TestCase):
         mask = torch.ones(2, 1, 1, 9, dtype=torch.bool).index_fill(3, torch.tensor([7, 8]), False)
         given = None if own is None else torch.zeros(1, 2, 9, 9)
         added = attention._added_scores(q, k, given, mask if own and own[0] else None, causal)
+        added = attention._for_kernels(added, q)
         if added is None:
             self.assertIsNone(bias)
             return

@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from absl.testing import absltest, parameterized
+from functorch.compile import make_boxed_func
 from test_attention_t5 import batch, gradients, tiny
 from test_host_waits import Calls
 from transformers import UMT5Config
@@ -139,7 +140,7 @@ class OnceTest(parameterized.TestCase):
                     value = node.meta.get("val")
                     if "_to_copy" in str(node.target) and getattr(value, "shape", ()) == (1, 3, 16, 16):
                         casts.append(node)
-                return torch._functorch.compilers.make_boxed_func(graph.forward)
+                return make_boxed_func(graph.forward)
 
             backend = torch._dynamo.backends.common.aot_autograd(
                 fw_compiler=count, bw_compiler=torch._functorch.compilers.nop,
