@@ -241,6 +241,8 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
     else:
         refuse(args, "hub_model_id", "nothing is uploaded without --push_to_hub")
+    refuse(args, "dataloader_persistent_workers", "data workers outlive the signals at which a run saves and stops, so "
+           "they must end with their epoch; these would not end with the run")  # fmt: skip
     refuse(args, "trackio_static_space_id", "not made here; after the run, `trackio sync --sdk static` does it")
     if args.early_stopping_patience and not (args.load_best_model_at_end and args.metric_for_best_model):
         raise ValueError("--early_stopping_patience needs --load_best_model_at_end")

@@ -28,12 +28,7 @@ class RowOrderMixin:
         order = self._get_train_sampler()
         if self.args.world_size > 1 and len(order) % whole:
             self.train_dataset = FilledRows(rows, -len(order) % whole, order)
-        persistent = self.args.dataloader_persistent_workers
-        if self.args.device.type == "cuda" and self.args.dataloader_num_workers:
-            self.args.dataloader_persistent_workers = True  # a GPU would wait for new ones at every epoch
         loader = super().get_train_dataloader()
-        # Not for evaluation: Trainer would take the first data set's loader for every other.
-        self.args.dataloader_persistent_workers = persistent
         self.train_dataset, self.data_collator = rows, for_evaluation
         for part in {loader, getattr(loader, "base_dataloader", loader)}:
             part.worker_init_fn = partial(outlive_signals, part.worker_init_fn)

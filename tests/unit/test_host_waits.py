@@ -16,7 +16,7 @@ from absl.testing import absltest, parameterized
 from safetensors.torch import load_file
 from test_optimizers import random_parameters, set_gradients
 from test_trainer_t5 import arguments as run_arguments
-from test_trainer_t5 import make_model, make_trainer, weights
+from test_trainer_t5 import make_trainer, weights
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import arguments.training as training_arguments
@@ -273,27 +273,10 @@ class LoadingTest(parameterized.TestCase):
         self.assertEqual(args.dataloader_num_workers, workers)
         self.assertEqual(args.accelerator_config.non_blocking, non_blocking)
 
-    def test_workers_that_outlive_an_epoch_change_nothing(self):
-        with tempfile.TemporaryDirectory() as folder:
-            curves = []
-            for flags in (dict(), dict(dataloader_num_workers=2, dataloader_persistent_workers=True)):
-                trainer = make_trainer(folder, max_steps=12, **flags)  # of 5 an epoch
-                trainer.train()
-                curves.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
-        self.assertEqual(*curves)
-
-    def test_on_a_gpu_training_keeps_its_workers_and_evaluation_does_not(self):
-        with tempfile.TemporaryDirectory() as folder:
-            args = run_arguments(folder, dataloader_num_workers=2)
-            trainer = T5Trainer(model=make_model(), args=args, train_dataset=[{"input_ids": [1]}] * 8)
-            seen = []
-            with (
-                mock.patch.object(type(args), "device", mock.Mock(type="cuda")),
-                mock.patch("transformers.Trainer.get_train_dataloader",
-                           lambda self: seen.append(self.args.dataloader_persistent_workers) or mock.MagicMock()),
-            ):  # fmt: skip
-                trainer.get_train_dataloader()
-        self.assertEqual((seen, args.dataloader_persistent_workers), ([True], False))
+    def test_workers_must_end_with_their_epoch(self):
+        """They ignore SIGTERM: kept for the next epoch, they kept the process from ending."""
+        with self.assertRaisesRegex(ValueError, "--dataloader_persistent_workers True: data workers outlive the sig"):
+            run_arguments("never_written", dataloader_persistent_workers=True)
 
 
 if __name__ == "__main__":
