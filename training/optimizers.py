@@ -74,37 +74,30 @@ class AdamWRMSScaled(torch.optim.Optimizer):
             state["step"] += 1
             self._counted.append(state)
             by_steps.setdefault(state["step"], []).append(place)
+        (beta1, beta2), together = group["betas"], self.together * params[0].is_cuda
         for taken, places in by_steps.items():
-            for part in _parts([params[place].numel() for place in places], self.together * params[0].is_cuda):
+            # It adds eps to the corrected root of v, the rule above to the root itself.
+            rule = dict(beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"] / math.sqrt(1 - beta2**taken))
+            rule |= dict(amsgrad=False, maximize=False, found_inf=found_inf)
+            count = torch.full((), float(taken), device=params[0].device)
+            for part in _parts([params[place].numel() for place in places], together):
                 chosen = [places[i] for i in part]
-                self._update([params[i] for i in chosen], [rates[i] for i in chosen], taken, group, found_inf)
+                self._update([params[i] for i in chosen], [rates[i] for i in chosen], count, rule)
 
-    def _update(self, params: list, rates: list, taken: int, group: dict, found_inf) -> None:
+    def _update(self, params: list, rates: list, count: torch.Tensor, rule: dict) -> None:
         """The rule, with a rate for each tensor, by torch's own kernel of AdamW, which reads and writes every number
         once and has one rate for all. One tensor is updated in place; of several the steps are made first."""
-        (beta1, beta2), weights = group["betas"], [_here(p) for p in params]
+        weights = [_here(p) for p in params]
+        gradients, counts = [_here(p.grad) for p in params], [count] * len(params)
         moments = [[_here(self.state[p][name]) for p in params] for name in ("exp_avg", "exp_avg_sq")]
-        steps = weights
-        if len(params) > 1:
-            steps = torch.zeros(sum(w.numel() for w in weights), dtype=weights[0].dtype, device=weights[0].device)
-            steps = [s.view_as(w) for s, w in zip(steps.split([w.numel() for w in weights]), weights, strict=True)]
-        torch._fused_adamw_(
-            steps,
-            [_here(p.grad) for p in params],
-            *moments,
-            [],
-            [torch.full((), float(taken), device=weights[0].device)] * len(params),
-            lr=rates[0] if len(params) == 1 else 1.0,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=0.0,
-            eps=group["eps"] / math.sqrt(1 - beta2**taken),  # it adds eps to the corrected root of v, not to the root
-            amsgrad=False,
-            maximize=False,
-            found_inf=found_inf,
-        )
-        if len(params) > 1:
-            torch._foreach_addcmul_(weights, steps, rates)
+        if len(params) == 1:
+            torch._fused_adamw_(weights, gradients, *moments, [], counts, lr=rates[0], **rule)
+            return
+        sizes = [w.numel() for w in weights]
+        steps = torch.zeros(sum(sizes), dtype=weights[0].dtype, device=weights[0].device).split(sizes)
+        steps = [step.view_as(w) for step, w in zip(steps, weights, strict=True)]
+        torch._fused_adamw_(steps, gradients, *moments, [], counts, lr=1.0, **rule)
+        torch._foreach_addcmul_(weights, steps, rates)
 
 
 def _decay(decay: float, found_inf: torch.Tensor | None) -> float | torch.Tensor:

@@ -11,6 +11,9 @@ from absl.testing import absltest, parameterized
 from functorch.compile import make_boxed_func
 from test_attention_t5 import batch, gradients, tiny
 from test_host_waits import Calls
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.compilers import nop
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from transformers import UMT5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -142,9 +145,9 @@ class OnceTest(parameterized.TestCase):
                         casts.append(node)
                 return make_boxed_func(graph.forward)
 
-            backend = torch._dynamo.backends.common.aot_autograd(
-                fw_compiler=count, bw_compiler=torch._functorch.compilers.nop,
-                partition_fn=torch._functorch.partitioners.min_cut_rematerialization_partition,
+            backend = aot_autograd(
+                fw_compiler=count, bw_compiler=nop,
+                partition_fn=min_cut_rematerialization_partition,
             )  # fmt: skip
             compiled = torch.compile(model, fullgraph=True, backend=backend)
             with torch.autocast("cpu", torch.bfloat16):
