@@ -94,12 +94,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     adam_epsilon: float = option(1e-6, "Epsilon of AdamW.")
     bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: on where the GPU has it, off on a CPU.")
     report_to: list[str] | None = option(
-        None, "Trackers: wandb (offline if not logged in), tensorboard, trackio, none. Not set: wandb if installed."
+        None, "Trackers: wandb, tensorboard, trackio, none. Not set: wandb, if installed."
     )
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
     dataloader_num_workers: int | None = option(
         None,
-        "Processes that load data. Not set: up to 4 on a GPU, which else waits for batches; 0 on a CPU.",
+        "Processes that load data. Not set: up to 4 on a GPU, else 0.",
         at_least=0,
     )
     remove_unused_columns: bool = option(False, "Kept off: our collators take what they need.")
