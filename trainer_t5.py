@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import DynamoBackend
 from torch._inductor.codecache import cache_dir
+from torch.distributed.tensor import DTensor
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput
@@ -34,6 +35,7 @@ from modeling.fused_projections import (
     use_bf16_residual,
 )
 from modeling.loss import compute_loss_in_forward
+from modeling.relative_bias import sum_bias_by_diagonals
 from modeling.segment_masks import SEGMENTS
 from tasks.batching import BucketCollator
 from tasks.examples import EvaluationTask
@@ -76,8 +78,31 @@ class _PrecompileCallback(TrainerCallback):
             raise SystemExit(0)
 
 
+class _OnItsWay:
+    """A number that is copied from the device to the host while both go on.
+
+    non_finite: float32 on the device, 1 where the number is NaN or infinite, else 0.
+    """
+
+    def __init__(self, number: torch.Tensor):
+        number = number.full_tensor() if isinstance(number, DTensor) else number  # FSDP2's
+        number = number.detach().float()
+        self.non_finite, self.on_host, self.copied = 1 - number.isfinite().float(), number, None
+        if number.is_cuda:
+            self.on_host = torch.empty_like(number, device="cpu", pin_memory=True).copy_(number, non_blocking=True)
+            self.copied = torch.cuda.Event()
+            self.copied.record()
+
+    def value(self) -> float:
+        """The number; waits until it has arrived."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return float(self.on_host.numpy())
+
+
 def set_up_step(model, args) -> None:
     """Puts the options of the training step into the model: loss, compilation, joined products, residual stream."""
+    sum_bias_by_diagonals(model)
     if args.fused_projections:
         fuse_projections(model)
     if args.fused_cross_projections:
@@ -87,7 +112,10 @@ def set_up_step(model, args) -> None:
     compile_options = None
     if args.torch_compile:
         compile_options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
-    compute_loss_in_forward(model, args.label_smoothing_factor, args.z_loss, args.loss_chunk_size, compile_options)
+    shapes = 8 + getattr(args, "length_buckets", 0)
+    compute_loss_in_forward(
+        model, args.label_smoothing_factor, args.z_loss, args.loss_chunk_size, compile_options, shapes
+    )
 
 
 class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
@@ -138,6 +166,7 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         if training_args.precompile:
             self.add_callback(_PrecompileCallback())
         self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=training_args.device), 0
+        self._norm = self._before_update = None  # of the last step, while nobody has asked whether it was finite
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
@@ -155,6 +184,7 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
     def _finalize_training(self, *args, **kwargs):
         """As Trainer's; but a run that was asked to stop is not over: no closing line, no best model to load, and above
         all no tidying, which would delete the checkpoint just saved when one that was better is kept."""
+        self._stop_if_non_finite()
         if self.preemption.reason is not None:
             self.callback_handler.on_train_end(self.args, self.state, self.control)
             finish_process_group()
@@ -182,12 +212,19 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """As Trainer's; the batches of the step are counted for the log."""
-        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        """As Trainer's; the batches of the step are counted for the log. A stream's are first sent to the device, since
+        what Trainer counts on the host it would send while the host waits."""
+        batches, num_items = super().get_batch_samples(map(self._prepare_input, epoch_iterator), num_batches, device)
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
                 callback.count_batches(batches)
         return batches, num_items
+
+    def _prepare_input(self, data):
+        """As Trainer's, without waiting for the copy where `accelerator_config.non_blocking` allows it."""
+        if isinstance(data, torch.Tensor):
+            data = data.to(self.args.device, non_blocking=self.args.accelerator_config.non_blocking)
+        return super()._prepare_input(data)
 
     def _run_epoch(self, *args, **kwargs):
         """As Trainer's, which would train one step too many when it resumes a run that had all its steps."""
@@ -198,12 +235,58 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
 
     # ------------------------------------------------------------ numbers that are none
     def _get_grad_norm(self, model, grad_norm=None):
-        """As Trainer's, which calls this before the update; a norm that is not finite ends the run."""
+        """As Trainer's, which calls this before the update; a norm that is not finite ends the run.
+
+        Asking for the norm would make the host wait for the GPU. An optimizer that knows `found_inf` leaves weights
+        and moments alone where the norm is non-finite; the host asks one step later, or before it logs, saves or
+        evaluates. With any other optimizer it asks at once.
+        """
+        self._stop_if_non_finite()
         grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        value = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
-        if value is not None and not math.isfinite(value):
-            self._stop_for(value, model)
+        self._norm = _OnItsWay(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's wrapper
+        skips = isinstance(self._norm, _OnItsWay) and getattr(optimizer, "_step_supports_amp_scaling", False)
+        if not skips:
+            self._stop_if_non_finite()
+            return grad_norm
+        optimizer.found_inf = self._norm.non_finite
+        self._before_update = {
+            "rates": [group["lr"] for group in optimizer.param_groups],
+            "schedule": self.lr_scheduler.state_dict(),
+            "place": getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None),
+            "step": self.state.global_step,
+            "epoch": self.state.epoch,
+        }
         return grad_norm
+
+    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, *args, **kwargs):
+        control = self.control
+        if control.should_log or control.should_save or control.should_evaluate or control.should_training_stop:
+            self._stop_if_non_finite()
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
+
+    def _stop_if_non_finite(self) -> None:
+        """Ends the run if the last norm is non-finite; the step that it was of, if it is over, is taken back first."""
+        norm, self._norm = self._norm, None
+        value = norm.value() if isinstance(norm, _OnItsWay) else norm
+        before, self._before_update = self._before_update, None
+        if value is None or math.isfinite(value):
+            return
+        if before is not None:
+            self._take_back_step(before)
+        self._stop_for(value, self.model_wrapped)
+
+    def _take_back_step(self, before: dict) -> None:
+        """Puts back what the host did for an update that the device left out."""
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        if hasattr(optimizer, "uncount_step"):  # torch's own count on the device
+            optimizer.uncount_step()
+        for group, rate in zip(optimizer.param_groups, before["rates"], strict=True):
+            group["lr"] = rate
+        self.lr_scheduler.load_state_dict(before["schedule"])
+        if before["place"] is not None:
+            self.train_dataset.loader_in_use.state = before["place"]
+        self.state.global_step, self.state.epoch = before["step"], before["epoch"]
 
     def _stop_for(self, grad_norm: float, model) -> None:
         """Saves the weights as they were before this step, says where it happened, and exits with code 1."""

@@ -20,6 +20,7 @@ from corpora.files import check_file
 
 # {flag that the job decides where it is not given (check_training): what transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
+_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
 _OUTPUT = "Where everything is written. Must be empty, resumed or overwritten."
 
 
@@ -47,7 +48,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "activation_checkpointing": dict(
             help="Recompute activations in the backward pass: less memory, a fifth slower."
         ),
-        "dataloader_num_workers": dict(help="Processes that load data beside the training process.", at_least=0),
         "deepspeed": dict(help="DeepSpeed's JSON file, such as zero_stage2_config.json."),
         "eval_steps": dict(help="Steps between evaluations. Not set: --logging_steps.", at_least=0),
         "eval_strategy": dict(choices=tuple(IntervalStrategy)),
@@ -93,8 +93,15 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     adam_epsilon: float = option(1e-6, "Epsilon of AdamW.")
     bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: on where the GPU has it, off on a CPU.")
-    report_to: list[str] = option(["wandb"], "Trackers: wandb (offline if not logged in), tensorboard, trackio, none.")
+    report_to: list[str] | None = option(
+        None, "Trackers: wandb, tensorboard, trackio, none. Not set: wandb, if installed."
+    )
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
+    dataloader_num_workers: int | None = option(
+        None,
+        "Processes that load data. Not set: up to 4 on a GPU, else 0.",
+        at_least=0,
+    )
     remove_unused_columns: bool = option(False, "Kept off: our collators take what they need.")
     logging_nan_inf_filter: bool = option(False, "Kept off: a loss that is not finite must be seen.")
     early_stopping_patience: int | None = option(
@@ -124,9 +131,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find that out
             if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
                 # `accelerate launch` allows a process one thread unless told otherwise; the cores are there to be used.
-                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-                torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+                torch.set_num_threads(_cores_of_a_process())
             self.dataloader_pin_memory = False
+        if self.dataloader_num_workers is None:
+            self.dataloader_num_workers = 0 if self.use_cpu else min(4, _cores_of_a_process())
+        if self.accelerator_config is None and not self.use_cpu and self.dataloader_pin_memory:
+            self.accelerator_config = {"non_blocking": True}  # batches are copied while the GPU works
         if self.bf16 is None:
             self.bf16 = not self.use_cpu and has_bf16()
         # transformers knows neither our optimizers' names nor a choice that is still open: put back afterwards.
@@ -140,13 +150,24 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             unset_hf_deepspeed_config()
 
 
+def _cores_of_a_process() -> int:
+    """CPU cores for each process of this machine, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def has_bf16() -> bool:
     """Whether the GPU computes in bfloat16 itself. T4 and V100 emulate it, slower than float32."""
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def _trackers(names: list[str] | str) -> list[str]:
-    """The names of `--report_to`; ValueError for one that is unknown or not installed."""
+def _trackers(names: list[str] | str | None) -> list[str]:
+    """The names of `--report_to`; ValueError for one that is unknown or not installed. None: W&B, if it is there."""
+    if names is None and "wandb" not in get_available_reporting_integrations():
+        print_once("tracking: the package wandb is not installed; metrics.jsonl and loss.png show the run")
+        return []
+    if names is None:
+        return ["wandb"]
     names = [names] if isinstance(names, str) else list(names or ["none"])
     known = ("none", "all", *sorted(INTEGRATION_TO_CALLBACK))
     for name in names:
@@ -220,6 +241,8 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
     else:
         refuse(args, "hub_model_id", "nothing is uploaded without --push_to_hub")
+    refuse(args, "dataloader_persistent_workers", "data workers outlive the signals at which a run saves and stops, so "
+           "they must end with their epoch; these would not end with the run")  # fmt: skip
     refuse(args, "trackio_static_space_id", "not made here; after the run, `trackio sync --sdk static` does it")
     if args.early_stopping_patience and not (args.load_best_model_at_end and args.metric_for_best_model):
         raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
@@ -294,6 +317,13 @@ def _check_step(args: T5TrainingArguments) -> None:
     if buckets := getattr(args, "length_buckets", 0):
         refuse(args, "train_sampling_strategy auto_find_batch_size", f"--length_buckets {buckets} orders the rows "
                "itself, in batches of a fixed number of rows: leave it out")  # fmt: skip
+    if args.torch_compile_mode in _CUDA_GRAPHS and args.gradient_accumulation_steps > 1:
+        raise ValueError(f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
+                         "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "
+                         f"{args.gradient_accumulation_steps}, or leave the mode out")  # fmt: skip
+    if args.torch_compile_mode in _CUDA_GRAPHS:
+        refuse(args, "auto_find_batch_size", f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate "
+               "gradients, which this flag may ask for")  # fmt: skip
     if args.precompile:
         if not args.torch_compile:
             raise ValueError("--precompile fills the cache of --torch_compile: give both")

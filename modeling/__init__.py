@@ -1,1 +1,1 @@
-"""What is changed inside the model: the loss, attention and its kernels, joined products, segment masks, new tokens."""
+"""What is changed inside the model: loss, attention, its kernels and its bias, joined products, masks, new tokens."""

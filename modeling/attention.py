@@ -20,7 +20,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from common.processes import print_once
-from modeling.kernels.attention import PROBE_TOLERANCE, attention, attention_kernels, use_attention_kernel
+from modeling.kernels.attention import (
+    PROBE_TOLERANCE,
+    added_scores,
+    attention,
+    attention_kernels,
+    use_attention_kernel,
+)
 
 __all__ = ["T5_FUSED", "attention_kernels", "t5_fused_attention", "t5_fused_mask", "use_attention_kernel"]
 T5_FUSED = "t5_fused"
@@ -49,8 +55,9 @@ def t5_fused_mask(
         return None
     if mask_function is bidirectional_mask_function and attention_mask is not None and kv_offset == 0:
         padding = attention_mask[:, None, None, :kv_length].bool()
-        skip = allow_is_bidirectional_skip and not torch.compiler.is_compiling() and bool(padding.all())
-        return None if skip else padding
+        if padding.is_cuda or torch.compiler.is_compiling():  # asking a GPU for values would make the CPU wait
+            return padding
+        return None if allow_is_bidirectional_skip and bool(padding.all()) else padding
     return sdpa_mask(
         batch_size,
         q_length,
@@ -87,9 +94,10 @@ def t5_fused_attention(
     if module.training or torch.is_grad_enabled():
         reason = _cannot_serve(query, key, position_bias, causal, dropout)
         if reason is None:
-            heads_last = (x.transpose(1, 2) for x in (query, key, value))
+            q, k, v = (x.transpose(1, 2) for x in (query, key, value))
             scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-            return attention(*heads_last, position_bias, attention_mask, causal, float(scaling))[0], None
+            added = added_scores(q, k, position_bias, attention_mask, causal)
+            return attention(q, k, v, position_bias, attention_mask, causal, float(scaling), added)[0], None
         _hand_over(reason)
     return sdpa_attention_forward(
         module,

@@ -11,6 +11,7 @@ Legend of shapes: N target positions of a batch (B * T), D d_model, V vocabulary
 """
 
 import functools
+import types
 from dataclasses import dataclass, field
 
 import torch
@@ -126,13 +127,20 @@ class _LossSettings:
     z_loss: float
     chunk: int
     compile_options: dict | None
+    shapes: int
     compute: object = field(init=False)
 
     def __post_init__(self):
         self.compute = self._compute
         if self.compile_options is not None:
+            # torch counts the graphs of a code object: with one of its own a model does not pay for those before it.
+            plain = type(self)._compute
+            own = types.FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
+            config = torch._dynamo.config
+            config.recompile_limit = max(config.recompile_limit, self.shapes)
             # Whole and static: a graph break, or a batch of another shape, must be noticed, not slow the run unseen.
-            self.compute = torch.compile(self._compute, fullgraph=True, dynamic=False, **self.compile_options)
+            own = types.MethodType(own, self)
+            self.compute = torch.compile(own, fullgraph=True, dynamic=False, **self.compile_options)
 
     def _compute(self, model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
         if "decoder_input_ids" not in inputs:
@@ -174,17 +182,19 @@ def compute_loss_in_forward(
     z_loss: float = 0.0,
     chunk: int = 0,
     compile_options: dict | None = None,
+    shapes: int = 8,
 ) -> None:
     """Makes model(labels=[B, T], num_items_in_batch=..., **inputs) return a LossOutput.
 
     num_items_in_batch: target tokens of all micro-batches and ranks of the optimizer step, None for this batch alone;
     the loss is the sum over this batch divided by it. chunk: target tokens whose logits exist at a time, 0: all.
-    compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. The same options again
-    replace the former ones. The model's weights, names and class name stay as they are.
+    compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. shapes: of batches that
+    may be compiled before it is an error. The same options again replace the former ones. The model's weights, names
+    and class name stay as they are.
     """
     if not hasattr(model, "plain_forward"):
         model.__class__ = _with_loss(type(model))
     if chunk and not isinstance(model.lm_head, _Head):
         model.lm_head.__class__ = _Head
-    model.loss_settings = _LossSettings(label_smoothing, z_loss, chunk, compile_options)
+    model.loss_settings = _LossSettings(label_smoothing, z_loss, chunk, compile_options, shapes)
     model.accepts_loss_kwargs = True  # and now that is so: Trainer passes num_items_in_batch

@@ -21,7 +21,13 @@ class AdamWRMSScaled(torch.optim.Optimizer):
 
     sliced: ZeRO-1 or 2 will replace each group's tensors by this rank's flat slice of them. Every tensor is then a
     group of its own, and its RMS is that of the model's tensor, which these stages keep whole.
+
+    found_inf (attribute, as torch's fused optimizers have it): a float32 number on the device. Where it is 1, weights
+    and moments stay as they are; the host, which need not wait for it, then calls `uncount_step`.
     """
+
+    _step_supports_amp_scaling = True  # torch's name for an optimizer that looks at found_inf
+    together = 2**25  # numbers that are updated at a time on a GPU, where a kernel for each tensor would be too many
 
     def __init__(self, params, lr=2e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, min_rms=1e-3, sliced=False):
         if lr < 0 or eps <= 0 or not all(0 <= b < 1 for b in betas):
@@ -40,46 +46,75 @@ class AdamWRMSScaled(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._counted = []
         for group in self.param_groups:
             self._update_group(group)
         return loss
+
+    def uncount_step(self) -> None:
+        """Takes the last step back from the counts, where `found_inf` has turned out to be 1."""
+        for state in self._counted:
+            state["step"] -= 1
 
     def _update_group(self, group: dict) -> None:
         params = [p for p in group["params"] if p.grad is not None]
         if not params:
             return
-        beta1, beta2 = group["betas"]
+        found_inf = getattr(self, "found_inf", None)
         rates = _sizes([self._whole[group["whole"]]] if self._whole else params, group["min_rms"])
         rates = [rate.to(p.device) for rate, p in zip(rates, params, strict=True)]
         torch._foreach_mul_(rates, group["lr"])
         if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        steps = {}  # {steps taken: the same on the device}, nearly always one
-        for p, rate in zip(params, rates, strict=True):
+            torch._foreach_mul_([_here(p) for p in params], _decay(group["lr"] * group["weight_decay"], found_inf))
+        by_steps = {}  # {steps taken: places of the tensors}, nearly always one
+        for place, p in enumerate(params):
             state = self.state[p]
             if not state:
                 state.update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
             state["step"] += 1
-            taken = state["step"]
-            if taken not in steps:
-                steps[taken] = torch.full((), float(taken), device=p.device)
-            # torch's own kernel of AdamW, which reads and writes every number once, here with a rate for each tensor.
+            self._counted.append(state)
+            by_steps.setdefault(state["step"], []).append(place)
+        (beta1, beta2), together = group["betas"], self.together * params[0].is_cuda
+        for taken, places in by_steps.items():
             # It adds eps to the corrected root of v, the rule above to the root itself.
-            torch._fused_adamw_(
-                [_here(p)],
-                [_here(p.grad)],
-                [_here(state["exp_avg"])],
-                [_here(state["exp_avg_sq"])],
-                [],
-                [steps[taken]],
-                lr=rate,
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=0.0,
-                eps=group["eps"] / math.sqrt(1 - beta2**taken),
-                amsgrad=False,
-                maximize=False,
-            )
+            rule = dict(beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"] / math.sqrt(1 - beta2**taken))
+            rule |= dict(amsgrad=False, maximize=False, found_inf=found_inf)
+            count = torch.full((), float(taken), device=params[0].device)
+            for part in _parts([params[place].numel() for place in places], together):
+                chosen = [places[i] for i in part]
+                self._update([params[i] for i in chosen], [rates[i] for i in chosen], count, rule)
+
+    def _update(self, params: list, rates: list, count: torch.Tensor, rule: dict) -> None:
+        """The rule, with a rate for each tensor, by torch's own kernel of AdamW, which reads and writes every number
+        once and has one rate for all. One tensor is updated in place; of several the steps are made first."""
+        weights = [_here(p) for p in params]
+        gradients, counts = [_here(p.grad) for p in params], [count] * len(params)
+        moments = [[_here(self.state[p][name]) for p in params] for name in ("exp_avg", "exp_avg_sq")]
+        if len(params) == 1:
+            torch._fused_adamw_(weights, gradients, *moments, [], counts, lr=rates[0], **rule)
+            return
+        sizes = [w.numel() for w in weights]
+        steps = torch.zeros(sum(sizes), dtype=weights[0].dtype, device=weights[0].device).split(sizes)
+        steps = [step.view_as(w) for step, w in zip(steps, weights, strict=True)]
+        torch._fused_adamw_(steps, gradients, *moments, [], counts, lr=1.0, **rule)
+        torch._foreach_addcmul_(weights, steps, rates)
+
+
+def _decay(decay: float, found_inf: torch.Tensor | None) -> float | torch.Tensor:
+    """1 - decay, by which weights are multiplied; 1 where found_inf is 1."""
+    return 1 - decay if found_inf is None else (1 - decay * (1 - found_inf.double())).float()
+
+
+def _parts(sizes: list[int], together: int) -> list[list[int]]:
+    """Places of neighbouring tensors of at most `together` numbers; a larger tensor is alone."""
+    parts, room = [], 0
+    for place, size in enumerate(sizes):
+        if not parts or size > room:
+            parts.append([])
+            room = together
+        parts[-1].append(place)
+        room -= size
+    return parts
 
 
 def _as_groups(params) -> list[dict]:
@@ -136,8 +171,11 @@ class MuonWithAdamW(AdamWRMSScaled):
     of the size of AdamW's, whatever the shape. Times max(1e-3, rms(tensor)), as all steps here, one learning rate fits
     all tensors. Without that, T5's query projections, which begin eight times smaller than the others, outgrow them
     (results/LOG.md). T5's hundreds of matrices have two shapes: they are orthogonalised a stack at a time.
+    It does not look at `found_inf`.
     Weight decay is decoupled. (Jordan et al. 2024; Liu et al. 2025, "Muon is scalable for LLM training".)
     """
+
+    _step_supports_amp_scaling = False
 
     def __init__(self, params, matrices: set[int], lr=2e-2, momentum=0.95, **options):
         """matrices: id() of the tensors that Muon is for. Raises ValueError if none of `params` is among them."""

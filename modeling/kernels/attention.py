@@ -17,10 +17,11 @@ import importlib.util
 from collections.abc import Iterator
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from common.processes import print_once
-from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch
-from modeling.kernels.library import KERNELS, Kernel, aligned, torch_backward, torch_forward
+from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch, lower_triangle
+from modeling.kernels.library import ALIGNMENT, KERNELS, Kernel, aligned, torch_backward, torch_forward
 
 PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
 PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # of the largest value
@@ -90,24 +91,27 @@ def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = 
         _forced.update(before)
 
 
-def choose_kernel(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> Kernel:
-    """The first kernel that neither refuses nor fails its probe; says so once (rank 0) with the reasons."""
+def choose_kernel(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, causal: bool) -> Kernel:
+    """The first kernel that neither refuses nor fails its probe; says so once (rank 0) with the reasons.
+
+    bias: all that is added to the scores; causal: whether it hides the future.
+    """
     own = None if bias is None else tuple(bias.shape[i] > 1 and bias.stride(i) != 0 for i in (0, 1))
     strict = torch.are_deterministic_algorithms_enabled()
     shape = (q.shape[1], k.shape[1], q.shape[2], q.shape[3])
-    return KERNELS[_choice(q.device, q.dtype, shape, own, strict, _forced["kernel"])]
+    return KERNELS[_choice(q.device, q.dtype, shape, own, causal, strict, _forced["kernel"])]
 
 
 @functools.cache
-def _choice(device, dtype, shape, own: tuple | None, strict: bool, forced: str | None) -> str:  # noqa: ARG001
+def _choice(device, dtype, shape, own: tuple | None, causal: bool, strict: bool, forced: str | None) -> str:  # noqa: ARG001
     """The kernel's name. own: whether examples and heads have biases of their own; None: there is no bias."""
     queries, keys, heads, width = shape
-    like = [torch.empty(2, length, heads, width, dtype=dtype, device=device) for length in (queries, keys)]
-    reasons = []
+    problem, reasons = _problem(device, dtype, (queries, keys, min(heads, 2), width), own, causal), []
+    q, k, _, bias, _ = problem
     for name in (forced,) if forced else KERNELS:
-        reason = KERNELS[name].refuses(*like)
+        reason = KERNELS[name].refuses(q, k, bias)
         if reason is None and name != "torch":  # against which the others are measured
-            reason = _probe(KERNELS[name], device, dtype, (queries, keys, min(heads, 2), width), own)
+            reason = _probe(KERNELS[name], *problem)
         if reason is None:
             where = f"{device} {str(dtype).removeprefix('torch.')}"
             _say_once(name, choose_bias_gradient(device, dtype), tuple(reasons), where)
@@ -123,8 +127,8 @@ def _say_once(name: str, gradient: str, reasons: tuple[str, ...], where: str) ->
     print_once(f"attention: {name} on {where}, {KERNELS[name].about}; gradient of the bias by {gradient}{because}")
 
 
-def _probe(kernel: Kernel, device, dtype, shape, own: tuple | None) -> str | None:
-    """Why the kernel's answer to a small random problem of this shape is wrong, or None if it is right."""
+def _problem(device, dtype, shape, own: tuple | None, causal: bool) -> tuple[torch.Tensor | None, ...]:
+    """(q, k, v, bias, grad_out) of two examples, random; the bias laid out, and hiding keys, as in training."""
     queries, keys, heads, width = shape
     generator = torch.Generator().manual_seed(0)
 
@@ -138,7 +142,15 @@ def _probe(kernel: Kernel, device, dtype, shape, own: tuple | None) -> str | Non
         bias = random(2 if own[0] else 1, heads if own[1] else 1, queries, keys) + PROBE_SHIFT
         if own[0]:  # by a mask
             bias[:, :, :, keys - keys // 4 :] = MASKED
+        if causal:
+            bias = bias.masked_fill(~lower_triangle(q, k), MASKED)
         bias = aligned(bias).expand(2, heads, -1, -1)
+    return q, k, v, bias, grad_out
+
+
+def _probe(kernel: Kernel, q, k, v, bias, grad_out) -> str | None:
+    """Why the kernel's answer to a small problem is wrong, or None if it is right."""
+    queries, keys, dtype = q.shape[1], k.shape[1], q.dtype
     with torch.no_grad():
         wide = accumulation_dtype(dtype)
         x = [t.to(wide) for t in (q, k, v)]
@@ -158,9 +170,28 @@ def _probe(kernel: Kernel, device, dtype, shape, own: tuple | None) -> str | Non
     return None
 
 
-# ---------------------------------------------------------------- the operator
-def _added_scores(q, k, bias, mask, causal) -> torch.Tensor | None:
-    """All that is added to the scores: [B, H, Q, K] in q's dtype, expanded along what is shared; or None."""
+# ---------------------------------------------------------------- what is added to the scores
+_known = WeakTensorKeyDictionary()  # {a bias, or a mask without one: (mask, causal, dtype, Q, what is added)}
+
+
+def added_scores(q, k, bias, mask, causal: bool) -> torch.Tensor | None:
+    """Bias, mask and hidden future as one tensor [1 or B, 1 or H, Q, K] in q's dtype, rows aligned; None without any.
+
+    T5 has one bias for all layers of a stack, and their first makes this for all. Compiled, the equal expressions of
+    all layers are merged by the compiler instead.
+    """
+    key = mask if bias is None else bias
+    if key is None or torch.compiler.is_compiling():
+        return _added_scores(q, k, bias, mask, causal)
+    made_of = (None if mask is key else mask, causal, q.dtype, q.shape[1])
+    known = _known.get(key)
+    if known is None or known[0] is not made_of[0] or known[1:4] != made_of[1:]:
+        known = _known[key] = (*made_of, _added_scores(q, k, bias, mask, causal))
+    return known[4]
+
+
+@torch.no_grad()
+def _added_scores(q, k, bias, mask, causal: bool) -> torch.Tensor | None:
     if bias is None and mask is None and not causal:
         return None
     added = q.new_zeros(1, 1, 1, k.shape[1]) if bias is None else bias.to(q.dtype)
@@ -169,9 +200,24 @@ def _added_scores(q, k, bias, mask, causal) -> torch.Tensor | None:
     elif mask is not None:
         added = torch.where(mask, added, MASKED)
     if causal:
-        lower = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
-        added = torch.where(lower, added, MASKED)
-    return aligned(added.expand(-1, -1, q.shape[1], -1)).expand(q.shape[0], q.shape[2], -1, -1)
+        added = torch.where(lower_triangle(q, k), added, MASKED)
+    return aligned(added.expand(-1, -1, q.shape[1], -1))
+
+
+def _for_kernels(added: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
+    """What is added, as the kernels take it: [B, H, Q, K], expanded along what is shared."""
+    if added is None:
+        return None
+    if added.stride(-1) != 1 or added.stride(-2) % ALIGNMENT:  # a compiler has laid it out anew
+        added = aligned(added)
+    return added.expand(q.shape[0], q.shape[2], -1, -1)
+
+
+# ---------------------------------------------------------------- the operator
+def _rows_dense(x: torch.Tensor) -> torch.Tensor:
+    """The same values [B, S, H, D], each row of D without gaps. Parts of a joined product are not copied: the kernels
+    take strides."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _plain(device: torch.device) -> torch.autocast:
@@ -188,22 +234,24 @@ def attention(
     mask: torch.Tensor | None,
     causal: bool,
     scale: float,
+    added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [B, Q, H, D] and logsumexp [B, H, Q] of softmax(scale Q K^T + bias + mask) V; no gradient of the mask.
 
     q: [B, Q, H, D], k, v: [B, K, H, D], of one dtype: bfloat16, float32 or float64. bias: [1, H, Q, K], used in q's
     dtype, its gradient in its own. mask: bool (True: may attend) or additive floats, broadcastable to [B, H, Q, K].
-    causal: query i sees keys 0 to i. A row that may see nothing attends to everything evenly.
+    causal: query i sees keys 0 to i. A row that may see nothing attends to everything evenly. added: `added_scores` of
+    these, where it is known already.
     """
     with _plain(q.device):
-        q, k, v = (x.contiguous() for x in (q, k, v))
-        added = _added_scores(q, k, bias, mask, causal)
-        out, lse = choose_kernel(q, k, added).forward(q, k, v, added, scale)
+        q, k, v = (_rows_dense(x) for x in (q, k, v))
+        added = _for_kernels(_added_scores(q, k, bias, mask, causal) if added is None else added, q)
+        out, lse = choose_kernel(q, k, added, causal).forward(q, k, v, added, scale)
         return out.contiguous(), lse.contiguous()
 
 
 @attention.register_fake
-def _(q, k, v, bias, mask, causal, scale):  # noqa: ARG001
+def _(q, k, v, bias, mask, causal, scale, added=None):  # noqa: ARG001
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=accumulation_dtype(q.dtype))
     return q.new_empty(q.shape), lse
 
@@ -220,38 +268,43 @@ def attention_backward(
     lse: torch.Tensor,
     causal: bool,
     scale: float,
+    added: torch.Tensor | None,
     bias_needs_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk, dv as q, k, v, and d(bias) in the bias's shape and dtype (empty where it is not needed)."""
     with _plain(q.device):
-        grad_out, q, k, v = (x.contiguous() for x in (grad_out, q, k, v))
-        added = _added_scores(q, k, bias, mask, causal)
-        grads = choose_kernel(q, k, added).backward(grad_out, q, k, v, added, out, lse, scale)
+        grad_out, q, k, v = grad_out.contiguous(), *(_rows_dense(x) for x in (q, k, v))
+        added = _added_scores(q, k, bias, mask, causal) if added is None else added
+        whole = _for_kernels(added, q)
+        grads = choose_kernel(q, k, whole, causal).backward(grad_out, q, k, v, whole, out, lse, scale)
         grad_bias = q.new_empty(0)
         if bias_needs_gradient:
-            grad_bias = bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal, scale).to(bias.dtype)
+            rounded = added if mask is None else bias  # without a mask it is the bias, but for the future
+            grad_bias = bias_gradient(grad_out, q, k, v, rounded, mask, out, lse, causal, scale).to(bias.dtype)
         return *(grad.contiguous() for grad in grads), grad_bias
 
 
 @attention_backward.register_fake
-def _(grad_out, q, k, v, bias, mask, out, lse, causal, scale, bias_needs_gradient):  # noqa: ARG001
+def _(grad_out, q, k, v, bias, mask, out, lse, causal, scale, added, bias_needs_gradient):  # noqa: ARG001
     grad_bias = bias.new_empty(bias.shape) if bias_needs_gradient else q.new_empty(0)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
 
 
 def _save(ctx, inputs, output) -> None:
-    q, k, v, bias, mask, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, bias, mask, *output)
+    q, k, v, bias, mask, ctx.causal, ctx.scale, added = inputs
+    ctx.save_for_backward(q, k, v, bias, mask, added, *output)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, grad_out, grad_lse):  # noqa: ARG001
     if grad_out is None:
-        return (None,) * 7
-    q, k, v, bias, mask, out, lse = ctx.saved_tensors
+        return (None,) * 8
+    q, k, v, bias, mask, added, out, lse = ctx.saved_tensors
     wanted = bias is not None and ctx.needs_input_grad[3]
-    dq, dk, dv, grad_bias = attention_backward(grad_out, q, k, v, bias, mask, out, lse, ctx.causal, ctx.scale, wanted)
-    return dq, dk, dv, grad_bias if wanted else None, None, None, None
+    dq, dk, dv, grad_bias = attention_backward(
+        grad_out, q, k, v, bias, mask, out, lse, ctx.causal, ctx.scale, added, wanted
+    )
+    return dq, dk, dv, grad_bias if wanted else None, None, None, None, None
 
 
 attention.register_autograd(_differentiate, setup_context=_save)

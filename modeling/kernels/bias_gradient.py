@@ -30,9 +30,14 @@ def allowed_pairs(mask: torch.Tensor | None, causal: bool, q: torch.Tensor, k: t
     if mask is not None and mask.dtype != torch.bool:
         allowed = mask > MASKED / 2
     if causal:
-        lower = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
+        lower = lower_triangle(q, k)
         allowed = lower if allowed is None else allowed & lower
     return allowed
+
+
+def lower_triangle(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """bool [Q, K]: the keys at and before each query."""
+    return torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
 
 
 def batch_chunks(q: torch.Tensor, k: torch.Tensor) -> list[slice]:

@@ -23,7 +23,7 @@ class Kernel(NamedTuple):
 
     forward(q, k, v, bias, scale) -> out [B, Q, H, D], logsumexp [B, H, Q];
     backward(grad_out, q, k, v, bias, out, logsumexp, scale) -> dq, dk, dv, shaped as q, k, v;
-    refuses(q, k) -> why it cannot serve these inputs, or None.
+    refuses(q, k, bias) -> why it cannot serve these inputs, or None.
     """
 
     about: str
@@ -42,7 +42,7 @@ def aligned(bias: torch.Tensor) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------- cuDNN
-def _cudnn_refuses(q: torch.Tensor, k: torch.Tensor) -> str | None:
+def _cudnn_refuses(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str | None:
     if not q.is_cuda:
         return "it needs a GPU"
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
@@ -50,7 +50,6 @@ def _cudnn_refuses(q: torch.Tensor, k: torch.Tensor) -> str | None:
     if 64 in (q.shape[1] % 128, k.shape[1] % 128):
         return f"it gives NaN at lengths with n % 128 == 64 ({q.shape[1]} x {k.shape[1]})"
     heads_first = (q.transpose(1, 2), k.transpose(1, 2), k.transpose(1, 2))
-    bias = q.new_empty(1, 1, 1, 1).expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     params = torch.backends.cuda.SDPAParams(*heads_first, bias, 0.0, False, False)
     return None if torch.backends.cuda.can_use_cudnn_attention(params) else "torch says it cannot"
 
@@ -78,7 +77,7 @@ def _cudnn_backward(grad_out, q, k, v, bias, out, lse, scale):
 
 
 # ---------------------------------------------------------------- memory-efficient (CUTLASS)
-def _efficient_refuses(q: torch.Tensor, k: torch.Tensor) -> str | None:  # noqa: ARG001
+def _efficient_refuses(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str | None:  # noqa: ARG001
     if not q.is_cuda:
         return "it needs a GPU"
     if q.dtype == torch.float64:
@@ -106,7 +105,7 @@ def _efficient_backward(grad_out, q, k, v, bias, out, lse, scale):
 
 
 # ---------------------------------------------------------------- CPU
-def _cpu_refuses(q: torch.Tensor, k: torch.Tensor) -> str | None:  # noqa: ARG001
+def _cpu_refuses(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str | None:  # noqa: ARG001
     return None if q.device.type == "cpu" else "it needs a CPU"
 
 
@@ -131,7 +130,7 @@ def _scores(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, scale: 
     return scores if bias is None else scores + bias
 
 
-def _torch_refuses(q: torch.Tensor, k: torch.Tensor) -> None:  # noqa: ARG001
+def _torch_refuses(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> None:  # noqa: ARG001
     return None
 
 

@@ -38,13 +38,15 @@ def _row_sums(grad_out, out, delta, rows, queries, heads, width, ROWS: tl.conste
 def _bias_gradient(
     grad_out, q, k, v, bias, mask, lse, delta, result,
     batch, heads, queries, keys, width, scale, examples,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head,
     bias_head, bias_query, mask_batch, mask_head, mask_query, mask_key,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """result[part, h, q, k] = sum of dS over the part's `examples`. MASK: 0 none, 1 bool, 2 additive floats.
 
-    q, k, v, grad_out are contiguous [B, S, H, D]; lse and delta contiguous [B, H, Q]; result contiguous.
+    q, k, v: [B, S, H, D] with dense rows of D; grad_out contiguous; lse and delta contiguous [B, H, Q]; result
+    contiguous.
     """
     key_blocks = tl.cdiv(keys, BLOCK_K)
     query_block = tl.program_id(0) // key_blocks
@@ -65,7 +67,9 @@ def _bias_gradient(
     bias_block = tl.load(bias + places, mask=row_in[:, None] & column_in[None, :], other=0.0).to(tl.float32)
     across = heads * width  # from one token to the next
     at_rows = rows[:, None] * across + head * width + d[None, :]
-    at_columns = columns[None, :] * across + head * width + d[:, None]
+    of_q = rows[:, None] * q_row + head * q_head + d[None, :]
+    of_k = columns[None, :] * k_row + head * k_head + d[:, None]
+    of_v = columns[None, :] * v_row + head * v_head + d[:, None]
     rows_in = row_in[:, None] & d_in[None, :]
     columns_in = d_in[:, None] & column_in[None, :]
 
@@ -75,8 +79,8 @@ def _bias_gradient(
         count = tl.where(query_block * BLOCK_Q + BLOCK_Q > key_block * BLOCK_K, count, 0)
     for step in range(0, count):
         example = first + step
-        q_block = tl.load(q + example * queries * across + at_rows, mask=rows_in, other=0.0)
-        k_block = tl.load(k + example * keys * across + at_columns, mask=columns_in, other=0.0)
+        q_block = tl.load(q + example * q_batch + of_q, mask=rows_in, other=0.0)
+        k_block = tl.load(k + example * k_batch + of_k, mask=columns_in, other=0.0)
         scores = tl.dot(q_block, k_block, input_precision=PRECISION) * scale + bias_block
         seen = inside
         if MASK > 0:
@@ -96,7 +100,7 @@ def _bias_gradient(
         at_row = (example * heads + head) * queries + rows
         scores -= tl.load(lse + at_row, mask=row_in, other=0.0)[:, None]
         grad_block = tl.load(grad_out + example * queries * across + at_rows, mask=rows_in, other=0.0)
-        v_block = tl.load(v + example * keys * across + at_columns, mask=columns_in, other=0.0)
+        v_block = tl.load(v + example * v_batch + of_v, mask=columns_in, other=0.0)
         change = tl.dot(grad_block, v_block, input_precision=PRECISION)
         change -= tl.load(delta + at_row, mask=row_in, other=0.0)[:, None]
         # The choice comes last: outside, exp() may be inf, and inf * 0 is not 0.
@@ -132,7 +136,8 @@ def bias_gradient_triton(
 
     parts (of the batch), tile (as `tile_of` answers): for benchmarks and tests; not set, they follow from the shapes.
     """
-    grad_out, q, k, v, out, lse = (x.contiguous() for x in (grad_out, q, k, v, out, lse))
+    grad_out, out, lse = (x.contiguous() for x in (grad_out, out, lse))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     (batch, queries, heads, width), keys = q.shape, k.shape[1]
     tile = tile or tile_of(q.dtype, queries, keys, width)
     tiles = triton.cdiv(queries, tile["BLOCK_Q"]) * triton.cdiv(keys, tile["BLOCK_K"])
@@ -159,6 +164,7 @@ def bias_gradient_triton(
         _bias_gradient[(tiles, heads, parts)](
             grad_out, q, k, v, bias, q if mask is None else mask, lse, delta, result,
             batch, heads, queries, keys, width, float(scale), examples,
+            *(x.stride(i) for x in (q, k, v) for i in range(3)),
             bias.stride(1), bias.stride(2), *strides,
             CAUSAL=causal, MASK=kind, PRECISION=precision, WIDTH=_power(width), **tile,
         )  # fmt: skip

@@ -1,0 +1,55 @@
+"""The gradient of T5's table of relative position biases, summed along diagonals in a fixed order.
+
+The bias of query q and key k depends on k - q alone: of Q x K places only Q + K - 1 differ. torch's embedding adds up
+all Q x K x H gradients in the table's 32 rows, on a GPU by atomic additions, whose order and last bits change from run
+to run. Here they are added along diagonals first, [H, Q + K - 1], and these in the rows.
+
+Legend of shapes: N rows of the table, Q queries, K keys, H heads.
+"""
+
+import torch
+
+
+class _Biases(torch.autograd.Function):
+    """table [N, H], buckets [Q, K] (equal along diagonals) -> [Q, K, H], in memory [H, Q, K]."""
+
+    @staticmethod
+    def forward(ctx, table, buckets):
+        queries, keys = buckets.shape
+        of_diagonals = torch.cat([buckets[1:, 0].flip(0), buckets[0]])  # k - q from 1 - Q to K - 1
+        ctx.save_for_backward(of_diagonals)
+        ctx.rows = len(table)
+        diagonals = table[of_diagonals].T.contiguous()
+        return diagonals.unfold(1, keys, 1).flip(1).contiguous().permute(1, 2, 0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (of_diagonals,) = ctx.saved_tensors
+        sums = diagonal_sums(grad.permute(2, 0, 1))
+        chosen = of_diagonals == torch.arange(ctx.rows, device=grad.device)[:, None]  # [N, Q + K - 1]
+        return torch.where(chosen[:, None], sums, 0).sum(-1), None
+
+
+def diagonal_sums(matrices: torch.Tensor) -> torch.Tensor:
+    """[H, Q, K] -> [H, Q + K - 1] sums of the places with k - q = 1 - Q, ..., K - 1: [[1, 2], [3, 4]] -> 3 5 2.
+
+    The last row first, zeros behind each row, and one place less a row: then each diagonal is a column.
+    """
+    heads, queries, keys = matrices.shape
+    padded = torch.nn.functional.pad(matrices.flip(1), (0, queries)).flatten(1)
+    return padded[:, : queries * (queries + keys - 1)].unflatten(1, (queries, queries + keys - 1)).sum(1)
+
+
+class _BiasTable(torch.nn.Embedding):
+    """The embedding `relative_attention_bias`, with this gradient."""
+
+    def forward(self, buckets):
+        return _Biases.apply(self.weight, buckets) if buckets.dim() == 2 else super().forward(buckets)
+
+
+def sum_bias_by_diagonals(model: torch.nn.Module) -> None:
+    """Gives every `relative_attention_bias` of the model this gradient; names and weights stay."""
+    for module in model.modules():
+        table = getattr(module, "relative_attention_bias", None)
+        if isinstance(table, torch.nn.Embedding):
+            table.__class__ = _BiasTable

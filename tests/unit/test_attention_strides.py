@@ -1,0 +1,110 @@
+"""Tests that attention takes parts of a joined product as they lie, without copying them.
+
+Hermetic; seconds, and some more where Triton's interpreter runs.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import torch
+from absl.testing import absltest, parameterized
+from test_attention_t5 import batch, gradients, tiny
+
+from modeling.fused_projections import fuse_cross_projections, fuse_projections
+from modeling.kernels import library
+from modeling.kernels.attention import attention, triton_is_installed, use_attention_kernel
+
+UNIT = Path(__file__).resolve().parent
+B, S, H, D = 3, 20, 2, 16
+
+
+def parts(dtype: torch.dtype = torch.float32) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+    """(q, k, v as parts of one tensor, the same each on its own, bias)."""
+    joined = torch.randn(B, S, 3 * H * D, generator=torch.Generator().manual_seed(0)).to(dtype)
+    strided = [x.unflatten(-1, (H, D)) for x in joined.split(H * D, dim=-1)]
+    bias = torch.randn(1, H, S, S, generator=torch.Generator().manual_seed(1))
+    return strided, [x.clone(memory_format=torch.contiguous_format) for x in strided], bias
+
+
+class StridesTest(parameterized.TestCase):
+    @parameterized.product(kernel=("flash_cpu", "torch"), causal=(False, True))
+    def test_parts_give_the_bits_of_copies(self, kernel, causal):
+        strided, copies, bias = parts()
+        self.assertFalse(any(x.is_contiguous() for x in strided))
+        results = []
+        for given in (strided, copies):
+            leaves = [*(x.detach().requires_grad_() for x in given), bias.clone().requires_grad_()]
+            with use_attention_kernel(kernel):
+                out, lse = attention(*leaves, None, causal, 1.0)
+                results.append([out, lse, *torch.autograd.grad(out.sin().sum(), leaves)])
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+            self.assertTrue(ours.is_contiguous())
+
+    def test_rows_with_gaps_are_copied(self):
+        _, copies, bias = parts()
+        gaps = [torch.stack([x, x], dim=-1)[..., 0] for x in copies]
+        self.assertTrue(torch.equal(attention(*gaps, bias, None, False, 1.0)[0],
+                                    attention(*copies, bias, None, False, 1.0)[0]))  # fmt: skip
+
+    def test_no_input_of_a_fused_model_is_copied(self):
+        """Forward and backward: 18 inputs of 6 attentions, all as they came out of the products."""
+        examples, lying = batch(14, 6, padded=True), []
+        plain = tiny("t5_fused", num_layers=2, num_decoder_layers=2)
+        model = tiny("t5_fused", num_layers=2, num_decoder_layers=2)
+        fuse_projections(model)
+        fuse_cross_projections(model)
+        whole = library.KERNELS["torch"]
+
+        def forward(q, k, v, *others):
+            lying.extend(x.untyped_storage().nbytes() > x.nbytes for x in (q, k, v))
+            return whole.forward(q, k, v, *others)
+
+        def backward(grad_out, q, k, v, *others):
+            lying.extend(x.untyped_storage().nbytes() > x.nbytes for x in (q, k, v))
+            return whole.backward(grad_out, q, k, v, *others)
+
+        watched = whole._replace(forward=forward, backward=backward)
+        with mock.patch.dict(library.KERNELS, torch=watched), use_attention_kernel("torch"):
+            found = gradients(model, model(**examples, use_cache=False).loss)
+        # The queries of the two cross-attentions are products of their own, all else is part of a joined one.
+        self.assertEqual((len(lying), sum(lying)), (2 * 18, 2 * 16))
+        for name, expected in gradients(plain, plain(**examples, use_cache=False).loss).items():
+            torch.testing.assert_close(found[name], expected, rtol=1e-10, atol=1e-11, msg=name)
+
+    @absltest.skipUnless(triton_is_installed(), "triton is not installed (it exists for Linux)")
+    def test_tritons_kernel_takes_strides(self):
+        code = f"import sys; sys.path[:0] = {sys.path!r}; import test_attention_strides as t; t.triton_error()"
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+            cwd=UNIT, capture_output=True, text=True,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        errors = json.loads(done.stdout.splitlines()[-1])
+        self.assertEqual(errors["copies"], 0)  # the same program on the same numbers
+        self.assertLess(errors["float64"], 1e-5)
+
+
+def triton_error() -> None:
+    """Prints how far Triton's d(bias) of the parts is from that of copies, and from float64."""
+    from modeling.kernels.bias_gradient import bias_gradient_torch
+    from modeling.kernels.triton_bias_gradient import bias_gradient_triton
+
+    strided, copies, bias = parts()
+    grad = torch.randn(B, S, H, D, generator=torch.Generator().manual_seed(2))
+    out, lse = attention(*copies, bias, None, True, 1.0)
+    found, same = (bias_gradient_triton(grad, *x, bias, None, out, lse, True, 1.0) for x in (strided, copies))
+    wide = [x.double() for x in copies]
+    truth = attention(*wide, bias.double(), None, True, 1.0)
+    exact = bias_gradient_torch(grad.double(), *wide, bias.double(), None, *truth, True, 1.0)
+    errors = {"copies": (found - same).abs().max().item(), "float64": (found - exact).abs().max().item()}
+    print(json.dumps(errors))
+
+
+if __name__ == "__main__":
+    absltest.main()

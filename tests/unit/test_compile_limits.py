@@ -1,0 +1,103 @@
+"""Tests of how many shapes and models --torch_compile takes, and of flags of training that contradict each other.
+
+Hermetic; about 20 s.
+"""
+
+import contextlib
+import io
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from absl.testing import absltest, parameterized
+from test_optimizers import arguments
+from test_step import batch, tiny
+
+import arguments.training as training_arguments
+from arguments.training import FineTuningArguments, PreTrainingArguments
+from benchmarks.step import STEP_OPTIONS
+from modeling.loss import compute_loss_in_forward
+from trainer_t5 import set_up_step
+
+SMALL = dict(num_layers=1, num_decoder_layers=1)
+
+
+class ShapesTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        torch._dynamo.reset()
+        config = torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit)
+        config.__enter__()
+        self.addCleanup(config.__exit__, None, None, None)
+
+    def test_more_than_eight_length_buckets(self):
+        model = tiny(**SMALL)
+        flags = dict(torch_compile=True, torch_compile_backend="eager", torch_compile_mode=None, length_buckets=12)
+        set_up_step(model, SimpleNamespace(label_smoothing_factor=0.0, **flags, **STEP_OPTIONS))
+        with torch.no_grad():
+            for source in range(4, 4 + 12):
+                self.assertTrue(model(**batch(source=source)).loss.isfinite())
+
+    def test_more_models_than_eight_in_a_process(self):
+        """As the rungs of benchmark_t5.py step, all of which are timed in turn."""
+        models = [tiny(**SMALL) for _ in range(10)]
+        for model in models:
+            compute_loss_in_forward(model, compile_options={"backend": "eager"})
+        with torch.no_grad():
+            for _ in range(2):
+                self.assertLen({model(**batch()).loss.item() for model in models}, 1)
+        self.assertEqual(torch._dynamo.config.recompile_limit, 8)
+
+    def test_lengths_without_end_are_still_noticed(self):
+        model = tiny(**SMALL)
+        compute_loss_in_forward(model, compile_options={"backend": "eager"}, shapes=8)
+        with torch.no_grad(), self.assertRaises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            for source in range(4, 16):
+                model(**batch(source=source))
+
+
+class FlagsTest(parameterized.TestCase):
+    @parameterized.parameters("reduce-overhead", "max-autotune")
+    def test_cuda_graphs_do_not_accumulate(self, mode):
+        flags = dict(torch_compile=True, torch_compile_mode=mode)
+        with self.assertRaisesRegex(ValueError, f"--torch_compile_mode {mode}: .* --gradient_accumulation_steps 1 "
+                                    "instead of 4"):  # fmt: skip
+            arguments(gradient_accumulation_steps=4, **flags)
+        with self.assertRaisesRegex(ValueError, f"--auto_find_batch_size True: --torch_compile_mode {mode}"):
+            arguments(gradient_accumulation_steps=1, auto_find_batch_size=True, **flags)
+        arguments(gradient_accumulation_steps=1, **flags)
+        arguments(FineTuningArguments, "fine-tuning a checkpoint", **flags)
+
+    def test_these_are_the_modes_with_cuda_graphs(self):
+        modes = torch._inductor.list_mode_options()
+        self.assertCountEqual(
+            training_arguments._CUDA_GRAPHS,
+            [mode for mode, options in modes.items() if options.get("triton.cudagraphs")],
+        )
+
+    @parameterized.parameters(
+        # what is asked for, what is installed -> what is taken, what is said
+        (None, ["wandb", "tensorboard"], ["wandb"], ""),
+        (None, ["tensorboard"], [], "the package wandb is not installed"),
+        (["none"], [], ["none"], ""),
+        (["tensorboard"], ["tensorboard"], ["tensorboard"], ""),
+    )
+    def test_a_tracker_that_nobody_named_may_be_missing(self, asked, installed, taken, said):
+        printed = io.StringIO()
+        there = mock.patch.object(training_arguments, "get_available_reporting_integrations", lambda: installed)
+        with there, contextlib.redirect_stdout(printed):
+            self.assertEqual(training_arguments._trackers(asked), taken)
+            flags = {} if asked is None else {"report_to": asked}
+            args = PreTrainingArguments(output_dir="never_written", use_cpu=True, **flags)
+        self.assertEqual(args.report_to, [] if taken == ["none"] else taken)
+        self.assertIn(said, printed.getvalue())
+        self.assertLen(printed.getvalue().splitlines(), 2 * bool(said))
+
+    def test_a_tracker_that_was_named_must_be_there(self):
+        there = mock.patch.object(training_arguments, "get_available_reporting_integrations", list)
+        with there, self.assertRaisesRegex(ValueError, "--report_to wandb: the package wandb is not installed"):
+            PreTrainingArguments(output_dir="never_written", use_cpu=True, report_to=["wandb"])
+
+
+if __name__ == "__main__":
+    absltest.main()

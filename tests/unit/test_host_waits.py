@@ -1,0 +1,283 @@
+"""Tests of what keeps a GPU busy: no step asks the device for a number, updates come in few calls, batches come early.
+
+On a CPU, where a dispatch mode sees what would be a wait on a GPU. Hermetic; about 20 s.
+"""
+
+import contextlib
+import copy
+import io
+import math
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+from absl.testing import absltest, parameterized
+from safetensors.torch import load_file
+from test_optimizers import random_parameters, set_gradients
+from test_trainer_t5 import arguments as run_arguments
+from test_trainer_t5 import make_trainer, weights
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import arguments.training as training_arguments
+from arguments.training import PreTrainingArguments
+from modeling.attention import t5_fused_mask
+from trainer_t5 import T5Trainer
+from training.optimizers import AdamWRMSScaled, _parts, _sizes
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operations by name; with `host_waits=False` the reading of a number raises."""
+
+    def __init__(self, host_waits: bool = True):
+        super().__init__()
+        self.counts, self.host_waits = {}, host_waits
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.__name__.split(".")[0]
+        if name == "_local_scalar_dense" and not self.host_waits:
+            raise AssertionError("a number is read from the device within the step")
+        self.counts[name] = self.counts.get(name, 0) + 1
+        return function(*args, **(kwargs or {}))
+
+
+def as_before(params, states: list[dict], lr, eps=1e-6, betas=(0.9, 0.999), weight_decay=0.0) -> None:
+    """A step as it was made when each tensor had a call of its own, in place."""
+    rates = _sizes(params, 1e-3)
+    for p, state, rate in zip(params, states, rates, strict=True):
+        if not state:
+            state.update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+        state["step"] += 1
+        p.mul_(1 - lr * weight_decay)
+        torch._fused_adamw_(
+            [p], [p.grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [torch.full((), float(state["step"]))],
+            lr=rate * lr, beta1=betas[0], beta2=betas[1], weight_decay=0.0,
+            eps=eps / math.sqrt(1 - betas[1] ** state["step"]), amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+
+class UpdateTest(parameterized.TestCase):
+    @parameterized.parameters(0.0, 0.1)
+    def test_on_a_cpu_the_weights_are_bit_for_bit_those_of_a_call_for_each_tensor(self, weight_decay):
+        params, reference = random_parameters(1), random_parameters(1)
+        optimizer, states = AdamWRMSScaled(params, lr=2e-2, weight_decay=weight_decay), [{} for _ in reference]
+        optimizer.found_inf = torch.zeros(())
+        for step in range(6):
+            set_gradients(params, step)
+            set_gradients(reference, step)
+            optimizer.step()
+            with torch.no_grad():
+                as_before(reference, states, 2e-2, weight_decay=weight_decay)
+        for p, expected, state in zip(params, reference, states, strict=True):
+            self.assertTrue(torch.equal(p, expected))
+            self.assertEqual(optimizer.state[p].keys(), state.keys())
+            for name in ("exp_avg", "exp_avg_sq"):
+                self.assertTrue(torch.equal(optimizer.state[p][name], state[name]))
+
+    @parameterized.parameters((1, 0.0), (40, 0.1), (10**6, 0.1))
+    def test_several_tensors_at_a_time_as_on_a_gpu(self, together, weight_decay):
+        """The moments to the bit; the weights to the rounding of one product."""
+        params, reference = random_parameters(1), random_parameters(1)
+        optimizer, states = AdamWRMSScaled(params, lr=2e-2, weight_decay=weight_decay), [{} for _ in reference]
+        sizes = [p.numel() for p in params]
+        with mock.patch("training.optimizers._parts", lambda found, _: _parts(found, together)):
+            for step in range(6):
+                set_gradients(params, step)
+                set_gradients(reference, step)
+                before = [p.detach().clone() for p in reference]
+                optimizer.step()
+                with torch.no_grad():
+                    as_before(reference, states, 2e-2, weight_decay=weight_decay)
+                    for p, expected, old in zip(params, reference, before, strict=True):
+                        # of the step's size, and the last bit of the weights themselves
+                        allowed = 1e-6 * (expected - old).abs().max() + 1.2e-7 * expected.abs()
+                        self.assertTrue(bool(((p - expected).abs() <= allowed).all()), sizes)
+                        p.copy_(expected)
+        for p, state in zip(params, states, strict=True):
+            for name in ("exp_avg", "exp_avg_sq"):
+                self.assertTrue(torch.equal(optimizer.state[p][name], state[name]))
+
+    def test_parts(self):
+        self.assertEqual(_parts([3, 9, 2, 2, 2, 7, 1], 6), [[0], [1], [2, 3, 4], [5], [6]])
+        self.assertEqual(_parts([3, 1, 2], 6), [[0, 1, 2]])
+        self.assertEqual(_parts([3, 1], 0), [[0], [1]])
+
+    @parameterized.parameters(1, 12)
+    def test_calls_on_a_gpu_do_not_grow_with_the_tensors(self, layers):
+        params = [torch.nn.Parameter(torch.ones(4, 4)) for _ in range(23 * layers)]
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer = AdamWRMSScaled(params, weight_decay=0.1)
+        optimizer.step()  # which makes the moments
+        with mock.patch("training.optimizers._parts", lambda found, _: _parts(found, 2**25)), Calls() as calls:
+            optimizer.step()
+        views = {"view", "detach", "split", "split_with_sizes", "alias", "_to_copy"}
+        self.assertLess(sum(count for name, count in calls.counts.items() if name not in views), 12, calls.counts)
+
+    @parameterized.parameters((0,), (10**6,))
+    def test_where_found_inf_is_1_nothing_changes(self, together):
+        params = random_parameters(2)
+        optimizer = AdamWRMSScaled(params, weight_decay=0.1)
+        with mock.patch("training.optimizers._parts", lambda found, _: _parts(found, together)):
+            for found_inf in (0.0, 1.0):
+                set_gradients(params, 0)
+                if found_inf:
+                    params[1].grad[0, 0], params[3].grad[0] = float("nan"), float("inf")
+                    before = copy.deepcopy((optimizer.state_dict()["state"], [p.detach() for p in params]))
+                optimizer.found_inf = torch.tensor(found_inf)
+                optimizer.step()
+        optimizer.uncount_step()
+        after = (optimizer.state_dict()["state"], [p.detach() for p in params])
+        torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+class Poison:
+    """T5Trainer.training_step that spoils the gradients of a step."""
+
+    def __init__(self, step: int, value: float = float("nan")):
+        self.step, self.value, self.plain, self.before = step, value, T5Trainer.training_step, None
+
+    def __call__(self, trainer, model, inputs, *args, **kwargs):
+        loss = self.plain(trainer, model, inputs, *args, **kwargs)
+        if trainer.state.global_step == self.step:
+            next(model.parameters()).grad[0, 0] = self.value
+            inner = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+            self.before = weights(trainer), copy.deepcopy(inner.state_dict()), trainer.lr_scheduler.state_dict()
+        return loss
+
+
+class StepTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def ended(self, trainer, step) -> tuple[str, int]:
+        """What a run that ends with this training_step says on stderr, and its exit code."""
+        told = io.StringIO()
+        with (
+            mock.patch.object(T5Trainer, "training_step", step),
+            contextlib.redirect_stderr(told),
+            self.assertRaises(SystemExit) as end,
+        ):
+            trainer.train()
+        return told.getvalue(), end.exception.code
+
+    def train_watched(self, **flags) -> int:
+        """Trains four steps, each watched from its first forward pass to its end; the number of watches."""
+        trainer = make_trainer(self.folder, per_device_train_batch_size=8, gradient_accumulation_steps=2,
+                               max_steps=4, logging_steps=100, **flags)  # fmt: skip
+        plain_step, plain_end, plain_count = (
+            getattr(T5Trainer, name)
+            for name in ("training_step", "_maybe_log_save_evaluate", "_get_num_items_in_batch")
+        )
+        watches, open_watches = [], contextlib.ExitStack()
+
+        def step(trainer, *args, **kwargs):
+            if not watches or watches[-1] != trainer.state.global_step:
+                watches.append(trainer.state.global_step)
+                open_watches.enter_context(Calls(host_waits=False))
+            return plain_step(trainer, *args, **kwargs)
+
+        def end(trainer, *args, **kwargs):
+            if trainer.state.global_step == 4:  # the last step may ask: the run is over
+                open_watches.close()
+            plain_end(trainer, *args, **kwargs)
+            open_watches.close()
+
+        def count(trainer, *args, **kwargs):
+            with Calls(host_waits=False):
+                return plain_count(trainer, *args, **kwargs)
+
+        self.addCleanup(open_watches.close)
+        with (
+            mock.patch.object(T5Trainer, "training_step", step),
+            mock.patch.object(T5Trainer, "_maybe_log_save_evaluate", end),
+            mock.patch.object(T5Trainer, "_get_num_items_in_batch", count),
+        ):
+            trainer.train()
+        return len(watches)
+
+    @parameterized.parameters("adamw_rms_scaled", "adamw_torch_fused")
+    def test_no_step_reads_a_number_from_the_device(self, optim):
+        self.assertEqual(self.train_watched(optim=optim), 4)
+
+    def test_the_watch_is_awake(self):
+        """Muon does not know found_inf, so each step waits for the norm."""
+        asks = mock.patch("trainer_t5._OnItsWay.value", lambda norm: norm.on_host.item())
+        with self.assertRaisesRegex(AssertionError, "read from the device"), asks:
+            self.train_watched(optim="muon")
+
+    @parameterized.product(
+        optim=("adamw_rms_scaled", "adamw_torch_fused", "adamw_torch", "muon", "adafactor"), logging_steps=(1, 100)
+    )
+    def test_a_non_finite_step_ends_the_run_with_the_weights_from_before_it(self, optim, logging_steps):
+        flags = dict(save_strategy="steps", save_steps=100, logging_steps=logging_steps, weight_decay=0.1)
+        trainer = make_trainer(self.folder, optim=optim, max_steps=6, **flags)
+        poison = Poison(3)
+        step = lambda *args, **kwargs: poison(*args, **kwargs)  # noqa: E731 (bound as a method)
+        told, code = self.ended(trainer, step)
+        self.assertEqual(code, 1)
+        self.assertRegex(told, r"error: step 4: the gradient's norm is nan \(examples [0-9, ]+\); "
+                         r".*checkpoint-3 holds the weights from before this step")  # fmt: skip
+        self.assertEqual([path.name for path in self.folder.glob("checkpoint-*")], ["checkpoint-3"])
+        before, state, schedule = poison.before
+        for name, tensor in load_file(self.folder / "checkpoint-3" / "model.safetensors").items():
+            self.assertTrue(torch.equal(tensor, before[name]), name)
+        saved = torch.load(self.folder / "checkpoint-3" / "optimizer.pt", weights_only=False)
+        torch.testing.assert_close(saved["state"], state["state"], rtol=0, atol=0)
+        self.assertEqual([g["lr"] for g in saved["param_groups"]], [g["lr"] for g in state["param_groups"]])
+        found = torch.load(self.folder / "checkpoint-3" / "scheduler.pt", weights_only=False)
+        self.assertEqual((found["last_epoch"], found["_last_lr"]), (schedule["last_epoch"], schedule["_last_lr"]))
+        self.assertEqual(trainer.state.global_step, 3)
+
+    def test_in_the_last_step(self):
+        trainer, poison = make_trainer(self.folder, max_steps=3, logging_steps=100), Poison(2, float("inf"))
+        step = lambda *args, **kwargs: poison(*args, **kwargs)  # noqa: E731
+        told, _ = self.ended(trainer, step)
+        self.assertRegex(told, r"step 3: the gradient's norm is (inf|nan).*nothing was saved")
+
+    def test_a_mask_on_a_gpu_is_not_asked_for_its_values(self):
+        options = dict(attention_mask=torch.ones(2, 3, dtype=torch.bool), allow_is_bidirectional_skip=True)
+        options |= dict(mask_function=training_masks())
+        self.assertIsNone(t5_fused_mask(2, 3, 3, **options))
+        with mock.patch.object(torch.Tensor, "is_cuda", True), Calls(host_waits=False):
+            self.assertEqual(t5_fused_mask(2, 3, 3, **options).shape, (2, 1, 1, 3))
+
+
+def training_masks():
+    from transformers.masking_utils import bidirectional_mask_function
+
+    return bidirectional_mask_function
+
+
+class LoadingTest(parameterized.TestCase):
+    @parameterized.parameters(
+        # accelerator, flags, cores -> workers, non-blocking
+        (True, {}, 16, 4, True),
+        (True, {}, 2, 2, True),
+        (True, dict(dataloader_num_workers=0), 16, 0, True),
+        (True, dict(dataloader_num_workers=7), 16, 7, True),
+        (True, dict(dataloader_pin_memory=False), 16, 4, False),
+        (True, dict(accelerator_config={"non_blocking": False}), 16, 4, False),
+        (True, dict(use_cpu=True), 16, 0, False),
+        (False, {}, 16, 0, False),
+    )
+    def test_defaults(self, accelerator, flags, cores, workers, non_blocking):
+        with (
+            mock.patch.object(training_arguments, "has_accelerator", lambda: accelerator),
+            mock.patch.object(training_arguments, "_cores_of_a_process", lambda: cores),
+        ):
+            args = PreTrainingArguments(output_dir="never_written", report_to=["none"], **flags)
+        self.assertEqual(args.dataloader_num_workers, workers)
+        self.assertEqual(args.accelerator_config.non_blocking, non_blocking)
+
+    def test_workers_must_end_with_their_epoch(self):
+        """They ignore SIGTERM: kept for the next epoch, they kept the process from ending."""
+        with self.assertRaisesRegex(ValueError, "--dataloader_persistent_workers True: data workers outlive the sig"):
+            run_arguments("never_written", dataloader_persistent_workers=True)
+
+
+if __name__ == "__main__":
+    absltest.main()

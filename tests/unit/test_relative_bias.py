@@ -1,0 +1,161 @@
+"""Tests of the relative position bias: its gradient by diagonals, and that it is laid out once for all layers.
+
+Hermetic; about 20 s.
+"""
+
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from absl.testing import absltest, parameterized
+from functorch.compile import make_boxed_func
+from test_attention_t5 import batch, gradients, tiny
+from test_host_waits import Calls
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.compilers import nop
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from transformers import UMT5Config
+from transformers.models.t5.modeling_t5 import T5Attention
+
+import modeling.kernels.attention as kernels
+from model_t5 import build_config
+from modeling.relative_bias import diagonal_sums, sum_bias_by_diagonals
+
+FLOAT64 = torch.float64
+
+
+def attention_modules(decoder: bool, dtype=FLOAT64) -> tuple[T5Attention, T5Attention]:
+    """(transformers' own, ours) of the same weights."""
+    config = build_config("tiny", 60, dict(num_heads=3, d_model=24, d_kv=8))
+    config.is_decoder = decoder
+    modules = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        modules.append(T5Attention(config, has_relative_attention_bias=True, layer_idx=0).to(dtype))
+    sum_bias_by_diagonals(modules[1])
+    return modules
+
+
+class GradientTest(parameterized.TestCase):
+    @parameterized.product(decoder=(False, True), lengths=((1, 1), (1, 9), (7, 7), (40, 150), (200, 200), (9, 1)))
+    def test_values_and_gradient_are_those_of_the_formula(self, decoder, lengths):
+        plain, ours = attention_modules(decoder)
+        grad = torch.randn(1, 3, *lengths, dtype=FLOAT64, generator=torch.Generator().manual_seed(1))
+        results = []
+        for module in (plain, ours):
+            bias = module.compute_bias(*lengths)
+            results.append((bias, *torch.autograd.grad(bias, module.relative_attention_bias.weight, grad)))
+        self.assertTrue(torch.equal(results[0][0], results[1][0]))
+        torch.testing.assert_close(results[1][1], results[0][1], rtol=1e-12, atol=1e-12)
+        self.assertTrue(results[1][0].is_contiguous())  # attention need not lay it out anew
+
+    def test_a_step_of_generation(self):
+        plain, ours = attention_modules(True)
+        for past in (5, torch.tensor(5)):
+            found, expected = (m.compute_bias(1, 9, past_seen_tokens=past) for m in (ours, plain))
+            self.assertTrue(torch.equal(found, expected))
+
+    def test_diagonal_sums(self):
+        matrices = torch.arange(24.0).view(2, 3, 4)
+        expected = [[torch.diagonal(m, offset).sum() for offset in range(-2, 4)] for m in matrices]
+        self.assertEqual(diagonal_sums(matrices).tolist(), torch.tensor(expected).tolist())
+
+    def test_nothing_is_scattered(self):
+        """Scattered additions are atomic on a GPU: their order, and so the last bits, differ from run to run."""
+        found = {}
+        for name, module in zip(("plain", "ours"), attention_modules(False, torch.float32), strict=True):
+            bias = module.compute_bias(64, 64)
+            with Calls() as calls:
+                bias.backward(torch.ones_like(bias))
+            found[name] = {n for n in calls.counts if "embedding" in n or "index" in n or "scatter" in n}
+        self.assertEqual(found["ours"], set())
+        self.assertNotEqual(found["plain"], set())
+
+    def test_other_shapes_are_looked_up_as_before(self):
+        _, ours = attention_modules(False)
+        buckets, table = torch.randint(0, 32, (2, 3, 4)), ours.relative_attention_bias
+        self.assertTrue(torch.equal(table(buckets), F.embedding(buckets, table.weight)))
+
+    @parameterized.parameters("eager", "sdpa", "t5_fused")
+    def test_whole_models(self, attention):
+        examples, results = batch(33, 16, padded=True), []
+        for change in (str, sum_bias_by_diagonals):  # `str` changes nothing
+            for config in ({}, {"config": UMT5Config}):  # umT5's layers each have a table
+                model = tiny(attention, vocab_size=96, **config)
+                change(model)
+                results.append(gradients(model, model(**examples, use_cache=False).loss))
+        for ours, plain in zip(results[2:], results[:2], strict=True):
+            self.assertEqual(ours.keys(), plain.keys())
+            for name, gradient in plain.items():
+                torch.testing.assert_close(ours[name], gradient, rtol=1e-10, atol=1e-11, msg=name)
+
+    def test_it_compiles_into_one_graph(self):
+        torch._dynamo.reset()
+        examples = batch(14, 6, padded=False)
+        plain, model = (tiny("t5_fused", num_layers=2, num_decoder_layers=2) for _ in range(2))
+        sum_bias_by_diagonals(model)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        found = gradients(model, compiled(**examples, use_cache=False).loss)
+        for name, gradient in gradients(plain, plain(**examples, use_cache=False).loss).items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-11, msg=name)
+
+
+class OnceTest(parameterized.TestCase):
+    @parameterized.parameters((False, 2), (True, 3))  # of the encoder, the decoder, and its cross-attention if masked
+    def test_all_layers_share_what_is_added_to_the_scores(self, padded, expected):
+        examples = batch(20, 9, padded=padded)
+        examples.pop("decoder_attention_mask", None)
+        model = tiny("t5_fused", num_layers=4, num_decoder_layers=4)
+        made = mock.Mock(side_effect=kernels._added_scores)
+        with mock.patch.object(kernels, "_added_scores", made):
+            gradients(model, model(**examples, use_cache=False).loss)
+        self.assertLen([c for c in made.call_args_list if c.args[2] is not None or c.args[3] is not None], expected)
+
+    def test_another_step_makes_it_anew(self):
+        model, losses = tiny("t5_fused"), []
+        for _ in range(2):
+            losses.append(model(**batch(12, 5, padded=True), use_cache=False).loss.item())
+            with torch.no_grad():
+                model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.add_(
+                    torch.randn(32, 3, dtype=FLOAT64)
+                )
+        self.assertNotEqual(*losses)
+        expected = tiny("eager")
+        expected.load_state_dict(model.state_dict())
+        loss = model(**batch(12, 5, padded=True), use_cache=False).loss.item()
+        self.assertAlmostEqual(loss, expected(**batch(12, 5, padded=True), use_cache=False).loss.item(), delta=1e-10)
+
+    def test_nothing_of_it_outlives_the_step(self):
+        model = tiny("t5_fused")
+        gradients(model, model(**batch(12, 5, padded=True), use_cache=False).loss)
+        self.assertEmpty(kernels._known)
+
+    def test_compiled_equal_layouts_are_made_once(self):
+        """One cast to bfloat16 of the bias of a stack, whatever the number of layers."""
+        counts = []
+        for layers in (1, 3):
+            torch._dynamo.reset()
+            model = tiny("t5_fused", num_layers=layers, num_decoder_layers=1).float()
+            casts = []
+
+            def count(graph, _, casts=casts):
+                for node in graph.graph.nodes:
+                    value = node.meta.get("val")
+                    if "_to_copy" in str(node.target) and getattr(value, "shape", ()) == (1, 3, 16, 16):
+                        casts.append(node)
+                return make_boxed_func(graph.forward)
+
+            backend = aot_autograd(
+                fw_compiler=count, bw_compiler=nop,
+                partition_fn=min_cut_rematerialization_partition,
+            )  # fmt: skip
+            compiled = torch.compile(model, fullgraph=True, backend=backend)
+            with torch.autocast("cpu", torch.bfloat16):
+                compiled(**batch(16, 7, padded=False), use_cache=False).loss.backward()
+            counts.append(len(casts))
+        self.assertEqual(counts[0], counts[1])
+        self.assertGreater(counts[0], 0)
+
+
+if __name__ == "__main__":
+    absltest.main()
