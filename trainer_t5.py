@@ -166,7 +166,9 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         if training_args.precompile:
             self.add_callback(_PrecompileCallback())
         self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=training_args.device), 0
-        self._norm = self._before_update = None  # of the last step, while nobody has asked whether it was finite
+        # Of the last step, while nobody has asked whether it was finite.
+        self._norm: _OnItsWay | float | None = None
+        self._before_update: dict | None = None
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
@@ -243,13 +245,12 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         """
         self._stop_if_non_finite()
         grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        self._norm = _OnItsWay(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
+        norm = self._norm = _OnItsWay(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's wrapper
-        skips = isinstance(self._norm, _OnItsWay) and getattr(optimizer, "_step_supports_amp_scaling", False)
-        if not skips:
+        if not isinstance(norm, _OnItsWay) or not getattr(optimizer, "_step_supports_amp_scaling", False):
             self._stop_if_non_finite()
             return grad_norm
-        optimizer.found_inf = self._norm.non_finite
+        optimizer.found_inf = norm.non_finite
         self._before_update = {
             "rates": [group["lr"] for group in optimizer.param_groups],
             "schedule": self.lr_scheduler.state_dict(),

@@ -153,10 +153,11 @@ def _probe(kernel: Kernel, q, k, v, bias, grad_out) -> str | None:
     queries, keys, dtype = q.shape[1], k.shape[1], q.dtype
     with torch.no_grad():
         wide = accumulation_dtype(dtype)
-        x = [t.to(wide) for t in (q, k, v)]
+        wide_q, wide_k, wide_v = (t.to(wide) for t in (q, k, v))
         wide_bias = None if bias is None else bias.to(wide)
-        expected = torch_forward(*x, wide_bias, 1.0)
-        expected += torch_backward(grad_out.to(wide), *x, wide_bias, *expected, 1.0)
+        output, logsumexp = torch_forward(wide_q, wide_k, wide_v, wide_bias, 1.0)
+        expected = (output, logsumexp)
+        expected += torch_backward(grad_out.to(wide), wide_q, wide_k, wide_v, wide_bias, output, logsumexp, 1.0)
         try:
             out, lse = kernel.forward(q, k, v, bias, 1.0)
             found = (out, lse, *kernel.backward(grad_out, q, k, v, bias, out.contiguous(), lse.contiguous(), 1.0))
