@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from accelerate.utils import DynamoBackend
 from torch._inductor.codecache import cache_dir
 from torch.distributed.tensor import DTensor
-from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -42,8 +42,7 @@ from tasks.examples import EvaluationTask
 from tasks.metrics.scoring import STATISTICS
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from training.preemption import PreemptionCallback, exit_preempted
-from training.row_order import RowOrderMixin
-from training.saving import SavingMixin
+from training.saving import SavingTrainer
 
 
 class _ResumeCallback(TrainerCallback):
@@ -118,7 +117,7 @@ def set_up_step(model, args) -> None:
     )
 
 
-class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
+class T5Trainer(SavingTrainer):
     """Seq2SeqTrainer with T5's loss, optimizers, schedules, data order and evaluation.
 
     The model's forward pass computes the loss (modeling/loss.py): the class of the model is changed for that, and
@@ -179,13 +178,13 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
 
     # ------------------------------------------------------------ training
     def train(self, resume_from_checkpoint=None, **kwargs):
-        """As Trainer's. Ends the process with exit code 75 when a signal or the time limit stopped the training."""
+        """Overrides Trainer to end the process with exit code 75 when a signal or the time limit stopped it."""
         self._resumed_from = resume_from_checkpoint
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _finalize_training(self, *args, **kwargs):
-        """As Trainer's; but a run that was asked to stop is not over: no closing line, no best model to load, and above
-        all no tidying, which would delete the checkpoint just saved when one that was better is kept."""
+        """Overrides Trainer to leave a run that was asked to stop unfinished: no closing line, no best model to load,
+        and above all no tidying, which would delete the checkpoint just saved when a better one is kept."""
         self._stop_if_non_finite()
         if self.preemption.reason is not None:
             self.callback_handler.on_train_end(self.args, self.state, self.control)
@@ -194,15 +193,15 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         return super()._finalize_training(*args, **kwargs)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """As Trainer's; with a z-loss it also adds up that part of the loss, on the device."""
+        """Overrides Trainer to add up the z-loss, on the device."""
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if outputs.z_loss is not None:
             self._tr_z_loss = self._tr_z_loss + outputs.z_loss.sum()
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs, start_time=None):
-        """As Trainer's, with the part of `loss` that is z-loss; the closing `train_loss` is the mean over the whole
-        run, also of a resumed one."""
+        """Overrides Trainer to log the part of `loss` that is z-loss, and to make the closing `train_loss` the mean
+        over the whole run, also of a resumed one."""
         if "loss" in logs and self.args.z_loss:
             steps = self.state.global_step - self._z_loss_last_logged
             logs["z_loss"] = self.accelerator.gather(self._tr_z_loss.reshape(1)).sum().item() / steps
@@ -214,8 +213,8 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """As Trainer's; the batches of the step are counted for the log. A stream's are first sent to the device, since
-        what Trainer counts on the host it would send while the host waits."""
+        """Overrides Trainer to count the batches of the step for the log. A stream's are first sent to the device,
+        since what Trainer counts on the host it would send while the host waits."""
         batches, num_items = super().get_batch_samples(map(self._prepare_input, epoch_iterator), num_batches, device)
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
@@ -223,21 +222,21 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         return batches, num_items
 
     def _prepare_input(self, data):
-        """As Trainer's, without waiting for the copy where `accelerator_config.non_blocking` allows it."""
+        """Overrides Trainer not to wait for the copy where `accelerator_config.non_blocking` allows it."""
         if isinstance(data, torch.Tensor):
             data = data.to(self.args.device, non_blocking=self.args.accelerator_config.non_blocking)
         return super()._prepare_input(data)
 
     def _run_epoch(self, *args, **kwargs):
-        """As Trainer's, which would train one step too many when it resumes a run that had all its steps."""
+        """Overrides Trainer, which would train one step too many when it resumes a run that had all its steps."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
 
-    # ------------------------------------------------------------ numbers that are none
+    # ------------------------------------------------------------ non-finite gradients
     def _get_grad_norm(self, model, grad_norm=None):
-        """As Trainer's, which calls this before the update; a norm that is not finite ends the run.
+        """Overrides Trainer, which calls this before the update, to end the run at a non-finite norm.
 
         Asking for the norm would make the host wait for the GPU. An optimizer that knows `found_inf` leaves weights
         and moments alone where the norm is non-finite; the host asks one step later, or before it logs, saves or
@@ -323,7 +322,7 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval", **gen_kwargs):
-        """As Seq2SeqTrainer's, but rows that fill up the last batch of several ranks are not counted twice."""
+        """Overrides Seq2SeqTrainer, which counts rows twice that fill up the last batch of several ranks."""
         if isinstance(eval_dataset, str) and eval_dataset in self.evaluation_tasks:
             task = self.evaluation_tasks[eval_dataset]
             self.compute_metrics, self.class_label_ids = task.compute_metrics, task.class_label_ids
@@ -339,7 +338,7 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         return metrics
 
     def predict(self, test_dataset, ignore_keys=None, metric_key_prefix="test", **gen_kwargs):
-        """As Seq2SeqTrainer's, with every row exactly once."""
+        """Overrides Seq2SeqTrainer to predict every row exactly once."""
         self._gen_kwargs = self._generation_arguments(gen_kwargs)
         self.gather_function = self.accelerator.gather_for_metrics
         return Trainer.predict(self, test_dataset, ignore_keys, metric_key_prefix)

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 from torch.utils.data import SequentialSampler
+from transformers import Seq2SeqTrainer
 from transformers.trainer_utils import EvalPrediction
 
 from arguments.training import global_batch_size
@@ -12,11 +13,13 @@ from tasks.batching import FilledRows
 from training.preemption import outlive_signals
 
 
-class RowOrderMixin:
-    """The part of T5Trainer, before `Seq2SeqTrainer` among its bases, that decides in which order rows come."""
+class RowOrderTrainer(Seq2SeqTrainer):
+    """The part of T5Trainer that decides in which order rows come."""
+
+    train_collator = None  # a collator for training alone
 
     def get_train_dataloader(self):
-        """As Trainer's, with data workers that outlive the signals at which the run is to save and stop.
+        """Overrides Trainer to start data workers that outlive the signals at which the run is to save and stop.
 
         A stream has cut itself up for the ranks already, and so goes around accelerate's loaders."""
         if hasattr(self.train_dataset, "loader"):
@@ -55,8 +58,8 @@ class RowOrderMixin:
         return np.argsort(-row_lengths(eval_dataset), kind="stable").tolist()
 
     def evaluation_loop(self, dataloader, *args, **kwargs):
-        """As Trainer's, with predictions in the order of the rows, also for the metrics, whatever the order in which
-        they were made."""
+        """Overrides Trainer to return predictions in the order of the rows, also for the metrics, whatever the order in
+        which they were made."""
         if not _has_rows(dataloader.dataset):
             return super().evaluation_loop(dataloader, *args, **kwargs)
         places = np.argsort(self._get_eval_sampler(dataloader.dataset))

@@ -14,11 +14,12 @@ from publishing.hub_uploads import NOT_PUBLISHED, create_repository, reason, sta
 from publishing.model_cards import model_card, read_run
 from tasks.task_records import TASK_RECORD
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
+from training.row_order import RowOrderTrainer
 from training.sharding import load_sharded_weights, save_sharded_optimizer
 
 
-class SavingMixin:
-    """The part of T5Trainer, before `Seq2SeqTrainer` among its bases, that saves, resumes and uploads."""
+class SavingTrainer(RowOrderTrainer):
+    """The part of T5Trainer that saves, resumes and uploads."""
 
     _is_saving = False  # while a checkpoint is being written aside
     _resumed_from = None  # the checkpoint with which this training began
