@@ -4,12 +4,16 @@ A file with a main guard is a script, above all others. A new module takes the p
 """
 
 import ast
+import itertools
+import re
 import sys
 from pathlib import Path
 
 from absl.testing import parameterized
+from transformers import Seq2SeqTrainer
 
 import constants
+from trainer_t5 import T5Trainer
 
 ROOT = Path(constants.__file__).parent
 # Who may import whom: a line's files and folders import those of the lines above, and each other without a circle.
@@ -67,6 +71,14 @@ def defined(tree: ast.Module) -> set[str]:
 
 
 class StructureTest(parameterized.TestCase):
+    def test_docs_name_every_override_of_trainer(self):
+        ours = itertools.takewhile(lambda base: base is not Seq2SeqTrainer, T5Trainer.__mro__)
+        overridden = {name for base in ours for name in vars(base) if callable(getattr(Seq2SeqTrainer, name, None))}
+        text = (ROOT / "docs" / "architecture.md").read_text()
+        table = text.split("## What is changed of transformers' Trainer")[1].split("\n## ")[0]
+        rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")][2:]
+        self.assertCountEqual(re.findall(r"`(\w+)`", "".join(rows)), overridden - {"__init__", "__doc__"})
+
     @parameterized.parameters(*SOURCES)
     def test_imports_point_down(self, name):
         self.assertGreaterEqual(line(name), 0, f"{name}: its folder has no line in LINES, and it has no main guard")
