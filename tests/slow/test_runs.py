@@ -1,5 +1,6 @@
 """Tests of runs/run.py: what is said and checked before a run, and that nothing is lost when it does not begin."""
 
+import functools
 import os
 import subprocess
 import tempfile
@@ -103,6 +104,7 @@ class BeforeARunTest(parameterized.TestCase):
         """A run in whose memory a forward pass of more than so many sequences does not fit."""
         forward = T5ForConditionalGeneration.forward
 
+        @functools.wraps(forward)  # its signature lives on in the classes that compute_loss_in_forward made of it
         def cramped(model, **inputs):
             if model.training and len(inputs["input_ids"]) > sequences:
                 raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB.")

@@ -32,7 +32,7 @@ import pre_train_t5
 from common.reports import read_metrics
 from training.checkpoints import SAVING, newest_whole_checkpoint
 
-preload()
+preload("wandb")  # whose folders a fork leaves as they are: it ends by os._exit
 SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixture": fine_tune_t5.main}
 # Figures of the machine, and of the stretch between two logs, which a resumed run begins anew.
 TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparation_time", "seconds_left")

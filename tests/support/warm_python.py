@@ -20,15 +20,16 @@ import sys
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 PRELOADED = "pre_train_t5 fine_tune_t5 evaluate_t5 transformers.models.t5.modeling_t5 torch.distributed.run".split()
-PRELOADED += "matplotlib.figure matplotlib.backends.backend_agg deepspeed wandb".split()  # every run imports the latter
+PRELOADED += "matplotlib.figure matplotlib.backends.backend_agg deepspeed".split()
 
 
 # ---------------------------------------------------------------- for tests
-def preload() -> None:
-    """Imports what runs import, so that forks need not; some of it is not on every system."""
+def preload(*more: str) -> None:
+    """Imports what runs import, so that forks need not; some of it is not on every system. more: modules too, but not
+    those that make what must end with one process, as wandb makes its temporary folders."""
     import importlib
 
-    for name in PRELOADED:
+    for name in (*PRELOADED, *more):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
