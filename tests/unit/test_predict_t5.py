@@ -189,7 +189,7 @@ class TaskTest(TestCase):
         reader = InputReader(entry)
         text = "  Un șarpe. Doi\u00a0șerpi?  1.  \t Trei !"
         (item,) = reader.read(self.write("in.txt", text))
-        self.assertEqual(item.texts, ["Un sarpe.", "Doi serpi?", "Trei !"])
+        self.assertEqual(item.texts, ["Un sarpe.", "Doi\u00a0serpi?", "Trei !"])
         self.assertEqual(item.between, ["  ", " ", "  1.  \t ", ""])
         self.assertEqual(item.answer(["A", "B", "C"]), "  A B  1.  \t C")
         (item,) = reader.read(self.write("in.jsonl", json.dumps({"text": text})))
