@@ -6,10 +6,12 @@ Nothing is invented: what no file tells is left out, and local paths are shorten
 import contextlib
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from arguments.model import ModelArguments
+from arguments.own_pairs import OWN, own_entry
 from arguments.task import TaskArguments
 from arguments.text import PreTrainingDataArguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
@@ -63,6 +65,8 @@ def model_card(
     run, metrics = record["run"], record["metrics"]
     arguments, task = run.get("arguments", {}), task_of(run)
     entry = DATASET_VALS.get(task[0], {}).get(task[1], {}) if task else {}
+    if task and task[1] == OWN:
+        entry = own_entry(SimpleNamespace(**arguments))
     last_evaluation = next((line for line in reversed(metrics) if any(key.startswith("eval_") for key in line)), {})
     numbers = {
         key: float(value)
@@ -138,7 +142,9 @@ def _example(task: tuple[str, str] | None, entry: dict) -> str:
     """A source text of the task: "rte sentence1: ... sentence2: ..."; for pre-training a text with gaps."""
     if not task:
         return "The cat <extra_id_0> on the <extra_id_1>."
-    return entry.get("prefix", task[1]) + "".join(f" {key}: ..." if key else ": ..." for key in entry.get("inputs", {}))
+    prefix = entry.get("prefix", "" if task[1] == OWN else task[1])
+    text = prefix + "".join(f" {key}: ..." if key else ": ..." for key in entry.get("inputs", {"": "..."}))
+    return text.strip(" :") if not prefix else text
 
 
 def _data(arguments: dict, task: tuple[str, str] | None, entry: dict) -> str:
