@@ -456,7 +456,7 @@ class HelpTest(TestCase):
         self.assertNotIn("%%", text)
         self.assertLessEqual(len(text.splitlines()), 100 if classes is PRE_TRAINING else 120)
         self.assertNotIn("==SUPPRESS==", text)
-        self.assertIn("[wandb]", text)
+        self.assertIn("Not set: wandb, if installed.", text)
         self.assertIn("out/" + ("pre" if classes is PRE_TRAINING else "fine"), text)
 
     def test_help_all_has_every_flag(self):
