@@ -15,6 +15,7 @@ from arguments.task import TaskArguments
 from arguments.text import PreTrainingDataArguments
 from common.command_line import check_limits, check_repository_name, did_you_mean, option, refuse
 from common.processes import has_accelerator, print_once
+from common.reports import is_secret
 from constants import DEFAULT_OPTIMIZER, NOT_UNDER_FSDP, NOT_UNDER_ZERO, OPTIMIZERS, TRAINING_DEFAULTS
 from corpora.files import check_file
 
@@ -138,6 +139,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             # Every rank builds the whole model, so that its first weights are those of any other launch. DeepSpeed
             # cuts them up afterwards: T5Trainer puts this back.
             unset_hf_deepspeed_config()
+
+    def __getstate__(self):
+        """What training_args.bin keeps, which lies in every checkpoint: all but secrets."""
+        return {name: None if is_secret(name) else value for name, value in vars(self).items()}
 
 
 def has_bf16() -> bool:

@@ -26,6 +26,7 @@ from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
 from common.processes import is_first_process, print_once
+from common.reports import is_secret
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
@@ -159,7 +160,10 @@ def parse_arguments(
     Raises ValueError with one line that names the flag or key, the value, and what would be right.
     """
     transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
-    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        argv = sys.argv[1:]
+        sys.argv[1:] = _without_secrets(argv)  # W&B records it
+    argv = list(argv)
     show_all = bool({"--help_all", "--help-all"} & set(argv))
     parser = T5ArgumentParser(dataclass_types, show_all)
     if show_all or {"-h", "--help"} & set(argv):
@@ -193,6 +197,17 @@ def _refuse_rivals(groups, given: set[str], where: str) -> None:
         if all(values.get(name) not in (None, False, -1, "", "false", "False") for name in pair):
             one, other = (f"--{name}" if values[name] is True else f"--{name} {values[name]}" for name in pair)
             raise ValueError(f"{one} and {other} exclude each other: give one of them {where}")
+
+
+def _without_secrets(words: list[str]) -> list[str]:
+    """["--hub_token", "hf_x", "--a-token=y"] -> ["--hub_token", "***", "--a-token=***"]."""
+    shown, hide = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        secret = word.startswith("--") and is_secret(name.replace("-", "_"))
+        shown.append("***" if hide else f"{name}=***" if secret and equals else word)
+        hide = secret and not equals
+    return shown
 
 
 def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:

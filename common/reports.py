@@ -23,7 +23,7 @@ from common.processes import is_first_process
 
 PROJECT = Path(__file__).resolve().parent.parent
 VERSIONS_OF = ("torch", "transformers", "accelerate", "datasets", "deepspeed")  # recorded in run.json where installed
-SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings never reach run.json
+SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings reach no file
 PERFORMANCE = re.compile(
     r"mfu|total_flos|seconds_left|padding_share|.*_(per_second|runtime|time|gib)"
 )  # of a key: it is no quality of the model
@@ -194,11 +194,14 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def is_secret(name: str) -> bool:
+    """Whether a flag of this name holds a secret: hub_token, api_key."""
+    return name.lower() == "token" or name.lower().endswith(SECRET_ENDINGS)
+
+
 def _without_secrets(value: object) -> object:
     if isinstance(value, dict):
-        names = {key: str(key).lower() for key in value}
-        public = [key for key, name in names.items() if name != "token" and not name.endswith(SECRET_ENDINGS)]
-        return {key: _without_secrets(value[key]) for key in public}
+        return {key: _without_secrets(item) for key, item in value.items() if not is_secret(str(key))}
     return [_without_secrets(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
