@@ -174,6 +174,7 @@ def parse_arguments(
         recipe = default_recipe
         print_once(f"no data and no model were named: using the recipe {os.path.relpath(recipe)}")
     recipe_argv = _recipe_as_flags(parser, recipe, skip=given) if recipe else []
+    written = [*recipe_argv, *argv]
     if fill_in is not None:
         values = vars(parser.parse_known_args(recipe_argv + argv)[0])
         more = fill_in(values, given | _flags_given(parser, recipe_argv))
@@ -185,9 +186,17 @@ def parse_arguments(
         raise ValueError(f"{left_over[0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
     for flags in groups:
         check_limits(flags)
+    _refuse_empty(written)
     _refuse_rivals(groups, given, "on the command line")
     _refuse_rivals(groups, _flags_given(parser, recipe_argv), f"in the recipe {recipe}")
     return groups
+
+
+def _refuse_empty(argv: list[str]) -> None:
+    for flag, value in zip(["", *argv], argv, strict=False):
+        if not value or value.startswith("--") and value.endswith("="):
+            raise ValueError(f"{value[:-1] or flag} '': an empty value, such as that of a shell variable that is not "
+                             "set; give one, or leave the flag out")  # fmt: skip
 
 
 def _refuse_rivals(groups, given: set[str], where: str) -> None:

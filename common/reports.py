@@ -6,6 +6,7 @@ write_json(output_dir / "run.json", run_record(flags, model, 80_128, fingerprint
 
 # ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -13,7 +14,8 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -138,6 +140,16 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
         aside.replace(path)  # atomic, as os.replace
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def side_file(path: Path) -> Iterator[Path]:
+    """Within it a file beside the model is written; where that fails, as on a full disk, a line says so and the run
+    goes on."""
+    try:
+        yield path
+    except OSError as error:
+        print(f"{path} was not written: {error.strerror or error}", file=sys.stderr, flush=True)
 
 
 def write_json(path: str | Path, obj: object) -> None:
