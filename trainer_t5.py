@@ -190,8 +190,9 @@ class T5Trainer(SavingMixin, RowOrderMixin, Seq2SeqTrainer):
         return batches, num_items
 
     def _run_epoch(self, *args, **kwargs):
-        """As Trainer's, which would train one step too many when it resumes a run that had all its steps."""
-        if self.state.global_step >= self.state.max_steps:
+        """As Trainer's, which would train one step too many when it resumes a run that had all its steps, or had lost
+        its patience (PatienceCallback)."""
+        if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
