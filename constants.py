@@ -9,7 +9,8 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.m
                         row for each, evaluation counts the best. Any column may be dotted: translation.en, answers.text
     target_type         "class" (one of `labels`), "number" (written in STS-B's rounding) or "text" (used as it is)
     labels              class names in class order (only for "class"); an integer in the data is an index into it
-    metrics             names from tasks.metrics.METRICS; the first one decides which checkpoint is best
+    metrics             names from tasks.metrics.METRICS; the first one decides which checkpoint is best. Another name,
+                        or a folder, is one for evaluate.load, which runs its code
     metric_columns      columns that a metric reads beside answers and targets (question_exact_match, referent_accuracy)
     max_source_length, max_target_length   in tokens, EOS included
     hub                 (data set, configuration or None) on the Hugging Face Hub

@@ -79,6 +79,7 @@ class ExportArguments:
     )
     config_name: str | None = option(None, "Folder with config.json, where shards have none in or above them.")
     tokenizer_name: str | None = option(None, "Tokenizer. Not set: the checkpoint's own, or that of the folder above.")
+    trust_checkpoint: bool = option(False, "Read shards that can run code of whoever wrote them.")
     output_dir: str = option("out/export", "Folder to write. Must be empty or overwritten.")
     overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new export is whole.")
     formats: list[str] = option(
@@ -209,7 +210,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         tokenizer = find_tokenizer(args, checkpoint)
         record = read_run(run_folder(checkpoint))
         texts, texts_from = texts_to_compare(args, record["run"])
-        model = load_any_checkpoint(checkpoint, args.config_name)
+        model = load_any_checkpoint(checkpoint, args.config_name, args.trust_checkpoint)
         fit_vocabulary(model, len(tokenizer))
         others = [kind for kind in args.formats if kind != "huggingface"]
         if others and model.config.model_type == "longt5":

@@ -35,7 +35,7 @@ from model_t5 import check_model_source, get_model, is_local_model, set_generati
 from runs.run import TrainingRun
 from tasks.tasks import Task, Tasks
 from trainer_t5 import T5Trainer
-from training.checkpoints import check_resumed, prepare_output_dir
+from training.checkpoints import check_resumed, check_saved_state, prepare_output_dir
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 
@@ -71,6 +71,7 @@ def main(argv: list[str] | None = None) -> dict:
         model_args, task_args, args, tasks = parse_flags(argv)
         check_model_source(model_args, args)
         checkpoint = prepare_output_dir(args)
+        check_saved_state(args, checkpoint)
         set_seed(args.seed)
         with args.main_process_first(desc="loading the tokenizer"):
             name = model_args.tokenizer_name or model_args.model_name_or_path

@@ -62,7 +62,7 @@ def build_config(name_or_path: str, vocab_size: int | None = None, overrides: di
         )
         return _overridden(T5Config(**values | MODEL_SHAPES[name_or_path]), overrides or {})
     try:
-        config = AutoConfig.from_pretrained(name_or_path, local_files_only=_only_local(name_or_path))
+        config = _read_config(name_or_path)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"--config_name {name_or_path}: neither a built-in shape ({', '.join(MODEL_SHAPES)}) nor a readable "
@@ -101,6 +101,11 @@ def _overridden(config: T5Config, overrides: dict) -> T5Config:
     except StrictDataclassError as error:
         changed = ",".join(f"{key}={value}" for key, value in overrides.items())
         raise ValueError(f"--config_overrides {changed}: {' '.join(str(error).split())}") from None
+
+
+def _read_config(name_or_path: str) -> T5Config:
+    """Never through code that lies beside it, which transformers would offer to run."""
+    return AutoConfig.from_pretrained(name_or_path, trust_remote_code=False, local_files_only=_only_local(name_or_path))
 
 
 def _only_local(name_or_path: str) -> bool:
@@ -202,7 +207,7 @@ def check_model_source(args, training_args=None, packed: str | None = None) -> N
 
 def _load_config(name_or_path: str) -> T5Config:
     try:
-        config = AutoConfig.from_pretrained(name_or_path, local_files_only=_only_local(name_or_path))
+        config = _read_config(name_or_path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last three: odd JSON
         reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error)
         raise ValueError(
@@ -225,7 +230,7 @@ def load_model(
     """
     config = _load_config(config_from or name_or_path)
     check_options(config, attn_implementation)
-    kwargs = {"local_files_only": _only_local(name_or_path)}
+    kwargs = {"local_files_only": _only_local(name_or_path), "trust_remote_code": False}
     if attn_implementation is not None:
         kwargs["attn_implementation"] = attn_implementation
     if config_from:  # else transformers looks for it beside the weights

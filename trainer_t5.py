@@ -228,8 +228,9 @@ class T5Trainer(SavingTrainer):
         return super()._prepare_input(data)
 
     def _run_epoch(self, *args, **kwargs):
-        """Overrides Trainer, which would train one step too many when it resumes a run that had all its steps."""
-        if self.state.global_step >= self.state.max_steps:
+        """Overrides Trainer, which would train one step too many when it resumes a run that had all its steps, or had
+        lost its patience (PatienceCallback)."""
+        if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)

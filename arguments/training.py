@@ -15,6 +15,7 @@ from arguments.task import TaskArguments
 from arguments.text import PreTrainingDataArguments
 from common.command_line import check_limits, check_repository_name, did_you_mean, option, refuse
 from common.processes import has_accelerator, print_once
+from common.reports import is_secret
 from constants import DEFAULT_OPTIMIZER, NOT_UNDER_FSDP, NOT_UNDER_ZERO, OPTIMIZERS, TRAINING_DEFAULTS
 from corpora.files import check_file
 
@@ -31,8 +32,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     _argument_group_name = "training"
     # Of transformers' flags, those that `--help` shows; `--help_all` shows the others too.
     _usual_flags = {
-        "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed report_to run_name project "
-        "push_to_hub hub_model_id",
+        "run": "output_dir overwrite_output_dir resume_from_checkpoint trust_checkpoint dry_run seed "
+        "report_to project push_to_hub hub_model_id",
         "length and batch": "max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
         "dataloader_num_workers",
         "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
@@ -68,7 +69,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "predict_with_generate": dict(help="Evaluate the texts that the model generates, instead of scoring labels."),
         "push_to_hub": dict(help="Upload the model to the Hugging Face Hub; without it nothing leaves the machine."),
         "resume_from_checkpoint": dict(help="Resume from this folder; without a value: the newest in --output_dir."),
-        "run_name": dict(help="Name of the run in the trackers. Not set: that of --output_dir."),
         "save_steps": dict(help="Steps between checkpoints, where --save_strategy is steps.", at_least=0),
         "save_strategy": dict(help="When to save.", choices=tuple(SaveStrategy)),
         "save_total_limit": dict(at_least=1),
@@ -115,6 +115,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     generation_cache: str = option("dynamic", "Static: compiled on a GPU.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
 
+    trust_checkpoint: bool = option(False, "Resume from DeepSpeed files that can run code of whoever wrote them.")
+
     defaults_of: str | None = field(default=None, init=False)  # the job whose default learning rate was taken
 
     def __post_init__(self):
@@ -141,6 +143,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self.bf16 = not self.use_cpu and has_bf16()
         # transformers knows neither our optimizers' names nor a choice that is still open: put back afterwards.
         asked = {name: getattr(self, name) for name in _LEFT_OPEN}
+        self.chose_metric = self.metric_for_best_model is not None
         self.__dict__.update(_LEFT_OPEN)
         super().__post_init__()
         self.__dict__.update(asked)
@@ -148,6 +151,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             # Every rank builds the whole model, so that its first weights are those of any other launch. DeepSpeed
             # cuts them up afterwards: T5Trainer puts this back.
             unset_hf_deepspeed_config()
+
+    def __getstate__(self):
+        """What training_args.bin keeps, which lies in every checkpoint: all but secrets."""
+        return {name: None if is_secret(name) else value for name, value in vars(self).items()}
 
 
 def _cores_of_a_process() -> int:

@@ -1,7 +1,6 @@
 """Folders that are made once, appear whole and are checked at every use."""
 
 import contextlib
-import os
 import re
 import shutil
 import tempfile
@@ -9,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from common.manifests import difference, fsync, write_manifest
+from common.manifests import difference, fsync, share, write_manifest
 from common.processes import is_first_process, print_once
 
 
@@ -76,10 +75,9 @@ def made_aside(final: Path, overwrite: bool = False) -> Iterator[Path]:
     aside = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.absolute().parent))
     try:
         yield aside
-        umask = os.umask(0)
-        os.umask(umask)
-        for path in [*aside.rglob("*"), aside]:
-            path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)  # temporary files are for this user alone
+        paths = [*aside.rglob("*"), aside]
+        share(paths)
+        for path in paths:
             fsync(path)
         if final.is_dir() and any(final.iterdir()):
             if not overwrite:

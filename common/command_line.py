@@ -26,6 +26,7 @@ from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
 from common.processes import is_first_process, print_once
+from common.reports import is_secret
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
@@ -159,7 +160,10 @@ def parse_arguments(
     Raises ValueError with one line that names the flag or key, the value, and what would be right.
     """
     transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
-    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        argv = sys.argv[1:]
+        sys.argv[1:] = _without_secrets(argv)  # W&B records it
+    argv = list(argv)
     show_all = bool({"--help_all", "--help-all"} & set(argv))
     parser = T5ArgumentParser(dataclass_types, show_all)
     if show_all or {"-h", "--help"} & set(argv):
@@ -170,6 +174,7 @@ def parse_arguments(
         recipe = default_recipe
         print_once(f"no data and no model were named: using the recipe {os.path.relpath(recipe)}")
     recipe_argv = _recipe_as_flags(parser, recipe, skip=given) if recipe else []
+    written = [*recipe_argv, *argv]
     if fill_in is not None:
         values = vars(parser.parse_known_args(recipe_argv + argv)[0])
         more = fill_in(values, given | _flags_given(parser, recipe_argv))
@@ -181,9 +186,17 @@ def parse_arguments(
         raise ValueError(f"{left_over[0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
     for flags in groups:
         check_limits(flags)
+    _refuse_empty(written)
     _refuse_rivals(groups, given, "on the command line")
     _refuse_rivals(groups, _flags_given(parser, recipe_argv), f"in the recipe {recipe}")
     return groups
+
+
+def _refuse_empty(argv: list[str]) -> None:
+    for flag, value in zip(["", *argv], argv, strict=False):
+        if not value or value.startswith("--") and value.endswith("="):
+            raise ValueError(f"{value[:-1] or flag} '': an empty value, such as that of a shell variable that is not "
+                             "set; give one, or leave the flag out")  # fmt: skip
 
 
 def _refuse_rivals(groups, given: set[str], where: str) -> None:
@@ -193,6 +206,17 @@ def _refuse_rivals(groups, given: set[str], where: str) -> None:
         if all(values.get(name) not in (None, False, -1, "", "false", "False") for name in pair):
             one, other = (f"--{name}" if values[name] is True else f"--{name} {values[name]}" for name in pair)
             raise ValueError(f"{one} and {other} exclude each other: give one of them {where}")
+
+
+def _without_secrets(words: list[str]) -> list[str]:
+    """["--hub_token", "hf_x", "--a-token=y"] -> ["--hub_token", "***", "--a-token=***"]."""
+    shown, hide = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        secret = word.startswith("--") and is_secret(name.replace("-", "_"))
+        shown.append("***" if hide else f"{name}=***" if secret and equals else word)
+        hide = secret and not equals
+    return shown
 
 
 def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:

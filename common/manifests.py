@@ -8,19 +8,22 @@ Checkpoints and cached data are written into a temporary folder, described, sync
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 MANIFEST = "manifest.json"
 
 
 def write_manifest(folder: Path) -> None:
-    """Describes all files of a finished folder in its manifest, and syncs everything to the disk."""
+    """Describes all files of a finished folder in its manifest, and syncs everything to the disk. Those who may read
+    it are those whom the umask says."""
     files = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST):
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
         fsync(path)
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"files": files}, indent=1) + "\n", encoding="utf-8")
+    share([folder, *folder.rglob("*")])
     for path in [manifest, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
         fsync(path)
 
@@ -37,6 +40,8 @@ def difference(folder: Path, hashes: bool = True) -> str | None:
         return f"it has no {MANIFEST}"
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return f"its {MANIFEST} cannot be read"
+    if not expected:
+        return f"its {MANIFEST} lists no files"
     for name, (size, _) in expected.items():
         path = folder / name
         if not path.is_file():
@@ -53,6 +58,16 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def share(paths: Iterable[Path]) -> None:
+    """Gives files and folders the permissions of the user's umask: what is made as a temporary file, as safetensors
+    does, is for that user alone."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in paths:
+        special = path.stat().st_mode & 0o7000  # setgid, by which a folder's files belong to its group
+        path.chmod(special | (0o777 if path.is_dir() else 0o666) & ~umask)
 
 
 def fsync(path: Path) -> None:

@@ -6,6 +6,7 @@ write_json(output_dir / "run.json", run_record(flags, model, 80_128, fingerprint
 
 # ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -13,7 +14,8 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from common.processes import is_first_process
 
 PROJECT = Path(__file__).resolve().parent.parent
 VERSIONS_OF = ("torch", "transformers", "accelerate", "datasets", "deepspeed")  # recorded in run.json where installed
-SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings never reach run.json
+SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings reach no file
 PERFORMANCE = re.compile(
     r"mfu|total_flos|seconds_left|padding_share|.*_(per_second|runtime|time|gib)"
 )  # of a key: it is no quality of the model
@@ -141,6 +143,16 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
         aside.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def side_file(path: Path) -> Iterator[Path]:
+    """Within it a file beside the model is written; where that fails, as on a full disk, a line says so and the run
+    goes on."""
+    try:
+        yield path
+    except OSError as error:
+        print(f"{path} was not written: {error.strerror or error}", file=sys.stderr, flush=True)
+
+
 def write_json(path: str | Path, obj: object) -> None:
     """Writes `obj` as standard JSON (non-finite floats as strings, like metrics.jsonl), whole or not at all."""
     text = json.dumps(plain_json(obj), indent=2, allow_nan=False) + "\n"
@@ -195,11 +207,14 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def is_secret(name: str) -> bool:
+    """Whether a flag of this name holds a secret: hub_token, api_key."""
+    return name.lower() == "token" or name.lower().endswith(SECRET_ENDINGS)
+
+
 def _without_secrets(value: object) -> object:
     if isinstance(value, dict):
-        names = {key: str(key).lower() for key in value}
-        public = [key for key, name in names.items() if name != "token" and not name.endswith(SECRET_ENDINGS)]
-        return {key: _without_secrets(value[key]) for key in public}
+        return {key: _without_secrets(item) for key, item in value.items() if not is_secret(str(key))}
     return [_without_secrets(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -40,6 +40,7 @@ class Source:
     size: int | None = None  # bytes, if known
     ids: IdFormat | None = None  # how ready-made ids are read; None: text
     parts: Sequence["Source"] = ()  # of several sources as one
+    stamps: Sequence[tuple] = ()  # of the files, when their fingerprint was taken
 
     def documents(self) -> Iterator[str] | Iterator[IdDocument]:
         for part in self.parts:
@@ -49,6 +50,15 @@ class Source:
             yield from read(self.dataset, self.column, self.description)
         for file in self.files:
             yield from read_documents(file, self.column) if self.ids is None else read_ids(file, self.ids)
+
+    def check_unchanged(self) -> None:
+        """ValueError if a file is no longer the one that the fingerprint is of: what was read may not be kept under
+        it."""
+        for part in self.parts:
+            part.check_unchanged()
+        for file, stamp in zip(self.files, self.stamps, strict=False):
+            if _stamp(file) != stamp:
+                raise ValueError(f"{file} has changed while it was read: start again when it is complete")
 
 
 def find_sources(args) -> dict[str, Source]:
@@ -126,14 +136,22 @@ def joint_fingerprint(sources: Sequence) -> str:
 
 def _file_source(flag: str, paths: list[str], column: str, ids: IdFormat | None = None) -> Source:
     files = expand_files(flag, paths) if ids is None else expand_id_files(flag, paths, ids)
-    digest = hashlib.sha256()
+    digest, stamps = hashlib.sha256(), [_stamp(file) for file in files]
     for file in files:
         kind = ".txt" if is_plain_text(file) else data_suffix(file)
         digest.update(kind.encode() + file_digest(file).encode())
     size = sum(file.stat().st_size for file in files)
     shown = files[0].name if len(files) == 1 else f"{len(files)} files"
     column = column if ids is None else str(ids)
-    return Source(f"{shown}, {human_bytes(size)}", digest.hexdigest(), files, column, size=size, ids=ids)
+    return Source(f"{shown}, {human_bytes(size)}", digest.hexdigest(), files, column, size=size, ids=ids, stamps=stamps)
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    """What changes with a file's contents."""
+    if not file.exists():
+        return None
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _dataset_sources(name: str, config: str | None, column: str, ids: IdFormat | None = None) -> dict[str, Source]:
@@ -192,6 +210,7 @@ def tokenizer_for(source: Source, vocab_size: int, cache: Path, byte_fallback: b
             max_sentences=TOKENIZER_SENTENCES,
             max_characters=TOKENIZER_CHARACTERS,
         )
+        source.check_unchanged()
 
     return load_tokenizer(str(cached(cache, "tokenizer", key, build)))
 

@@ -89,6 +89,8 @@ def tokenised(args, sources: dict[str, Source], tokenizer) -> dict[str, TokenFil
                         bar.update(writer.add(document))
         for writer in writers.values():
             writer.close()
+        for source in sources.values():
+            source.check_unchanged()
 
     cache = Path(args.data_cache_dir).expanduser()
     folder = cached(cache, "tokens", key, build, args.overwrite_cache)

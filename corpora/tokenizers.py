@@ -188,7 +188,7 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):
         return _load_model(Path(name_or_path), flag)
     do_not_wait_for_the_hub(name_or_path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{flag} {name_or_path}: no tokenizer there ({first_line(error)})") from None
     except Exception as error:  # the tokenizers library raises nothing more specific for a damaged file

@@ -29,6 +29,7 @@ from common.processes import print_once
 from common.reports import first_line
 from model_t5 import load_model
 from training.checkpoints import checkpoints_of, newest_whole_checkpoint
+from training.trust import Untrusted, check_metadata, only_weights
 
 WHOLE_WEIGHTS = [
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
@@ -42,6 +43,7 @@ LONGEST_SOURCE = 512  # tokens of a text that are compared
 # rule under early_stopping=True. Under False, its default, transformers goes on while the best unfinished text scores
 # better than the worst finished one that it keeps. 8 came nearest to that in our counts, and never found a worse text.
 PATIENCE = 8
+_DAMAGE = (OSError, ValueError, LookupError, RuntimeError, AssertionError, EOFError, AttributeError, TypeError)
 CTRANSLATE2_TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
 NEEDS = {
     "ctranslate2": ("ctranslate2",),
@@ -74,11 +76,11 @@ def _kind(folder: Path) -> str | None:
     return "fsdp whole" if (folder / FSDP_WHOLE).is_file() else None
 
 
-def load_any_checkpoint(name: str, config_folder: str | None) -> PreTrainedModel:
+def load_any_checkpoint(name: str, config_folder: str | None, trusted: bool = False) -> PreTrainedModel:
     """The model of a checkpoint, float32 and in evaluation mode, whatever wrote it (see the head of this file).
 
-    config_folder: where config.json is if it does not lie in the checkpoint or the folder above. ValueError if shards
-    or configuration are missing or do not fit each other.
+    config_folder: where config.json is if it does not lie in the checkpoint or the folder above. trusted: its files may
+    run code. ValueError if shards or configuration are missing or do not fit each other, or if reading them would.
     """
     folder = Path(name)
     kind = _kind(folder) if folder.is_dir() else "whole"
@@ -92,30 +94,43 @@ def load_any_checkpoint(name: str, config_folder: str | None) -> PreTrainedModel
     source = next((place for place in places if (Path(place) / "config.json").is_file()), None)
     if source is None:
         raise ValueError(f"no config.json in {' or '.join(map(str, places))}: name its folder with --config_name")
-    return load_model(name, config_from=str(source), state_dict=_gathered(folder, kind)).eval()
+    return load_model(name, config_from=str(source), state_dict=_gathered(folder, kind, trusted)).eval()
 
 
-def _gathered(folder: Path, kind: str) -> dict[str, torch.Tensor]:
+def _gathered(folder: Path, kind: str, trusted: bool) -> dict[str, torch.Tensor]:
     """The whole state of a sharded checkpoint in float32, under the model's own names."""
+    flag = "--model_name_or_path"
     try:
-        if kind == "zero":
-            from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-            with contextlib.redirect_stdout(io.StringIO()):  # it reports on every step
-                state = get_fp32_state_dict_from_zero_checkpoint(str(folder))
-        elif kind == "fsdp shards":
-            from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-            with tempfile.TemporaryDirectory() as scratch:
-                shards = folder / FSDP_SHARDS if (folder / FSDP_SHARDS).is_dir() else folder
-                dcp_to_torch_save(shards, Path(scratch) / "joined.pt")
-                state = torch.load(Path(scratch) / "joined.pt", map_location="cpu", weights_only=True)
-        else:
-            state = torch.load(folder / FSDP_WHOLE, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, LookupError, RuntimeError, AssertionError, EOFError, pickle.PickleError) as error:
-        raise ValueError(f"--model_name_or_path {folder}: its shards cannot be joined ({first_line(error)})") from None
+        with only_weights(flag, folder, trusted):
+            state = _joined(folder, kind, flag, trusted)
+    except Untrusted:
+        raise
+    except (*_DAMAGE, pickle.PickleError) as error:
+        raise ValueError(f"{flag} {folder}: its shards cannot be joined ({first_line(error)})") from None
     state = state.get("model", state)
-    return {name.removeprefix("module.").removeprefix("_orig_mod."): tensor.float() for name, tensor in state.items()}
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return {name.removeprefix("module.").removeprefix("_orig_mod."): t.float() for name, t in tensors.items()}
+
+
+def _joined(folder: Path, kind: str, flag: str, trusted: bool) -> dict:
+    if kind == "zero":
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+        with contextlib.redirect_stdout(io.StringIO()):  # it reports on every step
+            return get_fp32_state_dict_from_zero_checkpoint(str(folder))
+    if kind == "fsdp whole":
+        return torch.load(folder / FSDP_WHOLE, map_location="cpu")
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    shards = folder / FSDP_SHARDS if (folder / FSDP_SHARDS).is_dir() else folder
+    check_metadata(flag, shards / ".metadata", trusted)
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            dcp_to_torch_save(shards, Path(scratch) / "joined.pt")
+        except CheckpointException as error:  # which is no Exception, around the one that it is about
+            raise next(iter(error.failures.values()))[0] from None
+        return torch.load(Path(scratch) / "joined.pt", map_location="cpu")
 
 
 # ---------------------------------------------------------------- what is compared

@@ -11,6 +11,7 @@ Files and bars are rank 0's; the fields of ThroughputCallback are added to the l
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -28,13 +29,21 @@ from transformers import (
 from transformers.trainer_utils import has_length
 
 from common.curves import draw_curves
-from common.reports import SHORT_NAMES, human_time, plain_json, read_metrics, short_number, write_aside
+from common.reports import SHORT_NAMES, human_time, plain_json, read_metrics, short_number, side_file, write_aside
 
 logger = logging.getLogger(__name__)
 
 
 class PatienceCallback(EarlyStoppingCallback):
-    """As EarlyStoppingCallback, for evaluations of several data sets: only the one with the main metric counts."""
+    """As EarlyStoppingCallback, for evaluations of several data sets: only the one with the main metric counts. A
+    resumed run goes on counting; one that had lost its patience trains no further."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        super().on_train_begin(args, state, control, **kwargs)
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())  # where Trainer keeps it
+        self.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
@@ -68,14 +77,22 @@ class MetricsFileCallback(TrainerCallback):
             kept = [line for line in lines[:closing] if line.get("step", 0) <= state.global_step]
         self.zero_time = time.perf_counter() - max((line.get("seconds", 0) for line in kept), default=0)
         text = "".join(self._line(line) for line in kept)
-        write_aside(self.path, lambda aside: aside.write_text(text, encoding="utf-8"))
+        with side_file(self.path):
+            write_aside(self.path, lambda aside: aside.write_text(text, encoding="utf-8"))
 
     def on_log(self, args, state, control, logs=None, **_):
         if not state.is_world_process_zero or self.zero_time is None or not logs:
             return
         seconds = round(time.perf_counter() - self.zero_time, 3)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(self._line({"step": state.global_step, "epoch": state.epoch} | logs | {"seconds": seconds}))
+        line = self._line({"step": state.global_step, "epoch": state.epoch} | logs | {"seconds": seconds})
+        with side_file(self.path):
+            size = self.path.stat().st_size if self.path.exists() else 0
+            try:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(line)
+            except OSError:
+                os.truncate(self.path, size)  # half a line would spoil the next one
+                raise
 
     @staticmethod
     def _line(record: dict) -> str:

@@ -17,7 +17,17 @@ from requests.utils import get_netrc_auth
 from arguments.training import check_warmup, global_batch_size, wants_fsdp
 from common.command_line import exit_on_user_error
 from common.processes import answers, finish_process_group, is_first_process, print_once
-from common.reports import end_summary, human_bytes, human_count, human_time, run_record, start_summary, write_json
+from common.reports import (
+    end_summary,
+    first_line,
+    human_bytes,
+    human_count,
+    human_time,
+    run_record,
+    side_file,
+    start_summary,
+    write_json,
+)
 from constants import HARDWARE_PEAKS, SHOWN_SEQUENCES, SHOWN_TOKENS
 from model_t5 import count_parameters, dropout_of
 from runs.callbacks import (
@@ -32,7 +42,8 @@ from runs.memory import optimizer_bytes
 from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
 from training.batch_size import find_micro_batch
-from training.checkpoints import clear_output_dir, resumed_batch_notice
+from training.checkpoints import checkpoints_of, clear_output_dir, is_disk_full, old_files, resumed_batch_notice
+from training.output_lock import lock_output_dir, unlock_output_dir
 
 
 def set_up_tracking(args) -> None:
@@ -72,13 +83,14 @@ class Run:
 
     def track(self, trainer: T5Trainer, configuration: dict, checkpoint: str | None = None) -> None:
         """Starts the trackers of --report_to. One that cannot begin is the user's error, exit code 2."""
-        set_up_tracking(self.args)
         with exit_on_user_error():
+            set_up_tracking(self.args)
             start_tracking(trainer, configuration, checkpoint)
 
     def write_results(self, results: dict) -> None:
         """Writes all_results.json."""
-        write_json(self.output_dir / "all_results.json", results)
+        with side_file(self.output_dir / "all_results.json") as path:
+            write_json(path, results)
 
 
 class TrainingRun(Run):
@@ -160,9 +172,17 @@ class TrainingRun(Run):
             for callback in (MetricsFileCallback, LossCurveCallback):
                 self.trainer.remove_callback(callback)
             return
-        clear_output_dir(args, self.checkpoint)
-        record = self._write_record() if is_first_process() else {}
+        with exit_on_user_error():
+            if is_first_process():
+                self.output_dir.mkdir(parents=True, exist_ok=True)
+            lock_output_dir(args)
+        old = old_files(args, self.checkpoint)  # before the trackers write theirs
+        record = self._record() if is_first_process() else {}
         self.track(self.trainer, record and tracked_configuration(record, self.trainer.model), self.checkpoint)
+        clear_output_dir(args, self.checkpoint, old)
+        if is_first_process():
+            with side_file(self.output_dir / "run.json") as path:
+                write_json(path, record)
 
     def _install_callbacks(self) -> None:
         args = self.args
@@ -182,17 +202,15 @@ class TrainingRun(Run):
             print_once("FSDP was asked for and is not in force: accelerate shards on GPUs only. Here every process "
                        "holds the whole model (plain data parallelism)")  # fmt: skip
 
-    def _write_record(self) -> dict:
-        """Writes run.json; returns what stands in it."""
+    def _record(self) -> dict:
+        """What stands in run.json."""
         arguments = {}
         for group in self.flags:
             arguments |= group.to_dict() if hasattr(group, "to_dict") else dataclasses.asdict(group)
-        self.output_dir.mkdir(parents=True, exist_ok=True)
         fingerprints = self.data.fingerprints(self.trainer.processing_class)
         record = run_record(arguments, self.trainer.model, self.tokens_per_step, fingerprints, self.data.documents)
         record["sequences_per_step"] = self.sequences
         record["unknown_share"] = self.data.unknown and self.data.unknown.shares
-        write_json(self.output_dir / "run.json", record)
         return record
 
     def finish(self, train_metrics: dict, next_command: str) -> dict:
@@ -200,8 +218,7 @@ class TrainingRun(Run):
         trainer, results = self.trainer, dict(train_metrics)
         if self.tokens_per_step:
             results["train_tokens"] = trainer.state.global_step * self.tokens_per_step
-        trainer.save_model(_internal_call=True)  # which keeps it from uploading before there are results
-        trainer.save_state()
+        self._save_model()
         if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
             results |= _evaluated_just_now(trainer) or trainer.evaluate()
         tracked = finish_tracking(trainer)
@@ -227,10 +244,26 @@ class TrainingRun(Run):
                 }
             )
         finish_process_group()
+        unlock_output_dir(self.args)
         if failed:
             raise SystemExit(f"{failed}; later: python export_checkpoint.py --model_name_or_path "
                              f"{self.args.output_dir} --push_to_hub {trainer.hub_model_id}")  # fmt: skip
         return results
+
+    def _save_model(self) -> None:
+        """Saves the finished model; a full disk ends the process with one line that says what is left."""
+        try:
+            self.trainer.save_model(_internal_call=True)  # which keeps it from uploading before there are results
+            self.trainer.save_state()
+        except Exception as error:
+            if not is_disk_full(error):
+                raise
+            for path in self.output_dir.glob("model*.safetensors*"):
+                path.unlink()  # half of one would be taken for the model
+            last = next(reversed(checkpoints_of(self.output_dir)), None)
+            left = f"the last checkpoint is {last}" if last else "there is no checkpoint"
+            raise SystemExit(f"no room for the finished model in {self.output_dir} ({first_line(error)}); {left}. Free "
+                             "some space, then: the same command with --resume_from_checkpoint") from None  # fmt: skip
 
 
 def shown_numbers(results: dict) -> dict[str, str]:

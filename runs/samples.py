@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from common.reports import write_aside
+from common.reports import side_file, write_aside
 from data_collator_t5 import find_sentinel_ids
 
 SAMPLES_FILE = "samples.md"
@@ -121,7 +121,8 @@ class SamplesCallback(TrainerCallback):
             self.show("samples", COLUMNS, rows)
 
     def _write(self, sections: list[str]) -> None:
-        write_aside(self.path, lambda aside: aside.write_text("".join(sections), encoding="utf-8"))
+        with side_file(self.path):
+            write_aside(self.path, lambda aside: aside.write_text("".join(sections), encoding="utf-8"))
 
 
 def _one_example_a_row(batch: dict[str, torch.Tensor]) -> tuple[list[list[int]], list[list[int]]]:

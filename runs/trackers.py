@@ -21,6 +21,7 @@ import copy
 import json
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from transformers import TrainerCallback
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from common.processes import is_first_process
-from common.reports import plain_json, read_metrics, tracked_name, write_json
+from common.reports import plain_json, read_metrics, side_file, tracked_name, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,8 @@ class TensorBoardTracker:
         from torch.utils.tensorboard import SummaryWriter
 
         elsewhere = os.environ.get("TENSORBOARD_LOGGING_DIR")
-        folder = Path(elsewhere) / f"{name}-{identity}" if elsewhere else Path(args.output_dir) / TENSORBOARD_FOLDER
+        own = re.sub(r"[^\w.-]+", "_", name)  # one folder, whatever the run is called
+        folder = Path(elsewhere) / f"{own}-{identity}" if elsewhere else Path(args.output_dir) / TENSORBOARD_FOLDER
         self.writer = SummaryWriter(str(folder), purge_step=None if step is None else step + 1)
         self.shown = f"tensorboard --logdir {folder}"
         self.writer.add_text("config", f"```json\n{json.dumps(plain_json(config), indent=2)}\n```", step or 0)
@@ -199,7 +201,8 @@ class TrackersCallback(TrainerCallback):
         written_at_once = {name: steps for name, steps in self.sent.items() if name == "tensorboard"}
         record = {"id": self.identity, "sent": self.certain | written_at_once}
         state.stateful_callbacks[TRACKERS_FILE] = record  # goes into the trainer_state.json of every checkpoint
-        write_json(self.path, record)
+        with side_file(self.path):
+            write_json(self.path, record)
 
 
 # ---------------------------------------------------------------- for the scripts

@@ -208,7 +208,9 @@ def choose_folder(path: str, sweep: dict, output_dir: str | None) -> Path:
     if not match and re.search("--output[_-]dir", text):
         raise ValueError(f"{path}, command: all trials would write into one --output_dir: leave it out, or let it end "
                          "in /$WANDB_RUN_ID")  # fmt: skip
-    name = re.sub(r"[^\w.-]+", "_", str(sweep["name"]))
+    name = re.sub(r"[^\w.-]+", "_", str(sweep["name"] or ""))
+    if not name.strip("._"):
+        raise ValueError(f"{path}, name: {sweep['name']!r} must have a letter: it names the sweep's folder")
     folder = output_dir or (match[2] if match else f"out/sweeps/{name}")
     if match and re.search(r"[\s$`~\"'\\]", folder):
         raise ValueError(f"--output_dir {folder}: the command's shell would read that otherwise, use plain letters")

@@ -124,7 +124,7 @@ class Tasks:
                              "random order")  # fmt: skip
         if len(self) == 1 and self.tasks[0].entry["target_type"] != "class":
             args.predict_with_generate = True  # only class labels can be scored without generating
-        if args.metric_for_best_model in (None, "loss"):
+        if not args.chose_metric:
             args.metric_for_best_model, args.greater_is_better = f"eval_{self.main_metric}", True
         if args.metric_for_best_model.endswith(ERROR_METRICS):
             args.greater_is_better = False

@@ -11,17 +11,20 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from arguments.training import T5TrainingArguments
+from arguments.training import T5TrainingArguments, wants_fsdp
 from common.command_line import RESUME_NEWEST, check_folder
 from common.manifests import MANIFEST, difference, fsync, write_manifest
 from common.processes import is_first_process, print_once
 from tasks.task_records import TASK_RECORD
+from training.output_lock import LOCK, lock_output_dir
+from training.trust import check_deepspeed_files
 
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
 RUN_FILES = (
@@ -79,7 +82,9 @@ def is_disk_full(error: BaseException) -> bool:
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return True
-        # Their own libraries carry the system's message, but not its number.
+        # Their own libraries carry the system's message, but not its number; torch not even that: it compares places.
+        if re.search("unexpected pos |PytorchStreamWriter failed writing", str(error)):
+            return True
         if any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
             return True
         error = error.__cause__ or error.__context__
@@ -121,11 +126,14 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     """Checks that `--output_dir` is empty, resumed or overwritten; returns the checkpoint to go on from, or None.
 
     A job that SLURM or torchrun started again goes on by itself from its newest whole checkpoint, or begins anew if
-    there is none yet. Rank 0 decides for all. Nothing is deleted yet: `clear_output_dir` does it when all is checked.
+    there is none yet. Rank 0 decides for all, and locks the folder if it is there. Nothing is deleted yet:
+    `clear_output_dir` does it when all is checked.
     """
     answer: list = [None, None]  # the checkpoint, what is wrong
     if is_first_process():
         try:
+            check_folder("--output_dir", args.output_dir)
+            lock_output_dir(args)
             answer[0] = _checkpoint_to_resume(args)
         except (ValueError, OSError) as error:
             answer[1] = error
@@ -138,7 +146,6 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
 
 def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
     folder = Path(args.output_dir)
-    check_folder("--output_dir", args.output_dir)
     checkpoint = args.resume_from_checkpoint
     if checkpoint and checkpoint not in ("false", "False"):
         if checkpoint in (RESUME_NEWEST, "true", "True"):
@@ -157,7 +164,7 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
         )
         if checkpoint:
             return str(checkpoint)
-    elif folder.is_dir() and any(folder.iterdir()) and not args.overwrite_output_dir:
+    elif folder.is_dir() and {path.name for path in folder.iterdir()} - {LOCK} and not args.overwrite_output_dir:
         raise ValueError(
             f"--output_dir {folder} is not empty: go on with --resume_from_checkpoint, start anew with "
             "--overwrite_output_dir, or name another folder"
@@ -165,18 +172,44 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
     return None
 
 
-def clear_output_dir(args: T5TrainingArguments, checkpoint: str | None) -> None:
-    """Deletes what a killed run left half-written, and unless the run resumes, the files of an earlier run."""
+def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None:
+    """ValueError unless a checkpoint holds what the optimizer and the schedule go on from, and reading that is safe."""
+    if checkpoint is None:
+        return
+    flag, folder = "--resume_from_checkpoint", Path(checkpoint)
+    if args.deepspeed:
+        missing = [] if any(folder.glob("global_step*")) else ["global_step* of DeepSpeed"]
+        check_deepspeed_files(flag, folder, args.trust_checkpoint)
+    else:
+        optimizers = ["optimizer.pt", *["optimizer.bin"] * wants_fsdp(args)]
+        missing = [] if any((folder / name).is_file() for name in optimizers) else optimizers[-1:]
+        missing += [] if (folder / "scheduler.pt").is_file() else ["scheduler.pt"]
+    if missing:
+        raise ValueError(f"{flag} {checkpoint}: it has no {' and no '.join(missing)} (saved with --save_only_model or "
+                         "another launcher?), without which the optimizer and the schedule would begin anew: take only "
+                         f"the weights with --model_name_or_path {checkpoint}")  # fmt: skip
+
+
+def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
+    """What `clear_output_dir` is to delete: what a killed run left half-written, and unless the run resumes, the files
+    of an earlier run."""
+    folder = Path(args.output_dir)
+    found = [folder / SAVING]
+    if checkpoint is None:
+        found += [*folder.glob("checkpoint-*"), *(folder / name for name in RUN_FILES)]
+        found += (folder / "tensorboard").rglob("*.tfevents.*")  # a second run's curves would be drawn over the first
+    return [path for path in found if path.exists()]
+
+
+def clear_output_dir(args: T5TrainingArguments, checkpoint: str | None, old: list[Path] | None = None) -> None:
+    """Deletes `old_files`, or those of them that `old` lists."""
     if args.dry_run or not is_first_process():
         return
-    folder = Path(args.output_dir)
-    shutil.rmtree(folder / SAVING, ignore_errors=True)
-    if checkpoint is None:
-        for path in folder.glob("checkpoint-*"):
-            shutil.rmtree(path)
-        for name in RUN_FILES:
-            (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # a second run's curves would be drawn over the first
+    for path in old_files(args, checkpoint) if old is None else old:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=path.name == SAVING)
+        else:
+            path.unlink(missing_ok=True)
 
 
 # What decides the shapes of the weights, and what they mean.

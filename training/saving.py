@@ -8,6 +8,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import HubStrategy
 
 from common.command_line import exit_on_user_error
+from common.manifests import share
 from common.processes import print_once
 from common.reports import write_json
 from publishing.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
@@ -31,6 +32,7 @@ class SavingTrainer(RowOrderTrainer):
         if state_dict is not None:
             state_dict = {n: tensor for n, tensor in state_dict.items() if n not in self.model.all_tied_weights_keys}
         super()._save(output_dir, state_dict)
+        share(Path(output_dir or self.args.output_dir).glob("*.safetensors"))
         if self.task_record and self.args.should_save:
             write_json(Path(output_dir or self.args.output_dir) / TASK_RECORD, self.task_record)
 
@@ -54,45 +56,64 @@ class SavingTrainer(RowOrderTrainer):
             shutil.rmtree(output_dir / SAVING, ignore_errors=True)
             aside.mkdir(parents=True)
         self.accelerator.wait_for_everyone()
-        self._is_saving, full = True, None
-        try:
-            super()._save_checkpoint(model, trial)
-            save_loss_state(
-                aside,
-                self.args.process_index,
-                self._tr_loss.item(),
-                self._total_loss_scalar,
-                self._globalstep_last_logged,
-                self._tr_z_loss.item(),
-            )
-            if hasattr(self.train_dataset, "save_place"):
-                self.train_dataset.save_place(aside)
-        except Exception as error:
-            if not is_disk_full(error):
-                raise
-            full = error
-        finally:
-            self._is_saving = False
-        if self.any_rank(full is not None):
-            shutil.rmtree(output_dir / SAVING, ignore_errors=True)
-            print_once(
-                f"step {self.state.global_step:,}: no room for a checkpoint in {output_dir} "
-                f"({full or 'on another rank'}); the last whole one is kept, and the training continues until the next "
-                "save. Free some space."
-            )
+        earlier_best = self.state.best_model_checkpoint
+        if self._is_disk_full(self._write_checkpoint, model, trial, aside):
             return
         best = output_dir / f"checkpoint-{self.state.best_global_step}"
         if self.state.best_global_step and (best == final or best.is_dir()):
             # On all ranks, since all load it in the end. Trainer looked for it where the new one was being written.
             self.state.best_model_checkpoint = str(best)
+        if self._is_disk_full(self._publish, aside, final):
+            self.state.best_model_checkpoint = earlier_best
+            return
         if self.args.should_save:
-            self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
-            publish(aside, final)
             self._finish_current_push()  # of the checkpoint before, which may have to go now
             rotate(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
             if self.args.push_to_hub:
                 self._push_from_checkpoint(str(final))
         self.accelerator.wait_for_everyone()
+
+    def _write_checkpoint(self, model, trial, aside: Path) -> None:
+        self._is_saving = True
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._is_saving = False
+        save_loss_state(
+            aside,
+            self.args.process_index,
+            self._tr_loss.item(),
+            self._total_loss_scalar,
+            self._globalstep_last_logged,
+            self._tr_z_loss.item(),
+        )
+        if hasattr(self.train_dataset, "save_place"):
+            self.train_dataset.save_place(aside)
+
+    def _publish(self, aside: Path, final: Path) -> None:
+        if self.args.should_save:
+            self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
+            publish(aside, final)
+
+    def _is_disk_full(self, write, *args) -> bool:
+        """Calls write(*args); whether there was no room for it on any rank. Then a line says so, and the half-written
+        checkpoint is gone."""
+        full = None
+        try:
+            write(*args)
+        except Exception as error:
+            if not is_disk_full(error):
+                raise
+            full = error
+        if not self.any_rank(full is not None):
+            return False
+        shutil.rmtree(Path(self.args.output_dir) / SAVING, ignore_errors=True)
+        print_once(
+            f"step {self.state.global_step:,}: no room for a checkpoint in {self.args.output_dir} "
+            f"({full or 'on another rank'}); the last whole one is kept, and the training continues until the next "
+            "save. Free some space."
+        )
+        return True
 
     def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""

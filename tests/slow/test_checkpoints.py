@@ -204,7 +204,7 @@ class OutputDirTest(TestCase):
         left = sorted(
             p.relative_to(self.folder / "out").as_posix() for p in (self.folder / "out").rglob("*") if p.is_file()
         )
-        self.assertEqual(left, ["notes.txt", "sub/metrics.jsonl"])
+        self.assertEqual(left, [".lock", "notes.txt", "sub/metrics.jsonl"])
 
     def test_resuming(self):
         named, newest = str(self.checkpoint(5)), str(self.checkpoint(10))

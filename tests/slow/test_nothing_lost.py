@@ -1,0 +1,141 @@
+"""Whole runs to which something happens: a full disk, a tracker that cannot start, an early stop that is resumed."""
+
+import errno
+import json
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torture
+from absl.testing import absltest, parameterized
+from helpers import run_main
+
+import pre_train_t5
+from runs import trackers
+from training import saving
+from training.checkpoints import checkpoints_of, damage
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class TestCase(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.command = torture.material_of(cls.folder)["pre_train"]
+
+    def run_script(self, out: Path, *flags: str, code: int | None = None) -> tuple[dict, str, str]:
+        """(trainer_state.json, stdout, stderr)."""
+        argv = torture.changed(self.command, "--output_dir", str(out), "--max_steps", "6", "--eval_steps", "2")
+        _, printed, error = run_main(pre_train_t5.main, *torture.changed(argv, *flags), code=code)
+        state = out / "trainer_state.json"
+        return json.loads(state.read_text()) if state.is_file() else {}, printed, error
+
+    def steps_saved(self, out: Path) -> list[int]:
+        self.assertTrue(all(damage(checkpoint) is None for checkpoint in checkpoints_of(out)))
+        return [int(checkpoint.name.split("-")[1]) for checkpoint in checkpoints_of(out)]
+
+
+class EarlyStopTest(TestCase):
+    # Nothing is learnt: the first evaluation is the best one, and the third without a better one is at step 8.
+    FLAGS = ("--max_steps", "20", "--learning_rate", "0", "--save_total_limit", "20", "--save_steps", "2",
+             "--lr_scheduler_type", "constant", "--warmup_steps", "0")  # fmt: skip
+    PATIENT = (*FLAGS, "--load_best_model_at_end", "--early_stopping_patience", "3")
+
+    def test_a_resumed_run_stops_where_the_whole_one_did(self):
+        out = self.folder / "stopped"
+        self.assertEqual(self.run_script(out, *self.PATIENT)[0]["global_step"], 8)
+        before = (out / "model.safetensors").read_bytes()
+        loss = json.loads((out / "all_results.json").read_text())["train_loss"]
+        state, *_ = self.run_script(out, *self.PATIENT, "--resume_from_checkpoint")
+        self.assertEqual(state["global_step"], 8, "it had lost its patience")
+        self.assertEqual(json.loads((out / "all_results.json").read_text())["train_loss"], loss)
+        self.assertEqual((out / "model.safetensors").read_bytes(), before)
+        shutil.rmtree(out / "checkpoint-8")
+        shutil.rmtree(out / "checkpoint-6")
+        state, *_ = self.run_script(out, *self.PATIENT, "--resume_from_checkpoint")
+        self.assertEqual(state["global_step"], 8)
+        more = torture.changed([*self.PATIENT], "--early_stopping_patience", "4")
+        self.assertEqual(self.run_script(out, *more, "--resume_from_checkpoint")[0]["global_step"], 10)
+
+    def test_patience_that_begins_with_the_resumed_run(self):
+        out = self.folder / "patient_later"
+        self.run_script(out, *torture.changed([*self.FLAGS], "--max_steps", "4"))
+        self.assertEqual(self.run_script(out, *self.PATIENT, "--resume_from_checkpoint")[0]["global_step"], 12)
+
+
+class OverwriteTest(TestCase):
+    def test_nothing_is_deleted_before_the_trackers_are_there(self):
+        out = self.folder / "tracked"
+        self.run_script(out, "--report_to", "tensorboard")
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+        def no_start(*_):
+            raise RuntimeError("no such server")
+
+        with mock.patch.dict(trackers.TRACKERS, tensorboard=no_start):
+            *_, error = self.run_script(out, "--report_to", "tensorboard", "--overwrite_output_dir", code=2)
+        self.assertIn("--report_to tensorboard: RuntimeError: no such server", error)
+        after = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+        self.assertEqual(before, after)
+        self.run_script(out, "--report_to", "tensorboard", "--overwrite_output_dir", "--max_steps", "4")
+        self.assertEqual(self.steps_saved(out), [2, 4])
+        events = list((out / "tensorboard").rglob("*.tfevents.*"))
+        self.assertNotEmpty(events)
+        self.assertEmpty(set(events) & set(before))
+
+
+class FullDiskTest(TestCase):
+    def test_the_manifest(self):
+        out, publish, calls = self.folder / "manifest", saving.publish, []
+
+        def sometimes_full(aside, final):
+            calls.append(final)
+            if len(calls) == 2:
+                raise FULL
+            publish(aside, final)
+
+        with mock.patch.object(saving, "publish", sometimes_full):
+            _, printed, _ = self.run_script(out, "--load_best_model_at_end", "--save_total_limit", "9")
+        self.assertEqual(self.steps_saved(out), [2, 6])
+        self.assertRegex(printed, "step 4: no room for a checkpoint in .*No space left on device.*last whole one")
+        self.assertFalse((out / saving.SAVING).exists())
+
+    def test_the_finished_model(self):
+        out, save = self.folder / "finished", pre_train_t5.T5Trainer.save_model
+
+        def full_at_the_end(trainer, output_dir=None, _internal_call=False):
+            save(trainer, output_dir, _internal_call)
+            if output_dir is None:
+                raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 576 vs 470")
+
+        with mock.patch.object(pre_train_t5.T5Trainer, "save_model", full_at_the_end):
+            *_, error = self.run_script(out, code=1)
+        left = "the last checkpoint is .*checkpoint-6. Free some space.*--resume_from_checkpoint"
+        self.assertRegex(error, f"no room for the finished model in .*finished .*; {left}")
+        self.assertFalse((out / "model.safetensors").exists())
+        self.run_script(out, "--resume_from_checkpoint")
+        self.assertEqual(stat.S_IMODE((out / "model.safetensors").stat().st_mode) & 0o044, 0o044 & ~self.umask())
+
+    def umask(self) -> int:
+        mask = os.umask(0)
+        os.umask(mask)
+        return mask
+
+    def test_what_lies_beside_the_model(self):
+        out = self.folder / "beside"
+        places = [mock.patch(f"runs.{name}", side_effect=FULL)
+                  for name in ("samples.write_aside", "run.write_json", "trackers.write_json")]  # fmt: skip
+        with places[0], places[1], places[2]:
+            state, _, error = self.run_script(out, "--report_to", "tensorboard")
+        self.assertEqual(state["global_step"], 6)
+        for name in ("samples.md", "run.json", "trackers.json", "all_results.json"):
+            self.assertIn(f"{out / name} was not written: No space left on device", error)
+
+
+if __name__ == "__main__":
+    absltest.main()

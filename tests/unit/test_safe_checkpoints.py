@@ -1,0 +1,318 @@
+"""What a checkpoint, a file or a flag of somebody else must not do: run code, be lost, be taken for something else."""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import pickle
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from absl.testing import absltest, parameterized
+from helpers import SHAPE, run_main
+from torch.distributed import checkpoint as dcp
+
+import pre_train_t5
+from arguments.training import FineTuningArguments
+from common.cached_folders import cached
+from common.command_line import parse_arguments
+from common.manifests import difference, write_manifest
+from common.reports import read_metrics, side_file
+from corpora import sources
+from corpora.sources import find_sources
+from corpora.token_files import tokenised
+from corpora.tokenizers import load_tokenizer, train_tokenizer
+from model_t5 import build_config, create_model
+from publishing.exports import load_any_checkpoint
+from runs.callbacks import MetricsFileCallback
+from runs.trackers import TensorBoardTracker
+from search.sweep_files import choose_folder
+from training.checkpoints import check_saved_state, is_disk_full, prepare_output_dir, publish
+from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
+from training.trust import check_deepspeed_files
+
+ROOT = Path(__file__).parents[2]
+
+
+class Bomb:
+    """Pickled, it makes a folder wherever it is read."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+class TestCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.crater = self.folder / "crater"
+
+    def training(self, **flags) -> FineTuningArguments:
+        return FineTuningArguments(**{"output_dir": str(self.folder / "out"), "report_to": "none"} | flags)
+
+
+class TrustTest(TestCase):
+    """A folder of shards that would run code is refused, unless it is trusted."""
+
+    def model(self) -> dict[str, torch.Tensor]:
+        self.config = build_config("tiny", 64, SHAPE)
+        self.config.save_pretrained(self.folder)
+        return create_model(self.config).state_dict()
+
+    def harmful(self, kind: str) -> Path:
+        folder, state = self.folder / "checkpoint-2", self.model()
+        folder.mkdir()
+        if kind == "deepspeed":
+            (folder / "latest").write_text("global_step2")
+            (folder / "global_step2").mkdir()
+            shard = folder / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+            torch.save({"optimizer_state_dict": {"zero_stage": 2}, "x": Bomb(self.crater)}, shard)
+            torch.save({"x": Bomb(self.crater)}, shard.with_name("zero_pp_rank_0_mp_rank_00_model_states.pt"))
+        elif kind == "metadata":
+            dcp.save(state, checkpoint_id=folder, no_dist=True)
+            (folder / ".metadata").write_bytes(pickle.dumps(Bomb(self.crater)))
+        elif kind == "bytes":
+            dcp.save(state | {"x": Bomb(self.crater)}, checkpoint_id=folder, no_dist=True)
+        else:
+            torch.save(state | {"x": Bomb(self.crater)}, folder / "pytorch_model_fsdp.bin")
+        return folder
+
+    @parameterized.parameters("deepspeed", "metadata", "bytes", "whole")
+    def test_export(self, kind):
+        folder = self.harmful(kind)
+        with self.assertRaisesRegex(ValueError, "--model_name_or_path .*would call posix.mkdir.*--trust_checkpoint"):
+            load_any_checkpoint(str(folder), None)
+        self.assertFalse(self.crater.exists())
+        self.assertNotIn("TORCH_FORCE_WEIGHTS_ONLY_LOAD", os.environ)
+
+    @parameterized.parameters("deepspeed", "metadata", "bytes")
+    def test_a_trusted_one_is_read(self, kind):
+        with contextlib.suppress(ValueError):  # there is little else in it
+            load_any_checkpoint(str(self.harmful(kind)), None, trusted=True)
+        self.assertTrue(self.crater.exists())
+
+    def test_resuming_under_deepspeed(self):
+        folder = self.harmful("deepspeed")
+        with self.assertRaisesRegex(ValueError, "--resume_from_checkpoint .*would call posix.mkdir"):
+            check_deepspeed_files("--resume_from_checkpoint", folder, trusted=False)
+        self.assertFalse(self.crater.exists())
+        check_deepspeed_files("--resume_from_checkpoint", folder, trusted=True)
+
+    def test_harmless_shards_are_read(self):
+        folder, state = self.folder / "checkpoint-2", self.model()
+        with mock.patch("warnings.warn"):
+            dcp.save({"model": state, "step": 2, "more": [1, "a", None]}, checkpoint_id=folder, no_dist=True)
+        model = load_any_checkpoint(str(folder), None)
+        torch.testing.assert_close(model.state_dict()["shared.weight"], state["shared.weight"])
+
+    @parameterized.parameters("config", "tokenizer")
+    def test_code_beside_a_model_is_not_run(self, kind):
+        code = f"import os\nos.mkdir({str(self.crater)!r})\nclass C: pass\n"
+        (self.folder / "own.py").write_text(code)
+        config = {"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}
+        (self.folder / "config.json").write_text(json.dumps(config))
+        own = {"tokenizer_class": "C", "auto_map": {"AutoTokenizer": ["own.C", None]}}
+        (self.folder / "tokenizer_config.json").write_text(json.dumps(own))
+        load = load_tokenizer if kind == "tokenizer" else build_config
+        asked = mock.patch("builtins.input", return_value="y")
+        with asked as question, self.assertRaisesRegex(ValueError, str(self.folder)):
+            load(str(self.folder))
+        question.assert_not_called()
+        self.assertFalse(self.crater.exists())
+
+
+class StateTest(TestCase):
+    def checkpoint(self, *names: str) -> str:
+        folder = self.folder / "out" / "checkpoint-5"
+        folder.mkdir(parents=True)
+        for name in ("trainer_state.json", *names):
+            (folder / name).write_text("{}")
+        return str(folder)
+
+    @parameterized.parameters(
+        ((), "no optimizer.pt and no scheduler.pt"),
+        (("optimizer.pt",), "has no scheduler.pt"),
+        (("scheduler.pt",), "has no optimizer.pt"),
+    )
+    def test_a_checkpoint_without_the_optimizer(self, names, message):
+        checkpoint = self.checkpoint(*names)
+        with self.assertRaisesRegex(ValueError, f"{message}.*only the weights with --model_name_or_path .*-5"):
+            check_saved_state(self.training(), checkpoint)
+
+    def test_a_whole_one(self):
+        check_saved_state(self.training(), None)
+        check_saved_state(self.training(), self.checkpoint("optimizer.pt", "scheduler.pt"))
+
+    def test_a_manifest_without_files_is_not_whole(self):
+        (self.folder / "manifest.json").write_text('{"files": {}}')
+        self.assertEqual(difference(self.folder), "its manifest.json lists no files")
+
+
+HOLD = """
+import sys
+from argparse import Namespace
+from training.output_lock import lock_output_dir
+args = Namespace(output_dir=sys.argv[1], dry_run=False)
+lock_output_dir(args)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+class LockTest(TestCase):
+    def test_two_runs_in_one_folder(self):
+        args = self.training()
+        out = Path(args.output_dir)
+        out.mkdir()
+        environment = os.environ | {"SLURM_JOB_ID": "123"}
+        command = [sys.executable, "-c", HOLD, str(out)]
+        holder = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=-1, stdout=-1, text=True)
+        self.addCleanup(holder.communicate)
+        self.assertEqual(holder.stdout.readline(), "locked\n")
+        with self.assertRaisesRegex(ValueError, f"--output_dir .*out: another run .*process {holder.pid} on .*job 123"):
+            prepare_output_dir(args)
+        with mock.patch.dict(os.environ, RANK="1"):
+            lock_output_dir(args)  # only rank 0 locks
+        lock_output_dir(self.training(dry_run=True))
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        self.assertTrue((out / LOCK).exists())
+        self.assertIsNone(prepare_output_dir(args), "a dead run holds nothing, and its lock file is no content")
+        self.assertEqual(json.loads((out / LOCK).read_text())["pid"], os.getpid())
+        prepare_output_dir(args)  # by the same process
+        unlock_output_dir(args)
+        self.assertFalse((out / LOCK).exists())
+
+    def test_a_file_system_without_locks(self):
+        args = self.training()
+        Path(args.output_dir).mkdir()
+        refuse = mock.patch("fcntl.flock", side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)))
+        with refuse, mock.patch("builtins.print") as printed:
+            self.assertIsNone(prepare_output_dir(args))
+        self.assertIn("cannot be locked (No locks available)", printed.call_args.args[0])
+
+
+class NamesTest(TestCase):
+    @parameterized.parameters(
+        (["--train_file", ""], "--train_file '': an empty value"),
+        (["--train_file", "a.txt", "", "b.txt"], "'': an empty value"),
+        (["--output_dir="], "--output_dir '': an empty value"),
+    )
+    def test_a_variable_that_is_not_set(self, words, message):
+        _, _, error = run_main(pre_train_t5.main, *words, code=2)
+        self.assertRegex(error, message)
+
+    def test_a_recipe_with_an_empty_value(self):
+        (self.folder / "r.yaml").write_text("output_dir: ''\n")
+        with self.assertRaisesRegex(ValueError, "--output_dir '': an empty value"):
+            parse_arguments([FineTuningArguments], [str(self.folder / "r.yaml")])
+
+    @parameterized.parameters("", "..", ".", None)
+    def test_a_sweep_without_a_name(self, name):
+        with self.assertRaisesRegex(ValueError, "s.yaml, name: .* must have a letter"):
+            choose_folder("s.yaml", {"command": ["x"], "name": name}, None)
+
+    def test_a_run_name_leads_nowhere_else(self):
+        args = SimpleNamespace(output_dir=str(self.folder / "out"))
+        with mock.patch.dict(os.environ, TENSORBOARD_LOGGING_DIR=str(self.folder / "a" / "logs")):
+            TensorBoardTracker(args, "1234", "../../x", {}, None).finish({})
+        self.assertEqual([path.name for path in (self.folder / "a" / "logs").iterdir()], [".._.._x-1234"])
+
+
+class PermissionsTest(TestCase):
+    @parameterized.parameters((0o022, 0o644, 0o755), (0o007, 0o660, 0o770))
+    def test_files_for_a_group(self, umask, file_mode, folder_mode):
+        self.addCleanup(os.umask, os.umask(umask))
+        aside = self.folder / "_saving" / "checkpoint-1"
+        aside.mkdir(parents=True)
+        (aside / "model.safetensors").touch(mode=0o600)
+        publish(aside, self.folder / "checkpoint-1")
+        folder = cached(self.folder, "tokens", "key", lambda aside: (aside / "a").touch(mode=0o600))
+        for path in (self.folder / "checkpoint-1", folder):
+            self.assertEqual(stat.S_IMODE(path.stat().st_mode), folder_mode)
+            for file in path.iterdir():
+                self.assertEqual(stat.S_IMODE(file.stat().st_mode), file_mode, file)
+
+    def test_the_group_of_a_folder_stays(self):
+        folder = self.folder / "shared"
+        folder.mkdir()
+        folder.chmod(0o2700)
+        (folder / "a").touch()
+        write_manifest(folder)
+        self.assertTrue(folder.stat().st_mode & stat.S_ISGID)
+
+
+class FullDiskTest(TestCase):
+    def test_what_torch_says(self):
+        for text in ("[enforce fail at inline_container.cc:664] . unexpected pos 576 vs 470",
+                     "PytorchStreamWriter failed writing file data/3: file write failed"):  # fmt: skip
+            self.assertTrue(is_disk_full(RuntimeError(text)))
+
+    def test_a_side_file_warns(self):
+        with mock.patch("sys.stderr", io.StringIO()) as err, side_file(Path("x/samples.md")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.assertEqual(err.getvalue(), "x/samples.md was not written: No space left on device\n")
+
+    def test_half_a_line_of_metrics_is_taken_back(self):
+        args, state = None, SimpleNamespace(is_world_process_zero=True, global_step=0, epoch=0.0)
+        callback = MetricsFileCallback(self.folder)
+        callback.on_train_begin(args, state, None)
+        callback.on_log(args, state, None, {"loss": 1.0})
+        real = Path.open
+
+        def full(path, *words, **options):
+            file = real(path, *words, **options)
+
+            def write(text):
+                type(file).write(file, text[:9])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            return mock.MagicMock(__enter__=lambda _: mock.Mock(write=write), __exit__=lambda *_: file.close())
+
+        with mock.patch.object(Path, "open", full), mock.patch("sys.stderr", io.StringIO()) as err:
+            callback.on_log(args, state, None, {"loss": 2.0})
+        self.assertIn("metrics.jsonl was not written", err.getvalue())
+        callback.on_log(args, state, None, {"loss": 3.0})
+        self.assertEqual([line["loss"] for line in read_metrics(self.folder / "metrics.jsonl")], [1.0, 3.0])
+
+
+class ChangedFileTest(TestCase):
+    def test_a_file_that_changes_while_it_is_read(self):
+        text = self.folder / "a.txt"
+        text.write_text("the cat sat on the mat and the dog lay by the door\n" * 60)
+        train_tokenizer([text.read_text()], self.folder / "tokenizer", 120)
+        tokenizer = load_tokenizer(str(self.folder / "tokenizer"))
+        flags = pre_train_t5.PreTrainingDataArguments(train_file=[str(text)], data_cache_dir=str(self.folder / "cache"))
+        found = find_sources(flags)
+        text.write_text("something else entirely stands here now\n" * 60)
+        with self.assertRaisesRegex(ValueError, "a.txt has changed while it was read"):
+            tokenised(flags, found, tokenizer)
+        self.assertEmpty([path for path in (self.folder / "cache").glob("tokens-*")])
+        with self.assertRaisesRegex(ValueError, "a.txt has changed while it was read"):
+            sources.tokenizer_for(found["train"], 120, self.folder / "cache")
+        tokenised(flags, find_sources(flags), tokenizer)
+
+
+class MetricTest(TestCase):
+    @parameterized.parameters((["--metric_for_best_model", "loss"], "loss", False), ([], "eval_accuracy", True))
+    def test_the_metric_that_was_asked_for_stays(self, words, metric, greater):
+        import fine_tune_t5
+
+        flags = ["--benchmark", "glue", "--dataset_name", "sst2", "--report_to", "none", "--config_name", "tiny"]
+        *_, args, _ = fine_tune_t5.parse_flags([*flags, "--output_dir", str(self.folder / "out"), *words])
+        self.assertEqual((args.metric_for_best_model, args.greater_is_better), (metric, greater))
+
+
+if __name__ == "__main__":
+    absltest.main()
