@@ -23,7 +23,7 @@ from common.command_line import RESUME_NEWEST, check_folder
 from common.manifests import MANIFEST, difference, fsync, write_manifest
 from common.processes import is_first_process, print_once
 from tasks.task_records import TASK_RECORD
-from training.output_lock import LOCK, lock_output_dir
+from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 from training.trust import check_deepspeed_files
 
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
@@ -136,6 +136,7 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
             lock_output_dir(args)
             answer[0] = _checkpoint_to_resume(args)
         except (ValueError, OSError) as error:
+            unlock_output_dir(args)
             answer[1] = error
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.broadcast_object_list(answer)

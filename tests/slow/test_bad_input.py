@@ -376,12 +376,13 @@ class TestCase(parameterized.TestCase):
         self.assertEqual(self.everything(), before)
 
     def everything(self) -> dict[str, bytes]:
-        """Contents of all files of this test and of the workspace, without the cache."""
+        """Contents of all files of this test and of the workspace, without the cache and the lock of a run in this
+        process."""
         return {
             str(path): path.read_bytes()
             for folder in (self.folder, workspace())
             for path in folder.rglob("*")
-            if path.is_file() and "cache" not in path.relative_to(folder).parts[0]
+            if path.is_file() and "cache" not in path.relative_to(folder).parts[0] and path.name != ".lock"
         }
 
     def chunks(self, **changes) -> tuple[np.ndarray, np.ndarray]:
