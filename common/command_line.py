@@ -193,10 +193,13 @@ def parse_arguments(
 
 
 def _refuse_empty(argv: list[str]) -> None:
-    for flag, value in zip(["", *argv], argv, strict=False):
-        if not value or value.startswith("--") and value.endswith("="):
-            raise ValueError(f"{value[:-1] or flag} '': an empty value, such as that of a shell variable that is not "
-                             "set; give one, or leave the flag out")  # fmt: skip
+    """ValueError for an empty value; but that of a data set's name takes it out of a recipe, where a file is named."""
+    may_be = ("--dataset_name", "--dataset_config_name") if any(w.startswith("--train_file") for w in argv) else ()
+    for flag, word in zip(["", *argv], argv, strict=False):
+        name = word[:-1] if word else flag
+        if (not word or word.startswith("--") and word.endswith("=")) and name not in may_be:
+            raise ValueError(f"{name} '': an empty value, such as that of a shell variable that is not set; give one, "
+                             "or leave the flag out")  # fmt: skip
 
 
 def _refuse_rivals(groups, given: set[str], where: str) -> None:
