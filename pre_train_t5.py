@@ -31,7 +31,7 @@ from runs.run import TrainingRun
 from runs.samples import SamplesCallback
 from runs.trackers import log_table
 from trainer_t5 import T5Trainer
-from training.checkpoints import check_resumed, check_saved_state, prepare_output_dir
+from training.checkpoints import check_resumed, prepare_output_dir
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 
@@ -62,7 +62,6 @@ def main(argv: list[str] | None = None) -> dict:
         model_args, text_args, args = parse_flags(argv)
         check_model_source(model_args, args, packed_flag(text_args))
         checkpoint = prepare_output_dir(args)
-        check_saved_state(args, checkpoint)
         set_seed(args.seed)
         with args.main_process_first(desc="finding the text"):
             text = find_text(text_args, model_args)  # with its tokenizer, loaded or trained on it

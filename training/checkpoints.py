@@ -123,7 +123,8 @@ def newest_whole_checkpoint(output_dir: Path) -> Path | None:
 
 
 def prepare_output_dir(args: T5TrainingArguments) -> str | None:
-    """Checks that `--output_dir` is empty, resumed or overwritten; returns the checkpoint to go on from, or None.
+    """Checks that `--output_dir` is empty, resumed or overwritten, and that what is resumed holds all that is needed;
+    returns the checkpoint to go on from, or None.
 
     A job that SLURM or torchrun started again goes on by itself from its newest whole checkpoint, or begins anew if
     there is none yet. Rank 0 decides for all, and locks the folder if it is there. Nothing is deleted yet:
@@ -135,6 +136,7 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
             check_folder("--output_dir", args.output_dir)
             lock_output_dir(args)
             answer[0] = _checkpoint_to_resume(args)
+            check_saved_state(args, answer[0])
         except (ValueError, OSError) as error:
             unlock_output_dir(args)
             answer[1] = error
