@@ -12,7 +12,6 @@ with beams the end says how many texts are the same, and with which settings. Th
 whole. A model of 1M parameters takes 20 s of one core in all formats.
 """
 
-import dataclasses
 import importlib.util
 import shutil
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from arguments.task import TaskArguments
+from arguments.task import task_arguments
 from arguments.training import PreTrainingArguments
 from common.cached_folders import made_aside
 from common.command_line import (
@@ -156,8 +155,7 @@ def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
     names = task_of(run)
     task = DATASET_VALS.get(names[0], {}).get(names[1]) if names else None
     if task:
-        known = {field.name for field in dataclasses.fields(TaskArguments)}
-        task_args = TaskArguments(**{key: value for key, value in run["arguments"].items() if key in known})
+        task_args = task_arguments(run["arguments"])
         split = eval_splits(task)[0]
         try:
             rows = load_rows(names[1], task, task_args, split)[: args.num_samples]

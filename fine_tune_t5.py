@@ -13,9 +13,8 @@
 Without flags it runs recipes/fine_tune_installed_docs.yaml. Classification is scored by teacher forcing, which finds
 the labels whose tokens greedy decoding would write; `--predict_with_generate` decodes and compares texts. A mixture is
 evaluated task by task, and the average of their main metrics (eval_average) chooses the best model. Of your own pairs
-the flags become an entry, which is printed (docs/your_data.md). Writes the best
-model, task.json (for evaluate_t5.py to repeat the numbers), all_results.json, metrics.jsonl, loss.png and run.json into
---output_dir.
+the flags become an entry, which is printed (docs/your_data.md). Writes the best model, task.json (for evaluate_t5.py to
+repeat the numbers), all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
 from pathlib import Path
@@ -35,7 +34,7 @@ from model_t5 import check_model_source, get_model, is_local_model, set_generati
 from runs.run import TrainingRun
 from tasks.tasks import Task, Tasks
 from trainer_t5 import T5Trainer
-from training.checkpoints import check_resumed, check_saved_state, prepare_output_dir
+from training.checkpoints import check_resumed, prepare_output_dir
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 
@@ -71,7 +70,6 @@ def main(argv: list[str] | None = None) -> dict:
         model_args, task_args, args, tasks = parse_flags(argv)
         check_model_source(model_args, args)
         checkpoint = prepare_output_dir(args)
-        check_saved_state(args, checkpoint)
         set_seed(args.seed)
         with args.main_process_first(desc="loading the tokenizer"):
             name = model_args.tokenizer_name or model_args.model_name_or_path

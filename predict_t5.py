@@ -29,7 +29,7 @@ from transformers import GenerationConfig
 
 from arguments.own_pairs import prefix_of
 from arguments.training import FineTuningArguments
-from common.command_line import exit_on_user_error, option, parse_arguments
+from common.command_line import comma_words, exit_on_user_error, option, parse_arguments
 from common.processes import finish_process_group, is_first_process, run_script
 from common.reports import end_summary, start_summary
 from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX
@@ -43,6 +43,8 @@ from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
 
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
+# Of tokenised texts [B]: the texts written, `count` for each and the best first, and their log-probabilities.
+Engine = Callable[[list[list[int]]], tuple[list[str], list[float | None]]]
 
 
 @dataclass
@@ -74,7 +76,7 @@ class PredictionArguments:
 
     def __post_init__(self):
         if self.source_column and len(self.source_column) == 1:
-            self.source_column = [word.strip() for word in self.source_column[0].split(",")]
+            self.source_column = comma_words(self.source_column[0])
 
 
 @dataclass
@@ -107,8 +109,13 @@ class Plan:
     search: dict
 
     @property
+    def count(self) -> int:
+        """Texts for each input."""
+        return self.search.get("num_return_sequences", 1)
+
+    @property
     def several(self) -> bool:
-        return self.search.get("num_return_sequences", 1) > 1
+        return self.count > 1
 
 
 DATACLASSES = [PredictionArguments, SearchArguments]
@@ -152,13 +159,11 @@ def task_folder(args: PredictionArguments) -> Path:
 
 def engine_folder(name: str) -> Path:
     """The folder that CTranslate2 loads: the one named, or the only one in an export. ValueError if there is none."""
-    found = [
-        file.parent for file in (*Path(name).glob(CTRANSLATE2_TOKENS), *Path(name).glob(f"*/{CTRANSLATE2_TOKENS}"))
-    ]
+    places = (CTRANSLATE2_TOKENS, f"*/{CTRANSLATE2_TOKENS}")
+    found = [file.parent for place in places for file in Path(name).glob(place)]
     if len(found) != 1:
-        there = (
-            f"it has {', '.join(sorted(map(str, found)))}: name one" if found else "make one with export_checkpoint.py"
-        )
+        shown = ", ".join(sorted(map(str, found)))
+        there = f"it has {shown}: name one" if found else "make one with export_checkpoint.py"
         raise ValueError(f"--model_name_or_path {name}: --backend ctranslate2 needs a folder that export_checkpoint.py "
                          f"--formats ctranslate2 wrote; {there}")  # fmt: skip
     return found[0]
@@ -178,22 +183,20 @@ def settings_of(args: PredictionArguments, plan: Plan) -> dict:
 
 
 # ---------------------------------------------------------------- what generates
-def with_transformers(args: PredictionArguments, plan: Plan, tokenizer, device) -> Callable[[list], list[Candidates]]:
+def with_transformers(args: PredictionArguments, plan: Plan, tokenizer, device) -> Engine:
     """The function that answers tokenised texts, by `generate`."""
     model = load_model(args.model_name_or_path, args.attn_implementation)
     fit_vocabulary(model, len(tokenizer))
     model = model.to(device, torch.bfloat16 if args.bf16 else None).eval()
     model.generation_config.max_length = None  # of its evaluation; max_new_tokens counts here
-    count = plan.search.get("num_return_sequences", 1)
 
     @torch.no_grad()
-    def answer(sources: list[list[int]]) -> list[Candidates]:
+    def answer(sources):
         batch = tokenizer.pad({"input_ids": sources}, return_tensors="pt", pad_to_multiple_of=8).to(device)
         written = model.generate(**batch, **plan.search)
         texts = decode_texts(plan.entry, tokenizer, written.cpu().numpy())
-        scores = log_probabilities(model, batch, written, count) if plan.several else [None] * len(texts)
-        pairs = list(zip(texts, scores, strict=True))
-        return [pairs[first : first + count] for first in range(0, len(pairs), count)]
+        scores = log_probabilities(model, batch, written, plan.count) if plan.several else [None] * len(texts)
+        return texts, scores
 
     return answer
 
@@ -209,22 +212,18 @@ def log_probabilities(model, batch, written: torch.Tensor, count: int) -> list[f
     return (chosen * labels.ne(IGNORE_INDEX)).sum(dim=1).tolist()
 
 
-def with_ctranslate2(args: PredictionArguments, plan: Plan, tokenizer, _) -> Callable[[list], list[Candidates]]:
+def with_ctranslate2(args: PredictionArguments, plan: Plan, tokenizer, _) -> Engine:
     """The function that answers tokenised texts, by CTranslate2, searching as transformers does."""
-    engine, count = (
-        CTranslate2Engine(engine_folder(args.model_name_or_path)),
-        plan.search.get("num_return_sequences", 1),
-    )
+    engine = CTranslate2Engine(engine_folder(args.model_name_or_path))
     search = dict(num_beams=1, length_penalty=1.0, early_stopping=False) | plan.search
     options = ctranslate2_search(search if search["num_beams"] > 1 else None)
-    options |= dict(
-        num_hypotheses=count, max_decoding_length=search["max_new_tokens"], max_input_length=0, return_end_token=True
-    )
+    options |= dict(num_hypotheses=plan.count, max_decoding_length=search["max_new_tokens"])
+    options |= dict(max_input_length=0, return_end_token=True)
     for name, theirs in (("min_new_tokens", "min_decoding_length"), ("repetition_penalty", "repetition_penalty"),
                          ("no_repeat_ngram_size", "no_repeat_ngram_size")):  # fmt: skip
         options |= {theirs: search[name]} if name in search else {}
 
-    def answer(sources: list[list[int]]) -> list[Candidates]:
+    def answer(sources):
         named = [[engine.names[number] for number in source] for source in sources]
         found = [result.hypotheses for result in engine.translator.translate_batch(named, **options)]
         ids = [[engine.ids[name] for name in names] for hypotheses in found for names in hypotheses]
@@ -236,19 +235,18 @@ def with_ctranslate2(args: PredictionArguments, plan: Plan, tokenizer, _) -> Cal
         )
         scores = [None] * len(texts)
         if plan.several:
-            repeated = [source for source in named for _ in range(count)]
+            repeated = [source for source in named for _ in range(plan.count)]
             bodies = [row[:-1] if row[-1:] == [tokenizer.eos_token_id] else row for row in ids]  # it adds the EOS
             scored = engine.translator.score_batch(repeated, [[engine.names[number] for number in b] for b in bodies])
             scores = [float(sum(s.log_probs[: len(row)])) for s, row in zip(scored, ids, strict=True)]
-        pairs = list(zip(texts, scores, strict=True))
-        return [pairs[first : first + count] for first in range(0, len(pairs), count)]
+        return texts, scores
 
     return answer
 
 
 # ---------------------------------------------------------------- answering
 def answer_window(
-    items: list[Input], answer: Callable, tokenizer, args: PredictionArguments, plan: Plan, progress, first: int
+    items: list[Input], answer: Engine, tokenizer, args: PredictionArguments, plan: Plan, progress, first: int
 ) -> list[dict]:
     """The records of some inputs, on every process: their texts by length, a batch to each process in turn."""
     state, texts = PartialState(), [text for item in items for text in item.texts]
@@ -258,11 +256,13 @@ def answer_window(
     found = []
     for number in range(state.process_index, len(batches), state.num_processes):
         set_seed(hash((args.seed, first, number)) % 2**32)  # of the place alone: a continued run draws the same
-        found += zip(batches[number], answer([ids[text] for text in batches[number]]), strict=True)
+        written = list(zip(*answer([ids[text] for text in batches[number]]), strict=True))
+        candidates = [written[first : first + plan.count] for first in range(0, len(written), plan.count)]
+        found += zip(batches[number], candidates, strict=True)
         progress.update(sum(map(len, batches[number : number + state.num_processes])))
     by_text = dict(gather_object(found) if state.num_processes > 1 else found)
-    candidates = iter([by_text[number] for number in range(len(texts))])
-    return [record_of(item, [next(candidates) for _ in item.texts], plan) for item in items]
+    in_order = iter([by_text[number] for number in range(len(texts))])
+    return [record_of(item, [next(in_order) for _ in item.texts], plan) for item in items]
 
 
 def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:

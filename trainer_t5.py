@@ -246,7 +246,7 @@ class T5Trainer(SavingTrainer):
         self._stop_if_non_finite()
         grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         norm = self._norm = _OnItsWay(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's wrapper
+        optimizer = self._plain_optimizer
         if not isinstance(norm, _OnItsWay) or not getattr(optimizer, "_step_supports_amp_scaling", False):
             self._stop_if_non_finite()
             return grad_norm
@@ -259,6 +259,11 @@ class T5Trainer(SavingTrainer):
             "epoch": self.state.epoch,
         }
         return grad_norm
+
+    @property
+    def _plain_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer without accelerate's wrapper."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, *args, **kwargs):
         control = self.control
@@ -279,7 +284,7 @@ class T5Trainer(SavingTrainer):
 
     def _take_back_step(self, before: dict) -> None:
         """Puts back what the host did for an update that the device left out."""
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        optimizer = self._plain_optimizer
         if hasattr(optimizer, "uncount_step"):  # torch's own count on the device
             optimizer.uncount_step()
         for group, rate in zip(optimizer.param_groups, before["rates"], strict=True):

@@ -6,6 +6,7 @@
 
 from pathlib import Path
 
+from common.command_line import comma_words
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
@@ -36,7 +37,17 @@ def names_own_pairs(args) -> bool:
     """Whether the flags name pairs that no entry of DATASET_VALS describes. args: TaskArguments."""
     alone = args.benchmark is None and args.dataset_name is None and any(getattr(args, flag) for flag in SOURCES)
     described = any(getattr(args, flag) not in (None, []) for flag in _DESCRIBING)
-    return alone or described or OWN in (args.dataset_name or "").split(",")
+    return alone or described or OWN in comma_words(args.dataset_name or "")
+
+
+def has_training_rows(args) -> bool:
+    """Whether the flags say where to train."""
+    return bool(args.train_file or args.source_file or args.hub_dataset)
+
+
+def has_validation_files(args) -> bool:
+    """Whether the flags name files to evaluate on."""
+    return bool(args.validation_file or args.validation_source_file)
 
 
 def check_own_pairs(args) -> None:
@@ -67,26 +78,21 @@ def check_own_pairs(args) -> None:
                 raise ValueError(f"--{flag} {file}: pairs are read from files that end in one of "
                                  f"{' '.join(ROW_SUFFIXES)} (and .gz, .xz ...); of text side by side give "
                                  "--source_file and --target_file")  # fmt: skip
-    has_validation = args.validation_file or args.validation_source_file
+    has_validation = has_validation_files(args)
     if has_validation and args.hub_dataset:
         raise ValueError("--hub_dataset brings its own validation rows: leave out the files, or hold some out with "
                          "--validation_split_percentage")  # fmt: skip
     if has_validation and args.validation_split_percentage:
         raise ValueError(f"--validation_split_percentage {args.validation_split_percentage:g}: there are validation "
                          "files already")  # fmt: skip
-    if (
-        args.streaming
-        and args.validation_split_percentage
-        or args.streaming
-        and not (has_validation or args.hub_dataset)
-    ):
+    if args.streaming and (args.validation_split_percentage or not (has_validation or args.hub_dataset)):
         raise ValueError("--streaming: pairs of your own need --validation_file, since a stream is not read twice")
 
 
 def complete_own_pairs(args) -> None:
     """Says in --validation_split_percentage what is held out where files are named without validation rows."""
-    has_validation = args.validation_file or args.validation_source_file
-    if (args.train_file or args.source_file) and not has_validation and args.validation_split_percentage is None:
+    named = (args.train_file or args.source_file) and not has_validation_files(args)
+    if named and args.validation_split_percentage is None:
         args.validation_split_percentage = HELD_OUT
 
 

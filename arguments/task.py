@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arguments.own_pairs import OWN, SHAPES, check_own_pairs, complete_own_pairs, names_own_pairs, own_entry
-from common.command_line import check_folder, did_you_mean, option, refuse
+from common.command_line import check_folder, comma_words, did_you_mean, option, refuse
 from constants import DATASET_VALS
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 
@@ -70,7 +70,13 @@ class TaskArguments:
         for name in ("source_column", "target_column", "labels", "metrics"):
             words = getattr(self, name)
             if words and len(words) == 1:  # a,b,c
-                setattr(self, name, [word.strip() for word in words[0].split(",")])
+                setattr(self, name, comma_words(words[0]))
+
+
+def task_arguments(values: dict) -> TaskArguments:
+    """The flags of tasks among those that a run.json or task.json recorded."""
+    known = {field.name for field in dataclasses.fields(TaskArguments)}
+    return TaskArguments(**{flag: value for flag, value in values.items() if flag in known})
 
 
 def check_tasks(args: TaskArguments) -> dict[str, dict]:
@@ -79,7 +85,7 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
     ValueError for contradictions among the flags and for files that are not there.
     """
     complete_names(args)
-    names = [name.strip() for name in args.dataset_name.split(",")]
+    names = comma_words(args.dataset_name)
     if names == ["all"]:
         known = DATASET_VALS.get(args.benchmark, {})
         names = [name for name, task in known.items() if "train_with" not in task] or names
@@ -121,7 +127,7 @@ def check_task(args: TaskArguments) -> dict:
 def complete_names(args: TaskArguments) -> None:
     """Says in --benchmark and --dataset_name which tasks the other flags mean: own pairs, beside the named ones too."""
     if names_own_pairs(args):
-        named = [name.strip() for name in (args.dataset_name or OWN).split(",")]
+        named = comma_words(args.dataset_name or OWN)
         args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])
         args.dataset_name = ",".join(named if OWN in named else [*named, OWN])
         complete_own_pairs(args)

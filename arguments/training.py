@@ -170,11 +170,11 @@ def has_bf16() -> bool:
 
 def _trackers(names: list[str] | str | None) -> list[str]:
     """The names of `--report_to`; ValueError for one that is unknown or not installed. None: W&B, if it is there."""
-    if names is None and "wandb" not in get_available_reporting_integrations():
+    if names is None:
+        if "wandb" in get_available_reporting_integrations():
+            return ["wandb"]
         print_once("tracking: the package wandb is not installed; metrics.jsonl and loss.png show the run")
         return []
-    if names is None:
-        return ["wandb"]
     names = [names] if isinstance(names, str) else list(names or ["none"])
     known = ("none", "all", *sorted(INTEGRATION_TO_CALLBACK))
     for name in names:

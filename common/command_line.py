@@ -309,6 +309,11 @@ def check_repository_name(flag: str, name: str) -> None:
         raise ValueError(f"{flag} {name}: {error}") from None
 
 
+def comma_words(text: str) -> list[str]:
+    """ "a, b,c" -> ["a", "b", "c"]."""
+    return [word.strip() for word in text.split(",")]
+
+
 def did_you_mean(value: str, known, most: int = 1) -> str:
     """("mrcp", ["cola", "mrpc"]) -> " (did you mean mrpc?)"; "" if nothing is near."""
     near = difflib.get_close_matches(value, known, n=most)

@@ -6,13 +6,12 @@ Nothing is invented: what no file tells is left out, and local paths are shorten
 import contextlib
 import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from arguments.model import ModelArguments
 from arguments.own_pairs import OWN, own_entry
-from arguments.task import TaskArguments
+from arguments.task import TaskArguments, task_arguments
 from arguments.text import PreTrainingDataArguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.reports import human_count, human_time, read_json, read_metrics, short_number
@@ -66,7 +65,7 @@ def model_card(
     arguments, task = run.get("arguments", {}), task_of(run)
     entry = DATASET_VALS.get(task[0], {}).get(task[1], {}) if task else {}
     if task and task[1] == OWN:
-        entry = own_entry(SimpleNamespace(**arguments))
+        entry = own_entry(task_arguments(arguments))
     last_evaluation = next((line for line in reversed(metrics) if any(key.startswith("eval_") for key in line)), {})
     numbers = {
         key: float(value)

@@ -7,7 +7,7 @@ as_source("mine", entry)   -> the text to paste into constants.py
 import json
 from pathlib import Path
 
-from arguments.own_pairs import OWN, SHAPES, own_entry
+from arguments.own_pairs import OWN, SHAPES, has_training_rows, own_entry
 from arguments.task import TaskArguments
 from common.processes import print_once
 from tasks.registry import as_list
@@ -32,11 +32,6 @@ def completed(args: TaskArguments) -> dict:
         entry = own_entry(args)
         print_once(f"--labels {','.join(args.labels)}: as the training rows have them")
     return entry
-
-
-def has_training_rows(args: TaskArguments) -> bool:
-    """Whether the flags say where to train."""
-    return bool(args.train_file or args.source_file or args.hub_dataset)
 
 
 def _shape_of(record: dict, where: str) -> str:

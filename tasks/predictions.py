@@ -5,7 +5,6 @@ for item in reader.read(Path("inputs.jsonl")):      # Input(row, texts, between)
     answers.append(item, ["an answer to each of item.texts"])
 """
 
-import dataclasses
 import itertools
 import json
 import os
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arguments.own_pairs import OWN, own_entry
-from arguments.task import TaskArguments
-from common.command_line import did_you_mean
+from arguments.task import task_arguments
+from common.command_line import comma_words, did_you_mean
 from common.reports import read_json, write_json
 from constants import DATASET_VALS
 from corpora.files import data_suffix, is_plain_text, open_text, read_rows
@@ -35,7 +34,7 @@ def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
     record = read_record(folder)
     if not record:
         return PLAIN, {}
-    names = [word.strip() for word in record["dataset_name"].split(",")]
+    names = comma_words(record["dataset_name"])
     known = DATASET_VALS.get(record["benchmark"], {})
     names = list(known) if names == ["all"] else names
     if name not in (None, *names) or name is None and len(names) > 1:
@@ -43,8 +42,7 @@ def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
         raise ValueError(f"--dataset_name{given}: {folder} was trained on {', '.join(names)}; name one of them")
     name = name or names[0]
     if name == OWN:
-        fields = {field.name for field in dataclasses.fields(TaskArguments)}
-        return own_entry(TaskArguments(**{flag: value for flag, value in record.items() if flag in fields})), record
+        return own_entry(task_arguments(record)), record
     if name not in known:
         raise ValueError(f"{folder}: its task.json names the task {record['benchmark']}/{name}, which DATASET_VALS no "
                          "longer has")  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 
 from arguments.own_pairs import OWN
 from arguments.task import TaskArguments
-from common.command_line import did_you_mean
+from common.command_line import comma_words, did_you_mean
 from common.processes import print_once
 from constants import DATASET_VALS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
@@ -109,14 +109,15 @@ def _share_of_train(name: str, task: dict, args: TaskArguments, split: str, skip
     Rows with the same source are on the same side, so that no evaluated source was trained on.
     """
     rows = list(rows_of_split(name, task, args, "train", skipped))
-    sources = list(dict.fromkeys(source_text(task, row) for row in rows))
+    source_of = [source_text(task, row) for row in rows]
+    sources = list(dict.fromkeys(source_of))
     if len(sources) < 2:
         raise ValueError(f"task {name}: {len(sources)} different sources are too few to hold some out for evaluation; "
                          "give --validation_file")  # fmt: skip
     count = max(1, round(len(sources) * task["held_out"] / 100))
     chosen = np.random.default_rng(0).permutation(len(sources))[: min(count, len(sources) - 1)]
     held_out = {sources[number] for number in chosen}
-    return [row for row in rows if (source_text(task, row) in held_out) != (split == "train")]
+    return [row for row, text in zip(rows, source_of, strict=True) if (text in held_out) != (split == "train")]
 
 
 def training_rows(task: dict, rows: list[dict]) -> list[dict]:
@@ -149,7 +150,7 @@ def _hides_answers(task: dict, rows: list[dict]) -> bool:
 def own_files(args: TaskArguments, task: dict) -> dict[str, list[str]]:
     """{split: --train_file or --validation_file}, which replace the task's own source; {} where they are own pairs,
     whose entry names them itself."""
-    if OWN in (args.dataset_name or "").split(","):
+    if OWN in comma_words(args.dataset_name or ""):
         return {}
     files = {"train": args.train_file, eval_splits(task)[0]: args.validation_file}
     return {split: paths for split, paths in files.items() if paths}

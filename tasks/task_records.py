@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from arguments.own_pairs import OWN
+from common.command_line import comma_words
 from corpora.files import compressed
 from tasks.registry import as_list
 
@@ -60,7 +61,7 @@ def read_record(folder: str) -> dict:
 
 def covers(record: dict, benchmark: str, names: Collection[str]) -> bool:
     """Whether these tasks of a benchmark are among the recorded ones: cola of "cola,sst2"."""
-    recorded = {name.strip() for name in record.get("dataset_name", "").split(",")}
+    recorded = set(comma_words(record.get("dataset_name", "")))
     return benchmark == record.get("benchmark") and (recorded == {"all"} or recorded >= set(names))
 
 
@@ -72,8 +73,8 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     """
     record = read_record(folder)
     benchmark = values["benchmark"] if "benchmark" in given else record.get("benchmark")
-    names = values["dataset_name"].split(",") if "dataset_name" in given else ()
-    if not covers(record, benchmark, [name.strip() for name in names]):
+    names = comma_words(values["dataset_name"]) if "dataset_name" in given else ()
+    if not covers(record, benchmark, names):
         return {}
     left_out = {*given, *(_PLACES if set(_PLACES) & set(given) else ())}
     if names and OWN not in names:

@@ -20,7 +20,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from common.processes import print_once
-from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch, lower_triangle
+from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch, lower_triangle, rows_dense
 from modeling.kernels.library import ALIGNMENT, KERNELS, Kernel, aligned, torch_backward, torch_forward
 
 PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
@@ -215,12 +215,6 @@ def _for_kernels(added: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | 
 
 
 # ---------------------------------------------------------------- the operator
-def _rows_dense(x: torch.Tensor) -> torch.Tensor:
-    """The same values [B, S, H, D], each row of D without gaps. Parts of a joined product are not copied: the kernels
-    take strides."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _plain(device: torch.device) -> torch.autocast:
     """Autocast off: it would turn the implementation's own float32 products into bfloat16."""
     return torch.autocast(device.type, enabled=False)
@@ -245,7 +239,7 @@ def attention(
     these, where it is known already.
     """
     with _plain(q.device):
-        q, k, v = (_rows_dense(x) for x in (q, k, v))
+        q, k, v = (rows_dense(x) for x in (q, k, v))
         added = _for_kernels(_added_scores(q, k, bias, mask, causal) if added is None else added, q)
         out, lse = choose_kernel(q, k, added, causal).forward(q, k, v, added, scale)
         return out.contiguous(), lse.contiguous()
@@ -274,7 +268,7 @@ def attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk, dv as q, k, v, and d(bias) in the bias's shape and dtype (empty where it is not needed)."""
     with _plain(q.device):
-        grad_out, q, k, v = grad_out.contiguous(), *(_rows_dense(x) for x in (q, k, v))
+        grad_out, q, k, v = grad_out.contiguous(), *(rows_dense(x) for x in (q, k, v))
         added = _added_scores(q, k, bias, mask, causal) if added is None else added
         whole = _for_kernels(added, q)
         grads = choose_kernel(q, k, whole, causal).backward(grad_out, q, k, v, whole, out, lse, scale)

@@ -40,6 +40,12 @@ def lower_triangle(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
 
 
+def rows_dense(x: torch.Tensor) -> torch.Tensor:
+    """The same values [B, S, H, D], each row of D without gaps. Parts of a joined product are not copied: the kernels
+    take strides."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def batch_chunks(q: torch.Tensor, k: torch.Tensor) -> list[slice]:
     """Slices of the batch whose scores [b, H, Q, K] stay below _CHUNK elements (one example at least)."""
     size = max(1, _CHUNK // (q.shape[2] * q.shape[1] * k.shape[1]))

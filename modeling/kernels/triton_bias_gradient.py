@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from modeling.kernels.bias_gradient import MASKED
+from modeling.kernels.bias_gradient import MASKED, rows_dense
 
 _ROWS = 32  # of `_row_sums`
 _LOWEST = tl.constexpr(MASKED / 2)
@@ -137,7 +137,7 @@ def bias_gradient_triton(
     parts (of the batch), tile (as `tile_of` answers): for benchmarks and tests; not set, they follow from the shapes.
     """
     grad_out, out, lse = (x.contiguous() for x in (grad_out, out, lse))
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = (rows_dense(x) for x in (q, k, v))
     (batch, queries, heads, width), keys = q.shape, k.shape[1]
     tile = tile or tile_of(q.dtype, queries, keys, width)
     tiles = triton.cdiv(queries, tile["BLOCK_Q"]) * triton.cdiv(keys, tile["BLOCK_K"])
