@@ -54,6 +54,8 @@ class TestCase(parameterized.TestCase):
         (aside / "global_step").mkdir(parents=True)
         (aside / "trainer_state.json").write_text("{}")
         (aside / "model.safetensors").write_text(text * 100)
+        for state in ("optimizer.pt", "scheduler.pt"):
+            (aside / state).write_text(f"{state} of {step}")
         (aside / "global_step" / "shard_0.pt").write_text(f"shard of {step}")
         final = self.folder / folder / f"checkpoint-{step}"
         publish(aside, final)
