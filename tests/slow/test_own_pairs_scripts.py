@@ -33,6 +33,10 @@ def workspace() -> Path:
     (folder / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:6]))
     (folder / "in.en").write_text("".join(row["text"] + "\n" for row in ROWS))
     (folder / "in.de").write_text("".join(row["color"] + "\n" for row in ROWS))
+    (folder / "glue/CoLA").mkdir(parents=True)
+    for split, rows in (("train", ROWS), ("dev", ROWS[:6])):  # as GLUE has it: source, label, mark, sentence
+        lines = [f"x\t{number % 2}\t\t{row['text']}\n" for number, row in enumerate(rows)]
+        (folder / f"glue/CoLA/{split}.tsv").write_text("".join(lines))
     write_tiny_model(folder / "base", [row["text"] for row in ROWS] + ["say: kind:"], 130)
     return folder
 
@@ -68,8 +72,7 @@ class ScriptsTest(parameterized.TestCase):
          "kind --target_type class", "eval_accuracy"),
         ("side_by_side", "--source_file in.en --target_file in.de --max_target_length 4", "eval_bleu"),
         ("mixture", "--train_file rows.jsonl --source_column text --target_column kind --labels tree,moon "
-         "--benchmark builtin --dataset_name docstring_summary --max_train_samples 30 --max_eval_samples 4 "
-         "--max_target_length 6", "eval_pairs_accuracy"),
+         f"--benchmark glue --dataset_name cola --data_dir {workspace()}/glue", "eval_pairs_accuracy"),
         ("stream", "--train_file rows.jsonl --validation_file dev.jsonl --source_column text --target_column color "
          "--streaming --max_target_length 4", "eval_rougeL"),
     )  # fmt: skip

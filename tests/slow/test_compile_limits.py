@@ -1,0 +1,52 @@
+"""How many shapes and models --torch_compile takes. Hermetic; about 40 s."""
+
+from types import SimpleNamespace
+
+import torch
+from absl.testing import absltest, parameterized
+from test_step import batch, tiny
+
+from benchmarks.step import STEP_OPTIONS
+from modeling.loss import compute_loss_in_forward
+from trainer_t5 import set_up_step
+
+SMALL = dict(num_layers=1, num_decoder_layers=1)
+
+
+class ShapesTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        torch._dynamo.reset()
+        config = torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit)
+        config.__enter__()
+        self.addCleanup(config.__exit__, None, None, None)
+
+    def test_more_than_eight_length_buckets(self):
+        model = tiny(**SMALL)
+        flags = dict(torch_compile=True, torch_compile_backend="eager", torch_compile_mode=None, length_buckets=2)
+        set_up_step(model, SimpleNamespace(label_smoothing_factor=0.0, **flags, **STEP_OPTIONS))
+        with torch.no_grad():
+            for source in range(4, 4 + 10):
+                self.assertTrue(model(**batch(source=source)).loss.isfinite())
+
+    def test_more_models_than_eight_in_a_process(self):
+        """As the rungs of benchmark_t5.py step, all of which are timed in turn."""
+        models = [tiny(**SMALL) for _ in range(9)]
+        for model in models:
+            compute_loss_in_forward(model, compile_options={"backend": "eager"})
+        with torch.no_grad():
+            for _ in range(2):
+                self.assertLen({model(**batch()).loss.item() for model in models}, 1)
+        self.assertEqual(torch._dynamo.config.recompile_limit, 8)
+
+    def test_lengths_without_end_are_still_noticed(self):
+        torch._dynamo.config.recompile_limit = 2
+        model = tiny(**SMALL)
+        compute_loss_in_forward(model, compile_options={"backend": "eager"}, shapes=2)
+        with torch.no_grad(), self.assertRaises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            for source in range(4, 8):
+                model(**batch(source=source))
+
+
+if __name__ == "__main__":
+    absltest.main()
