@@ -133,6 +133,7 @@ TRAINING_DEFAULTS = {
 SHOWN_SEQUENCES, SHOWN_TOKENS = 128, 128 * 568
 
 # ---------------------------------------------------------------- the built-in corpus
+PREEMPTED_EXIT_CODE = 75  # of a run that a signal or its time limit stopped: it is to be started again
 BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, made by corpora/installed_docs.py
 
 # Labels of its task builtin/package_topic: the packages that requirements.txt brings in with the most prose.

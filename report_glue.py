@@ -29,14 +29,13 @@ from pathlib import Path
 from arguments.model import ModelArguments
 from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments
+from common.checkpoint_folders import newest_whole_checkpoint
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
 from common.reports import end_summary, mean_and_deviation, read_json, start_summary, write_aside, write_json
-from constants import DATASET_VALS
+from constants import DATASET_VALS, PREEMPTED_EXIT_CODE
 from tasks.registry import eval_splits
 from tasks.rows import load_rows
-from training.checkpoints import newest_whole_checkpoint
-from training.preemption import PREEMPTED_EXIT_CODE
 
 HERE = Path(__file__).resolve().parent
 GLUE = DATASET_VALS["glue"]

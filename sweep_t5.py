@@ -24,11 +24,11 @@ from pathlib import Path
 
 from common.command_line import exit_on_user_error, option, parse_arguments
 from common.reports import human_time, start_summary
+from constants import PREEMPTED_EXIT_CODE
 from search.report import report
 from search.study import BEAT, best_of, holder, open_study, take_trial
 from search.sweep_files import check_number, choose_folder, command_line, propose, read_lines, read_sweep, shown
 from search.trials import Told, run_trial, show
-from training.preemption import PREEMPTED_EXIT_CODE
 
 MOST_FAILURES = 5  # in a row, after which an agent gives up
 

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from common.checkpoint_folders import checkpoints_of, newest_whole_checkpoint
 from common.processes import print_once
 from common.reports import first_line
+from common.trust import Untrusted, check_metadata, only_weights
 from model_t5 import load_model
-from training.checkpoints import checkpoints_of, newest_whole_checkpoint
-from training.trust import Untrusted, check_metadata, only_weights
 
 WHOLE_WEIGHTS = [
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")

@@ -15,6 +15,7 @@ import torch
 from requests.utils import get_netrc_auth
 
 from arguments.training import check_warmup, global_batch_size, wants_fsdp
+from common.checkpoint_folders import checkpoints_of
 from common.command_line import exit_on_user_error
 from common.processes import answers, finish_process_group, is_first_process, print_once
 from common.reports import (
@@ -42,7 +43,7 @@ from runs.memory import optimizer_bytes
 from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
 from training.batch_size import find_micro_batch
-from training.checkpoints import checkpoints_of, clear_output_dir, is_disk_full, old_files, resumed_batch_notice
+from training.checkpoints import clear_output_dir, is_disk_full, old_files, resumed_batch_notice
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 

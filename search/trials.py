@@ -11,11 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+from common.checkpoint_folders import checkpoints_of, damage
 from common.reports import human_time
+from constants import PREEMPTED_EXIT_CODE
 from search.study import BEAT, beat, members
 from search.sweep_files import command_line, history, is_hopeless, read_lines, shown
-from training.checkpoints import checkpoints_of, damage
-from training.preemption import PREEMPTED_EXIT_CODE
 
 POLL = 0.5  # seconds between two looks at a running trial
 PATIENCE = 120.0  # seconds that a trial has to save and end after SIGTERM

@@ -16,15 +16,15 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from arguments.training import T5TrainingArguments, wants_fsdp
+from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
 from common.command_line import RESUME_NEWEST, check_folder
-from common.manifests import MANIFEST, difference, fsync, write_manifest
+from common.manifests import fsync, write_manifest
 from common.processes import is_first_process, print_once
+from common.trust import check_deepspeed_files
 from tasks.task_records import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
-from training.trust import check_deepspeed_files
 
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
 RUN_FILES = (
@@ -91,37 +91,7 @@ def is_disk_full(error: BaseException) -> bool:
     return False
 
 
-# ---------------------------------------------------------------- finding
-def checkpoints_of(output_dir: Path) -> list[Path]:
-    """checkpoint-<step> folders below `output_dir`, by step."""
-    found = [path for path in output_dir.glob("checkpoint-*") if path.name.split("-")[1].isdigit() and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
-
-
-def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint folder in a few words, or None. Without a manifest little can be checked."""
-    if not (checkpoint / "trainer_state.json").is_file():
-        return "it has no trainer_state.json"
-    if (checkpoint / MANIFEST).exists():
-        return difference(checkpoint)
-    for path in sorted(checkpoint.glob("*.safetensors")):  # written by other code: at least these tell their own size
-        try:
-            safe_open(path, "pt")
-        except (SafetensorError, OSError) as error:
-            return f"{path.name} cannot be read ({error})"
-    return None
-
-
-def newest_whole_checkpoint(output_dir: Path) -> Path | None:
-    """The newest checkpoint that is whole; each damaged one is named on the way. None if there is none."""
-    for checkpoint in reversed(checkpoints_of(output_dir)):
-        reason = damage(checkpoint)
-        if reason is None:
-            return checkpoint
-        print_once(f"{checkpoint} is damaged and skipped: {reason}")
-    return None
-
-
+# ---------------------------------------------------------------- resuming
 def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     """Checks that `--output_dir` is empty, resumed or overwritten, and that what is resumed holds all that is needed;
     returns the checkpoint to go on from, or None.

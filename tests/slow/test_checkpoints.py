@@ -28,18 +28,17 @@ from safetensors.torch import load_file, save_file
 import pre_train_t5
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common import manifests
+from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
 from common.command_line import RESUME_NEWEST
 from common.reports import read_metrics
+from constants import PREEMPTED_EXIT_CODE
 from corpora.examples import ChunkDataset
 from training import checkpoints, preemption
 from training.checkpoints import (
     SAVING,
-    checkpoints_of,
     clear_output_dir,
-    damage,
     is_disk_full,
     load_loss_state,
-    newest_whole_checkpoint,
     prepare_output_dir,
     publish,
     rotate,
@@ -287,7 +286,7 @@ class RunTest(TestCase):
         pid = self.start("--save_steps", "1000")
         self.wait_for_step(3)
         os.kill(pid, number)
-        self.assertEqual(torture.exit_code(pid), preemption.PREEMPTED_EXIT_CODE, (self.folder / "log").read_text())
+        self.assertEqual(torture.exit_code(pid), PREEMPTED_EXIT_CODE, (self.folder / "log").read_text())
         self.assertFalse((self.folder / "out" / "all_results.json").exists())
         saved = newest_whole_checkpoint(self.folder / "out")
         step = json.loads((saved / "trainer_state.json").read_text())["global_step"]
@@ -307,7 +306,7 @@ class RunTest(TestCase):
             for process in everyone:
                 process.send_signal(signal.SIGTERM)
             time.sleep(0.01)
-        self.assertEqual(torture.exit_code(pid), preemption.PREEMPTED_EXIT_CODE, (self.folder / "log").read_text())
+        self.assertEqual(torture.exit_code(pid), PREEMPTED_EXIT_CODE, (self.folder / "log").read_text())
         self.assertIsNone(damage(checkpoints_of(self.folder / "out")[-1]))
         gone, alive = psutil.wait_procs(everyone[1:], timeout=20)
         self.assertEmpty(alive)
@@ -339,7 +338,7 @@ class RunTest(TestCase):
             plain(callback, args, state, control, **kwargs)
 
         with mock.patch.object(preemption.PreemptionCallback, "on_step_end", told_at_twenty):
-            self.run_to_end(script="fine_tune", code=preemption.PREEMPTED_EXIT_CODE)
+            self.run_to_end(script="fine_tune", code=PREEMPTED_EXIT_CODE)
         steps = [int(c.name.split("-")[1]) for c in checkpoints_of(self.folder / "out")]
         self.assertEqual(steps[-1], 20)
         self.assertEqual(
@@ -358,7 +357,7 @@ class RunTest(TestCase):
 
     def test_the_jobs_time_limit_is_honoured(self):
         with mock.patch.dict(os.environ, SLURM_JOB_END_TIME=str(time.time() + preemption.TIME_LIMIT_MARGIN + 0.001)):
-            self.run_to_end(code=preemption.PREEMPTED_EXIT_CODE)
+            self.run_to_end(code=PREEMPTED_EXIT_CODE)
         self.assertEqual([c.name for c in checkpoints_of(self.folder / "out")], ["checkpoint-1"])
         self.assertRegex(
             (self.folder / "log").read_text(), "the job ends in 1[12][0-9] s: saved and stopped after step 1"

@@ -14,9 +14,9 @@ from absl.testing import absltest, parameterized
 from helpers import run_main
 
 import pre_train_t5
+from common.checkpoint_folders import checkpoints_of, damage
 from runs import trackers
 from training import saving
-from training.checkpoints import checkpoints_of, damage
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

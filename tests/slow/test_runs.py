@@ -17,9 +17,9 @@ from transformers import T5ForConditionalGeneration
 from warm_python import warm_python
 
 import pre_train_t5
+from common.checkpoint_folders import checkpoints_of
 from modeling import loss
 from runs import run as runs
-from training.checkpoints import checkpoints_of
 
 
 class RunScriptTest(parameterized.TestCase):

@@ -29,8 +29,9 @@ from warm_python import preload, warm_python
 
 import fine_tune_t5
 import pre_train_t5
+from common.checkpoint_folders import newest_whole_checkpoint
 from common.reports import read_metrics
-from training.checkpoints import SAVING, newest_whole_checkpoint
+from training.checkpoints import SAVING
 
 preload("wandb")  # whose folders a fork leaves as they are: it ends by os._exit
 SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixture": fine_tune_t5.main}

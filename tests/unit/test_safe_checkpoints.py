@@ -26,6 +26,7 @@ from common.cached_folders import cached
 from common.command_line import parse_arguments
 from common.manifests import difference, write_manifest
 from common.reports import read_metrics, side_file
+from common.trust import check_deepspeed_files
 from corpora import sources
 from corpora.sources import find_sources
 from corpora.token_files import tokenised
@@ -37,7 +38,6 @@ from runs.trackers import TensorBoardTracker
 from search.sweep_files import choose_folder
 from training.checkpoints import check_saved_state, is_disk_full, prepare_output_dir, publish
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
-from training.trust import check_deepspeed_files
 
 ROOT = Path(__file__).parents[2]
 

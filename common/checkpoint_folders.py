@@ -1,0 +1,38 @@
+"""Checkpoint folders below an output folder: which there are, and which of them are whole."""
+
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from common.manifests import MANIFEST, difference
+from common.processes import print_once
+
+
+def checkpoints_of(output_dir: Path) -> list[Path]:
+    """checkpoint-<step> folders below `output_dir`, by step."""
+    found = [path for path in output_dir.glob("checkpoint-*") if path.name.split("-")[1].isdigit() and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint folder in a few words, or None. Without a manifest little can be checked."""
+    if not (checkpoint / "trainer_state.json").is_file():
+        return "it has no trainer_state.json"
+    if (checkpoint / MANIFEST).exists():
+        return difference(checkpoint)
+    for path in sorted(checkpoint.glob("*.safetensors")):  # written by other code: at least these tell their own size
+        try:
+            safe_open(path, "pt")
+        except (SafetensorError, OSError) as error:
+            return f"{path.name} cannot be read ({error})"
+    return None
+
+
+def newest_whole_checkpoint(output_dir: Path) -> Path | None:
+    """The newest checkpoint that is whole; each damaged one is named on the way. None if there is none."""
+    for checkpoint in reversed(checkpoints_of(output_dir)):
+        reason = damage(checkpoint)
+        if reason is None:
+            return checkpoint
+        print_once(f"{checkpoint} is damaged and skipped: {reason}")
+    return None
