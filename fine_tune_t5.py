@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> dict:
     """Parses, prepares, trains, evaluates and saves; returns what it writes to all_results.json."""
     with exit_on_user_error():
         model_args, task_args, args, tasks = parse_flags(argv)
-        check_model_source(model_args, args)
+        check_model_source(model_args, args, packed="--packing true" if args.packing else None)
         checkpoint = prepare_output_dir(args)
         set_seed(args.seed)
         with args.main_process_first(desc="loading the tokenizer"):
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> dict:
         check_resumed(checkpoint, model.config, tasks.fingerprints(tokenizer), task_args, args)
         tasks.resume(checkpoint)
         set_generation_length(model, tasks.generation_length)
-        train_collator = tasks.train_collator(args, model.config)
+        train_collator = tasks.train_collator(args, model)
 
     trainer = T5Trainer(
         model=model,

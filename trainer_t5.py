@@ -37,7 +37,7 @@ from modeling.fused_projections import (
 from modeling.loss import compute_loss_in_forward
 from modeling.relative_bias import sum_bias_by_diagonals
 from modeling.segment_masks import SEGMENTS
-from tasks.batching import BucketCollator
+from tasks.batching import BucketCollator, PackingCollator
 from tasks.examples import EvaluationTask
 from tasks.metrics.scoring import STATISTICS
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
@@ -136,7 +136,7 @@ class T5Trainer(SavingTrainer):
         class_label_ids: torch.Tensor | None = None,
         evaluation_tasks: dict[str, EvaluationTask] | None = None,
         summarise: Callable[[dict], dict] | None = None,
-        train_collator: BucketCollator | None = None,
+        train_collator: BucketCollator | PackingCollator | None = None,
         **kwargs,
     ):
         training_args = kwargs["args"]

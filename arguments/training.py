@@ -218,6 +218,7 @@ class FineTuningArguments(T5TrainingArguments):
     load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
     train_sampling_strategy: str = option("random", "Order of the rows.")
     length_buckets: int = option(0, "Pad training sources to one of N lengths. 0: to the longest row.", at_least=0)
+    packing: bool = option(False, "Train on several examples in a row, kept apart by masks: the same loss, no padding.")
 
 
 def check_training(args: T5TrainingArguments, job: str) -> None:
@@ -324,6 +325,9 @@ def _check_step(args: T5TrainingArguments) -> None:
     if buckets := getattr(args, "length_buckets", 0):
         refuse(args, "train_sampling_strategy auto_find_batch_size", f"--length_buckets {buckets} orders the rows "
                "itself, in batches of a fixed number of rows: leave it out")  # fmt: skip
+    if getattr(args, "packing", False):
+        refuse(args, "length_buckets torch_compile auto_find_batch_size", "not with --packing true, which gives every "
+               "batch a shape of its own: leave one of them out")  # fmt: skip
     if args.torch_compile_mode in _CUDA_GRAPHS and args.gradient_accumulation_steps > 1:
         raise ValueError(f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
                          "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "
@@ -350,8 +354,8 @@ def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_arg
            "--max_steps")  # fmt: skip
     refuse(training_args, "train_sampling_strategy", "a stream is always shuffled, by its blocks and "
            "--shuffle_buffer_size")  # fmt: skip
-    refuse(training_args, "length_buckets auto_find_batch_size", "does not go with --streaming, whose batches are cut "
-           "on the fly, all of one size")  # fmt: skip
+    refuse(training_args, "length_buckets packing auto_find_batch_size", "does not go with --streaming, whose "
+           "batches are cut on the fly, all of one size")  # fmt: skip
     training_args.ignore_data_skip = True  # of batches before a resumed step: the stream itself begins there
 
 

@@ -110,10 +110,11 @@ class ThroughputCallback(TrainerCallback):
 
     sequences_per_step, tokens_per_step: per optimizer step, over all ranks and accumulation steps (a short last batch
     is counted as full); tokens_per_step None: the tokens of this rank's batches, padding left out, times the ranks.
-    flops_per_sequence: forward and backward; a number, or where lengths differ a function of the padded (source,
-    target) lengths. So MFU counts the work on padding too, and padding_share, the share of positions of this rank's
-    sources and targets that hold none, says how much of it that is. peak_flops: FLOP/s of all devices together.
-    peak_memory_gib: see peak_memory_bytes. T5Trainer hands every batch to count_batches.
+    flops_per_sequence: forward and backward; a number, or where lengths differ a function of the (source, target)
+    lengths of a batch's rows, which may hold several sequences. So MFU counts the work on padding too, and
+    padding_share, the share of positions of this rank's sources and targets that hold none, says how much of it that
+    is. peak_flops: FLOP/s of all devices together. ranks: how many this one stands for. peak_memory_gib: see
+    peak_memory_bytes. T5Trainer hands every batch to count_batches.
     """
 
     def __init__(
@@ -122,14 +123,15 @@ class ThroughputCallback(TrainerCallback):
         tokens_per_step: int | None,
         flops_per_sequence: float | Callable[[int, int], float] | None = None,
         peak_flops: float | None = None,
+        ranks: int = 1,
     ):
         self.sequences_per_step, self.tokens_per_step = sequences_per_step, tokens_per_step
-        self.flops_per_sequence, self.peak_flops = flops_per_sequence, peak_flops
+        self.flops_per_sequence, self.peak_flops, self.ranks = flops_per_sequence, peak_flops, ranks
         self._clear_counts()
 
     def _clear_counts(self) -> None:
         # What the batches since the last log held. `filled` may be a tensor: reading it would make the CPU wait.
-        self.sequences = self.positions = self.filled = self.flops = 0
+        self.positions = self.filled = self.flops = 0
 
     def count_batches(self, batches: list[dict[str, torch.Tensor]]) -> None:
         """Takes note of micro-batches {"input_ids" [B, S], "labels" [B, T]} of this rank; "attention_mask" or
@@ -137,7 +139,6 @@ class ThroughputCallback(TrainerCallback):
         for batch in batches:
             source, labels = batch["input_ids"], batch["labels"]
             mask = batch.get("attention_mask", batch.get("input_segments"))
-            self.sequences += len(source)
             self.positions += source.numel() + labels.numel()
             self.filled += (source.numel() if mask is None else mask.ne(0).sum()) + labels.ge(0).sum()  # -100: padding
             if callable(self.flops_per_sequence):
@@ -178,13 +179,12 @@ class ThroughputCallback(TrainerCallback):
             rate = logs["sequences_per_second"] = steps * self.sequences_per_step / self.seconds
             if self.tokens_per_step:
                 logs["tokens_per_second"] = steps * self.tokens_per_step / self.seconds
-            elif self.sequences:
-                logs["tokens_per_second"] = rate * filled / self.sequences
+            elif filled:
+                logs["tokens_per_second"] = filled * self.ranks / self.seconds
             flops = self.flops_per_sequence
-            if callable(flops):
-                flops = self.flops / self.sequences if self.sequences else None
+            flops = self.flops * self.ranks / self.seconds if callable(flops) else flops and rate * flops
             if flops and self.peak_flops:
-                logs["mfu"] = rate * flops / self.peak_flops
+                logs["mfu"] = flops / self.peak_flops
         if self.positions:
             logs["padding_share"] = 1 - filled / self.positions
         logs["peak_memory_gib"] = peak_memory_bytes() / 2**30

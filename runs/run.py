@@ -186,12 +186,12 @@ class TrainingRun(Run):
                 write_json(path, record)
 
     def _install_callbacks(self) -> None:
-        args = self.args
+        args, ranks = self.args, max(1, self.args.world_size)
         peak = device_peak_flops(args.device, args.bf16)
         flops = partial(self.data.flops_per_sequence, self.trainer.model.config)
         flops = flops() if self.tokens_per_step else flops  # of tasks it depends on a batch's lengths
         callbacks = [
-            ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * max(1, args.world_size)),
+            ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * ranks, ranks),
             MetricsFileCallback(self.output_dir),
             LossCurveCallback(self.output_dir),
             T5ProgressCallback(),

@@ -1,13 +1,15 @@
-"""Batches of task rows in few shapes: what `torch.compile` asks for, and what wastes little on padding.
+"""Batches of task rows: in few shapes, as `torch.compile` asks for, or several examples in a row, without padding.
 
     lengths = bucket_lengths([len(row["input_ids"]) for row in rows], 4)            # [24, 48, 72, 128]
     collator = BucketCollator(0, 0, source_lengths=lengths, target_length=8, rows=32)
+    collator = PackingCollator(0, 0, cost=partial(flops_per_sequence, config))
 
-Legend of shapes: B rows of a batch, S one of the source lengths, T the target length.
+Legend of shapes: B rows of a batch, S and T their source and target length.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,3 +107,74 @@ class BucketCollator:
             labels[number, : len(row["labels"])] = torch.as_tensor(row["labels"])
         decoder_inputs = shift_right(labels, self.decoder_start_token_id, self.pad_token_id)
         return dict(input_ids=input_ids, attention_mask=attention_mask, labels=labels, decoder_input_ids=decoder_inputs)
+
+
+def _rounded(length: int) -> int:
+    return -(-int(length) // MULTIPLE) * MULTIPLE
+
+
+def share_out(sources: Sequence[int], targets: Sequence[int], cost: Callable[[int, int], float]) -> list[list[int]]:
+    """Examples of these source and target lengths shared out to rows, each a list of the examples' numbers.
+
+    First fit, the longest source first: [16, 3, 9, 2], [2, 2, 2, 2] -> [[0], [2, 1, 3]]. No row is longer than the
+    longest source needs. How long its targets may get is tried in powers of two times the longest one; cost(S, T) of a
+    row, times the rows, decides.
+    """
+    lengths = np.stack([sources, targets], axis=1)
+    order = np.argsort(-lengths[:, 0], kind="stable")
+    room, best, least = np.array([_rounded(max(sources)), max(targets)]), [], math.inf
+    while True:
+        left, rows = np.tile(room, (len(order), 1)), [[] for _ in order]
+        for number in order.tolist():
+            row = int((left >= lengths[number]).all(axis=1).argmax())  # one that is still empty, at the latest
+            left[row] -= lengths[number]
+            rows[row].append(number)
+        rows = [row for row in rows if row]
+        total = len(rows) * cost(*(_rounded(used) for used in (room - left).max(axis=0)))
+        if total < least:
+            best, least = rows, total
+        if room[1] >= lengths[:, 1].sum():
+            return best
+        room[1] *= 2
+
+
+@dataclass
+class PackingCollator:
+    """Packs rows {"input_ids", "labels"} of a batch into fewer and fuller ones, whose examples do not see each other.
+
+    Loss and gradients are those of the padded batch. cost: operations of a row by its source and target length. Returns
+    {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T], "input_segments" [B, S], "target_segments"
+    [B, T]}; segments number the examples of a row from 1, as modeling/segment_masks.py takes them.
+    """
+
+    pad_token_id: int
+    decoder_start_token_id: int
+    cost: Callable[[int, int], float]
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        sources, targets = ([len(row[name]) for row in rows] for name in ("input_ids", "labels"))
+        shared = share_out(sources, targets, self.cost)
+        source_length, target_length = (
+            _rounded(max(sum(lengths[n] for n in numbers) for numbers in shared)) for lengths in (sources, targets)
+        )
+        batch = {
+            name: torch.full((len(shared), length), value)
+            for name, length, value in (
+                ("input_ids", source_length, self.pad_token_id),
+                ("input_segments", source_length, 0),
+                ("labels", target_length, IGNORE_INDEX),
+                ("decoder_input_ids", target_length, self.pad_token_id),
+                ("target_segments", target_length, 0),
+            )
+        }
+        for row, numbers in enumerate(shared):
+            source = target = 0
+            for segment, number in enumerate(numbers, start=1):
+                ids, labels = (torch.as_tensor(rows[number][name]) for name in ("input_ids", "labels"))
+                places, label_places = slice(source, source + len(ids)), slice(target, target + len(labels))
+                source, target = places.stop, label_places.stop
+                decoder_inputs = shift_right(labels, self.decoder_start_token_id, self.pad_token_id)
+                batch["input_ids"][row, places], batch["input_segments"][row, places] = ids, segment
+                batch["labels"][row, label_places], batch["target_segments"][row, label_places] = labels, segment
+                batch["decoder_input_ids"][row, label_places] = decoder_inputs
+        return batch

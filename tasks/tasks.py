@@ -6,6 +6,7 @@ T5Trainer(train_dataset=tasks.train, eval_dataset=tasks.validation, evaluation_t
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from arguments.own_pairs import OWN
 from arguments.task import TaskArguments
@@ -16,7 +17,8 @@ from corpora.streams import resume as resume_stream
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.unknown import Unknown, named, unknown_in_rows
 from model_t5 import flops_per_sequence
-from tasks.batching import BucketCollator, bucket_lengths
+from modeling.segment_masks import enable_packing
+from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
 from tasks.examples import EvaluationTask, class_label_ids, prepare_split, stream_task, task_metrics
 from tasks.metrics.scoring import ERROR_METRICS, check_metrics
 from tasks.mixtures import Mixture, average_of, mixing_rates
@@ -171,8 +173,14 @@ class Tasks:
         if self.args.streaming:
             resume_stream(self.train, checkpoint)
 
-    def train_collator(self, args: FineTuningArguments, config) -> BucketCollator | None:
-        """For `--length_buckets` N: batches of `args.train_batch_size` rows in N shapes; else None, to pad tightly."""
+    def train_collator(self, args: FineTuningArguments, model) -> BucketCollator | PackingCollator | None:
+        """For `--packing true`: several examples in a row, for which the model is prepared. For `--length_buckets` N:
+        batches of `args.train_batch_size` rows in N shapes. Else None, to pad tightly."""
+        config = model.config
+        if args.packing:
+            enable_packing(model)
+            cost = partial(flops_per_sequence, config)
+            return PackingCollator(config.pad_token_id, config.decoder_start_token_id, cost)
         if not args.length_buckets:
             return None
         if len(self) > 1:

@@ -9,7 +9,7 @@ from transformers.trainer_utils import EvalPrediction
 
 from arguments.training import global_batch_size
 from corpora.examples import EpochSampler
-from tasks.batching import FilledRows
+from tasks.batching import BucketCollator, FilledRows
 from training.preemption import outlive_signals
 
 
@@ -46,7 +46,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         if hasattr(dataset, "sampler"):
             return dataset.sampler(seed, global_batch_size(self.args))
-        if self.train_collator is not None:
+        if isinstance(self.train_collator, BucketCollator):
             buckets = np.searchsorted(self.train_collator.source_lengths, row_lengths(dataset))
             return EpochSampler(len(dataset), seed, buckets=buckets, batch=self.args.train_batch_size)
         return EpochSampler(len(dataset), seed)

@@ -16,7 +16,8 @@ from torch._dynamo.utils import counters
 from constants import IGNORE_INDEX
 from corpora.examples import EpochSampler
 from modeling.loss import compute_loss_in_forward
-from tasks.batching import BucketCollator, FilledRows, bucket_lengths
+from modeling.segment_masks import enable_packing
+from tasks.batching import BucketCollator, FilledRows, PackingCollator, bucket_lengths, share_out
 
 
 class FilledRowsTest(parameterized.TestCase):
@@ -159,3 +160,69 @@ class RunTest(parameterized.TestCase):
             alone = trainer.predict([row])
             np.testing.assert_allclose(output.predictions[1][number], alone.predictions[1][0], rtol=1e-4, atol=1e-4)
             self.assertEqual([i for i in output.label_ids[number].tolist() if i >= 0], row["labels"])
+
+
+def packing_collator() -> PackingCollator:
+    return PackingCollator(0, 0, cost=lambda source, target: source + target)
+
+
+class PackingTest(parameterized.TestCase):
+    @parameterized.parameters(
+        # lengths of sources and targets, cost of a row -> examples of each row
+        ([16, 3, 9, 2], [2, 2, 2, 2], lambda s, t: s + t, [[0], [2, 1, 3]]),
+        ([16, 3, 9, 2], [8, 8, 8, 8], lambda s, t: s + 100 * t, [[0], [2], [1], [3]]),  # longer targets cost too much
+        ([5], [1], lambda s, t: s + t, [[0]]),
+        ([8, 8], [1, 1], lambda s, t: s + t, [[0], [1]]),
+    )
+    def test_examples(self, sources, targets, cost, expected):
+        self.assertEqual(share_out(sources, targets, cost), expected)
+
+    @parameterized.parameters(range(5))
+    def test_every_example_is_in_one_row_and_whole(self, seed):
+        rows = ragged_rows(13, seed=seed)
+        batch = packing_collator()(rows)
+        self.assertLess(len(batch["input_ids"]), len(rows))
+        self.assertEqual({length.shape[1] % 8 for length in batch.values()}, {0})
+        found = []
+        for row in range(len(batch["input_ids"])):
+            sources, targets = batch["input_segments"][row], batch["target_segments"][row]
+            for segment in range(1, int(sources.max()) + 1):
+                here = targets == segment
+                labels = batch["labels"][row][here].tolist()
+                self.assertEqual(batch["decoder_input_ids"][row][here].tolist(), [0, *labels[:-1]])
+                found.append((batch["input_ids"][row][sources == segment].tolist(), labels))
+            self.assertEqual(set(batch["labels"][row][targets == 0].tolist()) - {IGNORE_INDEX}, set())
+        self.assertCountEqual(found, [(row["input_ids"], row["labels"]) for row in rows])
+
+    @parameterized.product(attention=("eager", "sdpa", "t5_fused"), filling=(0, 3))
+    def test_loss_and_gradients_are_those_of_the_padded_batch(self, attention, filling):
+        rows = ragged_rows(9, seed=0)
+        filled = FilledRows(Dataset.from_list(rows), filling, EpochSampler(9, seed=1))
+        model = make_model().double().train()
+        model.set_attn_implementation(attention)
+        compute_loss_in_forward(model)
+        enable_packing(model)
+        found = []
+        for batch in (pad_rows(rows), packing_collator()(filled.__getitems__(range(9 + filling)))):
+            model.zero_grad()
+            loss = model(**batch).loss
+            loss.backward()
+            found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+        for padded, packed in zip(*found, strict=True):
+            torch.testing.assert_close(packed, padded, rtol=1e-10, atol=1e-12)
+
+    def test_a_run_has_the_same_losses_and_weights(self):
+        rows, trainers = ragged_rows(43, seed=0), []
+        for collator in (None, packing_collator()):
+            flags = dict(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=8)
+            trainer = make_trainer(tempfile.mkdtemp(), rows=rows, **flags)
+            trainer.train_collator = collator
+            if collator:
+                enable_packing(trainer.model)
+            trainer.train()
+            trainers.append(trainer)
+        padded, packed = trainers
+        np.testing.assert_allclose(curve(packed), curve(padded), rtol=1e-5)
+        for name, weight in padded.model.state_dict().items():
+            torch.testing.assert_close(packed.model.state_dict()[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+        self.assertEqual(packed.get_eval_dataloader(rows).collate_fn, packed.data_collator)
