@@ -149,6 +149,21 @@ class SweepsTest(parameterized.TestCase):
         words = self.command_of_run(sweep, settings(sweep)[0], "run1")
         self.assertEqual(words[:3], ["--nproc_per_node", "4", sweep["program"]])
 
+    @parameterized.parameters(
+        ("1", "", ""),
+        ("4", "", "torchrun --standalone --nproc_per_node 4"),
+        ("4", "mine", "mine"),
+    )
+    def test_the_job_script_takes_all_gpus_of_the_job(self, gpus, given, expected):
+        (self.bin / "slurm").mkdir()
+        (self.bin / "slurm" / "train.slurm").write_text('echo "$T5_LAUNCH|$TORCHELASTIC_SIGNALS_TO_HANDLE|$*"')
+        environment = self.environment | {"SLURM_GPUS_ON_NODE": gpus} | ({"T5_LAUNCH": given} if given else {})
+        command = ["bash", str(ROOT / "slurm" / "sweep.slurm"), "us/ours/abc"]
+        done = subprocess.run(command, env=environment, cwd=self.bin, capture_output=True, text=True, check=True)
+        launch, signals, words = done.stdout.strip().split("|")
+        self.assertEqual((launch, words), (expected, "-m wandb agent us/ours/abc"))
+        self.assertEqual("SIGUSR1" in signals, gpus == "4")
+
     @parameterized.named_parameters((path.stem, path) for path in FILES)
     def test_runs_do_not_share_a_folder(self, path):
         sweep = load(path)
