@@ -14,7 +14,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, Scheduler
 from arguments.task import TaskArguments
 from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
 from common.command_line import check_limits, check_repository_name, did_you_mean, option, refuse
-from common.deepspeed_build import build_deepspeed_for_cpus
+from common.deepspeed_build import watch_deepspeed_build
 from common.processes import has_accelerator, print_once
 from common.reports import is_secret
 from constants import DEFAULT_OPTIMIZER, NOT_UNDER_FSDP, NOT_UNDER_ZERO, OPTIMIZERS, TRAINING_DEFAULTS
@@ -168,7 +168,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         self.chose_metric = self.metric_for_best_model is not None
         self.__dict__.update(_LEFT_OPEN)
         if self.deepspeed and self.use_cpu:
-            build_deepspeed_for_cpus()
+            watch_deepspeed_build()
         super().__post_init__()
         if "ACCELERATE_USE_CPU" in os.environ and self.world_size == 1:
             print_once("accelerate launch hands no signal on to a single process, so that a stop may not reach it: "

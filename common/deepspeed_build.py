@@ -2,8 +2,10 @@
 
 import contextlib
 import fcntl
-import io
+import functools
+import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from common.processes import print_once
@@ -12,13 +14,19 @@ _NAME = "deepspeed_shm_comm"
 _MARK = ".t5_foundry"  # in the folder of the build; locked while we build, and not empty where we were killed
 
 
-def build_deepspeed_for_cpus() -> None:
-    """Loads DeepSpeed's sum over ranks for CPUs, compiled where that is still to be done.
+def watch_deepspeed_build() -> None:
+    """From here on `_build` stands around what DeepSpeed does when it sets up a group of processes on CPUs."""
+    backend = importlib.import_module("deepspeed.comm.torch")  # the package shows torch itself under this name
+    if not isinstance(backend.build_shm_op, functools.partial):
+        backend.build_shm_op = functools.partial(_build, backend.build_shm_op)
+
+
+def _build(build: Callable):
+    """What `build` gives: DeepSpeed's sum over ranks, which is compiled where that is still to be done.
 
     torch marks a build by a file `lock`, which a killed build leaves behind, and for which all later ones wait without
     end or word. The lock on our own mark ends with its process: whoever has it knows that the build before is dead.
     """
-    import deepspeed.comm.torch
     from torch.utils.cpp_extension import _get_build_directory
 
     folder = Path(_get_build_directory(_NAME, verbose=False))
@@ -36,6 +44,7 @@ def build_deepspeed_for_cpus() -> None:
                   "it did: delete that file, and this run continues", flush=True)  # fmt: skip
         mark.write("building")
         mark.flush()
-        with contextlib.redirect_stdout(io.StringIO()):
-            deepspeed.comm.torch.build_shm_op()  # which keeps it for DeepSpeed's own call
-        mark.truncate(0)
+        try:
+            return build()
+        finally:
+            mark.truncate(0)
