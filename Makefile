@@ -2,7 +2,7 @@
 # make check  set up, then: lint, format check and the unit tests
 # make test   set up, then: lint, format check and the whole test suite (no network, no GPU)
 # make test-launchers   set up, then: every launcher x sharding x script on two processes
-# make torture   set up, then: 200 kills of real runs, each resumed and compared (KILLS=200)
+# make torture   set up, then: 300 kills of every kind of run, full disks, damaged checkpoints, wrong inputs (KILLS=300)
 # make test-slurm   set up, then: the job scripts on a SLURM of two nodes that runs on this machine for the test
 # make lock   writes requirements/lock.txt, the exact environment of .venv
 # make setup  the virtual environment with the pinned requirements, made anew only when they changed
@@ -14,10 +14,10 @@ INSTALLED := $(VENV)/installed_requirements.txt
 REQUIREMENTS := requirements.txt $(filter-out requirements/lock.txt,$(wildcard requirements/*.txt))
 PYTEST := $(BIN)/python -m pytest
 ON_TWO_CORES := -n 2 --dist loadfile --no-loadscope-reorder
-LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no
+LAUNCH := $(BIN)/python
 DEMO := out/demo
 SEEDS := 1 2 3
-KILLS := 200
+KILLS := 300
 COMMA := ,
 NONE :=
 SPACE := $(NONE) $(NONE)

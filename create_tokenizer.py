@@ -18,7 +18,7 @@ from pathlib import Path
 from arguments.model import LEAST_VOCABULARY
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from common.cached_folders import made_aside
-from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, exit_on_user_error, listed, option, parse_arguments
 from common.reports import end_summary
 from constants import BUILTIN_CORPUS, NUM_SENTINELS
 from corpora.files import column_texts
@@ -84,7 +84,7 @@ def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments
         rows = iter(splits["train"])
         row = next(rows, {})
         if args.text_column not in row:
-            raise ValueError(f"--text_column {args.text_column}: {args.dataset_name} has the columns {', '.join(row)}")
+            raise ValueError(f"--text_column {args.text_column}: {args.dataset_name} has the columns {listed(row)}")
         documents = column_texts(itertools.chain([row], rows), args.text_column, args.dataset_name)
         described = f"{args.dataset_name}, streamed"
     else:
@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> str:
             "unknown": described_letters(tokenizer, letters),
             "example": f"{sample!r} -> {' '.join(tokenizer.tokenize(sample))}",
             "written to": args.output_dir,
-            "next": f"accelerate launch pre_train_t5.py --tokenizer_name {args.output_dir} "
+            "next": f"python pre_train_t5.py --tokenizer_name {args.output_dir} "
             f"--config_name {args.output_dir if args.config_name else 'mini'} ...",
         },
         title="tokenizer",

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from arguments.training import global_batch_size
+from common.command_line import listed
 from common.reports import human_count
 from constants import BUILTIN_CORPUS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
@@ -261,7 +262,7 @@ class StreamedText(Text):
         column = self._column
         if column not in row:
             flag = "--input_ids_column" if self.ids else "--text_column"
-            raise ValueError(f"{flag} {column}: a row has the columns {', '.join(row)}")
+            raise ValueError(f"{flag} {column}: a row has the columns {listed(row)}")
         if isinstance(row[column], IdDocument):
             return row[column]
         return next((row_ids if self.ids else column_texts)([row], column, "a row of the stream"))

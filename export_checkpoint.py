@@ -88,7 +88,7 @@ class ExportArguments:
     samples_file: str | None = option(
         None, "Texts to compare on: a line each, or rows with a column `source` (a predictions.jsonl)."
     )
-    num_samples: int = option(8, "Texts that are compared.")
+    num_samples: int = option(8, "Texts that are compared.", at_least=1)
     license: str | None = option(None, "Licence for the model card, such as apache-2.0.")
     language: list[str] | None = option(None, "Languages for the model card, such as en it.")
     push_to_hub: str | None = option(None, "Upload the folder to this model repository, such as me/my-t5.")
@@ -106,8 +106,6 @@ def check_flags(args: ExportArguments) -> None:
             raise ValueError(f"--formats {kind}: needs {' and '.join(missing)}: pip install -r requirements/export.txt")
     if args.dtype not in DTYPES:
         raise ValueError(f"--dtype {args.dtype}: must be one of {', '.join(DTYPES)}")
-    if args.num_samples < 1:
-        raise ValueError(f"--num_samples {args.num_samples}: must be at least 1")
     if args.samples_file:
         check_file("--samples_file", Path(args.samples_file))
     if args.config_name and not (Path(args.config_name) / "config.json").is_file():

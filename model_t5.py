@@ -17,6 +17,7 @@ Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_m
 import copy
 import logging
 import pickle
+from datetime import date
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ from transformers import (
 )
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
+from common.command_line import check_value
 from common.processes import answers
 from common.reports import first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
@@ -43,6 +45,15 @@ from modeling.loss import loss_sums
 from modeling.new_vocabulary import change_vocabulary, same_vocabulary
 
 T5_FAMILY = {"t5": "T5 v1.0 and v1.1, Flan-T5, ByT5", "mt5": "mT5", "umt5": "umT5", "longt5": "LongT5"}  # by model_type
+
+
+# Of --config_overrides; other numbers have the usual limits of flags.
+_SHAPE_LIMITS = dict.fromkeys("d_model d_kv d_ff num_heads relative_attention_max_distance".split(),
+                              dict(at_least=1, at_most=2**20))  # fmt: skip
+_SHAPE_LIMITS |= dict.fromkeys(("num_layers", "num_decoder_layers"), dict(at_least=1, at_most=1000))
+_SHAPE_LIMITS |= {"vocab_size": dict(at_least=2, at_most=2**21), "dropout_rate": dict(at_least=0, below=1)}
+_SHAPE_LIMITS |= {"relative_attention_num_buckets": dict(at_least=4, at_most=2**20)}
+_SHAPE_LIMITS |= dict.fromkeys(("layer_norm_epsilon", "initializer_factor"), dict(above=0, at_most=1000))
 
 
 # ---------------------------------------------------------------- building
@@ -76,13 +87,18 @@ def parse_overrides(text: str | None) -> dict:
     """ "d_model=64,num_layers=2" -> {"d_model": 64, "num_layers": 2}."""
     overrides = {}
     for pair in filter(None, (text or "").split(",")):
-        key, separator, value = pair.partition("=")
+        key, separator, value = (part.strip() for part in pair.partition("="))
         if not separator:
             raise ValueError(f"--config_overrides {text}: write key=value pairs separated by commas")
+        if key in overrides:
+            raise ValueError(f"--config_overrides {text}: {key} is set twice")
         try:
-            overrides[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ValueError(f"--config_overrides {key}={value}: not a number, word, true or false") from None
+            overrides[key] = yaml.safe_load(value)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            overrides[key] = {}
+        if isinstance(overrides[key], dict | list | date):
+            raise ValueError(f"--config_overrides {key}={value[:80]}: not a number, word, true or false")
+        check_value(f"config_overrides {key}", overrides[key], _SHAPE_LIMITS.get(key, {}))
     return overrides
 
 

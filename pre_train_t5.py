@@ -1,10 +1,10 @@
 """Pre-train a T5 with span corruption, prefix LM or UL2, from scratch or on from a checkpoint.
 
-    accelerate launch pre_train_t5.py                         # tiny model, built-in English, a laptop's CPU
-    accelerate launch pre_train_t5.py recipes/my.yaml --learning_rate 1e-2
-    accelerate launch pre_train_t5.py --config_name t5-v1_1-base --train_file 'corpus/*.jsonl.gz' --output_dir out/base
-    accelerate launch pre_train_t5.py --model_name_or_path google/t5-v1_1-base --train_file my.txt
-    accelerate launch pre_train_t5.py --streaming --dataset_name allenai/c4 --dataset_config_name en \
+    python pre_train_t5.py                         # tiny model, built-in English, a laptop's CPU
+    python pre_train_t5.py recipes/my.yaml --learning_rate 1e-2
+    python pre_train_t5.py --config_name t5-v1_1-base --train_file 'corpus/*.jsonl.gz' --output_dir out/base
+    python pre_train_t5.py --model_name_or_path google/t5-v1_1-base --train_file my.txt
+    python pre_train_t5.py --streaming --dataset_name allenai/c4 --dataset_config_name en \
         --tokenizer_name google/t5-v1_1-base --config_name t5-v1_1-base   # tokenised on the fly
 
 Without flags it runs recipes/pre_train_installed_docs.yaml, which names its cost and the numbers to expect. Writes the
@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> dict:
     run = TrainingRun(trainer, "pre-training", flags, text, checkpoint, {"vocabulary": vocabulary})
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)
-    command = f"accelerate launch fine_tune_t5.py --model_name_or_path {args.output_dir}"
+    command = f"python fine_tune_t5.py --model_name_or_path {args.output_dir}"
     return run.finish(result.metrics, next_command=command)
 
 

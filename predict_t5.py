@@ -2,7 +2,7 @@
 
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --input_file inputs.txt --output_file answers.jsonl
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --input_file new.csv --source_column body --num_beams 4
-    accelerate launch predict_t5.py --model_name_or_path google/flan-t5-xl --input_file questions.jsonl --bf16 \
+    python predict_t5.py --model_name_or_path google/flan-t5-xl --input_file questions.jsonl --bf16 \
         --source_column question --source_prefix "Answer: " --do_sample --top_p 0.9 --num_return_sequences 5
     python predict_t5.py --backend ctranslate2 --model_name_or_path out/export --input_file inputs.txt
 
@@ -72,7 +72,7 @@ class PredictionArguments:
         None, "Attention. Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS
     )
     use_cpu: bool = option(False, "Generate on the CPU although there is a GPU.")
-    seed: int = option(42, "Of --do_sample.")
+    seed: int = option(42, "Of --do_sample.", at_least=0)
 
     def __post_init__(self):
         if self.source_column and len(self.source_column) == 1:
@@ -89,7 +89,7 @@ class SearchArguments:
     min_new_tokens: int | None = option(None, "Tokens that an answer has at least.", at_least=1)
     num_beams: int | None = option(None, "Beams. Not set: as the checkpoint was evaluated, else greedy.", at_least=1)
     num_return_sequences: int | None = option(None, "Texts for each input, written with their scores.", at_least=1)
-    length_penalty: float | None = option(None, "Above 0 favours long texts among beams.")
+    length_penalty: float | None = option(None, "Above 0 favours long texts among beams.", at_least=-100, at_most=100)
     early_stopping: bool | None = option(None, "End when there are as many whole texts as beams.")
     do_sample: bool | None = option(None, "Draw tokens instead of taking the most likely ones.")
     temperature: float | None = option(None, "Of sampling.", above=0)

@@ -10,7 +10,8 @@ newest checkpoint if that holds the optimizer; a finished one is never repeated.
 history.png, parallel_coordinates.png and importance.png.
 
 What W&B's sweep files can say is done, or refused by name: grid, random and bayes (Optuna's TPE on the quantiles of the
-parameters), all distributions, the command's macros, hyperband, target, run_cap. A failed trial counts as the worst.
+parameters), all distributions, the command's macros, hyperband, target, run_cap. A trial counts by the best value that
+it logged, as at W&B; a failed one counts as the worst.
 """
 
 import itertools
@@ -27,10 +28,11 @@ from common.reports import human_time, start_summary
 from constants import PREEMPTED_EXIT_CODE
 from search.report import report
 from search.study import BEAT, best_of, holder, open_study, take_trial
-from search.sweep_files import check_number, choose_folder, command_line, propose, read_lines, read_sweep, shown
+from search.sweep_files import choose_folder, command_line, propose, read_lines, read_sweep, shown
 from search.trials import Told, run_trial, show
 
-MOST_FAILURES = 5  # in a row, after which an agent gives up
+# Failures in a row after which an agent gives up: any, and those that say the same.
+MOST_FAILURES, MOST_EQUAL_FAILURES = 5, 3
 
 
 @dataclass
@@ -39,25 +41,25 @@ class SweepArguments:
 
     _argument_group_name, _usage = "sweep", "sweeps/glue_sst2_sweep.yaml [--flag value ...]"
 
-    count: int | None = option(None, "Trials that this agent runs. Not set: until the sweep is complete.")
+    count: int | None = option(None, "Trials that this agent runs. Not set: until the sweep is complete.", at_least=1)
     output_dir: str | None = option(None, "Folder of the sweep. Not set: the file's own, or out/sweeps/<its name>.")
-    seed: int = option(0, "Seed of what random and bayes draw.")
+    seed: int = option(0, "Seed of what random and bayes draw.", at_least=0)
     dry_run: bool = option(False, "Print the first commands and run nothing.")
     report_only: bool = option(False, "Only print the table and draw the pictures of the trials so far.")
 
 
-def run_agent(study, storage, sweep: dict, folder: Path, args: SweepArguments) -> str:
-    """Runs trials one after the other; returns why it stopped. KeyboardInterrupt and Told leave one resumable."""
+def run_agent(study, storage, sweep: dict, folder: Path, args: SweepArguments) -> tuple[str, int]:
+    """Runs trials one after the other; (why it stopped, exit code). KeyboardInterrupt and Told leave one resumable."""
     from optuna.trial import TrialState
 
-    failures = 0
+    states, errors = [], []  # of the trials of this agent; of the failed ones since the last that did not fail
     for _ in range(args.count) if args.count is not None else itertools.count():
         trial, reason = take_trial(study, sweep, folder, args.seed)
         while trial is None and reason is None:
             time.sleep(BEAT)
             trial, reason = take_trial(study, sweep, folder, args.seed)
         if trial is None:
-            return reason
+            break
         run, began = trial.user_attrs["run"], time.monotonic()
         try:
             state, value, error = run_trial(trial, sweep, folder)
@@ -76,10 +78,17 @@ def run_agent(study, storage, sweep: dict, folder: Path, args: SweepArguments) -
         is_best = value is not None and best_of(study.get_trials(deepcopy=False), sweep).number == trial.number
         text = error or (f"{sweep['metric']['name']} {shown(value)}{' (best)' * is_best}" if value is not None else "")
         show(f"trial {trial.number}  {state}  {text}  {human_time(seconds)}", last=True)
-        failures = failures + 1 if state == "failed" else 0
-        if failures == MOST_FAILURES:
-            return f"{failures} trials in a row failed, the last one with: {error}"
-    return f"--count {args.count} is reached"
+        states.append(state)
+        errors = [*errors, error.replace(run, "<run>")] if state == "failed" else []
+        if len(errors) >= MOST_EQUAL_FAILURES and len(set(errors[-MOST_EQUAL_FAILURES:])) == 1:
+            return f"{MOST_EQUAL_FAILURES} trials in a row failed alike: {error}", 1
+        if len(errors) == MOST_FAILURES:
+            return f"{MOST_FAILURES} trials in a row failed, the last one with: {error}", 1
+    else:
+        reason = f"--count {args.count} is reached"
+    if states and set(states) == {"failed"}:
+        return f"{reason}; all trials of this agent failed, the last one with: {error}", 1
+    return reason, 0
 
 
 def parse_flags(argv: list[str] | None) -> tuple[SweepArguments, dict, Path]:
@@ -89,8 +98,6 @@ def parse_flags(argv: list[str] | None) -> tuple[SweepArguments, dict, Path]:
     (args,) = parse_arguments([SweepArguments], argv)
     if path is None:
         raise ValueError("the first argument must be a sweep file, such as sweeps/glue_sst2_sweep.yaml")
-    check_number("--count", 1 if args.count is None else args.count, "a positive whole number")
-    check_number("--seed", args.seed, "a number of at least 0")
     sweep = read_sweep(path)
     folder = choose_folder(path, sweep, args.output_dir)
     if args.report_only and not (folder / "study.jsonl").is_file():
@@ -99,8 +106,8 @@ def parse_flags(argv: list[str] | None) -> tuple[SweepArguments, dict, Path]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code: 0; 1 when too many trials failed; 130 after Ctrl-C; 75 after another signal, or when the trial
-    left with 75, so that slurm/sweep.slurm queues the job again. SystemExit(2) for a user's mistake."""
+    """The exit code: 0; 1 when too many trials failed, or all; 130 after Ctrl-C; 75 after another signal, or when the
+    trial left with 75, so that slurm/sweep.slurm queues the job again. SystemExit(2) for a user's mistake."""
     with exit_on_user_error():
         args, sweep, folder = parse_flags(argv)
         import optuna  # --help and a mistake in the file need not wait for it
@@ -125,8 +132,7 @@ def main(argv: list[str] | None = None) -> int:
             if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores the last one
                 signal.signal(number, Told.by_signal)
         try:
-            reason = run_agent(study, storage, sweep, folder, args)
-            code = 1 if "in a row failed" in reason else 0
+            reason, code = run_agent(study, storage, sweep, folder, args)
         except (KeyboardInterrupt, Told) as error:
             code = PREEMPTED_EXIT_CODE if isinstance(error, Told) else 130
             reason = f"interrupted ({str(error) or 'Ctrl-C'}): the same command resumes the trial that was running"

@@ -6,7 +6,7 @@ from common.command_line import check_value, option, refuse
 from constants import ATTENTION_IMPLEMENTATIONS, MODEL_SHAPES
 
 # Of a tokenizer that is trained: the letters need room beside the sentinels.
-LEAST_VOCABULARY = dict(at_least=300, unit="(100 of them are sentinels)")
+LEAST_VOCABULARY = dict(at_least=300, unit="(100 of them are sentinels)", at_most=2**21)
 
 
 @dataclass
@@ -21,7 +21,7 @@ class ModelArguments:
     )
     config_overrides: str | None = option(None, "From scratch: changes to the shape, such as d_model=64,num_layers=2.")
     tokenizer_name: str | None = option(None, "Or a SentencePiece .model. Not set: the checkpoint's, or one trained.")
-    vocab_size: int = option(4096, "Tokens of the tokenizer trained when none is given, or number of ready-made ids.")
+    vocab_size: int = option(4096, "Tokens of a tokenizer that is trained, or number of ready-made ids.", at_least=2)
     byte_fallback: bool | None = option(None, "It writes rare letters as bytes. Not set: where letters are too many.")
     dropout_rate: float | None = option(None, "Not set: pre-training 0, fine-tuning the model's.", at_least=0, below=1)
     attn_implementation: str | None = option(
@@ -40,4 +40,4 @@ def check_model(args: ModelArguments, own_ids: bool = False) -> None:
         refuse(args, "vocab_size byte_fallback", f"{only_trained}; {given} brings its own")
     if own_ids:
         refuse(args, "byte_fallback", f"{only_trained}; ready-made ids need none")
-    check_value("vocab_size", args.vocab_size, dict(at_least=2) if own_ids else LEAST_VOCABULARY)
+    check_value("vocab_size", args.vocab_size, dict(at_least=2, at_most=2**21) if own_ids else LEAST_VOCABULARY)

@@ -4,9 +4,7 @@
 -> dict(prefix="summarize", inputs={"": "prompt"}, target="completion", files={"train": "pairs.jsonl"}, ...)
 """
 
-from pathlib import Path
-
-from common.command_line import comma_words
+from common.command_line import comma_words, home_path
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
@@ -152,7 +150,7 @@ def _files(args) -> dict:
     Absolute if --data_dir is that of other tasks."""
 
     def one(paths: list[str]) -> str | list[str]:
-        shown = [str(Path(path).expanduser().absolute()) if args.data_dir else path for path in paths]
+        shown = [str(home_path(path).absolute()) if args.data_dir else path for path in paths]
         return shown[0] if len(shown) == 1 else shown
 
     found = {

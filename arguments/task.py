@@ -1,18 +1,18 @@
 """Which task, and how much of it: flags and their checks."""
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from arguments.own_pairs import OWN, SHAPES, check_own_pairs, complete_own_pairs, names_own_pairs, own_entry
+from arguments.text import LONGEST, MOST_PROCESSES
 from common.command_line import check_folder, comma_words, did_you_mean, option, refuse
 from constants import DATASET_VALS
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
 TARGET_TYPES = ("class", "number", "text")
-_LENGTH = dict(at_least=2, unit="tokens, the last of which is EOS")
+_LENGTH = dict(at_least=2, unit="tokens, the last of which is EOS", at_most=LONGEST)
 _BUILTIN = ("builtin", "package_topic")  # the task where none is named
 
 
@@ -49,7 +49,7 @@ class TaskArguments:
     )
     mixing: str = option("proportional", "How several tasks share the rows; proportional: to theirs.", choices=MIXING)
     mixing_cap: int = option(65_536, "Rows beyond which a task counts as no larger (T5: 524288).", at_least=1)
-    mixing_temperature: float = option(2.0, "Root taken of the numbers of capped rows.", at_least=1, below=math.inf)
+    mixing_temperature: float = option(2.0, "Root taken of the numbers of capped rows.", at_least=1)
     max_train_samples: int | None = option(None, "Train on the first N rows only.", at_least=1)
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.", at_least=1)
     streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")
@@ -59,7 +59,7 @@ class TaskArguments:
     )
     max_source_length: int | None = option(None, "Source tokens, longer ones are cut. Not set: the task's.", **_LENGTH)
     max_target_length: int | None = option(None, "Target tokens, longer ones are cut. Not set: the task's.", **_LENGTH)
-    preprocessing_num_workers: int = option(1, "Processes that tokenise.", at_least=1)
+    preprocessing_num_workers: int = option(1, "Processes that tokenise.", at_least=1, at_most=MOST_PROCESSES)
     data_cache_dir: str = option("~/.cache/t5_foundry", "Where prepared data is kept, under keys made of its contents.")
     overwrite_cache: bool = option(False, "Prepare the data again although the cache holds it.")
 

@@ -1,6 +1,5 @@
 """Which text, and how it is corrupted: flags and their checks."""
 
-import math
 import os
 from dataclasses import dataclass
 
@@ -10,6 +9,8 @@ from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, expand_files, split_weigh
 from corpora.own_ids import ID_TYPES, IdFormat, expand_id_files, holds_ids
 
 PACKINGS = ("chunks", "documents")  # objectives/registry.py
+LONGEST = 10**6  # tokens of a row
+MOST_PROCESSES = 1024
 _SPANS = DENOISERS["span_corruption"]
 
 
@@ -39,15 +40,17 @@ class PreTrainingDataArguments:
     max_train_samples: int | None = option(None, "Use the first N training documents only.", at_least=1)
     max_eval_samples: int | None = option(None, "Use the first N validation chunks only, of all corpora.", at_least=1)
     objective: str = option("span_corruption", "What is masked.", choices=OBJECTIVES)
-    input_seq_length: int = option(512, "Encoder length in tokens after corruption, EOS included.", at_least=3)
+    input_seq_length: int = option(
+        512, "Encoder length in tokens after corruption, EOS included.", at_least=3, at_most=LONGEST
+    )
     noise_density: float = option(_SPANS["noise_density"], "Share of tokens masked.", above=0, below=1)
     mean_noise_span_length: float = option(
-        _SPANS["mean_noise_span_length"], "Mean length of a masked span.", at_least=1, below=math.inf, unit="token"
+        _SPANS["mean_noise_span_length"], "Mean length of a masked span.", at_least=1, at_most=LONGEST, unit="token"
     )
     packing: str = option("chunks", "Rows of running text, or of documents blind to each other.", choices=PACKINGS)
     eos_between_documents: bool | None = option(None, "Put an EOS between documents when joining them. T5 does not.")
     preprocessing_num_workers: int = option(
-        os.cpu_count() or 1, "Threads that tokenise, processes that read the docs.", at_least=1
+        os.cpu_count() or 1, "Threads that tokenise, processes that read the docs.", at_least=1, at_most=MOST_PROCESSES
     )
     data_cache_dir: str = option("~/.cache/t5_foundry", "Where tokens are kept, under keys made of their contents.")
     overwrite_cache: bool = option(False, "Tokenise again although the cache holds this data.")

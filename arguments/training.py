@@ -12,13 +12,15 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
 from arguments.task import TaskArguments
-from arguments.text import PreTrainingDataArguments
+from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
 from common.command_line import check_limits, check_repository_name, did_you_mean, option, refuse
+from common.deepspeed_build import watch_deepspeed_build
 from common.processes import has_accelerator, print_once
 from common.reports import is_secret
 from constants import DEFAULT_OPTIMIZER, NOT_UNDER_FSDP, NOT_UNDER_ZERO, OPTIMIZERS, TRAINING_DEFAULTS
 from corpora.files import check_file
 
+LARGEST_SEED = 2**32 - 1  # of numpy
 # {flag that the job decides where it is not given (check_training): what transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
@@ -49,21 +51,35 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "activation_checkpointing": dict(
             help="Recompute activations in the backward pass: less memory, a fifth slower."
         ),
+        "adam_beta1": dict(at_least=0, below=1),
+        "adam_beta2": dict(at_least=0, below=1),
+        "data_seed": dict(at_least=0, at_most=LARGEST_SEED),
+        "dataloader_prefetch_factor": dict(at_least=1, at_most=1024),
+        "ddp_bucket_cap_mb": dict(at_least=1),
+        "ddp_timeout": dict(at_least=1),
         "deepspeed": dict(help="DeepSpeed's JSON file, such as zero_stage2_config.json."),
+        "eval_accumulation_steps": dict(at_least=1),
+        "eval_delay": dict(at_least=0),
         "eval_steps": dict(help="Steps between evaluations. Not set: --logging_steps.", at_least=0),
         "eval_strategy": dict(choices=tuple(IntervalStrategy)),
-        "generation_max_length": dict(at_least=1),
-        "generation_num_beams": dict(help="For --predict_with_generate. Not set: the model's own, else 1.", at_least=1),
+        "generation_max_length": dict(at_least=1, at_most=LONGEST),
+        "generation_num_beams": dict(
+            help="For --predict_with_generate. Not set: the model's own, else 1.", at_least=1, at_most=1000
+        ),
         "gradient_accumulation_steps": dict(help="Forward passes per optimizer step.", at_least=1),
         "hub_model_id": dict(help="Repository, such as me/my-t5. Not set: the name of --output_dir."),
         "label_smoothing_factor": dict(at_least=0, below=1),
         "load_best_model_at_end": dict(help="End with the checkpoint that has the best main metric."),
+        "local_rank": dict(at_least=-1),
         "logging_steps": dict(at_least=0),
         "logging_strategy": dict(choices=tuple(IntervalStrategy)),
         "max_grad_norm": dict(help="Gradients are clipped to this norm; 0: never.", at_least=0),
-        "max_steps": dict(help="Optimizer steps; -1: as many as --num_train_epochs takes."),
+        "max_steps": dict(help="Optimizer steps; -1: as many as --num_train_epochs takes.", at_least=-1),
         "metric_for_best_model": dict(help="Main metric, such as eval_loss. Not set: the loss, or the task's first."),
-        "num_train_epochs": dict(help="Passes over the training data, unless --max_steps is given.", above=0),
+        "neftune_noise_alpha": dict(at_least=0, at_most=1000),
+        "num_train_epochs": dict(
+            help="Passes over the training data, unless --max_steps is given.", above=0, at_most=10**6
+        ),
         "per_device_eval_batch_size": dict(at_least=1),
         "per_device_train_batch_size": dict(at_least=1),
         "predict_with_generate": dict(help="Evaluate the texts that the model generates, instead of scoring labels."),
@@ -72,17 +88,22 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "save_steps": dict(help="Steps between checkpoints, where --save_strategy is steps.", at_least=0),
         "save_strategy": dict(help="When to save.", choices=tuple(SaveStrategy)),
         "save_total_limit": dict(at_least=1),
-        "seed": dict(help="Seed of weights, data order, dropout and corruption.", at_least=0),
+        "seed": dict(help="Seed of weights, data order, dropout and corruption.", at_least=0, at_most=LARGEST_SEED),
         "torch_compile": dict(help="Compile the model with torch.compile."),
+        "torch_empty_cache_steps": dict(at_least=1),
         "train_sampling_strategy": dict(choices=("random", "sequential", "group_by_length", "batch_rebalance")),
-        "weight_decay": dict(help="Weight decay of the optimizer; biases and layer norms have none.", at_least=0),
+        "weight_decay": dict(
+            help="Weight decay of the optimizer; biases and layer norms have none.", at_least=0, at_most=1000
+        ),
     }
 
     output_dir: str | None = option(None, _OUTPUT)
     overwrite_output_dir: bool = option(False, "Start anew in an --output_dir that holds an earlier run's files.")
     dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
     optim: str | None = option(None, "Not set: the first.", choices=OPTIMIZERS)
-    learning_rate: float | None = option(None, "Peak learning rate. Not set: docs/defaults.md has it.", at_least=0)
+    learning_rate: float | None = option(
+        None, "Peak learning rate. Not set: docs/defaults.md has it.", at_least=0, at_most=100
+    )
     lr_scheduler_type: str | None = option(
         None, "Schedule: cosine, inverse_sqrt (T5's), linear, constant, or any of HF's.", choices=tuple(SchedulerType)
     )
@@ -91,7 +112,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     final_learning_rate_factor: float = option(
         5e-4, "Share of the peak at the last step of cosine and linear.", at_least=0, at_most=1
     )
-    adam_epsilon: float = option(1e-6, "Epsilon of AdamW.")
+    adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", at_least=0, at_most=1)
     bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: on where the GPU has it, off on a CPU.")
     report_to: list[str] | None = option(
         None, "Trackers: wandb, tensorboard, trackio, none. Not set: wandb, if installed."
@@ -101,13 +122,14 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         None,
         "Processes that load data. Not set: up to 4 on a GPU, else 0.",
         at_least=0,
+        at_most=MOST_PROCESSES,
     )
     remove_unused_columns: bool = option(False, "Kept off: our collators take what they need.")
     logging_nan_inf_filter: bool = option(False, "Kept off: a loss that is not finite must be seen.")
     early_stopping_patience: int | None = option(
         None, "Stop after N evaluations without a better main metric.", at_least=1, unit="evaluation"
     )
-    z_loss: float = option(0.0, "Adds this times (log Z)^2 to a token's loss; T5X: 1e-4.", at_least=0)
+    z_loss: float = option(0.0, "Adds this times (log Z)^2 to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
     loss_chunk_size: int = option(0, "Target tokens whose logits exist at a time. 0: all.", at_least=0)
     fused_projections: bool = option(False, "Q, K, V in one product; wi_0, wi_1 too.")
     fused_cross_projections: bool = option(False, "All cross-attention K, V in one product.")
@@ -145,7 +167,16 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         asked = {name: getattr(self, name) for name in _LEFT_OPEN}
         self.chose_metric = self.metric_for_best_model is not None
         self.__dict__.update(_LEFT_OPEN)
+        if self.deepspeed and self.use_cpu:
+            watch_deepspeed_build()
         super().__post_init__()
+        if "ACCELERATE_USE_CPU" in os.environ and self.world_size == 1:
+            print_once("accelerate launch hands no signal on to a single process, so that a stop may not reach it: "
+                       "start it by python in the place of accelerate launch")  # fmt: skip
+        if self.n_gpu > 1:  # torch's DataParallel: slower than a process a GPU, and never what is tested
+            print_once(f"this process takes one of {self.n_gpu} GPUs: start it by torchrun --nproc_per_node "
+                       f"{self.n_gpu}, in the place of python, and all are used")  # fmt: skip
+            self._n_gpu = 1
         self.__dict__.update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
             # Every rank builds the whole model, so that its first weights are those of any other launch. DeepSpeed
@@ -200,7 +231,9 @@ class PreTrainingArguments(T5TrainingArguments):
     eval_steps: float | None = option(2_000, "Steps between evaluations.")
     save_steps: float = option(2_000, "Steps between checkpoints.")
     save_total_limit: int | None = option(2, "Checkpoints kept.")
-    num_samples: int = option(3, "Texts whose gaps the model fills at each evaluation, in samples.md.", at_least=0)
+    num_samples: int = option(
+        3, "Texts whose gaps the model fills at each evaluation, in samples.md.", at_least=0, at_most=1000
+    )
 
 
 @dataclass
@@ -217,7 +250,9 @@ class FineTuningArguments(T5TrainingArguments):
     save_total_limit: int | None = option(1, "Checkpoints kept beside the best one.")
     load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
     train_sampling_strategy: str = option("random", "Order of the rows.")
-    length_buckets: int = option(0, "Pad training sources to one of N lengths. 0: to the longest row.", at_least=0)
+    length_buckets: int = option(
+        0, "Pad training sources to one of N lengths. 0: to the longest row.", at_least=0, at_most=1000
+    )
     packing: bool = option(False, "Train on several examples in a row, kept apart by masks: the same loss, no padding.")
 
 

@@ -29,8 +29,10 @@ from common.processes import is_first_process, print_once
 from common.reports import is_secret
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
+MOST_BYTES, MOST_VALUES = 2**18, 100_000  # of a YAML file
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
 
+MOST = 10**9  # of every number that has no upper bound of its own: more than any run can use
 # {bound of a number: (its sign in --help, whether a value keeps it)}
 _BOUNDS = {"at_least": (">=", operator.ge), "above": (">", operator.gt),
            "at_most": ("<=", operator.le), "below": ("<", operator.lt)}  # fmt: skip
@@ -57,20 +59,32 @@ def limits_of(dataclass) -> dict[str, dict]:
 
 def check_limits(flags) -> None:
     """ValueError for the first flag of a dataclass whose value breaks its limits; None keeps them all."""
-    for name, limits in limits_of(type(flags)).items():
-        if getattr(flags, name) is not None:
-            check_value(name, getattr(flags, name), limits)
+    limits = limits_of(type(flags))
+    for f in dataclasses.fields(flags):
+        if getattr(flags, f.name) is not None:
+            check_value(f.name, getattr(flags, f.name), limits.get(f.name, {}))
 
 
 def check_value(name: str, value, limits: dict) -> None:
-    """ValueError if the value of a flag breaks the limits, as nan breaks all bounds."""
+    """ValueError if the value of a flag breaks the limits, as nan breaks all bounds; of a list each number counts."""
     bounds = {bound: limit for bound, limit in limits.items() if bound in _BOUNDS}
-    if not all(_BOUNDS[bound][1](value, limit) for bound, limit in bounds.items()):
-        words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items()]
-        words[0] += f" {limits['unit']}" if "unit" in limits else ""
-        raise ValueError(f"--{name} {value}: must be {' and '.join(words)}")
+    usual = {} if {"at_most", "below"} & bounds.keys() else {"at_most": MOST}
+    for number in value if isinstance(value, list) else [value]:
+        broken = next((b for b in (bounds, usual) if _is_number(number) and not _keeps(number, b)), None)
+        if broken:
+            words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in broken.items()]
+            words[0] += f" {limits['unit']}" if "unit" in limits else ""
+            raise ValueError(f"--{name} {number}: must be {' and '.join(words)}")
     if value not in limits.get("choices", [value]):
         raise ValueError(f"--{name} {value}: must be one of {', '.join(limits['choices'])}")
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _keeps(number: float, bounds: dict) -> bool:
+    return all(_BOUNDS[bound][1](number, limit) for bound, limit in bounds.items())
 
 
 def refuse(flags, names: str, reason: str) -> None:
@@ -144,7 +158,8 @@ def described(help: str, default, limits: dict) -> str:
     choices = limits.get("choices", ())
     listed = f" {{{','.join(choices)}}}" if 0 < len(choices) < 10 else ""  # the schedules of transformers are more
     default = " ".join(map(str, default)) if isinstance(default, list) else default
-    bounds = [f"{_BOUNDS[bound][0]} {limit}" for bound, limit in limits.items() if bound in _BOUNDS]
+    shown = {bound: limit for bound, limit in limits.items() if bound in _BOUNDS and limit < 10_000}  # others meet none
+    bounds = [f"{_BOUNDS[bound][0]} {limit}" for bound, limit in shown.items()]
     notes = [] if default in (None, argparse.SUPPRESS, False, "") else [str(default)]
     notes += [", ".join(bounds)] if bounds else []
     return " ".join(help.split()) + listed + (f" [{'; '.join(notes)}]" if notes else "")
@@ -243,13 +258,13 @@ def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
 def _recipe_as_flags(parser: T5ArgumentParser, path: str, skip: set[str]) -> list[str]:
     """["--key", "value", ...] of a recipe, without the keys that the command line sets itself."""
     try:
-        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
+        recipe = read_yaml(path)
     except OSError as error:
         raise ValueError(
             f"recipe {path}: {error.strerror} (the first argument must be a YAML file or a flag)"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"recipe {path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ValueError(f"recipe {path}: not valid YAML: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: must be a mapping of flags to values, such as `max_steps: 1000`")
     flags = {}
@@ -277,22 +292,61 @@ def _as_flag(name: str, value) -> list[str]:
     return [f"--{name}={value}"]
 
 
-class UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys in silence; this one refuses them."""
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML keeps the last of two equal keys in silence; this one refuses them. Merge keys too, whose copies of copies
+    fill any memory."""
 
     def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise yaml.YAMLError("merge keys (<<) are not supported")
+            if isinstance(key, str | int | float | bool | None) and key in seen:
                 raise yaml.YAMLError(f"key {key} is set twice")
+            seen |= {key} if isinstance(key, str | int | float | bool | None) else set()
         return super().construct_mapping(node, deep=deep)
+
+
+def read_yaml(path: str):
+    """What a YAML file holds. OSError if it cannot be read; ValueError, in one line, if it is broken, sets a key twice,
+    or has more than MOST_VALUES values, those that an alias repeats counted each time."""
+    with Path(path).open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"more than {MOST_BYTES:,} bytes")
+    try:
+        content = yaml.load(data.decode(), Loader=_UniqueKeyLoader)
+    except RecursionError:
+        raise ValueError("lists or mappings within one another, hundreds deep") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a month 13, a number of thousands of digits
+        raise ValueError(" ".join(str(error).split())) from None
+    waiting, count = [content], 0
+    while waiting and count <= MOST_VALUES:
+        value, count = waiting.pop(), count + 1
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if waiting:
+        raise ValueError(f"more than {MOST_VALUES:,} values, or one that holds itself")
+    return content
+
+
+def home_path(path: str | Path) -> Path:
+    """The path, a leading ~ replaced by the home folder; one of a user that is not there stays as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def check_folder(flag: str, path: str) -> None:
     """ValueError unless `path` is a folder that can be written, or one that can be made. Makes nothing."""
     if not path:
         raise ValueError(f"{flag}: must name a folder")
-    wanted = there = Path(path).expanduser().absolute()
+    wanted = there = home_path(path).absolute()
+    if "\0" in path or os.fsencode(path).decode(errors="replace") != path:
+        raise ValueError(f"{flag} {path!r}: must be UTF-8 text without NUL, as the libraries want it that write there")
+    if path.startswith("~") and there == Path(path).absolute():
+        raise ValueError(f"{flag} {path}: no such user")
     while not there.exists() and not there.is_symlink():
         there = there.parent
     if not there.is_dir():
@@ -314,6 +368,12 @@ def comma_words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
 
 
+def listed(names) -> str:
+    """The names in a row; of more than 30 the first ones, and how many there are."""
+    names = [str(name) for name in names]
+    return ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:30])} ... ({len(names):,})"
+
+
 def did_you_mean(value: str, known, most: int = 1) -> str:
     """("mrcp", ["cola", "mrpc"]) -> " (did you mean mrpc?)"; "" if nothing is near."""
     near = difflib.get_close_matches(value, known, n=most)
@@ -330,5 +390,6 @@ def exit_on_user_error():
             raise
         if is_first_process():
             text = " ".join(str(error).split()) or type(error).__name__
+            text = text if len(text) <= 2000 else f"{text[:1500]} ... {text[-400:]}"
             print(f"{Path(sys.argv[0]).name}: error: {text}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None

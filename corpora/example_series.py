@@ -1,7 +1,7 @@
 """A worked example of ready-made ids: made-up time series, quantised to 64 levels, as an .npy file.
 
     python -m corpora.example_series out/series.npy
-    accelerate launch pre_train_t5.py recipes/pre_train_own_ids.yaml
+    python pre_train_t5.py recipes/pre_train_own_ids.yaml
 
 Each row of the array is a series of 512 steps: two sines of random period, phase and height, and noise. A level is the
 number of quantiles of all values that lie below, so all levels are equally frequent: a model that has learnt nothing

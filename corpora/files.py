@@ -17,9 +17,11 @@ import json
 import lzma
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from common.command_line import home_path, listed
 from common.processes import print_once
 from corpora.long_text import LONGEST_PART, Stretch, joined, parts_of_line
 
@@ -38,7 +40,7 @@ def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_S
     """
     files = []
     for text in paths:
-        path = Path(text).expanduser()
+        path = home_path(text)
         if path.is_dir():
             found = sorted(p for p in path.rglob("*") if _is_wanted(p, path, suffixes))
         elif path.is_file():
@@ -92,7 +94,7 @@ def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] |
 
 
 def _is_there(text: str) -> bool:
-    path = Path(text).expanduser()
+    path = home_path(text)
     return path.exists() or any(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
 
 
@@ -173,7 +175,10 @@ _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 def _open_binary(path: Path):
     openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
-    return openers.get(path.suffix.lower(), io.open)(path, "rb")
+    stream = openers.get(path.suffix.lower(), io.open)(path, "rb")
+    if isinstance(stream, bz2.BZ2File | lzma.LZMAFile):  # which stop at what is no archive any more, without a word
+        stream._buffer.raw._trailing_error = ()
+    return stream
 
 
 @contextlib.contextmanager
@@ -229,7 +234,7 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
     for number, row in enumerate(rows, start=1):
         missing = [column for column in columns or [] if column not in row]
         if missing:
-            raise ValueError(f"{path}, row {number}: no column {missing[0]}; there is {', '.join(row)}")
+            raise ValueError(f"{path}, row {number}: no column {missing[0]}; there is {listed(row)}")
         yield row
 
 
@@ -264,8 +269,8 @@ def _read_csv(path: Path) -> Iterator[dict]:
 
 def checked_header(names: list[str], path: Path) -> list[str]:
     """The names themselves; ValueError if two columns have the same."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    if len(set(names)) < len(names):
+        (twice, _), *_ = Counter(names).most_common(1)
         raise ValueError(f"{path}, line 1: two columns are called {twice!r}")
     return names
 
@@ -339,15 +344,15 @@ def _json_values(text: str, path: Path) -> Iterator:
     if text.lstrip().startswith("["):
         yield from parse_json(text, path)
         return
-    decoder, place = json.JSONDecoder(), 0
-    while rest := text[place:].lstrip():
-        place = len(text) - len(rest)
+    decoder, place, before, space = json.JSONDecoder(), 0, 0, re.compile(r"\s*")
+    while (begin := space.match(text, place).end()) < len(text):
+        before += text.count("\n", place, begin)
         try:
-            _, end = decoder.raw_decode(text, place)
+            _, place = decoder.raw_decode(text, begin)
         except (ValueError, RecursionError):
-            end = len(text)
-        yield parse_json(text[place:end], path, before=text.count("\n", 0, place))
-        place = end
+            place = len(text)
+        yield parse_json(text[begin:place], path, before=before)
+        before += text.count("\n", begin, place)
 
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.command_line import listed
 from constants import NUM_SENTINELS
 from corpora.files import data_suffix, expand_files, read_rows
 from data_collator_t5 import SENTINEL_NAME
@@ -128,7 +129,7 @@ def _parquet_documents(path: Path, column: str) -> Iterator[IdDocument]:
         with pyarrow.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if column not in names:
-                raise ValueError(f"{path}: no column {column}; there is {', '.join(names)}")
+                raise ValueError(f"{path}: no column {column}; there is {listed(names)}")
             kind = file.schema_arrow.field(column).type
             if not (pyarrow.types.is_nested(kind) and hasattr(kind, "value_type")):
                 raise ValueError(f"{path}: the column {column} holds {kind}, not lists of whole numbers")

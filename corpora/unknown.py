@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,15 +14,18 @@ LETTERS_NAMED = 20
 
 @dataclass
 class Unknown:
-    """{split: share of <unk> among its tokens}, and the letters lost, the most frequent first."""
+    """{split: share of <unk> among its tokens}, the letters lost, the most frequent first, and {split: rows of which a
+    source or target is nothing else}."""
 
     shares: dict[str, float]
     letters: str = ""
+    rows: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """For a summary: "0.00 % of train, 0.02 % of validation tokens are <unk>"."""
         parts = ", ".join(f"{100 * share:.2f} % of {split}" for split, share in self.shares.items())
-        return f"{parts} tokens are <unk>"
+        rows = "".join(f"; nothing else in {count:,} rows of {split}" for split, count in self.rows.items() if count)
+        return f"{parts} tokens are <unk>{rows}"
 
     def warning(self) -> str | None:
         """What to say where the share of a split is above MOST_UNKNOWN."""
@@ -57,18 +60,26 @@ def lost_letters(tokenizer, counts: np.ndarray | Counter) -> list[str]:
 def unknown_in_rows(tokenizer, data: dict, texts: dict[str, Iterable[str]]) -> Unknown:
     """Of tokenised rows {split: `datasets.Dataset` with "input_ids" and perhaps "labels"}; texts: {split: what they
     were made of}, looked at only where there is something to warn of."""
-    shares, letters = {}, []
+    shares, letters, nothing_else = {}, [], {}
     for split, rows in data.items():
         table, unknown, total = rows.with_format("arrow")[:], 0, 0
+        only = np.zeros(len(rows), dtype=bool)
         for name in {"input_ids", "labels"} & set(table.column_names):
+            place = 0
             for chunk in table[name].chunks:
                 ids = chunk.flatten().to_numpy(zero_copy_only=False)
-                unknown += np.count_nonzero(ids == tokenizer.unk_token_id)
+                is_unknown = ids == tokenizer.unk_token_id
+                unknown += np.count_nonzero(is_unknown)
                 total += len(ids)
+                ends = np.cumsum(chunk.value_lengths().to_numpy(zero_copy_only=False))
+                counts = np.diff(np.concatenate([[0], np.cumsum(is_unknown)])[ends], prepend=0)
+                only[place : place + len(chunk)] |= (counts > 0) & (counts == np.diff(ends, prepend=0) - 1)  # and EOS
+                place += len(chunk)
+        nothing_else[split] = int(only.sum())
         shares[split] = unknown / max(total, 1)
         if shares[split] > MOST_UNKNOWN:
             letters += lost_letters(tokenizer, letter_counts(texts[split]))
-    return Unknown(shares, named(letters))
+    return Unknown(shares, named(letters), nothing_else)
 
 
 def named(letters: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from requests.utils import get_netrc_auth
 
 from arguments.training import check_warmup, global_batch_size, wants_fsdp
 from common.checkpoint_folders import checkpoints_of
-from common.command_line import exit_on_user_error
+from common.command_line import check_folder, exit_on_user_error
 from common.processes import answers, finish_process_group, is_first_process, print_once
 from common.reports import (
     end_summary,
@@ -53,6 +53,11 @@ def set_up_tracking(args) -> None:
         return
     os.environ.setdefault("WANDB_PROJECT", args.project)
     os.environ.setdefault("WANDB_DIR", args.output_dir)
+    try:
+        check_folder("WANDB_DIR", os.environ["WANDB_DIR"])
+    except ValueError as error:
+        print_once(f"W&B: {error}; its files go to {args.output_dir}")
+        os.environ["WANDB_DIR"] = args.output_dir
     Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
     if "WANDB_MODE" in os.environ:
         return

@@ -53,8 +53,8 @@ class WandbTracker:
         # The mode is given too: wandb reads its variables once in a process.
         ours |= dict(name=name, dir=os.environ.get("WANDB_DIR"), mode=os.environ.get("WANDB_MODE"))
         self.table = wandb.Table
-        self.run = wandb.init(**ours, resume=None if step is None else "allow")
-        self.run.config.update(config, allow_val_change=True)  # of a resumed run it may have changed
+        # A sweep locks what it has chosen: of a later update each such value would be refused, with a warning.
+        self.run = wandb.init(**ours, config=config, resume=None if step is None else "allow")
         folders = Path(self.run.dir).parent.parent / f"offline-run-*-{self.run.id}"
         self.shown = f"wandb sync {folders}" if self.run.settings.mode == "offline" else self.run.url
 

@@ -14,10 +14,9 @@ import re
 from pathlib import Path
 
 import numpy as np
-import yaml
 from scipy.special import betaincinv, ndtri
 
-from common.command_line import UniqueKeyLoader, did_you_mean
+from common.command_line import did_you_mean, read_yaml
 from common.reports import metrics_key, read_metrics, write_aside
 
 ALMOST = 1 - 1e-9  # quantiles lie between 1 - ALMOST and ALMOST: a normal distribution has no ends
@@ -150,11 +149,11 @@ def check_parameter(where: str, spec, grid: bool) -> dict:
 def read_sweep(path: str) -> dict:
     """The checked sweep file, with W&B's defaults filled in. ValueError with one line for all that is wrong."""
     try:
-        sweep = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
+        sweep = read_yaml(path)
         json.dumps(sweep)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror} (the first argument must be a sweep file)") from None
-    except (yaml.YAMLError, UnicodeDecodeError, TypeError) as error:  # TypeError: a date
+    except (ValueError, TypeError) as error:  # TypeError: a date
         raise ValueError(f"{path}: not the YAML of a sweep: {' '.join(str(error).split())}") from None
     check_keys(path, sweep, TOP_KEYS, ("method", "parameters"))
     sweep = {"name": Path(path).stem, "metric": None, "early_terminate": None, "run_cap": math.inf} | sweep
@@ -296,6 +295,11 @@ def history(lines: list[dict], key: str) -> list[float]:
     """All finite values of the metric in the lines of a metrics.jsonl."""
     values = [line.get(key) for line in lines]
     return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+
+
+def best_value(lines: list[dict], sweep: dict) -> float | None:
+    """What a run counts by, as W&B's own search takes it: the best finite value of the metric that it logged."""
+    return min(history(lines, sweep["key"]), key=lambda value: sweep["sign"] * value, default=None)
 
 
 def brackets(stop: dict) -> list[int]:

@@ -1,7 +1,6 @@
 """One trial of a sweep as a process: started, shown while it goes, stopped early, ended with all its children."""
 
 import contextlib
-import math
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ from common.checkpoint_folders import checkpoints_of, damage
 from common.reports import human_time
 from constants import PREEMPTED_EXIT_CODE
 from search.study import BEAT, beat, members
-from search.sweep_files import command_line, history, is_hopeless, read_lines, shown
+from search.sweep_files import best_value, command_line, history, is_hopeless, read_lines, shown
 
 POLL = 0.5  # seconds between two looks at a running trial
 PATIENCE = 120.0  # seconds that a trial has to save and end after SIGTERM
@@ -62,7 +61,7 @@ def show(text: str, last: bool = False) -> None:
 
 
 def outcome(folder: Path, run: str, sweep: dict, code: int) -> tuple[str, float | None, str | None]:
-    """(finished or failed, the metric's last value, what went wrong) of a run that ended with this exit code.
+    """(finished or failed, the metric's best value, what went wrong) of a run that ended with this exit code.
 
     What went wrong is the last line of stderr, unless one before it names the error that a launcher then reports. Told
     is raised if the run has saved and left, as the training scripts do when a job is ended or its time runs out.
@@ -80,15 +79,16 @@ def outcome(folder: Path, run: str, sweep: dict, code: int) -> tuple[str, float 
         named = [line for line in named if not re.search("CalledProcessError|ChildFailedError", line)]
         return "failed", None, (named or lines)[-1]
     lines, key = read_lines(folder / run), sweep["key"]
-    value = next((line[key] for line in reversed(lines) if key in line), None)
-    if not key or (isinstance(value, int | float) and math.isfinite(value)):
+    value = best_value(lines, sweep)
+    if not key or value is not None:
         return "finished", value if value is None else float(value), None
     there = ", ".join(dict.fromkeys(name for line in lines for name in line)) or "nothing"
-    return "failed", None, f"{key} is {value} at the end" if value is not None else f"logged no {key}, but {there}"
+    last = next((line[key] for line in reversed(lines) if key in line), None)
+    return "failed", None, f"{key} is never finite, but {last}" if last is not None else f"logged no {key}, but {there}"
 
 
 def run_trial(trial, sweep: dict, folder: Path) -> tuple[str, float | None, str | None]:
-    """Runs a trial to its end: (finished, stopped or failed, the metric's last value, what went wrong)."""
+    """Runs a trial to its end: (finished, stopped or failed, the metric's best value, what went wrong)."""
     run, flags = trial.user_attrs["run"], trial.user_attrs["values"]
     if (folder / run / "all_results.json").is_file():  # its agent was killed when all was done
         return outcome(folder, run, sweep, 0)
@@ -130,7 +130,7 @@ def run_trial(trial, sweep: dict, folder: Path) -> tuple[str, float | None, str 
                 runs = folder.glob("[0-9]*-*/metrics.jsonl")
                 everyone = [history(read_lines(path.parent), sweep["key"]) for path in runs]
                 if is_hopeless(values, everyone, sweep["early_terminate"], sweep["sign"]):
-                    return "stopped", values[-1], None
+                    return "stopped", best_value(lines, sweep), None
     except Told:
         if "SLURM_JOB_ID" in os.environ:  # SLURM tells the trial too, and a second signal would not let it save
             with contextlib.suppress(subprocess.TimeoutExpired):

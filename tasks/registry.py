@@ -8,6 +8,20 @@ import numpy as np
 from common.command_line import did_you_mean
 from tasks.transforms import TRANSFORMS
 
+# {what a field of an entry may be: (its fields, whether a value is one)}; `preprocess` and so on say it themselves.
+_KINDS = {
+    "a text": ("target target_type prefix builtin records train_with", lambda value: isinstance(value, str)),
+    "a list of texts": (
+        "metrics labels metric_columns eval_splits",
+        lambda value: isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
+    ),
+    "a dictionary": ("inputs files file_columns skip_where train_without", lambda value: isinstance(value, dict)),
+    "a whole number of at least 2": (
+        "max_source_length max_target_length max_piece_length",
+        lambda value: isinstance(value, int) and value >= 2,
+    ),
+    "(name, configuration or None)": ("hub", lambda value: isinstance(value, list | tuple) and len(value) == 2),
+}
 _REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
 _OPTIONAL = (
     "prefix labels metric_columns hub builtin files file_columns records preprocess skip_where train_without "
@@ -29,6 +43,12 @@ def check_entry(name: str, task: dict) -> None:
     for key in _REQUIRED:
         if not task.get(key):
             raise ValueError(f"{where} the entry has no {key}")
+    for kind, (fields, is_one) in _KINDS.items():
+        for key in fields.split():
+            if task.get(key) is not None and not is_one(task[key]):
+                raise ValueError(f"{where} {key} {task[key]!r}: must be {kind}")
+    if not all(isinstance(text, str) for pair in task["inputs"].items() for text in pair):
+        raise ValueError(f"{where} inputs {task['inputs']}: must be {{key in the text: column}}")
     if task["target_type"] not in _TARGET_TYPES:
         raise ValueError(f"{where} target_type {task['target_type']}: must be one of {', '.join(_TARGET_TYPES)}")
     if task["target_type"] == "class" and len(set(task.get("labels", []))) < max(2, len(task.get("labels", []))):
@@ -147,6 +167,16 @@ def row_texts(name: str, task: dict, rows: Iterable[dict]) -> Iterator[str]:
         yield source_text(task, row)
         if task["target"] in row:
             yield target_text(name, task, row)
+
+
+def empty_texts(name: str, task: dict, rows: Iterable[dict]) -> dict[str, int]:
+    """How many rows have nothing to read in any input column, and how many nothing to write: {"sources": 3}."""
+    found = {"sources": 0, "targets": 0}
+    for row in rows:
+        items = (item for column in task["inputs"].values() for item in as_list(row[column]))
+        found["sources"] += not any(str(item).strip() for item in items)
+        found["targets"] += task["target"] in row and not target_text(name, task, row)
+    return {what: count for what, count in found.items() if count}
 
 
 def as_list(value) -> list:

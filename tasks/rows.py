@@ -13,7 +13,7 @@ import numpy as np
 
 from arguments.own_pairs import OWN
 from arguments.task import TaskArguments
-from common.command_line import comma_words, did_you_mean
+from common.command_line import comma_words, did_you_mean, home_path
 from common.processes import print_once
 from constants import DATASET_VALS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
@@ -190,7 +190,7 @@ def _found(name: str, args: TaskArguments, split: str, names: str | list[str], s
     below glue/WNLI is glue/WNLI/dev.tsv."""
     found, folder = [], Path(args.data_dir or ".")
     for file in as_list(names):
-        path = folder / Path(file).expanduser()
+        path = folder / home_path(file)
         within = Path(file).parts[1:]
         if within and Path(file).parts[0] == folder.absolute().name and not path.exists():
             path = folder.joinpath(*within)

@@ -23,7 +23,7 @@ from tasks.examples import EvaluationTask, class_label_ids, prepare_split, strea
 from tasks.metrics.scoring import ERROR_METRICS, check_metrics
 from tasks.mixtures import Mixture, average_of, mixing_rates
 from tasks.own_pairs import as_source, completed, name_of, translated
-from tasks.registry import check_entry, eval_splits, main_metric, metric_names, row_texts
+from tasks.registry import check_entry, empty_texts, eval_splits, main_metric, metric_names, row_texts
 from tasks.rows import held_out_rows, is_text_corpus, load_rows, open_corpus
 from tasks.task_records import task_record
 
@@ -149,6 +149,9 @@ class Tasks:
         for task in self:
             task.tokenise(tokenizer)
         self.tokenizer, self.unknown = tokenizer, self.count_unknown(self._name)
+        self.empty = self._by_name(lambda task: {
+            split: empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()
+        })  # fmt: skip
         for task in self:
             task.rows.pop("train", None)  # their tokens are enough
         self.train = self._training_data(args)
@@ -221,7 +224,8 @@ class Tasks:
             texts = {name(task, s): row_texts(task.name, task.entry, rows) for s, rows in task.rows.items()}
             found.append(unknown_in_rows(task.tokenizer, data, texts))
         shares = {split: share for unknown in found for split, share in unknown.shares.items()}
-        return Unknown(shares, named(letter for unknown in found for letter in unknown.letters.split()))
+        rows = {split: count for unknown in found for split, count in unknown.rows.items()}
+        return Unknown(shares, named(letter for unknown in found for letter in unknown.letters.split()), rows)
 
     tokens_per_example = None  # rows have lengths of their own
 
@@ -250,6 +254,7 @@ class Tasks:
         """The rows of the plan: what is read, mixed and measured."""
         corpus, data = self.tasks[0].corpus, self._by_name(lambda task: task.data)
         mixture = f"{self.train.described()} ({self.args.mixing})" if len(self) > 1 else None
+        empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
         metrics = "; ".join(f"{task.name} {', '.join(task.entry['metrics'])}" for task in self)
         metrics += "; the average of the first of each chooses"
         if len(self) == 1:
@@ -259,6 +264,7 @@ class Tasks:
         return {
             "stream": corpus and corpus.description,
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
+            "empty": ", ".join(empty) or None,
             "mixture": mixture,
             "steps": f"{self.training_args.num_train_epochs:g} epochs" if self.training_args.max_steps <= 0 else None,
             "metrics": metrics,

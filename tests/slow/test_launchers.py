@@ -9,7 +9,6 @@ and ranks are forks of a Python that has imported everything (warm_python.py). A
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -44,15 +43,7 @@ COVER = [("accelerate", "ddp", "fine_tune"), ("torchrun", "ddp", "pre_train"), (
 
 
 def launcher_command(name: str) -> list[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    words = {
-        "accelerate": "accelerate launch --multi_gpu --num_processes 2 --main_process_port",
-        "torchrun": "torchrun --nproc_per_node 2 --master_port",
-        "deepspeed": "deepspeed --num_accelerators 2 --master_port",
-    }[name].split()
-    return [python(), str(BIN / words[0]), *words[1:], port]
+    return torture.launcher_command(name, python())
 
 
 def python() -> str:

@@ -123,7 +123,7 @@ class RecipeTest(parameterized.TestCase):
         self.assertRegex(lines[0], r"^# [A-Z].*\S")
         script = Path(RECIPES[name].script.__file__).name
         comments = "\n".join(line for line in lines if line.startswith("#"))
-        self.assertRegex(comments, rf"(?m)^#   accelerate launch {script} recipes/{name}")
+        self.assertRegex(comments, rf"(?m)^#   python {script} recipes/{name}")
         for word in ("Cost", "Expect"):
             self.assertRegex(comments, rf"(?s){word}\b.*[0-9]")
 

@@ -25,7 +25,7 @@ from unittest import mock
 import optuna
 import yaml
 from absl.testing import parameterized
-from helpers import run_main, write_accelerate, write_tiny_model
+from helpers import run_main, write_programs, write_tiny_model
 from matplotlib.image import imread
 from wandb.wandb_agent import Agent
 from warm_python import warm_python
@@ -55,6 +55,8 @@ with open("calls.jsonl", "a") as calls:
 if args.breaks == "early":
     print("Traceback ...\\nValueError: it broke\\nsubprocess.CalledProcessError: that failed", file=sys.stderr)
     sys.exit(3)
+if args.breaks == "by_x":
+    sys.exit(f"ValueError: no x {args.x:g}")
 if args.breaks == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if args.breaks == "saves":  # half a second long, unless there is a second signal
@@ -76,6 +78,8 @@ for step in range(start + 1, args.steps + 1):
     time.sleep(args.sleep)
     value = (1 - (args.x - 0.3) ** 2 - 0.1 * (args.kind == "b")) * (1 - 0.5**step)
     value = "NaN" if args.breaks == "nan" else value
+    if step == args.steps and args.breaks in ("falls", "diverges"):
+        value = 0.0 if args.breaks == "falls" else "NaN"
     if step == 4 and start == 0 and args.breaks == "time":
         sys.exit(75)
     if step == 4 and start == 0 and args.breaks == "launched":
@@ -213,11 +217,11 @@ class CommandTest(SweepTest):
         self.assertEqual(Path(path).parent, self.out)
 
     def run_of(self, path: Path, *argv) -> tuple[Path, list[str]]:
-        """(the sweep's folder, the words that `accelerate` gets) of a first trial named 0000."""
+        """(the sweep's folder, the words that `python` gets) of a first trial named 0000."""
         with contextlib.redirect_stdout(io.StringIO()):
             _, sweep, folder = sweep_t5.parse_flags([str(path), *argv])
         words = command_line(sweep, propose([], sweep, 0)[0], folder, "0000")
-        environment = write_accelerate(self.folder) | {"WANDB_RUN_ID": "0000"}
+        environment = write_programs(self.folder, "python") | {"WANDB_RUN_ID": "0000"}
         return folder, subprocess.run(words, env=environment, capture_output=True, text=True).stdout.splitlines()
 
     @parameterized.named_parameters((path.stem, path) for path in OURS)
@@ -510,7 +514,7 @@ class AgentTest(SweepTest):
         self.assertEqual(code, 0)
         self.assertEqual(self.states(), ["failed", "finished", "failed"])
         ends = [trial.user_attrs["end"]["error"] for trial in self.trials()]
-        self.assertEqual(ends, ["ValueError: it broke", None, "eval_accuracy is nan at the end"])
+        self.assertEqual(ends, ["ValueError: it broke", None, "eval_accuracy is never finite, but nan"])
         self.assertIn("trial 0 failed: ValueError: it broke", printed)
         self.assertIn("ValueError: it broke", (self.out / "report.html").read_text())
         self.assertRegex(printed, r"best: trial 1, eval/accuracy 0.75")
@@ -529,8 +533,31 @@ class AgentTest(SweepTest):
         parameters = {"x": {"min": 1, "max": 20}, "breaks": {"value": "early"}}
         code, printed = self.run_sweep(parameters=parameters)
         self.assertEqual(code, 1)
-        self.assertIn("5 trials in a row failed, the last one with: ValueError: it broke", printed)
-        self.assertLen(self.calls(), 5)
+        self.assertIn("3 trials in a row failed alike: ValueError: it broke", printed)
+        self.assertLen(self.calls(), 3)
+        self.out = self.folder / "other"
+        code, printed = self.run_sweep(parameters=parameters | {"breaks": {"value": "by_x"}})
+        self.assertIn("5 trials in a row failed, the last one with: ValueError: no x 5", printed)
+        self.assertEqual((code, len(self.calls())), (1, 8))
+
+    def test_an_agent_of_which_all_trials_failed_says_so(self):
+        parameters = {"x": {"values": [1, 2]}, "breaks": {"value": "early"}}
+        for argv, reason in ((["--count", 1], "--count 1 is reached"), ([], "all 2 combinations .* are taken")):
+            code, printed = self.run_sweep(*argv, parameters=parameters)
+            self.assertEqual(code, 1)
+            self.assertRegex(printed, f"{reason}; all trials of this agent failed, the last one with: ValueError: it")
+
+    def test_a_trial_counts_by_its_best_value(self):
+        for breaks, worst_last in (("falls", 0.0), ("diverges", "NaN")):
+            self.out = self.folder / breaks
+            parameters = {"x": {"values": [0.3]}, "steps": {"value": 4}, "breaks": {"value": breaks}}
+            code, _ = self.run_sweep(parameters=parameters)
+            self.assertEqual((code, self.states()), (0, ["finished"]))
+            (trial,) = self.trials()
+            lines = (self.out / trial.user_attrs["run"] / "metrics.jsonl").read_text().splitlines()
+            values = [json.loads(line)["eval_accuracy"] for line in lines]
+            self.assertEqual(values[-1], worst_last)
+            self.assertEqual(trial.value, max(values[:-1]))
 
     def test_a_program_that_is_not_there(self):
         _, printed = self.run_sweep("--count", 1, command=["no-such-program", "${args}"])
@@ -689,9 +716,9 @@ class RefusedTest(SweepTest):
         ("no_file", [], "the first argument must be a sweep file"),
         ("missing_file", ["gone.yaml"], "gone.yaml: No such file or directory"),
         ("flag", ["sweep.yaml", "--cuont", "3"], "--cuont: no such flag; did you mean --count"),
-        ("count", ["sweep.yaml", "--count", "0"], "--count: 0 must be a positive whole number"),
+        ("count", ["sweep.yaml", "--count", "0"], "--count 0: must be at least 1"),
         ("count_text", ["sweep.yaml", "--count", "many"], "invalid int value: 'many'"),
-        ("seed", ["sweep.yaml", "--seed", "-1"], "--seed: -1 must be a number of at least 0"),
+        ("seed", ["sweep.yaml", "--seed", "-1"], "--seed -1: must be at least 0"),
         ("nothing_to_report", ["sweep.yaml", "--report_only", "--output_dir", "out"], "there is no study.jsonl in out"),
         ("broken", ["broken.yaml"], "broken.yaml: not the YAML of a sweep: "),
         ("twice", ["twice.yaml"], "key method is set twice"),

@@ -1,6 +1,6 @@
 """Every sweep file obeys W&B's rules, and every command it leads to is understood by the script that it names.
 
-No server is asked: W&B's own code fills in the command, a shell runs it, and a stand-in for `accelerate` writes down
+No server is asked: W&B's own code fills in the command, a shell runs it, and a stand-in for `python` writes down
 what it was told.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 from absl.testing import parameterized
-from helpers import write_accelerate
+from helpers import write_programs
 from transformers import EvalPrediction
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args, load_sweep_config
 
@@ -73,10 +73,10 @@ class SweepsTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.bin = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.environment = write_accelerate(self.bin)
+        self.environment = write_programs(self.bin, "python", "torchrun")
 
     def command_of_run(self, sweep: dict, setting: dict, run_id: str) -> list[str]:
-        """The words that `accelerate` gets from an agent's run, as W&B's agent fills them in and starts them."""
+        """The words that `python` gets from an agent's run, as W&B's agent fills them in and starts them."""
         macros = create_sweep_command_args({"args": {name: {"value": value} for name, value in setting.items()}})
         macros |= {"env": ["/usr/bin/env"], "interpreter": ["python"], "program": [sweep["program"]]}
         words = []
@@ -89,8 +89,8 @@ class SweepsTest(parameterized.TestCase):
 
     def parse(self, sweep: dict, setting: dict, run_id: str = "run1"):
         """What the real parser of the script makes of a run: (groups of flags ..., training flags[, task])."""
-        launch, script, *argv = self.command_of_run(sweep, setting, run_id)
-        self.assertEqual((launch, script), ("launch", sweep["program"]))
+        script, *argv = self.command_of_run(sweep, setting, run_id)
+        self.assertEqual(script, sweep["program"])
         argv = [str(ROOT / word) if word.startswith("recipes/") else word for word in argv]
         return SCRIPTS[script].parse_flags(argv)
 
@@ -141,6 +141,28 @@ class SweepsTest(parameterized.TestCase):
             parsed = {name: getattr(group, name) for group in groups for name in setting if hasattr(group, name)}
             parsed = {name: getattr(value, "value", value) for name, value in parsed.items()}  # of enumerations
             self.assertEqual(parsed, setting)  # nothing in the command or the recipe overrides what W&B chose
+
+    @parameterized.named_parameters((path.stem, path) for path in FILES)
+    def test_several_gpus_by_another_launcher(self, path):
+        self.environment["T5_LAUNCH"] = "torchrun --nproc_per_node 4"
+        sweep = load(path)
+        words = self.command_of_run(sweep, settings(sweep)[0], "run1")
+        self.assertEqual(words[:3], ["--nproc_per_node", "4", sweep["program"]])
+
+    @parameterized.parameters(
+        ("1", "", ""),
+        ("4", "", "torchrun --standalone --nproc_per_node 4"),
+        ("4", "mine", "mine"),
+    )
+    def test_the_job_script_takes_all_gpus_of_the_job(self, gpus, given, expected):
+        (self.bin / "slurm").mkdir()
+        (self.bin / "slurm" / "train.slurm").write_text('echo "$T5_LAUNCH|$TORCHELASTIC_SIGNALS_TO_HANDLE|$*"')
+        environment = self.environment | {"SLURM_GPUS_ON_NODE": gpus} | ({"T5_LAUNCH": given} if given else {})
+        command = ["bash", str(ROOT / "slurm" / "sweep.slurm"), "us/ours/abc"]
+        done = subprocess.run(command, env=environment, cwd=self.bin, capture_output=True, text=True, check=True)
+        launch, signals, words = done.stdout.strip().split("|")
+        self.assertEqual((launch, words), (expected, "-m wandb agent us/ours/abc"))
+        self.assertEqual("SIGUSR1" in signals, gpus == "4")
 
     @parameterized.named_parameters((path.stem, path) for path in FILES)
     def test_runs_do_not_share_a_folder(self, path):

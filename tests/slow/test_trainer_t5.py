@@ -642,6 +642,12 @@ class TrackingTest(TrainerTest):
         expected = dict(WANDB_MODE="disabled", WANDB_PROJECT="mine", WANDB_DIR=str(self.folder))
         self.assertEqual((variables, lines), (expected, []))
 
+    def test_a_folder_that_cannot_be_written(self):
+        (self.folder / "file").touch()
+        variables, lines = self.set_up(WANDB_DIR=str(self.folder / "file" / "below"), WANDB_MODE="offline")
+        self.assertEqual(variables["WANDB_DIR"], str(self.folder / "run"))
+        self.assertRegex(lines[0], "W&B: WANDB_DIR .*below: .*file is a file, not a folder; its files go to .*/run")
+
     def test_nothing_happens_without_wandb(self):
         self.assertEqual(self.set_up(report_to=[]), ({}, []))
         self.assertEqual(self.set_up(report_to=["tensorboard"]), ({}, []))

@@ -1,4 +1,4 @@
-"""What several tests share: a script run in this process, its flags, made-up text, a tiny model, an `accelerate`."""
+"""What several tests share: a script run in this process, its flags, made-up text, a tiny model, stand-ins."""
 
 import contextlib
 import io
@@ -60,9 +60,9 @@ def write_tiny_model(folder: Path, lines: list[str], vocab_size: int, **changes)
     create_model(build_config("tiny", len(load_tokenizer(str(folder))), SHAPE | changes)).save_pretrained(folder)
 
 
-def write_accelerate(folder: Path) -> dict[str, str]:
-    """Puts a program `accelerate` into the folder that prints its words, a line each; {"PATH": ...} that finds it."""
-    program = folder / "accelerate"
-    program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
-    program.chmod(0o755)
+def write_programs(folder: Path, *names: str) -> dict[str, str]:
+    """Puts programs into the folder that print their words, a line each; {"PATH": ...} that finds them."""
+    for name in names:
+        (folder / name).write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+        (folder / name).chmod(0o755)
     return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}

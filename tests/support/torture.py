@@ -1,25 +1,37 @@
 """Kills real runs at random moments, resumes them, and compares what they end with to the same run never stopped.
 
-    python tests/support/torture.py --kills 200 --output results/torture.json      (make torture)
+    python tests/support/torture.py --kills 300 --output results/torture.json      (make torture)
+    python tests/support/torture.py --kills 30 --only torchrun zero3 full_disks
 
 Every other kill is aimed at a moment in which a checkpoint is being written. Equal means: the same bytes in
 model.safetensors and the same numbers in metrics.jsonl, all_results.json and the closing trainer_state.json, apart from
-times. Each run is a process forked from this one, which has imported everything: hundreds of starts cost seconds each
-otherwise. (Tests import this module; pytest does not collect it.)
+times. Each run of one process is forked from this one, which has imported everything: hundreds of starts cost seconds
+each otherwise. Of a run of two ranks all processes are killed at once, as when a node is lost.
+
+Then the disk is full from each of the files on that a run writes, each file of a checkpoint is damaged, and wrong flags
+and files are drawn (test_fuzz.py). The JSON counts them, how many ended as promised, and what the others did. (Tests
+import this module; pytest does not collect it.)
 """
 
 import argparse
 import contextlib
+import errno
+import functools
 import json
 import os
+import platform
 import random
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: forked processes must not share a thread pool
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -29,15 +41,41 @@ from warm_python import preload, warm_python
 
 import fine_tune_t5
 import pre_train_t5
-from common.checkpoint_folders import newest_whole_checkpoint
+from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
 from common.reports import read_metrics
 from training.checkpoints import SAVING
 
+ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 preload("wandb")  # whose folders a fork leaves as they are: it ends by os._exit
 SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixture": fine_tune_t5.main}
 # Figures of the machine, and of the stretch between two logs, which a resumed run begins anew.
 TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparation_time", "seconds_left")
 TIMES += ("padding_share",)
+
+
+class Kind(NamedTuple):
+    """A run that is killed: a key of `material`, more flags, and the launcher of its two ranks."""
+
+    script: str
+    flags: str = ""
+    launcher: str | None = None
+
+
+# Too high a rate, so that the best evaluation is an early one.
+_STOPS = (
+    "--learning_rate 0.3 --lr_scheduler_type constant --warmup_steps 0 --eval_steps 2 --load_best_model_at_end true "
+)
+_STOPS += "--metric_for_best_model loss --early_stopping_patience 3 --save_total_limit 9"
+_TWO = "--per_device_train_batch_size 2"
+KINDS = {name: Kind(name) for name in ("pre_train", "fine_tune", "mixture", "fine_tune_stream")}
+KINDS |= {"early_stopping": Kind("pre_train", _STOPS), "stream_spans": Kind("pre_train_stream")}
+KINDS |= {f"stream_{name}": Kind("pre_train_stream", f"--objective {name}") for name in ("prefix_lm", "ul2")}
+KINDS |= {"stream_documents": Kind("pre_train_stream", "--packing documents")}
+KINDS |= {name: Kind("pre_train", _TWO, name) for name in ("accelerate", "torchrun", "deepspeed")}
+KINDS |= {"fine_tune_torchrun": Kind("fine_tune", "--per_device_train_batch_size 8", "torchrun")}
+KINDS |= {
+    f"zero{n}": Kind("pre_train", f"{_TWO} --deepspeed {ROOT}/zero_stage{n}_config.json", "deepspeed") for n in (2, 3)
+}
 
 
 def material(folder: Path) -> dict[str, list[str]]:
@@ -83,8 +121,25 @@ def changed(argv: list[str], *flags: str) -> list[str]:
     return [*argv, *flags]
 
 
-def start(script: str, argv: list[str], log: Path) -> int:
-    """Forks a process that runs main(argv) with its output in `log`; returns its id."""
+def launcher_command(name: str, python: str | None = None) -> list[str]:
+    """The words that start two ranks on this machine, up to the script; python: not set, a warm one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    words = {
+        "accelerate": "accelerate launch --multi_gpu --num_processes 2 --main_process_port",
+        "torchrun": "torchrun --nproc_per_node 2 --master_port",
+        "deepspeed": "deepspeed --num_accelerators 2 --master_port",
+    }[name].split()
+    return [python or warm_python(), str(BIN / words[0]), *words[1:], port]
+
+
+def start(
+    script: str, argv: list[str], log: Path, launcher: str | None = None, prepare: Callable[[], None] | None = None
+) -> int:
+    """Forks a process that runs main(argv), or the launcher with two ranks of it, with its output in `log`; returns its
+    id. prepare: called in that process before."""
+    words = [*launcher_command(launcher), str(ROOT / f"{script}_t5.py"), *argv] if launcher else []
     pid = os.fork()
     if pid:
         return pid
@@ -92,11 +147,19 @@ def start(script: str, argv: list[str], log: Path) -> int:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        if launcher:
+            os.setsid()
+            path = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+            os.execvpe(words[0], words, os.environ | path)
+        if prepare:
+            prepare()
         sys.stdout = sys.stderr = os.fdopen(descriptor, "w", buffering=1)  # also where a test runner replaced them
         SCRIPTS[script.removesuffix("_stream")](argv)
         sys.stdout.flush()
         os._exit(0)
     except SystemExit as exit_:
+        if isinstance(exit_.code, str):
+            print(exit_.code)
         sys.stdout.flush()
         os._exit(exit_.code if isinstance(exit_.code, int) else 1)
     except BaseException as error:
@@ -133,14 +196,28 @@ def is_being_written(saving: Path) -> bool:
         return False
 
 
+def going_on(output_dir: Path) -> list[str]:
+    """The flag with which the same command goes on in a folder."""
+    return ["--resume_from_checkpoint"] if newest_whole_checkpoint(output_dir) else ["--overwrite_output_dir"]
+
+
+def processes_of(log: Path) -> list[int]:
+    """The living processes that write into a log: a launcher, its ranks, their data workers."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "fd" / "1").readlink() == log:
+                found.append(int(process.name))
+    return found
+
+
 def kill_once(script: str, argv: list[str], output_dir: Path, log: Path, seconds: float, aimed: bool,
-              chooser: random.Random, number: int = signal.SIGKILL) -> tuple[int, bool]:  # fmt: skip
-    """Starts or resumes the run and sends it `number` at a random moment. (exit code, was a checkpoint being written).
+              chooser: random.Random, launcher: str | None = None) -> tuple[int, bool]:  # fmt: skip
+    """Starts or resumes the run and kills it at a random moment. (exit code, was a checkpoint being written).
 
     seconds: within which a kill that is not aimed falls; an aimed one waits for a checkpoint that is being written.
     """
-    going_on = ["--resume_from_checkpoint"] if newest_whole_checkpoint(output_dir) else ["--overwrite_output_dir"]
-    pid = start(script, [*argv, "--output_dir", str(output_dir), *going_on], log)
+    pid = start(script, [*argv, "--output_dir", str(output_dir), *going_on(output_dir)], log, launcher)
     deadline, writing = time.monotonic() + chooser.uniform(0.02, seconds), False
     saves_to_pass = chooser.randint(0, 4)
     saving = output_dir / SAVING
@@ -156,44 +233,50 @@ def kill_once(script: str, argv: list[str], output_dir: Path, log: Path, seconds
             break
         seen = writing
         time.sleep(0.0005)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-    return exit_code(pid), writing
+    os.kill(pid, signal.SIGKILL)  # until somebody has waited for it, the id stays its own
+    code = exit_code(pid)
+    while launcher and code < 0 and (others := processes_of(log)):
+        for process in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    return code, writing
 
 
-def torture(folder: Path, script: str, kills: int, seed: int, show=print, flags: tuple[str, ...] = ()) -> dict:
-    """Kills runs of a script until `kills` have been survived. Raises AssertionError where a run ends differently.
+def torture(folder: Path, name: str, kills: int, seed: int, show=print, flags: tuple[str, ...] = ()) -> dict:
+    """Kills runs of a kind until `kills` have been survived. Raises AssertionError where a run ends differently.
 
     flags: more flags of the script. Returns {"kills", "kills_while_saving", "runs_compared", "seconds_uninterrupted"}.
     """
-    argv, log = changed(material_of(folder)[script], *flags), folder / f"{script}.log"
+    kind = KINDS.get(name) or Kind(name)
+    script, launcher = kind.script, kind.launcher
+    argv, log = changed(material_of(folder)[script], *kind.flags.split(), *flags), folder / f"{name}.log"
     began = time.monotonic()
-    code = exit_code(
-        start(script, [*argv, "--output_dir", str(folder / f"{script}_whole"), "--overwrite_output_dir"], log)
-    )
-    assert code == 0, f"{script} ended with {code}:\n{log.read_text()[-2000:]}"
-    seconds, expected = time.monotonic() - began, outcome(folder / f"{script}_whole")
+    whole = ["--output_dir", str(folder / f"{name}_whole"), "--overwrite_output_dir"]
+    code = exit_code(start(script, [*argv, *whole], log, launcher))
+    assert code == 0, f"{name} ended with {code}:\n{log.read_text()[-2000:]}"
+    seconds, expected = time.monotonic() - began, outcome(folder / f"{name}_whole")
     chooser = random.Random(seed)
     counts = {"kills": 0, "kills_while_saving": 0, "runs_compared": 0, "seconds_uninterrupted": round(seconds, 2)}
-    output_dir = folder / f"{script}_killed"
+    output_dir = folder / f"{name}_killed"
     shutil.rmtree(output_dir, ignore_errors=True)
     while counts["kills"] < kills or counts["runs_compared"] == 0:
         if counts["kills"] >= kills:  # let the last one finish
-            going_on = "--resume_from_checkpoint" if newest_whole_checkpoint(output_dir) else "--overwrite_output_dir"
-            code = exit_code(start(script, [*argv, "--output_dir", str(output_dir), going_on], log))
+            code = exit_code(
+                start(script, [*argv, "--output_dir", str(output_dir), *going_on(output_dir)], log, launcher)
+            )
         else:
             aimed = counts["kills"] % 2 == 1
-            code, writing = kill_once(script, argv, output_dir, log, seconds, aimed, chooser)
+            code, writing = kill_once(script, argv, output_dir, log, seconds, aimed, chooser, launcher)
             counts["kills_while_saving"] += code == -signal.SIGKILL and writing
-        assert code in (0, -signal.SIGKILL), f"{script} ended with {code}:\n{log.read_text()[-2000:]}"
+        assert code in (0, -signal.SIGKILL), f"{name} ended with {code}:\n{log.read_text()[-2000:]}"
         counts["kills"] += code == -signal.SIGKILL
         if code == 0:
             found = outcome(output_dir)
-            for name in expected:
-                assert found[name] == expected[name], f"{name} differs after {counts['kills']} kills; see {log}"
+            for what in expected:
+                assert found[what] == expected[what], f"{what} differs after {counts['kills']} kills; see {log}"
             counts["runs_compared"] += 1
             shutil.rmtree(output_dir)
-        show(f"{script}: {counts['kills']} of {kills} kills survived, {counts['runs_compared']} runs equal")
+        show(f"{name}: {counts['kills']} of {kills} kills survived, {counts['runs_compared']} runs equal")
     return counts
 
 
@@ -211,21 +294,164 @@ def material_of(folder: Path) -> dict[str, list[str]]:
     return json.loads((folder / "commands.json").read_text())
 
 
+# ---------------------------------------------------------------- disks and damage
+def small(folder: Path, script: str, last: int) -> list[str]:
+    """The command of a run of `last` steps that writes a checkpoint at every other one."""
+    steps = f"--max_steps {last} --save_strategy steps --save_steps 2 --eval_strategy steps --eval_steps 2"
+    return changed(material_of(folder)[script], *steps.split(), "--save_total_limit", "9")
+
+
+def full_from(number: int, below: Path, counted: Path) -> None:
+    """From here on the disk of a folder is full for the file number `number` that this process writes there, and for
+    all later ones; 0: never. counted: a file that holds their number so far."""
+    import safetensors.torch
+    import torch
+
+    count = 0
+
+    def hook(event, args):
+        nonlocal count
+        path, mode, flags = (*args, None, None, None)[:3] if event == "open" else (None, None, None)
+        writes = any(letter in (mode or "") for letter in "wax+") or (mode is None and (flags or 0) & os.O_ACCMODE)
+        if isinstance(path, str | bytes) and writes and os.fsdecode(path).startswith(f"{below}{os.sep}"):
+            if Path(os.fsdecode(path)).name == ".lock":
+                return
+            count += 1
+            counted.write_text(str(count))
+            if number and count >= number:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    def told(act, place: int):
+        @functools.wraps(act)
+        def write(*args, **kwargs):  # which Python does not see: it writes in another language
+            target = args[place] if len(args) > place else kwargs.get("filename", kwargs.get("f"))
+            if isinstance(target, str | os.PathLike):
+                sys.audit("open", os.fspath(target), "w", 0)
+            return act(*args, **kwargs)
+
+        return write
+
+    sys.addaudithook(hook)
+    torch.save, safetensors.torch.serialize_file = told(torch.save, 1), told(safetensors.torch.serialize_file, 1)
+
+
+def full_disks(folder: Path, script: str, seed: int, show=print) -> dict:  # noqa: ARG001 (nothing is drawn)
+    """The disk is full from each of the files on that a run writes; then there is room, and the same command goes on.
+
+    As promised: exit code 0, or 1 or 2 and a line about the room; no half checkpoint; the resumed run ends equal.
+    """
+    argv, log, counted = small(folder, script, 3), folder / f"full_{script}.log", folder / f"count_{script}"
+
+    def run(out: Path, number: int, *flags: str) -> tuple[int, str]:
+        prepare = functools.partial(full_from, number, out, counted)
+        size = log.stat().st_size if log.exists() else 0
+        code = exit_code(start(script, [*argv, "--output_dir", str(out), *flags], log, prepare=prepare))
+        return code, log.read_text(errors="replace")[size:]
+
+    code, text = run(folder / f"{script}_disk_whole", 0)
+    assert code == 0, text[-2000:]
+    expected, files = outcome(folder / f"{script}_disk_whole"), int(counted.read_text())
+    wrong = []
+    for number in range(1, files + 1):
+        out = folder / f"{script}_disk"
+        shutil.rmtree(out, ignore_errors=True)
+        code, text = run(out, number)
+        problem = None
+        if code not in (0, 1, 2) or "Traceback" in text:
+            problem = f"exit code {code}: {text[-600:]}"
+        elif code and not re.search("No space left|no room", text):
+            problem = f"exit code {code} without a word of the room: {text[-300:]}"
+        elif broken := [str(path) for path in checkpoints_of(out) if damage(path)]:
+            problem = f"damaged {broken}"
+        else:
+            code, text = run(out, 0, *(going_on(out) if out.exists() else []))
+            same = code == 0 and outcome(out)["weights"] == expected["weights"]
+            problem = None if same else f"resumed: exit code {code}: {text[-300:]}"
+        wrong += [f"file {number}: {problem}"] if problem else []
+        show(f"full disk, {script}: file {number} of {files}{': ' + problem if problem else ''}")
+    return {"full_disks": files, "as_promised": files - len(wrong), "others": wrong}
+
+
+def damaged(folder: Path, script: str, seed: int, show=print) -> dict:
+    """Each file of a checkpoint is cut, changed, emptied or deleted. As promised: the run names it, takes the one
+    before, and ends equal."""
+    argv, log, chooser = small(folder, script, 4), folder / f"damaged_{script}.log", random.Random(seed)
+    whole, out = folder / f"{script}_damage_whole", folder / f"{script}_damage"
+    code = exit_code(start(script, [*argv, "--output_dir", str(whole)], log))
+    assert code == 0, log.read_text()[-2000:]
+    expected, last = outcome(whole), checkpoints_of(whole)[-1]
+    files, wrong = sorted(path for path in last.rglob("*") if path.is_file()), []
+    for path in files:
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(whole, out)
+        victim = out / path.relative_to(whole)
+        data = bytearray(victim.read_bytes())
+        how = chooser.choice(["cut", "changed", "emptied", "deleted"] if data else ["deleted"])
+        if how == "changed":
+            data[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
+        victim.write_bytes({"cut": data[: len(data) // 2], "changed": data}.get(how, b""))
+        if how == "deleted":
+            victim.unlink()
+        size = log.stat().st_size
+        code = exit_code(start(script, [*argv, "--output_dir", str(out), "--resume_from_checkpoint"], log))
+        text = log.read_text(errors="replace")[size:]
+        good = code == 0 and last.name in text and outcome(out)["weights"] == expected["weights"]
+        wrong += [] if good else [f"{path.name} {how}: exit code {code}: {text[-400:]}"]
+        show(f"damaged, {script}: {path.name} {how}{'' if good else ': NOT as promised'}")
+    return {"damaged_checkpoints": len(files), "as_promised": len(files) - len(wrong), "others": wrong}
+
+
+def bad_inputs(seed: int, cases: int) -> dict:
+    """Wrong flags, shapes and files (test_fuzz.py), `cases` of flags and of files each."""
+    environment = os.environ | {"T5_FUZZ_SEED": str(seed), "T5_FUZZ_CASES": str(cases)}
+    names = "test_flags or test_shapes or test_mutations"
+    command = [sys.executable, "-m", "pytest", "-q", "-k", names, str(ROOT / "tests" / "slow" / "test_fuzz.py")]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    wrong = [
+        line for line in done.stdout.splitlines() if re.match(r"E +(AssertionError: .*)?(case \d+|\w+=.*): ", line)
+    ]
+    drawn = 2 * cases + cases // 2
+    return {"bad_inputs": drawn, "as_promised": drawn - len(wrong) if done.returncode in (0, 1) else 0, "others": wrong}
+
+
 def main() -> None:
+    others = {f"{name}_{script}": functools.partial(act, script=script)
+              for name, act in (("full_disks", full_disks), ("damaged", damaged))
+              for script in ("pre_train", "fine_tune")}  # fmt: skip
+    names = [*KINDS, *others, "bad_inputs"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="SIGKILLs in all, shared out among the scripts")
+    parser.add_argument("--kills", type=int, default=300, help="SIGKILLs in all, shared out among the kinds of runs")
+    parser.add_argument("--inputs", type=int, default=500, help="wrong flags, and as many wrong files")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments")
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", default=names, help=", ".join(names))
     parser.add_argument("--output", type=Path, help="JSON file for the counts")
     options = parser.parse_args()
     print(f"seed {options.seed}")
-    record = {"seed": options.seed}
-    with tempfile.TemporaryDirectory(prefix="t5_torture_") as folder:
-        for script in (commands := material_of(Path(folder))):
-            record[script] = torture(Path(folder), script, -(-options.kills // len(commands)), options.seed)
-            print(json.dumps({script: record[script]}))
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(record, indent=1) + "\n")
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
+    record = {"commit": commit.strip(), "machine": machine, "seed": options.seed}
+    kinds = [name for name in KINDS if name in options.only]
+    with tempfile.TemporaryDirectory(prefix="t5_torture_") as place:
+        folder = Path(place)
+        for name in options.only:
+            began = time.monotonic()
+            try:
+                if name in kinds:
+                    record[name] = torture(folder, name, -(-options.kills // len(kinds)), options.seed)
+                elif name in others:
+                    record[name] = others[name](folder, seed=options.seed)
+                else:
+                    record[name] = bad_inputs(options.seed, options.inputs)
+            except AssertionError as error:
+                record[name] = {"failed": str(error)[-3000:]}
+            record[name]["seconds"] = round(time.monotonic() - began)
+            print(json.dumps({name: record[name]}), flush=True)
+            if options.output:
+                options.output.parent.mkdir(parents=True, exist_ok=True)
+                options.output.write_text(json.dumps(record, indent=1) + "\n")
+    sys.exit(
+        any(result.get("failed") or result.get("others") for result in record.values() if isinstance(result, dict))
+    )
 
 
 if __name__ == "__main__":

@@ -110,7 +110,9 @@ class CountedTest(TestCase):
                                 {"train": ["bake É", "É", "🦩"], "test": ["É"]})  # fmt: skip
         self.assertEqual(found.shares, {"train": 0.3, "test": 1 / 3})
         self.assertEqual(found.letters, "É 🦩")
-        self.assertEqual(str(found), "30.00 % of train, 33.33 % of test tokens are <unk>")
+        self.assertEqual(
+            str(found), "30.00 % of train, 33.33 % of test tokens are <unk>; nothing else in 1 rows of train"
+        )
         self.assertIn("(É 🦩), and a model cannot learn them", found.warning())
         self.assertIsNone(Unknown({"train": 0.001}).warning())
 

@@ -1,0 +1,102 @@
+"""Values of a wrong kind or size, at the lowest level that sees them: shapes, entries, folders, rows."""
+
+import math
+from pathlib import Path
+
+from absl.testing import absltest, parameterized
+
+from arguments.training import T5TrainingArguments
+from common.command_line import check_folder, check_value, limits_of
+from corpora.files import expand_files
+from model_t5 import parse_overrides
+from tasks.registry import check_entry, empty_texts
+
+ENTRY = dict(
+    prefix="colour", inputs={"text": "text"}, target="label", target_type="class", labels=["red", "green"],
+    metrics=["accuracy"], files={"train": "a.jsonl"}, max_source_length=32, max_target_length=8,
+)  # fmt: skip
+
+
+class OverridesTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("num_heads=0", "--config_overrides num_heads 0: must be at least 1 and at most"),
+        ("num_layers=-1", "--config_overrides num_layers -1: must be at least 1"),
+        ("d_model=100000000000000000000", "d_model 1.*: must be at least 1 and at most 1048576"),
+        ("dropout_rate=.nan", "dropout_rate nan: must be at least 0 and below 1"),
+        ("layer_norm_epsilon=.inf", "layer_norm_epsilon inf: must be above 0"),
+        ("pad_token_id=.inf", "pad_token_id inf: must be at most 1000000000"),
+        ("num_layers=2,d_ff=8,num_layers=3", "num_layers=3: num_layers is set twice"),
+        ("d_model=2020-13-45", "d_model=2020-13-45: not a number, word, true or false"),
+        ("d_model=2020-01-01", "not a number, word"),
+        ("d_model=[1]", r"d_model=\[1\]: not a number, word"),
+        (f"d_model={'[' * 5000}", "not a number, word"),
+        (f"d_model={'9' * 5000}", "not a number, word"),
+    )
+    def test_refused(self, text, message):
+        with self.assertRaisesRegex(ValueError, message):
+            parse_overrides(text)
+
+
+class LimitsTest(parameterized.TestCase):
+    @parameterized.parameters(math.nan, math.inf, 1e20, 10**20, ([1, math.nan],))
+    def test_a_number_without_limits_of_its_own(self, value):
+        with self.assertRaisesRegex(ValueError, "^--x .*: must be at most 1000000000$"):
+            check_value("x", value, {})
+
+    def test_true_is_no_number(self):
+        check_value("x", True, dict(at_least=5))
+
+    def test_limits_are_of_flags_that_are_there(self):
+        names = set(limits_of(T5TrainingArguments))
+        self.assertContainsSubset({"adam_beta1", "ddp_timeout", "data_seed"}, names)
+
+
+class EntryTest(parameterized.TestCase):
+    def test_a_right_one(self):
+        check_entry("x", ENTRY)
+
+    @parameterized.parameters(
+        (dict(inputs="text"), "inputs 'text': must be a dictionary"),
+        (dict(inputs={"text": 3}), r"inputs \{'text': 3\}: must be \{key in the text: column\}"),
+        (dict(target=["label"]), r"target \['label'\]: must be a text"),
+        (dict(metrics="accuracy"), "metrics 'accuracy': must be a list of texts"),
+        (dict(labels=[0, 1]), r"labels \[0, 1\]: must be a list of texts"),
+        (dict(labels="ab"), "labels 'ab': must be a list of texts"),
+        (dict(max_source_length="32"), "max_source_length '32': must be a whole number of at least 2"),
+        (dict(max_target_length=1), "max_target_length 1: must be a whole number of at least 2"),
+        (dict(prefix=3), "prefix 3: must be a text"),
+        (dict(files=["a.jsonl"]), r"files \['a.jsonl'\]: must be a dictionary"),
+        (dict(hub="a/b"), r"hub 'a/b': must be \(name, configuration or None\)"),
+        (dict(target_type=3), "target_type 3: must be a text"),
+        (dict(eval_splits="validation"), "eval_splits 'validation': must be a list of texts"),
+    )
+    def test_fields_of_a_wrong_kind(self, changes, message):
+        with self.assertRaisesRegex(ValueError, f"DATASET_VALS task x: {message}"):
+            check_entry("x", ENTRY | changes)
+
+
+class RowsTest(absltest.TestCase):
+    def test_empty_texts_are_counted(self):
+        task = dict(inputs={"a": "a", "b": "b"}, target="t", target_type="text")
+        rows = [dict(a="x", b="", t="y"), dict(a=" ", b="", t="y"), dict(a="", b=["", ""], t=" "), dict(a="x", b="")]
+        self.assertEqual(empty_texts("x", task, rows), {"sources": 2, "targets": 1})
+        self.assertEqual(empty_texts("x", task, rows[:1]), {})
+
+
+class PathTest(parameterized.TestCase):
+    def test_a_user_who_is_not_there(self):
+        with self.assertRaisesRegex(ValueError, "--data_cache_dir ~nouser_x/cache: no such user"):
+            check_folder("--data_cache_dir", "~nouser_x/cache")
+        with self.assertRaisesRegex(ValueError, "--train_file ~nouser_x/a.txt: no such file"):
+            expand_files("--train_file", ["~nouser_x/a.txt"])
+        check_folder("--data_cache_dir", "~/cache")
+
+    def test_a_nul(self):
+        with self.assertRaisesRegex(ValueError, "--train_file .*: no such file"):
+            expand_files("--train_file", ["a\0b"])
+        with self.assertRaises(ValueError):
+            check_folder("--data_cache_dir", str(Path("a\0b")))
+
+
+if __name__ == "__main__":
+    absltest.main()
