@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from transformers.utils import ModelOutput
 
 from constants import IGNORE_INDEX
+from modeling.families import output_head
 
 
 def loss_sums(
@@ -144,15 +145,16 @@ class _LossSettings:
 
     def _compute(self, model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
         if "decoder_input_ids" not in inputs:
-            inputs = inputs | {"decoder_input_ids": model._shift_right(labels)}
+            inputs = inputs | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
+        head = output_head(model)
         if self.chunk:
-            model.lm_head.deferred = True
+            head.deferred = True
         # transformers would otherwise copy all keys and values into a cache that training never reads.
         outputs = model.plain_forward(**inputs, use_cache=False)
         if self.chunk:
-            model.lm_head.deferred = False
+            head.deferred = False
             options = (self.label_smoothing, self.z_loss, self.chunk)
-            total, z = chunked_loss_sums(outputs.logits, model.lm_head.weight, labels, *options)
+            total, z = chunked_loss_sums(outputs.logits, head.weight, labels, *options)
         else:
             total, z = loss_sums(outputs.logits, labels, self.label_smoothing, self.z_loss)
         divisor = labels.ne(IGNORE_INDEX).sum() if num_items is None else num_items
@@ -194,7 +196,7 @@ def compute_loss_in_forward(
     """
     if not hasattr(model, "plain_forward"):
         model.__class__ = _with_loss(type(model))
-    if chunk and not isinstance(model.lm_head, _Head):
-        model.lm_head.__class__ = _Head
+    if chunk:
+        output_head(model).__class__ = _Head
     model.loss_settings = _LossSettings(label_smoothing, z_loss, chunk, compile_options, shapes)
     model.accepts_loss_kwargs = True  # and now that is so: Trainer passes num_items_in_batch

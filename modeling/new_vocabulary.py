@@ -5,6 +5,7 @@ from transformers import PreTrainedModel
 
 from constants import VOCAB_SIZE_MULTIPLE
 from data_collator_t5 import SENTINEL_NAME, find_sentinel_ids, is_byte_level
+from modeling.families import output_head, stacks
 
 _ROLES = ("pad_token", "eos_token", "unk_token")  # matched by what they are for, whatever they are called
 
@@ -48,7 +49,6 @@ def change_vocabulary(model: PreTrainedModel, old, new) -> dict[str, int]:
         raise ValueError(f"the checkpoint's own tokenizer has {len(old)} tokens and the model only {rows} rows")
     pairs = matching_ids(old, new)
     to, source = (torch.tensor(ids, dtype=torch.long) for ids in (list(pairs), list(pairs.values())))
-    tied = model.lm_head.weight is model.shared.weight
     size = -(-len(new) // VOCAB_SIZE_MULTIPLE) * VOCAB_SIZE_MULTIPLE
 
     def replanted(weight: torch.Tensor) -> torch.nn.Parameter:
@@ -57,13 +57,17 @@ def change_vocabulary(model: PreTrainedModel, old, new) -> dict[str, int]:
         grown[to] = weight[source]
         return torch.nn.Parameter(grown)
 
-    embedding = torch.nn.Embedding(size, model.config.d_model, device=model.device)
-    embedding.weight = replanted(model.shared.weight)
-    head = embedding.weight if tied else replanted(model.lm_head.weight)
-    model.set_input_embeddings(embedding)
-    model.lm_head.weight, model.lm_head.out_features = head, size
+    head = output_head(model)
+    modules = dict.fromkeys([model.get_input_embeddings(), *(stack.embed_tokens for stack in stacks(model)), head])
+    replaced = {}  # {id of a weight: (it, its new one)}: modules that share a tensor share the new one
+    for module in modules:
+        weight = module.weight
+        if id(weight) not in replaced:
+            replaced[id(weight)] = weight, replanted(weight)
+        module.weight = replaced[id(weight)][1]
+        setattr(module, "out_features" if module is head else "num_embeddings", size)
     starts_with_pad = model.config.decoder_start_token_id == old.pad_token_id
-    for config in (model.config, model.encoder.config, model.decoder.config, model.generation_config):
+    for config in (model.config, *(stack.config for stack in stacks(model)), model.generation_config):
         if hasattr(config, "vocab_size"):
             config.vocab_size = size
         config.pad_token_id, config.eos_token_id = new.pad_token_id, new.eos_token_id

@@ -30,8 +30,8 @@ def segment_mask(
 
 def enable_packing(model) -> None:
     """Lets a T5 take `input_segments` and `target_segments`. Calls without them are unchanged."""
-    model.encoder.register_forward_pre_hook(_mask_encoder, with_kwargs=True)
-    model.decoder.register_forward_pre_hook(_mask_decoder, with_kwargs=True)
+    model.get_encoder().register_forward_pre_hook(_mask_encoder, with_kwargs=True)
+    model.get_decoder().register_forward_pre_hook(_mask_decoder, with_kwargs=True)
 
 
 def _mask_encoder(module, args, kwargs):

@@ -16,6 +16,7 @@ from arguments.text import PreTrainingDataArguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.reports import human_count, human_time, read_json, read_metrics, short_number
 from constants import BUILTIN_CORPUS, DATASET_VALS
+from modeling.families import family_of, is_tied, shape_of
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 # Flags that say where things were and how they were shown, not what was trained.
@@ -85,7 +86,9 @@ def model_card(
         run=run,
         task=task,
         config=model.config,
-        tied=model.lm_head.weight is model.shared.weight,
+        tied=is_tied(model),
+        shape=shape_of(model.config),
+        head_is_scaled=family_of(model.config).head_is_scaled,
         parameters=human_count(run.get("parameters") or sum(p.numel() for p in model.parameters())),
         by_id=by_id,
         example=_example(task, entry),

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from transformers import T5Config
 
+from modeling.families import shape_of
+
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 OPTIMIZER_STATES = ("adamw_torch", "adamw_torch_fused", "adamw_rms_scaled", "adafactor", "muon")
 # DeepSpeed's buckets with overlap_comm, from its documentation: 4.5 of them, for reducing and for gathering.
@@ -63,7 +65,8 @@ def activation_bytes(
     float32 on a GPU, on a CPU it is not.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
-    width, heads = config.d_model, config.num_heads
+    shape = shape_of(config)
+    sizes, width, heads = shape.encoder, shape.encoder.width, shape.encoder.heads  # of both stacks
     low = 2 if bf16 else 4  # bytes of a number in a matrix product
 
     def norm(rows: int) -> int:  # the residual stream and its normalised copy in float32, and a factor for each row
@@ -73,7 +76,7 @@ def activation_bytes(
         return rows * width * (2 * products if bf16 else 4)
 
     def heads_of(rows: int) -> int:  # queries, keys, values, or attention's output, which the output projection reads
-        return rows * heads * config.d_kv * low
+        return rows * sizes.inner * low
 
     def scores(queries: int, keys: int, bias: bool = True) -> int:  # weights; or log-sums and the bias
         if attention != "eager":
@@ -84,9 +87,9 @@ def activation_bytes(
 
     def feed_forward(rows: int) -> int:
         # Gated: the GELU's input and output, the gate and their product. ReLU: its output, with a copy in bfloat16.
-        gated = config.is_gated_act
+        gated = sizes.gated
         wide = 4 if gated else 2 if bf16 else 1
-        return norm(rows) + inputs(rows, 2 if gated else 1) + wide * rows * config.d_ff * low
+        return norm(rows) + inputs(rows, 2 if gated else 1) + wide * rows * sizes.feed_forward * low
 
     def self_attention(rows: int) -> int:  # without the scores
         return norm(rows) + inputs(rows, 3) + heads_of(4 * rows)
@@ -98,7 +101,7 @@ def activation_bytes(
         cross_attention += inputs(s, 2)  # every layer casts the encoder's output for its keys and for its values
     encoder_block = self_attention(s) + encoder_scores + feed_forward(s)
     decoder_block = self_attention(t) + decoder_scores + cross_attention + feed_forward(t)
-    encoder_layers, decoder_layers = config.num_layers, config.num_decoder_layers
+    encoder_layers, decoder_layers = shape.encoder.layers, shape.decoder.layers
 
     integers = 8 * (source * source + target * target + s + t)  # int64: relative positions, token ids
     ends = norm(s) + norm(t) + inputs(t, 1) + (0 if bf16 else 4 * s * width)
@@ -113,26 +116,21 @@ def activation_bytes(
         stored=ends + integers + kept,
         attention=quadratic,
         recomputed=max(encoder_block, decoder_block) if checkpointing else 0,
-        loss=t * config.vocab_size * (3 * 4 + low),
+        loss=t * shape.vocabulary * (3 * 4 + low),
         weight_copies=2 * matrix_parameters(config) if bf16 else 0,
     )
 
 
-def block_matrices(config: T5Config, attentions: int) -> int:
-    """Weights of a layer's matrices; attentions: 1 in the encoder, 2 in the decoder."""
-    projections = attentions * 4 * config.num_heads * config.d_kv
-    return config.d_model * (projections + (3 if config.is_gated_act else 2) * config.d_ff)
-
-
 def matrix_parameters(config: T5Config) -> int:
     """Weights that enter matrix products, the head's included: those that autocast copies."""
-    layers = config.num_layers * block_matrices(config, 1) + config.num_decoder_layers * block_matrices(config, 2)
-    return layers + config.d_model * config.vocab_size
+    shape = shape_of(config)
+    layers = shape.encoder.layers * shape.encoder_block + shape.decoder.layers * shape.decoder_block
+    return layers + shape.head
 
 
 def block_parameters(config: T5Config) -> int:
     """Weights of the larger block: a decoder layer's, with its three norms."""
-    return block_matrices(config, 2) + 3 * config.d_model
+    return shape_of(config).decoder_block + 3 * shape_of(config).decoder.width
 
 
 # ---------------------------------------------------------------- weights, gradients, optimizer
@@ -156,7 +154,7 @@ def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) 
     if name == "adafactor":  # row and column means of the squared gradients of a matrix, all of them of a vector
         return 4 * sum(sum(shape) if len(shape) == 2 else math.prod(shape) for shape in shapes)
     two_moments = 8 * sum(map(math.prod, shapes))
-    one_moment = matrix_parameters(config) - config.d_model * config.vocab_size if name == "muon" else 0
+    one_moment = matrix_parameters(config) - shape_of(config).head if name == "muon" else 0
     return two_moments - 4 * one_moment
 
 
@@ -189,9 +187,8 @@ def state_bytes(
     if strategy == "ddp":
         return States(4 * weights, 4 * weights, state, 4 * weights if processes > 1 else 0)
     if strategy == "fsdp2":
-        tied = getattr(config, "scale_decoder_outputs", False)
-        ends = config.vocab_size * config.d_model * (1 if tied else 2)
-        gathered = low * (ends + FSDP_BLOCKS_AT_ONCE * 2 * block_parameters(config))  # and those blocks' gradients
+        blocks = FSDP_BLOCKS_AT_ONCE * 2 * block_parameters(config)  # and their gradients
+        gathered = low * (shape_of(config).embedding_weights + blocks)
         return States(part(4 * weights), part(4 * weights), part(state), gathered if processes > 1 else 0)
     gathered, reduced = 0, bucket("reduce_bucket_size")
     if strategy == "zero2":

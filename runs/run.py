@@ -30,6 +30,7 @@ from common.reports import (
 )
 from constants import HARDWARE_PEAKS, SHOWN_SEQUENCES, SHOWN_TOKENS
 from model_t5 import count_parameters, dropout_of
+from modeling.families import shape_of
 from runs.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,
@@ -277,10 +278,9 @@ def shown_numbers(results: dict) -> dict[str, str]:
 
 def described_model(model) -> str:
     """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0"."""
-    config = model.config
     return (
-        f"{human_count(count_parameters(model))} parameters ({config.model_type}, d_model {config.d_model}, "
-        f"{config.num_layers} + {config.num_decoder_layers} layers), dropout {dropout_of(model):g}"
+        f"{human_count(count_parameters(model))} parameters ({model.config.model_type}, "
+        f"{shape_of(model.config).described}), dropout {dropout_of(model):g}"
     )
 
 
