@@ -15,8 +15,10 @@ Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_m
 """
 
 import copy
+import itertools
 import logging
 import pickle
+import re
 from pathlib import Path
 
 import torch
@@ -27,8 +29,10 @@ from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     T5Config,
 )
@@ -38,6 +42,7 @@ from common.processes import answers
 from common.reports import first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
 from corpora.tokenizers import has_tokenizer, load_tokenizer
+from modeling.adaptation import SOURCES
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
 from modeling.fused_projections import fuse_activation
 from modeling.loss import loss_sums
@@ -68,6 +73,8 @@ def build_config(name_or_path: str, vocab_size: int | None = None, overrides: di
             f"folder or Hub name with a config.json ({first_line(error)})"
         ) from None
     check_architecture(config, f"--config_name {name_or_path}")
+    if overrides:
+        refuse_lacking(config, "config_overrides")
     return _overridden(config, overrides or {})
 
 
@@ -138,7 +145,7 @@ def create_model(config: T5Config, attn_implementation: str | None = None) -> Pr
     kwargs = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     # A copy: _prepared writes the untied head into the model's configuration, from which a second model would get three
     # embeddings.
-    model = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config), **kwargs)
+    model = AutoModelForSeq2SeqLM.from_config(_in_float32(copy.deepcopy(config)), **kwargs)
     family_of(config).complete_new(model)
     return _prepared(model)
 
@@ -166,7 +173,24 @@ def get_model(args, tokenizer, dropout: float | None = None, modes: int = 0) -> 
         set_dropout(model, rate)
     if dropout is None and rate is not None:
         model.config.dropout_rate = rate
+        if hasattr(model.config, "attention_dropout"):  # T5's dropout_rate is its attention's too
+            model.config.attention_dropout = rate
+    if args.train_only:
+        train_only(model, args.train_only)
     return model, changed
+
+
+def train_only(model: PreTrainedModel, pattern: str) -> None:
+    """Freezes all weights but those in whose names the regular expression is found; ValueError if there are none."""
+    try:
+        chosen = {name for name, _ in model.named_parameters() if re.search(pattern, name)}
+    except re.error as error:
+        raise ValueError(f"--train_only {pattern}: not a regular expression ({error})") from None
+    if not chosen:
+        some = ", ".join(name for name, _ in itertools.islice(model.named_parameters(), 3))
+        raise ValueError(f"--train_only {pattern}: no weight has such a name; there are {some} ...")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name in chosen)
 
 
 def switch_vocabulary(model: PreTrainedModel, args, tokenizer) -> str | None:
@@ -205,6 +229,15 @@ def _load_config(name_or_path: str) -> T5Config:
     return config
 
 
+def _in_float32(config):
+    """The configuration without types of its parts: T5Gemma 2's would win over the type asked for."""
+    for part in vars(config).values():
+        if isinstance(part, PreTrainedConfig):
+            part.dtype = torch.float32
+            _in_float32(part)
+    return config
+
+
 def load_model(
     name_or_path: str,
     attn_implementation: str | None = None,
@@ -216,7 +249,7 @@ def load_model(
     A separate `lm_head.weight` stays separate, and is saved as such. config_from: the folder of its configuration, if
     that is another. state_dict: its weights, if they are not to be read. ValueError naming the folder if it is none.
     """
-    config = _load_config(config_from or name_or_path)
+    config = _in_float32(_load_config(config_from or name_or_path))
     check_options(config, attn_implementation)
     kwargs = {"local_files_only": _only_local(name_or_path), "trust_remote_code": False}
     if attn_implementation is not None:
@@ -246,6 +279,27 @@ def load_model(
             f"--model_name_or_path {name_or_path}: the checkpoint lacks {len(missing)} tensors: {missing[:5]}"
         )
     return _prepared(model)
+
+
+def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
+    """A decoder-only checkpoint that can become an encoder-decoder (modeling/adaptation.py), in its own type.
+    ValueError naming the flag if it is none."""
+    try:
+        config = _read_config(name_or_path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{flag} {name_or_path}: not a folder or Hub name with a model ({first_line(error)})"
+        ) from None
+    if config.model_type not in SOURCES:
+        known = ", ".join(f"{names} ({kind})" for kind, names in SOURCES.items())
+        raise ValueError(f"{flag} {name_or_path} is a {config.model_type} model: only {known} has the layers of an "
+                         "encoder-decoder of transformers (docs/t5gemma.md)")  # fmt: skip
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            name_or_path, dtype="auto", trust_remote_code=False, local_files_only=_only_local(name_or_path)
+        )
+    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{flag} {name_or_path}: its weights cannot be read ({first_line(error)})") from None
 
 
 def _prepared(model: PreTrainedModel) -> PreTrainedModel:
@@ -281,8 +335,10 @@ def set_dropout(model: PreTrainedModel, rate: float) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = rate
-        elif isinstance(getattr(module, "dropout", None), (int, float)):
-            module.dropout = rate
+            continue
+        for name in ("dropout", "attention_dropout"):
+            if isinstance(getattr(module, name, None), (int, float)):
+                setattr(module, name, rate)
 
 
 def dropout_of(model: PreTrainedModel) -> float:
@@ -359,8 +415,8 @@ def flops_per_sequence(config: T5Config, source_length: int, target_length: int)
     s, t, shape, family = source_length, target_length, shape_of(config), family_of(config)
     of_encoder, of_decoder = shape.encoder, shape.decoder
     encoder = of_encoder.layers * (2 * s * shape.encoder_block + family.encoder_attention_flops(config, s))
-    keys_values = 2 * of_encoder.width * of_decoder.key_inner  # of the cross-attention, made of the encoder's output
-    decoder = 2 * t * (shape.decoder_block - keys_values) + 2 * s * keys_values + 4 * t * (t + s) * of_decoder.inner
+    decoder = 2 * t * (of_decoder.projections + shape.cross_queries + of_decoder.feed_forward_weights)
+    decoder += 2 * s * shape.cross_keys + 4 * t * (t + s) * of_decoder.inner
     return 3 * (encoder + of_decoder.layers * decoder + 2 * t * shape.head)
 
 

@@ -50,17 +50,24 @@ class Stack:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model. embedding_weights: of all matrices of V rows together, shared ones counted once."""
+    """Sizes of a model. embedding_weights: of all matrices of V rows together, shared ones counted once. merged:
+    whether one attention with one set of matrices reads the decoder's own states and the encoder's."""
 
     encoder: Stack
     decoder: Stack
     vocabulary: int
     embedding_weights: int
+    merged: bool = False
 
     @property
-    def cross_attention(self) -> int:
-        """Weights of a cross-attention's matrices: Q and output of the decoder's width, K and V of the encoder's."""
-        return 2 * self.decoder.width * self.decoder.inner + 2 * self.encoder.width * self.decoder.key_inner
+    def cross_queries(self) -> int:
+        """Weights of a cross-attention's Q and output matrices that a target token meets."""
+        return 0 if self.merged else 2 * self.decoder.width * self.decoder.inner
+
+    @property
+    def cross_keys(self) -> int:
+        """Weights of the K and V matrices that a decoder layer applies to a source token."""
+        return 2 * self.encoder.width * self.decoder.key_inner
 
     @property
     def encoder_block(self) -> int:
@@ -69,7 +76,8 @@ class Shape:
 
     @property
     def decoder_block(self) -> int:
-        return self.decoder.projections + self.cross_attention + self.decoder.feed_forward_weights
+        cross_attention = 0 if self.merged else self.cross_queries + self.cross_keys
+        return self.decoder.projections + cross_attention + self.decoder.feed_forward_weights
 
     @property
     def head(self) -> int:
@@ -86,12 +94,17 @@ class Shape:
 class Family:
     """T5 and its variants. names: for people. lacks: {option: why not}, an option being a flag's name, "packing" for
     several examples in a row, or "engines" for other formats than Hugging Face's. attentions: values of
-    --attn_implementation."""
+    --attn_implementation. head_is_scaled: by transformers, also where it is apart from the embedding. body: the model's
+    part without the head, where the head is a module of its own beside it. rotary: whether the decoder takes the places
+    of its tokens, which begin anew with each example of a row. gap: a sentinel as the tokenizer writes it."""
 
     names: str
     lacks: dict[str, str] = field(default_factory=dict)
     attentions: tuple[str, ...] = ATTENTION_IMPLEMENTATIONS
-    head_is_scaled: bool = False  # by transformers, also where it is apart from the embedding
+    head_is_scaled: bool = False
+    body: str | None = None
+    gap: str = "<extra_id_{}>"
+    rotary = False
 
     def shape(self, config) -> Shape:
         tied = getattr(config, "scale_decoder_outputs", False)
@@ -105,6 +118,19 @@ class Family:
     def encoder_attention_flops(self, config, source: int) -> int:
         """Of a layer's scores and weighted values in one forward pass: 4 S^2 I."""
         return 4 * source * source * self.shape(config).encoder.inner
+
+    def configs(self, config) -> tuple:
+        """(encoder's, decoder's): where sizes and special tokens stand, beside `config` itself."""
+        return config, config
+
+    def windows(self, config) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:  # noqa: ARG002
+        """How many places (before, after) its own a token of the encoder and of the decoder sees in the layers that see
+        a window; None: no layer does."""
+        return None, None
+
+    def logit_cap(self, config) -> float | None:  # noqa: ARG002
+        """c of the logits' soft cap c tanh(logit / c); None: there is none."""
+        return None
 
     def start_token(self, config) -> int:
         """What the decoder reads first. T5's is the padding; not every config.json says so."""
@@ -149,9 +175,73 @@ class LongT5(Family):
         return 4 * queries * (3 * block + global_tokens) * encoder.inner + of_global
 
 
+class T5Gemma(Family):
+    """Gemma 2 as an encoder-decoder: rotary positions, shared keys, windows, soft caps, norms of weights around 0."""
+
+    rotary = True
+
+    def configs(self, config) -> tuple:
+        return config.encoder, config.decoder
+
+    def shape(self, config) -> Shape:
+        encoder, decoder = (
+            Stack(
+                one.num_hidden_layers, one.hidden_size, one.num_attention_heads, one.head_dim, one.intermediate_size,
+                one.num_key_value_heads, gated=True,
+            )
+            for one in self.configs(config)
+        )  # fmt: skip
+        return self._shape(encoder, decoder, config.decoder.vocab_size, 1 if config.tie_word_embeddings else 2)
+
+    def _shape(self, encoder: Stack, decoder: Stack, vocabulary: int, of_decoder: int) -> Shape:
+        embeddings = vocabulary * (encoder.width + of_decoder * decoder.width)
+        return Shape(encoder, decoder, vocabulary, embeddings)
+
+    def windows(self, config):
+        encoder, decoder = self.configs(config)
+        return (encoder.sliding_window, encoder.sliding_window), (decoder.sliding_window - 1, 0)
+
+    def logit_cap(self, config) -> float | None:
+        return config.decoder.final_logit_softcapping
+
+    def start_token(self, config) -> int:
+        return config.decoder.bos_token_id  # what transformers shifts labels with, whatever else config.json says
+
+    def complete_new(self, model) -> None:
+        """Its fresh weights are as they should be."""
+
+    def prepare(self, model) -> None:
+        """Nothing is wrong."""
+
+
+class T5Gemma2(T5Gemma):
+    """Gemma 3 as an encoder-decoder: one embedding for all, one attention for what was written and what is read. Of its
+    two inputs only text is trained: the part that reads pictures keeps its weights."""
+
+    def configs(self, config) -> tuple:
+        return config.encoder.text_config, config.decoder
+
+    def _shape(self, encoder: Stack, decoder: Stack, vocabulary: int, of_decoder: int) -> Shape:
+        return Shape(encoder, decoder, vocabulary, of_decoder * vocabulary * decoder.width, merged=True)
+
+    def windows(self, config):
+        window = config.encoder.text_config.sliding_window
+        return ((window + 1) // 2 - 1, window // 2), (config.decoder.sliding_window - 1, 0)
+
+    def prepare(self, model) -> None:
+        for part in (model.get_encoder().vision_tower, model.get_encoder().multi_modal_projector):
+            part.requires_grad_(False)
+
+
 _ONLY_T5 = dict.fromkeys(
     ("fused_projections", "fused_cross_projections"), "not for {kind} models, only for t5, mt5"
 )  # whose attention module is T5's
+_NO_ENGINES = "not for {kind} models, only huggingface"
+_OF_GEMMA = _ONLY_T5 | {
+    "bf16_residual": "not for {kind} models",
+    "config_overrides": "not for {kind} models, whose sizes stand twice: change config.json in a folder of your own",
+    "engines": _NO_ENGINES,
+}
 FAMILIES = {
     "t5": Family("T5 v1.0 and v1.1, Flan-T5, ByT5"),
     "mt5": Family("mT5"),
@@ -165,9 +255,24 @@ FAMILIES = {
             "packing": "LongT5's encoder takes no mask that keeps examples of one row apart: give --objective "
             "span_corruption --packing chunks",
             "torch_compile": "not for longt5 models: compiled, their encoder fails without a padding mask",
-            "engines": "not for longt5 models, only huggingface",
+            "engines": _NO_ENGINES,
         },
         attentions=("eager",),
+    ),
+    "t5gemma": T5Gemma(
+        "T5Gemma",
+        _OF_GEMMA
+        | {"attn_implementation": "T5Gemma caps its attention scores, which only eager does: leave the flag out"},
+        attentions=("eager",),
+        body="model",
+        gap="<unused{}>",
+    ),
+    "t5gemma2": T5Gemma2(
+        "T5Gemma 2, text only",
+        _OF_GEMMA | {"attn_implementation": "t5_fused is T5's relative bias: give sdpa or eager"},
+        attentions=("eager", "sdpa"),
+        body="model",
+        gap="<unused{}>",
     ),
 }
 
@@ -196,7 +301,8 @@ def output_head(model) -> torch.nn.Linear:
 
 def stacks(model) -> tuple[torch.nn.Module, torch.nn.Module]:
     """(encoder, decoder): the modules that look words up in their `embed_tokens`."""
-    return model.get_encoder(), model.get_decoder()
+    encoder = model.get_encoder()
+    return getattr(encoder, "text_model", encoder), model.get_decoder()
 
 
 def is_tied(model) -> bool:

@@ -295,7 +295,8 @@ def needed_memory(trainer: T5Trainer) -> float:
     """Bytes of weights, gradients and optimizer of this machine's processes, without activations; in mixed precision
     the weights stay float32."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if trainer.args.use_cpu else 1
-    memory = count_parameters(trainer.model) * 4 * (2 + _state_tensors(trainer)) * processes
+    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    memory = 4 * (count_parameters(trainer.model) + trained * (1 + _state_tensors(trainer))) * processes
     return memory / max(1, trainer.args.world_size) if trainer.is_fsdp_enabled else memory
 
 
