@@ -20,7 +20,8 @@ from constants import ATTENTION_IMPLEMENTATIONS
 
 @dataclass(frozen=True)
 class Stack:
-    """Sizes of an encoder or a decoder."""
+    """Sizes of an encoder or a decoder, and what of its layers takes memory: norms of each part of a layer, norms of
+    queries and keys, scores that pass a soft cap, and a softmax in float32 whatever the scores' type."""
 
     layers: int
     width: int
@@ -29,6 +30,10 @@ class Stack:
     feed_forward: int
     key_heads: int  # heads of keys and values; fewer than `heads` where several share them
     gated: bool
+    norms: int = 1
+    query_norms: bool = False
+    caps_scores: bool = False
+    casts_scores: bool = False
 
     @property
     def inner(self) -> int:
@@ -179,6 +184,7 @@ class T5Gemma(Family):
     """Gemma 2 as an encoder-decoder: rotary positions, shared keys, windows, soft caps, norms of weights around 0."""
 
     rotary = True
+    query_norms, caps_scores = False, True
 
     def configs(self, config) -> tuple:
         return config.encoder, config.decoder
@@ -187,7 +193,8 @@ class T5Gemma(Family):
         encoder, decoder = (
             Stack(
                 one.num_hidden_layers, one.hidden_size, one.num_attention_heads, one.head_dim, one.intermediate_size,
-                one.num_key_value_heads, gated=True,
+                one.num_key_value_heads, gated=True, norms=2, query_norms=self.query_norms, casts_scores=True,
+                caps_scores=self.caps_scores,
             )
             for one in self.configs(config)
         )  # fmt: skip
@@ -217,6 +224,8 @@ class T5Gemma(Family):
 class T5Gemma2(T5Gemma):
     """Gemma 3 as an encoder-decoder: one embedding for all, one attention for what was written and what is read. Of its
     two inputs only text is trained: the part that reads pictures keeps its weights."""
+
+    query_norms, caps_scores = True, False
 
     def configs(self, config) -> tuple:
         return config.encoder.text_config, config.decoder

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from transformers import T5Config
 
-from modeling.families import shape_of
+from modeling.families import Stack, family_of, shape_of
 
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 OPTIMIZER_STATES = ("adamw_torch", "adamw_torch_fused", "adamw_rms_scaled", "adafactor", "muon")
@@ -66,57 +66,67 @@ def activation_bytes(
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
-    sizes, width, heads = shape.encoder, shape.encoder.width, shape.encoder.heads  # of both stacks
+    encoder, decoder = shape.encoder, shape.decoder
     low = 2 if bf16 else 4  # bytes of a number in a matrix product
 
-    def norm(rows: int) -> int:  # the residual stream and its normalised copy in float32, and a factor for each row
+    def norm(rows: int, width: int) -> int:  # its input and its normalised copy in float32, and a factor for each row
         return rows * (2 * 4 * width + 4)
 
-    def inputs(rows: int, products: int) -> int:  # a norm's output: one tensor, or a bfloat16 copy for each product
+    def norms(rows: int, of: Stack) -> int:  # of a part of a layer: the residual stream's, and the part's own output's
+        return of.norms * norm(rows, of.width)
+
+    def inputs(rows: int, width: int, products: int) -> int:  # a norm's output: a tensor, or a copy for each product
         return rows * width * (2 * products if bf16 else 4)
 
-    def heads_of(rows: int) -> int:  # queries, keys, values, or attention's output, which the output projection reads
-        return rows * sizes.inner * low
+    def heads_of(rows: int, of: Stack) -> int:  # queries, keys, values, or what the output projection reads
+        return rows * of.inner * low
 
-    def scores(queries: int, keys: int, bias: bool = True) -> int:  # weights; or log-sums and the bias
+    def normed(queries: int, keys: int, of: Stack) -> int:  # inputs and copies of the norms of queries and keys
+        return of.query_norms * 2 * 4 * (queries * of.inner + keys * of.key_inner)
+
+    def scores(of: Stack, queries: int, keys: int, bias: bool = True) -> int:  # weights; or log-sums and the bias
         if attention != "eager":
-            return 4 * heads * queries * (batch + (keys if bias else 0))
+            return 4 * of.heads * queries * (batch + (keys if bias else 0))
         # In bfloat16: the softmax's output, and its bfloat16 copy for the product with the values.
-        weight = 4 if not bf16 else 6 if bias or float32_softmax else 2
-        return batch * heads * queries * keys * weight
+        weight = 4 if not bf16 else 6 if bias or float32_softmax or of.casts_scores else 2
+        return batch * of.heads * queries * keys * (weight + (low if of.caps_scores else 0))
 
-    def feed_forward(rows: int) -> int:
+    def feed_forward(rows: int, of: Stack) -> int:
         # Gated: the GELU's input and output, the gate and their product. ReLU: its output, with a copy in bfloat16.
-        gated = sizes.gated
-        wide = 4 if gated else 2 if bf16 else 1
-        return norm(rows) + inputs(rows, 2 if gated else 1) + wide * rows * sizes.feed_forward * low
+        wide = 4 if of.gated else 2 if bf16 else 1
+        return norms(rows, of) + inputs(rows, of.width, 2 if of.gated else 1) + wide * rows * of.feed_forward * low
 
-    def self_attention(rows: int) -> int:  # without the scores
-        return norm(rows) + inputs(rows, 3) + heads_of(4 * rows)
+    def self_attention(rows: int, of: Stack) -> int:  # without the scores
+        return norms(rows, of) + inputs(rows, of.width, 3) + heads_of(4 * rows, of) + normed(rows, rows, of)
 
-    encoder_scores, decoder_scores = scores(source, source), scores(target, target)
-    cross_scores = scores(target, source, bias=False)
-    cross_attention = norm(t) + inputs(t, 1) + heads_of(2 * t + 2 * s) + cross_scores
-    if bf16:
-        cross_attention += inputs(s, 2)  # every layer casts the encoder's output for its keys and for its values
-    encoder_block = self_attention(s) + encoder_scores + feed_forward(s)
-    decoder_block = self_attention(t) + decoder_scores + cross_attention + feed_forward(t)
-    encoder_layers, decoder_layers = shape.encoder.layers, shape.decoder.layers
+    encoder_scores, decoder_scores = scores(encoder, source, source), scores(decoder, target, target)
+    cross_scores = scores(decoder, target, source, bias=False)
+    cross_attention = heads_of(2 * s, decoder) + normed(0, s, decoder) + cross_scores
+    if not shape.merged:
+        cross_attention += norms(t, decoder) + inputs(t, decoder.width, 1) + heads_of(2 * t, decoder)
+    if bf16:  # every layer casts the encoder's output for its keys and for its values
+        cross_attention += inputs(s, encoder.width, 2)
+    encoder_block = self_attention(s, encoder) + encoder_scores + feed_forward(s, encoder)
+    decoder_block = self_attention(t, decoder) + decoder_scores + cross_attention + feed_forward(t, decoder)
 
     integers = 8 * (source * source + target * target + s + t)  # int64: relative positions, token ids
-    ends = norm(s) + norm(t) + inputs(t, 1) + (0 if bf16 else 4 * s * width)
+    ends = norm(s, encoder.width) + norm(t, decoder.width) + inputs(t, decoder.width, 1)
+    ends += 0 if bf16 else 4 * s * encoder.width
     if checkpointing:
-        quadratic = 4 * heads * (source * source + target * target + target * source)  # the biases
+        # The biases.
+        quadratic = 4 * decoder.heads * (source * source + target * target + target * source)
         # Each block's input; the first one's is the embedding's output, the final norm's input is counted in `ends`.
-        kept = quadratic + 4 * width * (encoder_layers * s + decoder_layers * t + (s if bf16 else 0))
+        of_encoder = 4 * encoder.width * (encoder.layers * s + (s if bf16 else 0))
+        kept = quadratic + of_encoder + 4 * decoder.width * decoder.layers * t
     else:
-        quadratic = encoder_layers * encoder_scores + decoder_layers * (decoder_scores + cross_scores)
-        kept = encoder_layers * encoder_block + decoder_layers * decoder_block
+        quadratic = encoder.layers * encoder_scores + decoder.layers * (decoder_scores + cross_scores)
+        kept = encoder.layers * encoder_block + decoder.layers * decoder_block
+    cap = low if family_of(config).logit_cap(config) else 0  # its tanh
     return Activations(
         stored=ends + integers + kept,
         attention=quadratic,
         recomputed=max(encoder_block, decoder_block) if checkpointing else 0,
-        loss=t * shape.vocabulary * (3 * 4 + low),
+        loss=t * shape.vocabulary * (3 * 4 + low + cap),
         weight_copies=2 * matrix_parameters(config) if bf16 else 0,
     )
 
@@ -129,8 +139,10 @@ def matrix_parameters(config: T5Config) -> int:
 
 
 def block_parameters(config: T5Config) -> int:
-    """Weights of the larger block: a decoder layer's, with its three norms."""
-    return shape_of(config).decoder_block + 3 * shape_of(config).decoder.width
+    """Weights of the larger block: a decoder layer's, with its norms."""
+    shape = shape_of(config)
+    parts = 2 if shape.merged else 3
+    return shape.decoder_block + parts * shape.decoder.norms * shape.decoder.width
 
 
 # ---------------------------------------------------------------- weights, gradients, optimizer

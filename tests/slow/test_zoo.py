@@ -8,7 +8,9 @@ import contextlib
 import functools
 import io
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +22,7 @@ from absl.testing import parameterized
 from helpers import run_main
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from warm_python import warm_python
 
 import constants
 import evaluate_t5
@@ -196,6 +199,34 @@ class ZooTest(parameterized.TestCase):
             config = json.loads((out / "config.json").read_text())
             self.assertEqual(config["model_type"], zoo.CONFIGS[family]["model_type"])
             self.assertIs(config["tie_word_embeddings"], family in TIED)
+
+
+class TwoProcessesTest(parameterized.TestCase):
+    @parameterized.parameters(("t5gemma2", "ul2", ()), ("t5gemma", "prefix_lm", ("--train_only=cross_attn",)))
+    def test_they_train_to_the_weights_of_one(self, family, objective, more):
+        """Rows of several examples; of T5Gemma 2 the part that reads pictures, of T5Gemma all but cross-attention stays
+        as it was, which torch's data parallelism must be told."""
+        out = [place() / "processes" / f"{family}_{count}" for count in (1, 2)]
+        flags = SMALL | dict(
+            model_name_or_path=animal(family)[0], train_file=place() / "text.txt", objective=objective,
+            input_seq_length=64, max_steps=2, learning_rate=1e-3, gradient_accumulation_steps=1, save_steps=2,
+            validation_split_count=30, num_samples=0, data_cache_dir=place() / "cache",
+        )  # fmt: skip
+        argv = [f"--{key}={value}" for key, value in flags.items()]
+        run_main(pre_train_t5.main, *argv, *more, f"--output_dir={out[0]}")
+        script = [pre_train_t5.__file__, *argv, *more, f"--output_dir={out[1]}", "--per_device_train_batch_size=1"]
+        script = [word for word in script if word != "--per_device_train_batch_size=2"]
+        command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *script]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHON_EXEC": warm_python()}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        one, two = (load_file(folder / "model.safetensors") for folder in out)
+        before = load_model(str(animal(family)[0])).state_dict()
+        for name, tensor in one.items():
+            torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-6, msg=name)
+            still = "vision" in name or "multi_modal" in name or (more and "cross_attn" not in name)
+            self.assertTrue(not still or torch.equal(tensor, before[name]), name)
+        self.assertTrue(any(not torch.equal(tensor, before[name]) for name, tensor in one.items()))
 
 
 class SentinelTest(parameterized.TestCase):
