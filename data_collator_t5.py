@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from constants import IGNORE_INDEX, NUM_SENTINELS
+from constants import DENOISERS, IGNORE_INDEX, NUM_SENTINELS
 
 SENTINEL_NAME = re.compile(r"(▁?)<extra_id_(\d+)>")  # mT5's pieces begin with the mark of a space
+UNUSED_NAME = re.compile(r"<unused(\d+)>")  # Gemma's tokens for what is to come
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: the step of the splitmix64 generator
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
@@ -134,13 +135,14 @@ def example_keys(seed: int, examples: np.ndarray) -> np.ndarray:
 
 # ---------------------------------------------------------------- inputs and targets
 def inputs_and_targets(
-    tokens: np.ndarray, mask: np.ndarray, sentinel_ids: np.ndarray, eos_id: int
+    tokens: np.ndarray, mask: np.ndarray, sentinel_ids: np.ndarray, eos_id: int, bos_id: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Corrupted inputs [B, S] and targets [B, T] of tokens [B, R] under a mask [B, R]; both end in EOS.
 
     With sentinels 999, 998 ... the tokens 10 11 12 13 14 15 under the mask T T F F T F become
         inputs  999 12 13 998 15 EOS        (kept tokens, and each masked span's sentinel in its place)
         targets 999 10 11 998 14 EOS        (each span's sentinel, then its tokens)
+    With a BOS, inputs begin with it and have no EOS, as Gemma's tokenizer writes them.
     Every row must mask as many tokens in as many spans as the first; ValueError if not, or if sentinels run out.
     """
     batch, length = tokens.shape
@@ -175,7 +177,8 @@ def inputs_and_targets(
     sentinels = np.tile(sentinel_ids[:num_spans], batch)
     first_hidden = text[starts]
     text[starts] = sentinels
-    inputs = _closed(text[by_rows(np.flatnonzero(kept))], eos_id)
+    inputs = _closed(text[by_rows(np.flatnonzero(kept))], eos_id if bos_id is None else bos_id)
+    inputs = inputs if bos_id is None else np.roll(inputs, 1, axis=1)
     text[starts - 1], text[starts] = sentinels, first_hidden
     targets = _closed(text[by_rows(np.flatnonzero(masked))], eos_id)
     return inputs, targets
@@ -193,8 +196,8 @@ def find_sentinel_ids(tokenizer, required: bool = True) -> np.ndarray:
 
     T5, LongT5, umT5 and own tokenizers have words <extra_id_0>, <extra_id_1> ..., mT5 has pieces ▁<extra_id_0> ...
     ByT5 counts down from its last byte, 258 257 ... 159: the words <extra_id_n> that its tokenizer adds after the bytes
-    were never trained. Ids derived from a vocabulary size are wrong for mT5, ByT5 and own tokenizers. ValueError if
-    there is none, or an empty array if none is `required`.
+    were never trained. Gemma's tokenizers have <unused0> <unused1> ... Ids derived from a vocabulary size are wrong for
+    mT5, ByT5 and own tokenizers. ValueError if there is none, or an empty array if none is `required`.
     """
     if is_byte_level(tokenizer):
         last = tokenizer.offset + tokenizer.vocab_size - 1
@@ -205,13 +208,33 @@ def find_sentinel_ids(tokenizer, required: bool = True) -> np.ndarray:
         if name := SENTINEL_NAME.fullmatch(word):
             found[name[1]][int(name[2])] = number
     by_number = found["▁"] or found[""]  # a word that is added to mT5's pieces has no trained row
-    ids = list(itertools.takewhile(lambda i: i is not None, map(by_number.get, range(len(by_number)))))
+    ids = _counted_up(by_number) or find_unused_ids(tokenizer)[0]
     if not ids and required:
         raise ValueError(
             f"the tokenizer {tokenizer.name_or_path} has no sentinels (<extra_id_0> ...): "
             "train one with create_tokenizer.py, or use one of the T5 family"
         )
     return np.array(ids, dtype=np.int64)
+
+
+def _counted_up(by_number: dict[int, int]) -> list[int]:
+    """{0: 9, 1: 8, 3: 6} -> [9, 8]: the ids of 0, 1 ... up to the first that is missing."""
+    return list(itertools.takewhile(lambda i: i is not None, map(by_number.get, range(len(by_number)))))
+
+
+def find_unused_ids(tokenizer) -> tuple[list[int], dict[str, int]]:
+    """(sentinels, {mode token of DENOISERS: id}) of a tokenizer that has <unused0> <unused1> ... and no sentinels.
+
+    It has no room for new tokens, nor has the model: the last ones stand for the modes, the others are sentinels.
+    """
+    vocabulary = tokenizer.get_vocab()
+    if any(SENTINEL_NAME.fullmatch(word) for word in vocabulary):
+        return [], {}
+    named = ((UNUSED_NAME.fullmatch(word), number) for word, number in vocabulary.items())
+    ids = _counted_up({int(name[1]): number for name, number in named if name})
+    modes = dict.fromkeys(denoiser["mode"] for denoiser in DENOISERS.values() if denoiser.get("mode"))
+    sentinels = ids[: max(0, len(ids) - len(modes))]
+    return sentinels[:NUM_SENTINELS], dict(zip(modes, reversed(ids), strict=False))
 
 
 def is_byte_level(tokenizer) -> bool:
@@ -224,6 +247,12 @@ def find_eos_id(tokenizer) -> int:
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path} has no EOS token, with which T5 ends every text")
     return tokenizer.eos_token_id
+
+
+def find_bos_id(tokenizer) -> int | None:
+    """The id that the tokenizer puts before every input (Gemma's); None where it puts EOS behind it (T5's)."""
+    bos = getattr(tokenizer, "bos_token_id", None)
+    return bos if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else None
 
 
 def shift_right(labels: torch.Tensor, decoder_start_token_id: int, pad_token_id: int) -> torch.Tensor:
@@ -262,7 +291,8 @@ class T5DataCollator:
                 f"--mean_noise_span_length {mean_noise_span_length} masks {self.num_spans} spans, but the tokenizer "
                 f"has {len(self.sentinel_ids)} sentinels: use longer spans, a lower density or a shorter input"
             )
-        self.eos_id, self.mean_noise_span_length = find_eos_id(tokenizer), mean_noise_span_length
+        self.eos_id, self.bos_id = find_eos_id(tokenizer), find_bos_id(tokenizer)
+        self.mean_noise_span_length = mean_noise_span_length
         self.decoder_start_token_id = decoder_start_token_id
 
     def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:
@@ -274,7 +304,7 @@ class T5DataCollator:
         tokens = np.asarray(examples["input_ids"])
         keys = np.asarray(examples["key"]) if "key" in examples else content_keys(tokens)
         mask = masks_from_random(cut_numbers(keys, self.tokens_length), self.num_noise, self.num_spans)
-        inputs, targets = inputs_and_targets(tokens, mask, self.sentinel_ids, self.eos_id)
+        inputs, targets = inputs_and_targets(tokens, mask, self.sentinel_ids, self.eos_id, self.bos_id)
         decoder_inputs = np.empty_like(targets)
         decoder_inputs[:, 0], decoder_inputs[:, 1:] = self.decoder_start_token_id, targets[:, :-1]
         arrays = {"input_ids": inputs, "labels": targets, "decoder_input_ids": decoder_inputs}

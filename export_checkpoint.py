@@ -36,6 +36,7 @@ from constants import DATASET_VALS
 from corpora.files import check_file, is_plain_text, read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from model_t5 import count_parameters, fit_vocabulary, load_model
+from modeling.families import refuse_lacking
 from publishing.exports import (
     NEEDS,
     TOLERANCES,
@@ -209,8 +210,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         model = load_any_checkpoint(checkpoint, args.config_name, args.trust_checkpoint)
         fit_vocabulary(model, len(tokenizer))
         others = [kind for kind in args.formats if kind != "huggingface"]
-        if others and model.config.model_type == "longt5":
-            raise ValueError(f"--formats {others[0]}: not for longt5 models, only huggingface")
+        if others:
+            refuse_lacking(model.config, "engines", f"--formats {others[0]}")
         start_summary(
             {
                 "checkpoint": checkpoint,

@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> dict:
         model, vocabulary = get_model(model_args, tokenizer)
         with args.main_process_first(desc="preparing the task"):
             tasks.load(tokenizer, args)
-        check_resumed(checkpoint, model.config, tasks.fingerprints(tokenizer), task_args, args)
+        check_resumed(checkpoint, model.config, tasks.fingerprints(tokenizer), model_args, task_args, args)
         tasks.resume(checkpoint)
         set_generation_length(model, tasks.generation_length)
         train_collator = tasks.train_collator(args, model)

@@ -15,8 +15,10 @@ Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_m
 """
 
 import copy
+import itertools
 import logging
 import pickle
+import re
 from datetime import date
 from pathlib import Path
 
@@ -28,8 +30,10 @@ from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     T5Config,
 )
@@ -40,12 +44,11 @@ from common.processes import answers
 from common.reports import first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
 from corpora.tokenizers import has_tokenizer, load_tokenizer
-from modeling.fused_projections import check_fusible, fuse_activation
+from modeling.adaptation import SOURCES
+from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
+from modeling.fused_projections import fuse_activation
 from modeling.loss import loss_sums
 from modeling.new_vocabulary import change_vocabulary, same_vocabulary
-
-T5_FAMILY = {"t5": "T5 v1.0 and v1.1, Flan-T5, ByT5", "mt5": "mT5", "umt5": "umT5", "longt5": "LongT5"}  # by model_type
-
 
 # Of --config_overrides; other numbers have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys("d_model d_kv d_ff num_heads relative_attention_max_distance".split(),
@@ -80,6 +83,8 @@ def build_config(name_or_path: str, vocab_size: int | None = None, overrides: di
             f"folder or Hub name with a config.json ({first_line(error)})"
         ) from None
     check_architecture(config, f"--config_name {name_or_path}")
+    if overrides:
+        refuse_lacking(config, "config_overrides")
     return _overridden(config, overrides or {})
 
 
@@ -131,43 +136,32 @@ def _only_local(name_or_path: str) -> bool:
 
 def check_architecture(config, name: str) -> None:
     """Raises ValueError unless `config` is of the T5 family."""
-    if config.model_type not in T5_FAMILY:
-        known = ", ".join(f"{names} ({kind})" for kind, names in T5_FAMILY.items())
+    if config.model_type not in FAMILIES:
+        known = ", ".join(f"{family.names} ({kind})" for kind, family in FAMILIES.items())
         raise ValueError(f"{name} is a {config.model_type} model: these scripts train {known}")
 
 
 def check_options(config, attention: str | None = None, training_args=None, packed: str | None = None) -> None:
     """Raises ValueError naming a flag that asks of a family what it has not. attention: --attn_implementation. packed:
     the flag and value that put several examples into a row, if one does."""
-    for option in ("fused_projections", "fused_cross_projections"):
+    for option in family_of(config).lacks:
         if getattr(training_args, option, False):
-            check_fusible(config, option)
-    if config.model_type != "longt5":
-        return
-    if attention not in (None, "eager"):
-        raise ValueError(f"--attn_implementation {attention}: LongT5's encoder has attention of its own, over "
-                         "neighbouring blocks: leave the flag out, or give eager")  # fmt: skip
+            refuse_lacking(config, option)
+    if attention not in (None, *family_of(config).attentions):
+        refuse_lacking(config, "attn_implementation", f"--attn_implementation {attention}")
     if packed:
-        raise ValueError(f"{packed}: LongT5's encoder takes no mask that keeps examples of one row apart: give "
-                         "--objective span_corruption --packing chunks")  # fmt: skip
-    if getattr(training_args, "torch_compile", False):
-        raise ValueError("--torch_compile: not for longt5 models: compiled, their encoder fails without a padding mask")
+        refuse_lacking(config, "packing", packed)
 
 
 def create_model(config: T5Config, attn_implementation: str | None = None) -> PreTrainedModel:
-    """A model with fresh weights. v1.1 configurations get a head of their own, drawn from N(0, d_model^-0.5).
-
-    The head's deviation makes the first logits about N(0, 1), hence a first loss near ln V + 1/2: 10.8 at 32,128 words.
-    T5 v1.0 configurations (tied head, outputs scaled by d_model^-0.5) are left as they are.
-    """
+    """A model with fresh weights, as its family begins: of T5 v1.1 with a head of its own and a first loss near
+    ln V + 1/2, 10.8 at 32,128 words (modeling/families.py)."""
     check_options(config, attn_implementation)
     kwargs = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     # A copy: _prepared writes the untied head into the model's configuration, from which a second model would get three
     # embeddings.
-    model = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config), **kwargs)
-    if not getattr(config, "scale_decoder_outputs", False):
-        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
-        torch.nn.init.normal_(model.lm_head.weight, mean=0.0, std=config.initializer_factor * config.d_model**-0.5)
+    model = AutoModelForSeq2SeqLM.from_config(_in_float32(copy.deepcopy(config)), **kwargs)
+    family_of(config).complete_new(model)
     return _prepared(model)
 
 
@@ -194,7 +188,24 @@ def get_model(args, tokenizer, dropout: float | None = None, modes: int = 0) -> 
         set_dropout(model, rate)
     if dropout is None and rate is not None:
         model.config.dropout_rate = rate
+        if hasattr(model.config, "attention_dropout"):  # T5's dropout_rate is its attention's too
+            model.config.attention_dropout = rate
+    if args.train_only:
+        train_only(model, args.train_only)
     return model, changed
+
+
+def train_only(model: PreTrainedModel, pattern: str) -> None:
+    """Freezes all weights but those in whose names the regular expression is found; ValueError if there are none."""
+    try:
+        chosen = {name for name, _ in model.named_parameters() if re.search(pattern, name)}
+    except re.error as error:
+        raise ValueError(f"--train_only {pattern}: not a regular expression ({error})") from None
+    if not chosen:
+        some = ", ".join(name for name, _ in itertools.islice(model.named_parameters(), 3))
+        raise ValueError(f"--train_only {pattern}: no weight has such a name; there are {some} ...")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name in chosen)
 
 
 def switch_vocabulary(model: PreTrainedModel, args, tokenizer) -> str | None:
@@ -233,6 +244,15 @@ def _load_config(name_or_path: str) -> T5Config:
     return config
 
 
+def _in_float32(config):
+    """The configuration without types of its parts: T5Gemma 2's would win over the type asked for."""
+    for part in vars(config).values():
+        if isinstance(part, PreTrainedConfig):
+            part.dtype = torch.float32
+            _in_float32(part)
+    return config
+
+
 def load_model(
     name_or_path: str,
     attn_implementation: str | None = None,
@@ -244,7 +264,7 @@ def load_model(
     A separate `lm_head.weight` stays separate, and is saved as such. config_from: the folder of its configuration, if
     that is another. state_dict: its weights, if they are not to be read. ValueError naming the folder if it is none.
     """
-    config = _load_config(config_from or name_or_path)
+    config = _in_float32(_load_config(config_from or name_or_path))
     check_options(config, attn_implementation)
     kwargs = {"local_files_only": _only_local(name_or_path), "trust_remote_code": False}
     if attn_implementation is not None:
@@ -276,18 +296,33 @@ def load_model(
     return _prepared(model)
 
 
+def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
+    """A decoder-only checkpoint that can become an encoder-decoder (modeling/adaptation.py), in its own type.
+    ValueError naming the flag if it is none."""
+    try:
+        config = _read_config(name_or_path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{flag} {name_or_path}: not a folder or Hub name with a model ({first_line(error)})"
+        ) from None
+    if config.model_type not in SOURCES:
+        known = ", ".join(f"{names} ({kind})" for kind, names in SOURCES.items())
+        raise ValueError(f"{flag} {name_or_path} is a {config.model_type} model: only {known} has the layers of an "
+                         "encoder-decoder of transformers (docs/t5gemma.md)")  # fmt: skip
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            name_or_path, dtype="auto", trust_remote_code=False, local_files_only=_only_local(name_or_path)
+        )
+    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{flag} {name_or_path}: its weights cannot be read ({first_line(error)})") from None
+
+
 def _prepared(model: PreTrainedModel) -> PreTrainedModel:
     """What both ways of getting a model share: the config tells the truth about the head, the loss is ours."""
     fuse_activation(model)
-    if getattr(model.config, "decoder_start_token_id", None) is None:
-        model.config.decoder_start_token_id = model.config.pad_token_id  # T5's own; not every config.json says so
-    if model.lm_head.weight is not model.shared.weight:
-        # Saved as `tie_word_embeddings: false`, which is what Google's v1.1 files say and every reader expects.
-        model.config.tie_word_embeddings = False
-        model.all_tied_weights_keys.pop("lm_head.weight", None)
-    for block in model.decoder.block:
-        # umT5 of transformers 5.17 does not say so, and sdpa, its default, then lets the decoder see what comes next.
-        block.layer[0].SelfAttention.is_causal = True
+    family = family_of(model.config)
+    model.config.decoder_start_token_id = family.start_token(model.config)
+    family.prepare(model)
     model.accepts_loss_kwargs = False  # forward() must not be handed the loss's divisor: it would swallow it
     if model.generation_config is not None:
         model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id
@@ -315,8 +350,10 @@ def set_dropout(model: PreTrainedModel, rate: float) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = rate
-        elif isinstance(getattr(module, "dropout", None), (int, float)):
-            module.dropout = rate
+            continue
+        for name in ("dropout", "attention_dropout"):
+            if isinstance(getattr(module, name, None), (int, float)):
+                setattr(module, name, rate)
 
 
 def dropout_of(model: PreTrainedModel) -> float:
@@ -348,13 +385,14 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) 
 
 
 def use_one_embedding_module(model: PreTrainedModel) -> None:
-    """Makes encoder and decoder look words up in `shared` itself instead of in modules of their own with its tensor.
+    """Makes encoder and decoder look words up in one module instead of in modules of their own with its tensor.
 
     FSDP2 takes a tensor from one module only. The names in state dicts, and what is saved, stay as they are.
     """
-    for stack in (model.encoder, model.decoder):
-        if stack.embed_tokens.weight is model.shared.weight:
-            stack.embed_tokens = model.shared
+    shared = model.get_input_embeddings()
+    for stack in stacks(model):
+        if stack.embed_tokens.weight is shared.weight:
+            stack.embed_tokens = shared
 
 
 # ---------------------------------------------------------------- loss
@@ -386,25 +424,15 @@ def flops_per_sequence(config: T5Config, source_length: int, target_length: int)
     A product of [m, k] with [k, n] costs 2mkn. Per encoder layer: Q, K, V and output projections 8 S D I, feed-forward
     6 S D F (three matrices if gated, else 4), scores and weighted values 4 S^2 I. Per decoder layer: self-attention
     8 T D I and 4 T^2 I, cross-attention Q and output 4 T D I, its K and V 4 S D I, scores 4 T S I, feed-forward; head
-    2 T D V. The backward pass costs twice the forward. Embedding look-ups, norms and softmaxes are not counted.
-
-    LongT5's encoder works in blocks of b = local_radius + 1 tokens, the last one filled up: S' = b ceil(S / b) queries
-    see 3 b keys each, and with transient-global attention also the G = floor(S / global_block_size) global tokens,
-    whose K and V cost 4 G D I: 4 S' (3 b + G) I in place of 4 S^2 I. Summing up a global token is not counted.
+    2 T D V. The backward pass costs twice the forward. Embedding look-ups, norms and softmaxes are not counted. What a
+    family's attention costs instead stands in modeling/families.py.
     """
-    s, t, d, f = source_length, target_length, config.d_model, config.d_ff
-    i = config.num_heads * config.d_kv
-    ff = (6 if config.is_gated_act else 4) * d * f
-    encoder_attention = 4 * s * s * i
-    if config.model_type == "longt5":
-        block = config.local_radius + 1
-        is_global = config.encoder_attention_type == "transient-global"
-        global_tokens = s // config.global_block_size if is_global else 0
-        queries = -(-s // block) * block
-        encoder_attention = 4 * queries * (3 * block + global_tokens) * i + 4 * global_tokens * d * i
-    encoder = config.num_layers * (s * (8 * d * i + ff) + encoder_attention)
-    decoder = config.num_decoder_layers * (t * (12 * d * i + ff) + 4 * t * t * i + 4 * s * d * i + 4 * t * s * i)
-    return 3 * (encoder + decoder + 2 * t * d * config.vocab_size)
+    s, t, shape, family = source_length, target_length, shape_of(config), family_of(config)
+    of_encoder, of_decoder = shape.encoder, shape.decoder
+    encoder = of_encoder.layers * (2 * s * shape.encoder_block + family.encoder_attention_flops(config, s))
+    decoder = 2 * t * (of_decoder.projections + shape.cross_queries + of_decoder.feed_forward_weights)
+    decoder += 2 * s * shape.cross_keys + 4 * t * (t + s) * of_decoder.inner
+    return 3 * (encoder + of_decoder.layers * decoder + 2 * t * shape.head)
 
 
 def is_local_model(name_or_path: str | None) -> bool:

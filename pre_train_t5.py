@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> dict:
         modes = len(tokenizer) - len(text.tokenizer)
         model, vocabulary = get_model(model_args, tokenizer, dropout=0.0, modes=modes)
         objective = get_objective(text_args, tokenizer, model)
-        check_resumed(checkpoint, model.config, text.fingerprints(tokenizer), text_args, args)
+        check_resumed(checkpoint, model.config, text.fingerprints(tokenizer), model_args, text_args, args)
         train, validation = text.examples(objective, args, checkpoint)
 
     trainer = T5Trainer(

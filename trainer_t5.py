@@ -28,6 +28,7 @@ from common.processes import finish_process_group, is_first_process, print_once
 from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
 from model_t5 import use_one_embedding_module
+from modeling.families import family_of, shape_of
 from modeling.fused_projections import (
     checkpoint_blocks_only,
     fuse_cross_projections,
@@ -400,7 +401,13 @@ class T5Trainer(SavingTrainer):
         if "target_segments" in inputs:  # packed examples: each begins with the start token
             decoder_inputs = [inputs["decoder_input_ids"]]
         if len(texts) > 1:
-            sources["decoder_attention_mask"] = _block_causal_mask(lengths, device, rows)
+            mask = _block_causal_mask(lengths, device, rows)
+            # transformers joins this mask with one of its own, which under sdpa is one of truth values.
+            joined = shape_of(config).merged and config._attn_implementation == "sdpa"
+            sources["decoder_attention_mask"] = mask.eq(0) if joined else mask
+            if family_of(config).rotary:
+                places = torch.cat([torch.arange(length, device=device) for length in lengths])
+                sources["decoder_position_ids"] = places.expand(rows, -1)
         output = model(**sources, decoder_input_ids=torch.cat(decoder_inputs, dim=1), use_cache=False)
         logits, encoded = output.logits, output.encoder_last_hidden_state
         written = logits.argmax(-1)

@@ -7,6 +7,7 @@ from constants import ATTENTION_IMPLEMENTATIONS, MODEL_SHAPES
 
 # Of a tokenizer that is trained: the letters need room beside the sentinels.
 LEAST_VOCABULARY = dict(at_least=300, unit="(100 of them are sentinels)", at_most=2**21)
+_SHAPES = ", ".join(name.replace("t5-v1_1", "t5-v1_1" if "small" in name else "") for name in MODEL_SHAPES)
 
 
 @dataclass
@@ -16,13 +17,12 @@ class ModelArguments:
     _argument_group_name = "model and tokenizer"
 
     model_name_or_path: str | None = option(None, "Folder or Hub name of the checkpoint. Not set: from scratch.")
-    config_name: str | None = option(
-        None, f"From scratch: one of {', '.join(MODEL_SHAPES)}, or a folder/Hub name with a config.json."
-    )
+    config_name: str | None = option(None, f"From scratch: {_SHAPES}, or a folder/Hub name.")
     config_overrides: str | None = option(None, "From scratch: changes to the shape, such as d_model=64,num_layers=2.")
     tokenizer_name: str | None = option(None, "Or a SentencePiece .model. Not set: the checkpoint's, or one trained.")
     vocab_size: int = option(4096, "Tokens of a tokenizer that is trained, or number of ready-made ids.", at_least=2)
     byte_fallback: bool | None = option(None, "It writes rare letters as bytes. Not set: where letters are too many.")
+    train_only: str | None = option(None, "Train only weights whose names this regular expression finds: cross_attn.")
     dropout_rate: float | None = option(None, "Not set: pre-training 0, fine-tuning the model's.", at_least=0, below=1)
     attn_implementation: str | None = option(
         None, "Attention; t5_fused needs dropout 0. Not set: HF's choice.", choices=ATTENTION_IMPLEMENTATIONS

@@ -16,7 +16,7 @@ import numpy as np
 from constants import NUM_SENTINELS
 from corpora.hub import do_not_wait_for_the_hub, first_line
 from corpora.long_text import LONGEST_PART, whole_parts
-from data_collator_t5 import SENTINEL_NAME
+from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_bos_id, find_eos_id
 
 TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece leaves longer lines out, so they are cut
 LINE_PART = 1_024  # characters of what such a line is cut into
@@ -197,6 +197,8 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):
         if getattr(tokenizer, name) is None:
             raise ValueError(f"{flag} {name_or_path}: a {type(tokenizer).__name__} without {name}, which T5 needs: "
                              "use one of the T5 family, or train one with create_tokenizer.py")  # fmt: skip
+    if tokenizer.padding_side != "right":  # Gemma's would put padding between the start token and a target
+        tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"
     return tokenizer
 
 
@@ -237,6 +239,16 @@ def plain_encoder(tokenizer) -> Callable[[list[str]], list[list[int]]]:
     return lambda texts: [encoding.ids for encoding in plain.encode_batch_fast(texts, add_special_tokens=False)]
 
 
+def encode_targets(tokenizer, texts: list[str], max_length: int | None = None) -> list[list[int]]:
+    """Token ids of what the model is to write, cut to `max_length`, EOS included. A tokenizer that puts BOS before a
+    text and no EOS behind it (Gemma's) does that for inputs."""
+    cut = dict(max_length=max_length, truncation=max_length is not None)
+    if find_bos_id(tokenizer) is None:
+        return tokenizer(texts, **cut)["input_ids"]
+    cut["max_length"] = max_length and max_length - 1
+    return [[*ids, find_eos_id(tokenizer)] for ids in tokenizer(texts, add_special_tokens=False, **cut)["input_ids"]]
+
+
 def ids_of(encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> list[np.ndarray]:
     """The ids of each text as a `plain_encoder` gives them. Long texts are encoded a part at a time, since lists of
     ids take far more memory than text."""
@@ -257,7 +269,8 @@ def plain_backend(tokenizer):
     content |= {"truncation": None, "padding": None}  # left there by whoever called it last
     model, added = content["model"], content["added_tokens"]
     special = {token["content"] for token in added if token["special"]}
-    special |= {token for token in tokenizer.get_vocab() if SENTINEL_NAME.fullmatch(token)}
+    names = (SENTINEL_NAME, UNUSED_NAME)
+    special |= {token for token in tokenizer.get_vocab() if any(name.fullmatch(token) for name in names)}
     unseen = {token: f"\uffff{token}\uffff" for token in special}  # U+FFFF is no character
     for token in added:
         token["content"] = unseen.get(token["content"], token["content"])

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from transformers.activations import NewGELUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-FUSIBLE = ("t5", "mt5")  # model types whose attention module is T5's
+from modeling.families import refuse_lacking, stacks
 
 
 def fuse_activation(model: torch.nn.Module) -> None:
@@ -101,12 +101,6 @@ def _fused_feed_forward(base: type) -> type:
     return type(f"Fused{base.__name__}", (base,), {"forward": forward})
 
 
-def check_fusible(config, option: str) -> None:
-    """Raises ValueError for a model whose attention is not T5's (umT5, LongT5)."""
-    if config.model_type not in FUSIBLE:
-        raise ValueError(f"--{option}: not for {config.model_type} models, only for {', '.join(FUSIBLE)}")
-
-
 def _fuse(model: torch.nn.Module, attribute: str, fused) -> None:
     """Gives every module that has `attribute` the class that `fused` makes of its own; once, however often called."""
     for module in model.modules():
@@ -119,7 +113,7 @@ def fuse_projections(model: torch.nn.Module) -> None:
 
     ValueError for a model whose attention is not T5's (umT5).
     """
-    check_fusible(model.config, "fused_projections")
+    refuse_lacking(model.config, "fused_projections")
     _fuse(model, "relative_attention_num_buckets", _fused_attention)
     _fuse(model, "wi_0", _fused_feed_forward)
 
@@ -129,7 +123,7 @@ def fuse_cross_projections(model: torch.nn.Module) -> None:
 
     ValueError for a model whose attention is not T5's (umT5).
     """
-    check_fusible(model.config, "fused_cross_projections")
+    refuse_lacking(model.config, "fused_cross_projections")
     _fuse(model, "relative_attention_num_buckets", _fused_attention)
     if not hasattr(model.decoder, "cross_projections_hook"):
         hook = model.decoder.register_forward_pre_hook(_add_cross_keys_values, with_kwargs=True)
@@ -162,7 +156,7 @@ def use_bf16_residual(model: torch.nn.Module) -> None:
 
     Every layer then reads and writes half the bytes; norms are still computed in float32, as T5's do for half types.
     """
-    for stack in (model.encoder, model.decoder):
+    for stack in stacks(model):
         if not hasattr(stack, "residual_hook"):
             stack.residual_hook = stack.embed_tokens.register_forward_hook(_to_autocast_dtype)
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from transformers.utils import ModelOutput
 
 from constants import IGNORE_INDEX
+from modeling.families import family_of, output_head
 
 
 def loss_sums(
@@ -50,7 +51,7 @@ class _ChunkedLossSums(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, labels, label_smoothing: float, z_loss: float, chunk: int):
+    def forward(ctx, hidden, weight, labels, label_smoothing: float, z_loss: float, chunk: int, cap: float | None):
         device_type = hidden.device.type
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
         wants_gradient = any(ctx.needs_input_grad[:2])
@@ -63,6 +64,11 @@ class _ChunkedLossSums(torch.autograd.Function):
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)
                 logits, wanted = _at_least_float32(rows[part] @ matrix.T), labels[part]
+                slope = None
+                if cap is not None:
+                    logits = logits.div_(cap).tanh_()
+                    slope = 1 - logits.square() if wants_gradient else None
+                    logits = logits.mul_(cap)
                 counted = wanted.ne(IGNORE_INDEX)
                 index = wanted.masked_fill(~counted, 0)[:, None]
                 log_z = torch.logsumexp(logits, dim=-1, keepdim=True)
@@ -75,6 +81,7 @@ class _ChunkedLossSums(torch.autograd.Function):
                 if wants_gradient:
                     d_logits = (logits - log_z).exp_().mul_(1 + 2 * z_loss * log_z).sub_(label_smoothing / len(matrix))
                     d_logits.scatter_add_(1, index, torch.full_like(log_z, label_smoothing - 1))
+                    d_logits = d_logits if slope is None else d_logits.mul_(slope)
                     d_logits = (d_logits * counted[:, None]).to(dtype)
                     torch.mm(d_logits, matrix, out=d_hidden[part])
                     d_weight += d_logits.T @ rows[part]
@@ -86,7 +93,7 @@ class _ChunkedLossSums(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_total, _):
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * d_total, d_weight * d_total, None, None, None, None
+        return d_hidden * d_total, d_weight * d_total, None, None, None, None, None
 
 
 def chunked_loss_sums(
@@ -96,10 +103,12 @@ def chunked_loss_sums(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     chunk: int = 1024,
+    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As loss_sums of the logits hidden [..., D] @ weight [V, D].T, whose memory is that of `chunk` tokens' logits."""
+    """As loss_sums of the logits hidden [..., D] @ weight [V, D].T, whose memory is that of `chunk` tokens' logits.
+    cap: c of logits that become c tanh(logit / c), None: they stay."""
     flat = hidden.flatten(0, -2)
-    total, z = _ChunkedLossSums.apply(flat, weight, labels.reshape(-1), label_smoothing, z_loss, chunk)
+    total, z = _ChunkedLossSums.apply(flat, weight, labels.reshape(-1), label_smoothing, z_loss, chunk, cap)
     return total, z if z_loss else None
 
 
@@ -119,6 +128,18 @@ class _Head(torch.nn.Linear):
 
     def forward(self, hidden):
         return hidden if self.deferred else super().forward(hidden)
+
+
+def _head_inputs(model, inputs: dict) -> torch.Tensor:
+    """[B, T, D]: what the model's head makes logits of."""
+    body = family_of(model.config).body
+    if body is not None:
+        return getattr(model, body)(**inputs).last_hidden_state
+    head = output_head(model)
+    head.deferred = True
+    hidden = model.plain_forward(**inputs).logits
+    head.deferred = False
+    return hidden
 
 
 @dataclass
@@ -144,17 +165,14 @@ class _LossSettings:
 
     def _compute(self, model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
         if "decoder_input_ids" not in inputs:
-            inputs = inputs | {"decoder_input_ids": model._shift_right(labels)}
-        if self.chunk:
-            model.lm_head.deferred = True
+            inputs = inputs | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
         # transformers would otherwise copy all keys and values into a cache that training never reads.
-        outputs = model.plain_forward(**inputs, use_cache=False)
+        inputs = inputs | {"use_cache": False}
         if self.chunk:
-            model.lm_head.deferred = False
-            options = (self.label_smoothing, self.z_loss, self.chunk)
-            total, z = chunked_loss_sums(outputs.logits, model.lm_head.weight, labels, *options)
+            options = (self.label_smoothing, self.z_loss, self.chunk, family_of(model.config).logit_cap(model.config))
+            total, z = chunked_loss_sums(_head_inputs(model, inputs), output_head(model).weight, labels, *options)
         else:
-            total, z = loss_sums(outputs.logits, labels, self.label_smoothing, self.z_loss)
+            total, z = loss_sums(model.plain_forward(**inputs).logits, labels, self.label_smoothing, self.z_loss)
         divisor = labels.ne(IGNORE_INDEX).sum() if num_items is None else num_items
         return LossOutput(total / divisor, None if z is None else z / divisor)
 
@@ -194,7 +212,7 @@ def compute_loss_in_forward(
     """
     if not hasattr(model, "plain_forward"):
         model.__class__ = _with_loss(type(model))
-    if chunk and not isinstance(model.lm_head, _Head):
-        model.lm_head.__class__ = _Head
+    if chunk and family_of(model.config).body is None:
+        output_head(model).__class__ = _Head
     model.loss_settings = _LossSettings(label_smoothing, z_loss, chunk, compile_options, shapes)
     model.accepts_loss_kwargs = True  # and now that is so: Trainer passes num_items_in_batch

@@ -5,8 +5,9 @@ from transformers import PreTrainedModel
 
 from constants import VOCAB_SIZE_MULTIPLE
 from data_collator_t5 import SENTINEL_NAME, find_sentinel_ids, is_byte_level
+from modeling.families import family_of, output_head, stacks
 
-_ROLES = ("pad_token", "eos_token", "unk_token")  # matched by what they are for, whatever they are called
+_ROLES = ("pad_token", "eos_token", "unk_token", "bos_token")  # matched by what they are for, whatever they are called
 
 
 def matching_ids(old, new) -> dict[int, int]:
@@ -44,11 +45,13 @@ def change_vocabulary(model: PreTrainedModel, old, new) -> dict[str, int]:
     tokens that the model has no rows for.
     """
     rows = model.get_input_embeddings().num_embeddings
+    if new.bos_token_id is None and model.config.decoder_start_token_id == old.bos_token_id:
+        raise ValueError(f"--tokenizer_name: a {type(new).__name__} without bos_token, with which the decoder of this "
+                         f"{model.config.model_type} model begins")  # fmt: skip
     if len(old) > rows:
         raise ValueError(f"the checkpoint's own tokenizer has {len(old)} tokens and the model only {rows} rows")
     pairs = matching_ids(old, new)
     to, source = (torch.tensor(ids, dtype=torch.long) for ids in (list(pairs), list(pairs.values())))
-    tied = model.lm_head.weight is model.shared.weight
     size = -(-len(new) // VOCAB_SIZE_MULTIPLE) * VOCAB_SIZE_MULTIPLE
 
     def replanted(weight: torch.Tensor) -> torch.nn.Parameter:
@@ -57,16 +60,25 @@ def change_vocabulary(model: PreTrainedModel, old, new) -> dict[str, int]:
         grown[to] = weight[source]
         return torch.nn.Parameter(grown)
 
-    embedding = torch.nn.Embedding(size, model.config.d_model, device=model.device)
-    embedding.weight = replanted(model.shared.weight)
-    head = embedding.weight if tied else replanted(model.lm_head.weight)
-    model.set_input_embeddings(embedding)
-    model.lm_head.weight, model.lm_head.out_features = head, size
-    starts_with_pad = model.config.decoder_start_token_id == old.pad_token_id
-    for config in (model.config, model.encoder.config, model.decoder.config, model.generation_config):
+    head = output_head(model)
+    modules = dict.fromkeys([model.get_input_embeddings(), *(stack.embed_tokens for stack in stacks(model)), head])
+    replaced = {}  # {id of a weight: (it, its new one)}: modules that share a tensor share the new one
+    for module in modules:
+        weight = module.weight
+        if id(weight) not in replaced:
+            replaced[id(weight)] = weight, replanted(weight)
+        module.weight = replaced[id(weight)][1]
+        setattr(module, "out_features" if module is head else "num_embeddings", size)
+        if getattr(module, "padding_idx", None) is not None:
+            module.padding_idx = new.pad_token_id
+    starts = {old.pad_token_id: new.pad_token_id, old.bos_token_id: new.bos_token_id}
+    start = starts.get(model.config.decoder_start_token_id, model.config.decoder_start_token_id)
+    parts = (*family_of(model.config).configs(model.config), *(stack.config for stack in stacks(model)))
+    for config in (model.config, *parts, model.generation_config):
         if hasattr(config, "vocab_size"):
             config.vocab_size = size
         config.pad_token_id, config.eos_token_id = new.pad_token_id, new.eos_token_id
-        if starts_with_pad:
-            config.decoder_start_token_id = new.pad_token_id
+        if getattr(config, "bos_token_id", None) is not None and new.bos_token_id is not None:
+            config.bos_token_id = new.bos_token_id
+        config.decoder_start_token_id = start
     return {"kept": len(pairs), "new": len(new) - len(pairs)}

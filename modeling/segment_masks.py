@@ -4,12 +4,17 @@ A packed batch carries small integers, `input_segments` [B, S] and `target_segme
 example within its row, 0 where a position is not used. T5's positions are relative, so an example is what it would be
 alone, wherever in the row it stands. transformers' T5 hands one mask to the encoder and to the cross-attention, and
 passes unknown keywords on to both stacks. So the segments are passed as keywords, through whatever wraps the model, and
-forward pre-hooks of the stacks turn them into 4-D masks.
+forward pre-hooks of the stacks turn them into 4-D masks. T5Gemma's layers take two kinds of masks, with and without a
+window, and its decoder the places of its tokens, which begin anew with each example.
 
 Legend of shapes: B rows, S and T input and target length of a row, Q queries, K keys.
 """
 
+from functools import partial
+
 import torch
+
+from modeling.families import family_of
 
 SEGMENTS = ("input_segments", "target_segments", "target_kinds")  # the keywords; the last one is for the evaluation
 
@@ -30,23 +35,48 @@ def segment_mask(
 
 def enable_packing(model) -> None:
     """Lets a T5 take `input_segments` and `target_segments`. Calls without them are unchanged."""
-    model.encoder.register_forward_pre_hook(_mask_encoder, with_kwargs=True)
-    model.decoder.register_forward_pre_hook(_mask_decoder, with_kwargs=True)
+    family = family_of(model.config)
+    encoder, decoder = family.windows(model.config)
+    masks = partial(_mask_encoder, window=encoder)
+    model.get_encoder().register_forward_pre_hook(masks, with_kwargs=True)
+    masks = partial(_mask_decoder, window=decoder, rotary=family.rotary)
+    model.get_decoder().register_forward_pre_hook(masks, with_kwargs=True)
 
 
-def _mask_encoder(module, args, kwargs):
+def _mask_encoder(module, args, kwargs, window):
     inputs, _, _ = (kwargs.pop(name, None) for name in SEGMENTS)
     if inputs is not None:
-        kwargs["attention_mask"] = segment_mask(inputs, inputs, _mask_type(module))
+        kwargs["attention_mask"] = _by_kind(segment_mask(inputs, inputs, _mask_type(module)), window)
     return args, kwargs
 
 
-def _mask_decoder(module, args, kwargs):
+def _mask_decoder(module, args, kwargs, window, rotary):
     inputs, targets, _ = (kwargs.pop(name, None) for name in SEGMENTS)
     if inputs is not None:
-        kwargs["attention_mask"] = segment_mask(targets, targets, _mask_type(module), causal=True)
-        kwargs["encoder_attention_mask"] = segment_mask(targets, inputs, _mask_type(module))
+        kwargs["attention_mask"] = _by_kind(segment_mask(targets, targets, _mask_type(module), causal=True), window)
+        kwargs["encoder_attention_mask"] = _by_kind(segment_mask(targets, inputs, _mask_type(module)), window)
+        if rotary:
+            kwargs["position_ids"] = _places(targets)
     return args, kwargs
+
+
+def _by_kind(mask: torch.Tensor, window: tuple[int, int] | None) -> torch.Tensor | dict[str, torch.Tensor]:
+    """The mask [B, 1, Q, K], or where layers see a window (places before, after) the masks of both kinds of layers."""
+    if window is None:
+        return mask
+    ahead = torch.arange(mask.shape[3], device=mask.device) - torch.arange(mask.shape[2], device=mask.device)[:, None]
+    outside = (ahead < -window[0]) | (ahead > window[1])
+    return {
+        "full_attention": mask,
+        "sliding_attention": mask.masked_fill(outside, torch.finfo(mask.dtype).min),
+    }
+
+
+def _places(segments: torch.Tensor) -> torch.Tensor:
+    """Place of each position within its example: segments 1 1 2 2 2 -> 0 1 0 1 2."""
+    places = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+    begins = segments.diff(dim=1, prepend=segments[:, :1]).ne(0)
+    return places - (places * begins).cummax(dim=1).values
 
 
 def _mask_type(module) -> torch.dtype:

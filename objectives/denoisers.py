@@ -20,7 +20,15 @@ import torch
 
 from constants import DENOISERS, OBJECTIVES
 from corpora.examples import Examples
-from data_collator_t5 import content_keys, example_keys, find_eos_id, find_sentinel_ids, random_numbers
+from data_collator_t5 import (
+    content_keys,
+    example_keys,
+    find_bos_id,
+    find_eos_id,
+    find_sentinel_ids,
+    find_unused_ids,
+    random_numbers,
+)
 from objectives.packed_rows import PackedExamples, PackedObjective, ragged_noise_mask
 
 PATTERN = 1024  # rows after which the order of the kinds of rows repeats
@@ -233,7 +241,8 @@ class DenoiserMixture(PackedObjective):
         weights = [weight for _, weight in mixture.values()]
         self.inputs_length, self.decoder_start_token_id = input_seq_length, decoder_start_token_id
         self.sentinel_ids, self.eos_id = find_sentinel_ids(tokenizer), find_eos_id(tokenizer)
-        vocabulary = tokenizer.get_vocab()
+        self.bos_id = find_bos_id(tokenizer)
+        vocabulary = find_unused_ids(tokenizer)[1] | tokenizer.get_vocab()
         missing = sorted({d.mode for d in self.denoisers} - {None} - set(vocabulary))
         if missing:
             raise ValueError(f"--objective {objective}: the tokenizer {tokenizer.name_or_path} has no {missing[0]}")
@@ -320,9 +329,11 @@ class DenoiserMixture(PackedObjective):
 
 
 def with_mode_tokens(tokenizer, objective: str):
-    """A copy of the tokenizer that knows the objective's mode tokens: those it lacks get the next free ids."""
+    """A copy of the tokenizer that knows the objective's mode tokens: those it lacks get the next free ids, unless it
+    has unused tokens that stand for them."""
     modes = {denoiser.mode: None for denoiser, _ in denoisers_of(objective).values() if denoiser.mode}
-    missing = [mode for mode in modes if mode not in tokenizer.get_vocab()]
+    known = find_unused_ids(tokenizer)[1] | tokenizer.get_vocab()
+    missing = [mode for mode in modes if mode not in known]
     if not missing:
         return tokenizer
     tokenizer = copy.deepcopy(tokenizer)

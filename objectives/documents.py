@@ -170,7 +170,7 @@ class DocumentSpans(PackedObjective):
     def __init__(self, tokenizer, *args, **kwargs):
         of_chunks = T5DataCollator(tokenizer, *args, **kwargs)
         self.inputs_length, self.targets_length = of_chunks.inputs_length, of_chunks.targets_length
-        self.sentinel_ids, self.eos_id = of_chunks.sentinel_ids, of_chunks.eos_id
+        self.sentinel_ids, self.eos_id, self.bos_id = of_chunks.sentinel_ids, of_chunks.eos_id, of_chunks.bos_id
         self.decoder_start_token_id = of_chunks.decoder_start_token_id
         self.tokens_length = of_chunks.tokens_length  # of a row that is one example
         self.layout = RowLayout(self.inputs_length, self.targets_length, of_chunks.mean_noise_span_length)

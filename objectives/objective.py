@@ -19,7 +19,8 @@ class Objective:
 
     names: of its denoisers, which the metrics and `loss_<name>` speak of. inputs_length, targets_length: S and T.
     tokens_length: raw tokens of a row, on average. window: raw tokens that `cut` looks at. sentinel_ids, eos_id: of the
-    tokenizer. packs_examples: whether several examples stand in a row, so that the model needs segment masks.
+    tokenizer. bos_id: before each input, in place of the EOS behind it; None: EOS. packs_examples: whether several
+    examples stand in a row, so that the model needs segment masks.
     shows_gaps: whether what the model writes for a held-out row says something to a reader (samples.md).
     """
 
@@ -30,6 +31,7 @@ class Objective:
     window: int
     sentinel_ids: np.ndarray
     eos_id: int
+    bos_id: int | None = None
     packs_examples = False
     shows_gaps = True
 

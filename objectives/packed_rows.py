@@ -106,14 +106,15 @@ class PackedObjective(Objective):
         sentinels = sentinels[np.repeat(marked, spans)]
 
         ends = np.cumsum(lengths - noise + spans * marked + 1 + (mode >= 0))
-        inputs = np.full(ends[-1], self.eos_id)
+        first = 0 if self.bos_id is None else 1  # BOS stands before an example, EOS behind it
+        inputs = np.full(ends[-1], self.eos_id if self.bos_id is None else self.bos_id)
         stays = ~mask | written
-        shifts = np.cumsum((mode >= 0) + 1) - 1  # mode tokens and EOS before an example's text
+        shifts = np.cumsum((mode >= 0) + 1) - 1 + first  # mode tokens and EOS or BOS before an example's text
         places = np.cumsum(stays) - 1 + shifts[example]
         inputs[places[stays]] = tokens[stays]
         inputs[places[written]] = sentinels
         sizes = np.diff(ends, prepend=0)
-        inputs[(ends - sizes)[mode >= 0]] = mode[mode >= 0]
+        inputs[(ends - sizes + first)[mode >= 0]] = mode[mode >= 0]
 
         target_sizes = noise + spans * marked + 1
         target_ends = np.cumsum(target_sizes)

@@ -30,6 +30,7 @@ from common.processes import print_once
 from common.reports import first_line
 from common.trust import Untrusted, check_metadata, only_weights
 from model_t5 import load_model
+from modeling.families import shape_of
 
 WHOLE_WEIGHTS = [
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
@@ -297,11 +298,11 @@ def write_onnx(model: PreTrainedModel, folder: Path) -> None:
     inputs = {"input_ids": (ids, sources), "attention_mask": (ids.ne(0).long(), sources)}
     decoder_inputs = {
         "input_ids": (decoder_ids, targets),
-        "encoder_hidden_states": (torch.zeros(2, 5, model.config.d_model), sources),
+        "encoder_hidden_states": (torch.zeros(2, 5, shape_of(model.config).encoder.width), sources),
         "encoder_attention_mask": (ids.ne(0).long(), sources),
     }
     parts = {
-        "encoder_model": (model.encoder, inputs, "last_hidden_state"),
+        "encoder_model": (model.get_encoder(), inputs, "last_hidden_state"),
         "decoder_model": (_Decoder(model), decoder_inputs, "logits"),
     }
     # A file of its own for the weights where one ONNX file could not hold them: protobuf ends at 2 GiB.

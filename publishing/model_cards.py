@@ -16,6 +16,7 @@ from arguments.text import PreTrainingDataArguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.reports import human_count, human_time, read_json, read_metrics, short_number
 from constants import BUILTIN_CORPUS, DATASET_VALS
+from modeling.families import family_of, is_tied, shape_of
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 # Flags that say where things were and how they were shown, not what was trained.
@@ -78,6 +79,7 @@ def model_card(
     versions += [f"T5 Foundry at commit `{commit[:12]}`"] if commit else []
     # ByT5's tokenizer has tokens <extra_id_n> that its sentinels are not.
     by_id = not task and getattr(model.config, "sentinel_ids", None) and not hasattr(model.config, "input_ids_offset")
+    family = family_of(model.config)
     card = ModelCard.from_template(
         _front_matter(name, arguments, task, entry, numbers, license, language),
         TEMPLATE,
@@ -85,10 +87,13 @@ def model_card(
         run=run,
         task=task,
         config=model.config,
-        tied=model.lm_head.weight is model.shared.weight,
+        tied=is_tied(model),
+        shape=shape_of(model.config),
+        head_is_scaled=family.head_is_scaled,
         parameters=human_count(run.get("parameters") or sum(p.numel() for p in model.parameters())),
         by_id=by_id,
-        example=_example(task, entry),
+        gap=family.gap,
+        example=_example(task, entry, family.gap),
         data=_data(arguments, task, entry),
         steps=steps,
         tokens=human_count(steps * run["tokens_per_step"]) if run.get("tokens_per_step") else None,
@@ -137,10 +142,10 @@ def _is_local(name: str) -> bool:
     return Path(name).exists() or name.startswith((".", "/", "~", "out/")) or name.count("/") > 1
 
 
-def _example(task: tuple[str, str] | None, entry: dict) -> str:
+def _example(task: tuple[str, str] | None, entry: dict, gap: str) -> str:
     """A source text of the task: "rte sentence1: ... sentence2: ..."; for pre-training a text with gaps."""
     if not task:
-        return "The cat <extra_id_0> on the <extra_id_1>."
+        return f"The cat {gap.format(0)} on the {gap.format(1)}."
     prefix = entry.get("prefix", "" if task[1] == OWN else task[1])
     text = prefix + "".join(f" {key}: ..." if key else ": ..." for key in entry.get("inputs", {"": "..."}))
     return text.strip(" :") if not prefix else text

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from transformers import T5Config
 
+from modeling.families import Stack, family_of, shape_of
+
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 OPTIMIZER_STATES = ("adamw_torch", "adamw_torch_fused", "adamw_rms_scaled", "adafactor", "muon")
 # DeepSpeed's buckets with overlap_comm, from its documentation: 4.5 of them, for reducing and for gathering.
@@ -63,76 +65,84 @@ def activation_bytes(
     float32 on a GPU, on a CPU it is not.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
-    width, heads = config.d_model, config.num_heads
+    shape = shape_of(config)
+    encoder, decoder = shape.encoder, shape.decoder
     low = 2 if bf16 else 4  # bytes of a number in a matrix product
 
-    def norm(rows: int) -> int:  # the residual stream and its normalised copy in float32, and a factor for each row
+    def norm(rows: int, width: int) -> int:  # its input and its normalised copy in float32, and a factor for each row
         return rows * (2 * 4 * width + 4)
 
-    def inputs(rows: int, products: int) -> int:  # a norm's output: one tensor, or a bfloat16 copy for each product
+    def norms(rows: int, of: Stack) -> int:  # of a part of a layer: the residual stream's, and the part's own output's
+        return of.norms * norm(rows, of.width)
+
+    def inputs(rows: int, width: int, products: int) -> int:  # a norm's output: a tensor, or a copy for each product
         return rows * width * (2 * products if bf16 else 4)
 
-    def heads_of(rows: int) -> int:  # queries, keys, values, or attention's output, which the output projection reads
-        return rows * heads * config.d_kv * low
+    def heads_of(rows: int, of: Stack) -> int:  # queries, keys, values, or what the output projection reads
+        return rows * of.inner * low
 
-    def scores(queries: int, keys: int, bias: bool = True) -> int:  # weights; or log-sums and the bias
+    def normed(queries: int, keys: int, of: Stack) -> int:  # inputs and copies of the norms of queries and keys
+        return of.query_norms * 2 * 4 * (queries * of.inner + keys * of.key_inner)
+
+    def scores(of: Stack, queries: int, keys: int, bias: bool = True) -> int:  # weights; or log-sums and the bias
         if attention != "eager":
-            return 4 * heads * queries * (batch + (keys if bias else 0))
+            return 4 * of.heads * queries * (batch + (keys if bias else 0))
         # In bfloat16: the softmax's output, and its bfloat16 copy for the product with the values.
-        weight = 4 if not bf16 else 6 if bias or float32_softmax else 2
-        return batch * heads * queries * keys * weight
+        weight = 4 if not bf16 else 6 if bias or float32_softmax or of.casts_scores else 2
+        return batch * of.heads * queries * keys * (weight + (low if of.caps_scores else 0))
 
-    def feed_forward(rows: int) -> int:
+    def feed_forward(rows: int, of: Stack) -> int:
         # Gated: the GELU's input and output, the gate and their product. ReLU: its output, with a copy in bfloat16.
-        gated = config.is_gated_act
-        wide = 4 if gated else 2 if bf16 else 1
-        return norm(rows) + inputs(rows, 2 if gated else 1) + wide * rows * config.d_ff * low
+        wide = 4 if of.gated else 2 if bf16 else 1
+        return norms(rows, of) + inputs(rows, of.width, 2 if of.gated else 1) + wide * rows * of.feed_forward * low
 
-    def self_attention(rows: int) -> int:  # without the scores
-        return norm(rows) + inputs(rows, 3) + heads_of(4 * rows)
+    def self_attention(rows: int, of: Stack) -> int:  # without the scores
+        return norms(rows, of) + inputs(rows, of.width, 3) + heads_of(4 * rows, of) + normed(rows, rows, of)
 
-    encoder_scores, decoder_scores = scores(source, source), scores(target, target)
-    cross_scores = scores(target, source, bias=False)
-    cross_attention = norm(t) + inputs(t, 1) + heads_of(2 * t + 2 * s) + cross_scores
-    if bf16:
-        cross_attention += inputs(s, 2)  # every layer casts the encoder's output for its keys and for its values
-    encoder_block = self_attention(s) + encoder_scores + feed_forward(s)
-    decoder_block = self_attention(t) + decoder_scores + cross_attention + feed_forward(t)
-    encoder_layers, decoder_layers = config.num_layers, config.num_decoder_layers
+    encoder_scores, decoder_scores = scores(encoder, source, source), scores(decoder, target, target)
+    cross_scores = scores(decoder, target, source, bias=False)
+    cross_attention = heads_of(2 * s, decoder) + normed(0, s, decoder) + cross_scores
+    if not shape.merged:
+        cross_attention += norms(t, decoder) + inputs(t, decoder.width, 1) + heads_of(2 * t, decoder)
+    if bf16:  # every layer casts the encoder's output for its keys and for its values
+        cross_attention += inputs(s, encoder.width, 2)
+    encoder_block = self_attention(s, encoder) + encoder_scores + feed_forward(s, encoder)
+    decoder_block = self_attention(t, decoder) + decoder_scores + cross_attention + feed_forward(t, decoder)
 
     integers = 8 * (source * source + target * target + s + t)  # int64: relative positions, token ids
-    ends = norm(s) + norm(t) + inputs(t, 1) + (0 if bf16 else 4 * s * width)
+    ends = norm(s, encoder.width) + norm(t, decoder.width) + inputs(t, decoder.width, 1)
+    ends += 0 if bf16 else 4 * s * encoder.width
     if checkpointing:
-        quadratic = 4 * heads * (source * source + target * target + target * source)  # the biases
+        # The biases.
+        quadratic = 4 * decoder.heads * (source * source + target * target + target * source)
         # Each block's input; the first one's is the embedding's output, the final norm's input is counted in `ends`.
-        kept = quadratic + 4 * width * (encoder_layers * s + decoder_layers * t + (s if bf16 else 0))
+        of_encoder = 4 * encoder.width * (encoder.layers * s + (s if bf16 else 0))
+        kept = quadratic + of_encoder + 4 * decoder.width * decoder.layers * t
     else:
-        quadratic = encoder_layers * encoder_scores + decoder_layers * (decoder_scores + cross_scores)
-        kept = encoder_layers * encoder_block + decoder_layers * decoder_block
+        quadratic = encoder.layers * encoder_scores + decoder.layers * (decoder_scores + cross_scores)
+        kept = encoder.layers * encoder_block + decoder.layers * decoder_block
+    cap = low if family_of(config).logit_cap(config) else 0  # its tanh
     return Activations(
         stored=ends + integers + kept,
         attention=quadratic,
         recomputed=max(encoder_block, decoder_block) if checkpointing else 0,
-        loss=t * config.vocab_size * (3 * 4 + low),
+        loss=t * shape.vocabulary * (3 * 4 + low + cap),
         weight_copies=2 * matrix_parameters(config) if bf16 else 0,
     )
 
 
-def block_matrices(config: T5Config, attentions: int) -> int:
-    """Weights of a layer's matrices; attentions: 1 in the encoder, 2 in the decoder."""
-    projections = attentions * 4 * config.num_heads * config.d_kv
-    return config.d_model * (projections + (3 if config.is_gated_act else 2) * config.d_ff)
-
-
 def matrix_parameters(config: T5Config) -> int:
     """Weights that enter matrix products, the head's included: those that autocast copies."""
-    layers = config.num_layers * block_matrices(config, 1) + config.num_decoder_layers * block_matrices(config, 2)
-    return layers + config.d_model * config.vocab_size
+    shape = shape_of(config)
+    layers = shape.encoder.layers * shape.encoder_block + shape.decoder.layers * shape.decoder_block
+    return layers + shape.head
 
 
 def block_parameters(config: T5Config) -> int:
-    """Weights of the larger block: a decoder layer's, with its three norms."""
-    return block_matrices(config, 2) + 3 * config.d_model
+    """Weights of the larger block: a decoder layer's, with its norms."""
+    shape = shape_of(config)
+    parts = 2 if shape.merged else 3
+    return shape.decoder_block + parts * shape.decoder.norms * shape.decoder.width
 
 
 # ---------------------------------------------------------------- weights, gradients, optimizer
@@ -156,7 +166,7 @@ def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) 
     if name == "adafactor":  # row and column means of the squared gradients of a matrix, all of them of a vector
         return 4 * sum(sum(shape) if len(shape) == 2 else math.prod(shape) for shape in shapes)
     two_moments = 8 * sum(map(math.prod, shapes))
-    one_moment = matrix_parameters(config) - config.d_model * config.vocab_size if name == "muon" else 0
+    one_moment = matrix_parameters(config) - shape_of(config).head if name == "muon" else 0
     return two_moments - 4 * one_moment
 
 
@@ -189,9 +199,8 @@ def state_bytes(
     if strategy == "ddp":
         return States(4 * weights, 4 * weights, state, 4 * weights if processes > 1 else 0)
     if strategy == "fsdp2":
-        tied = getattr(config, "scale_decoder_outputs", False)
-        ends = config.vocab_size * config.d_model * (1 if tied else 2)
-        gathered = low * (ends + FSDP_BLOCKS_AT_ONCE * 2 * block_parameters(config))  # and those blocks' gradients
+        blocks = FSDP_BLOCKS_AT_ONCE * 2 * block_parameters(config)  # and their gradients
+        gathered = low * (shape_of(config).embedding_weights + blocks)
         return States(part(4 * weights), part(4 * weights), part(state), gathered if processes > 1 else 0)
     gathered, reduced = 0, bucket("reduce_bucket_size")
     if strategy == "zero2":

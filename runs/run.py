@@ -31,6 +31,7 @@ from common.reports import (
 )
 from constants import HARDWARE_PEAKS, SHOWN_SEQUENCES, SHOWN_TOKENS
 from model_t5 import count_parameters, dropout_of
+from modeling.families import shape_of
 from runs.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,
@@ -283,10 +284,9 @@ def shown_numbers(results: dict) -> dict[str, str]:
 
 def described_model(model) -> str:
     """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0"."""
-    config = model.config
     return (
-        f"{human_count(count_parameters(model))} parameters ({config.model_type}, d_model {config.d_model}, "
-        f"{config.num_layers} + {config.num_decoder_layers} layers), dropout {dropout_of(model):g}"
+        f"{human_count(count_parameters(model))} parameters ({model.config.model_type}, "
+        f"{shape_of(model.config).described}), dropout {dropout_of(model):g}"
     )
 
 
@@ -301,7 +301,8 @@ def needed_memory(trainer: T5Trainer) -> float:
     """Bytes of weights, gradients and optimizer of this machine's processes, without activations; in mixed precision
     the weights stay float32."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if trainer.args.use_cpu else 1
-    memory = count_parameters(trainer.model) * 4 * (2 + _state_tensors(trainer)) * processes
+    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    memory = 4 * (count_parameters(trainer.model) + trained * (1 + _state_tensors(trainer))) * processes
     return memory / max(1, trainer.args.world_size) if trainer.is_fsdp_enabled else memory
 
 

@@ -23,7 +23,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from common.reports import side_file, write_aside
-from data_collator_t5 import find_sentinel_ids
+from data_collator_t5 import find_bos_id, find_sentinel_ids
 
 SAMPLES_FILE = "samples.md"
 COLUMNS = ["text", "gap", "masked", "filled in"]  # of `gap_rows`
@@ -165,8 +165,8 @@ def answers_to(
 
 
 def _with_gaps(tokenizer, line: str, sentinels: list[int]) -> list[int]:
-    """Ids of a line, EOS included, with the sentinels of its gaps as pre-training writes them: a tokenizer's own word
-    for <extra_id_n> may be none (mT5, within a word) or another one (ByT5)."""
+    """Ids of a line, EOS or BOS included, with the sentinels of its gaps as pre-training writes them: a tokenizer's own
+    word for <extra_id_n> may be none (mT5, within a word) or another one (ByT5)."""
     ids = []
     for place, part in enumerate(_SENTINEL.split(line)):  # text, number, text, number ... text
         if place % 2 and int(part) < len(sentinels):
@@ -174,7 +174,8 @@ def _with_gaps(tokenizer, line: str, sentinels: list[int]) -> list[int]:
         else:
             text = f"<extra_id_{part}>" if place % 2 else part
             ids += tokenizer(text, add_special_tokens=False)["input_ids"]
-    return [*ids, tokenizer.eos_token_id]
+    bos = find_bos_id(tokenizer)
+    return [*ids, tokenizer.eos_token_id] if bos is None else [bos, *ids]
 
 
 def prompt(model: PreTrainedModel, tokenizer, new_tokens: int, num_beams: int) -> int:

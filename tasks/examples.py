@@ -20,7 +20,7 @@ from common.processes import print_once
 from constants import IGNORE_INDEX
 from corpora.blocks import Corpus
 from corpora.streams import StreamDataset, one_by_one
-from corpora.tokenizers import tokenizer_fingerprint
+from corpora.tokenizers import encode_targets, tokenizer_fingerprint
 from tasks.metrics.scoring import STATISTICS, score_predictions, token_metrics
 from tasks.registry import preprocess_of, reference_texts, source_text, target_text
 from tasks.rows import load_rows, row_splitter
@@ -34,16 +34,12 @@ def build_tokenize_function(
     Lengths are in tokens, EOS included. Rows without the target column (test data) get no labels.
     """
 
-    def encode(texts: list[str], max_length: int | None) -> dict:
-        return tokenizer(texts, max_length=max_length, truncation=max_length is not None)
+    def targets(rows: list[dict]) -> list[list[int]]:
+        return encode_targets(tokenizer, [target_text(name, task, row) for row in rows], max_target_length)
 
     return lambda batch: {
-        **encode([source_text(task, row) for row in as_rows(batch)], max_source_length),
-        **(
-            {"labels": encode([target_text(name, task, row) for row in as_rows(batch)], max_target_length)["input_ids"]}
-            if task["target"] in batch
-            else {}
-        ),
+        **tokenizer([source_text(task, row) for row in as_rows(batch)], max_length=max_source_length, truncation=True),
+        **({"labels": targets(as_rows(batch))} if task["target"] in batch else {}),
     }
 
 
@@ -67,7 +63,7 @@ def class_label_ids(task: dict, tokenizer) -> torch.Tensor | None:
     """
     if task["target_type"] != "class":
         return None
-    encoded = tokenizer(task["labels"])["input_ids"]
+    encoded = encode_targets(tokenizer, task["labels"])
     if len(_labels_as_read_back(task, tokenizer)) < len(encoded):
         raise ValueError(f"the tokenizer writes two of the labels {', '.join(task['labels'])} with the same text")
     longest = max(len(ids) for ids in encoded)
@@ -85,7 +81,7 @@ def _labels_as_read_back(task: dict, tokenizer) -> dict[str, str]:
     """{text that a label becomes in this tokenizer: label}; without a "_" "not_entailment" becomes "notentailment"."""
     if task["target_type"] != "class":
         return {}
-    texts = tokenizer.batch_decode(tokenizer(task["labels"])["input_ids"], skip_special_tokens=True)
+    texts = tokenizer.batch_decode(encode_targets(tokenizer, task["labels"]), skip_special_tokens=True)
     return dict(zip((text.strip() for text in texts), task["labels"], strict=True))
 
 
@@ -98,7 +94,7 @@ def non_canonical_outputs(task: dict, tokenizer, ids) -> dict[str, int]:
     """
     if task["target_type"] != "class":
         return {}
-    canonical, eos = tokenizer(task["labels"])["input_ids"], tokenizer.eos_token_id
+    canonical, eos = encode_targets(tokenizer, task["labels"]), tokenizer.eos_token_id
     written = [[int(token) for token in row if token not in (IGNORE_INDEX, tokenizer.pad_token_id)] for row in ids]
     written = [row[: row.index(eos) + 1] if eos in row else row for row in written]  # beams fill up with EOS
     pairs = zip(decode_texts(task, tokenizer, ids), written, strict=True)

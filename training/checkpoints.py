@@ -188,7 +188,9 @@ def clear_output_dir(args: T5TrainingArguments, checkpoint: str | None, old: lis
 # What decides the shapes of the weights, and what they mean.
 _SHAPE = (
     "model_type d_model d_kv d_ff num_heads num_layers num_decoder_layers vocab_size feed_forward_proj "
-    "relative_attention_num_buckets relative_attention_max_distance tie_word_embeddings"
+    "relative_attention_num_buckets relative_attention_max_distance tie_word_embeddings "
+    "hidden_size head_dim intermediate_size num_attention_heads num_key_value_heads num_hidden_layers layer_types "
+    "sliding_window"
 ).split()
 # Flags that decide which examples a run sees, in which order, and how they are corrupted.
 _DECIDES_EXAMPLES = (
@@ -205,12 +207,12 @@ def check_resumed(checkpoint: str | None, config, fingerprints: dict[str, str], 
     """
     if checkpoint is None:
         return
-    run, asked = _read_json(Path(checkpoint).parent / "run.json"), config.to_dict()
-    saved, now = _read_json(Path(checkpoint) / "config.json"), {}
+    run, asked = _read_json(Path(checkpoint).parent / "run.json"), _flat(config.to_dict())
+    saved, now = _flat(_read_json(Path(checkpoint) / "config.json")), {}
     for group in groups:
         now |= vars(group)
-    for key in _SHAPE:
-        if key in saved and saved[key] != asked.get(key):
+    for key in (key for name in _SHAPE for key in saved if key.rpartition(".")[2] == name):
+        if saved[key] != asked.get(key):
             raise ValueError(
                 f"--resume_from_checkpoint {checkpoint}: its model has {key} {saved[key]}, the flags ask for "
                 f"{asked.get(key)}: resume with the flags of its run, or name another --output_dir"
@@ -220,6 +222,12 @@ def check_resumed(checkpoint: str | None, config, fingerprints: dict[str, str], 
         raise ValueError(
             f"--resume_from_checkpoint {checkpoint}: it holds the state of --optim {flags['optim']}, which "
             f"--optim {now['optim']} cannot take up"
+        )
+    if flags and flags.get("train_only") != now.get("train_only"):
+        raise ValueError(
+            f"--resume_from_checkpoint {checkpoint}: it holds the optimizer's state of --train_only "
+            f"{flags.get('train_only')}, not of {now['train_only']}: take only the weights with --model_name_or_path "
+            f"{checkpoint}"
         )
     for name, described in (("train", "training data"), ("tokenizer", "a tokenizer")):
         if name in saved and name in fingerprints and saved[name] != fingerprints[name]:
@@ -234,6 +242,13 @@ def check_resumed(checkpoint: str | None, config, fingerprints: dict[str, str], 
                 f"and other examples would follow: resume with {flags[name]}, or take only the weights with "
                 f"--model_name_or_path {checkpoint}"
             )
+
+
+def _flat(config: dict) -> dict:
+    """{"a": 1, "encoder": {"a": 2}} -> {"a": 1, "encoder.a": 2}."""
+    parts = {key: _flat(value) for key, value in config.items() if isinstance(value, dict)}
+    nested = {f"{key}.{name}": value for key, part in parts.items() for name, value in part.items()}
+    return {key: value for key, value in config.items() if key not in parts} | nested
 
 
 def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:

@@ -224,7 +224,7 @@ def _stacks(matrices: list[torch.Tensor]) -> list[list[int]]:
 
 def layer_matrices(model: torch.nn.Module) -> set[int]:
     """id() of the weights of all linear layers but the head."""
-    linears = (m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and not n.endswith("lm_head"))
+    linears = (m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "lm_head" not in n)
     return {id(linear.weight) for linear in linears}
 
 

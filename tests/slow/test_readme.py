@@ -7,6 +7,7 @@ from pathlib import Path
 
 from absl.testing import parameterized
 
+import adapt_decoder
 import benchmark_t5
 import create_tokenizer
 import evaluate_t5
@@ -32,6 +33,7 @@ DATACLASSES = {
     "pre_train_t5.py": [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
     "fine_tune_t5.py": [ModelArguments, TaskArguments, FineTuningArguments],
     "predict_t5.py": predict_t5.DATACLASSES,
+    "adapt_decoder.py": [adapt_decoder.AdaptationArguments],
 }
 
 

@@ -14,11 +14,13 @@ from unittest import mock
 
 import torch
 import yaml
+import zoo
 from absl.testing import parameterized
 from helpers import run_main, sentences
 from test_export_checkpoint import SHAPE, TestCase, workspace
-from transformers import T5Config
+from transformers import T5Config, T5GemmaConfig
 
+import adapt_decoder
 import constants
 import create_tokenizer
 import evaluate_t5
@@ -31,6 +33,7 @@ from arguments.text import PreTrainingDataArguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.command_line import parse_arguments
 from model_t5 import build_config, count_parameters, create_model, flops_per_sequence, load_model
+from modeling.families import shape_of
 
 ROOT = Path(constants.__file__).parent
 SMALL = dict(max_steps=2, warmup_steps=1, logging_steps=1, eval_steps=2, save_steps=2, max_eval_samples=4, seed=1,
@@ -38,13 +41,21 @@ SMALL = dict(max_steps=2, warmup_steps=1, logging_steps=1, eval_steps=2, save_st
              disable_tqdm="true", report_to="none", use_cpu="true", bf16="false")  # fmt: skip
 T5_SMALL = dict(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8)
 T5_LARGE = dict(d_model=1024, d_kv=64, d_ff=4096, num_layers=24, num_heads=16)
-# recipe -> (script, real configuration, its parameters, target length)
+GEMMA_BASE = dict(hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
+                  num_key_value_heads=12, head_dim=64, query_pre_attn_scalar=64)  # fmt: skip
+# recipe -> (script, real configuration, its parameters, target length, and the source's if it is not 512)
 RECIPES = {
     "italian_t5_base": (pre_train_t5, lambda: build_config("t5-v1_1-base", 32_000), 247_381_248, 114),
     "flan_t5_base_portuguese": (pre_train_t5, lambda: build_config("t5-v1_1-base", 32_000), 247_381_248, 114),
     "t5_small_cnn_dailymail": (fine_tune_t5, lambda: T5Config(**T5_SMALL), 60_506_624, 128),
     "t5_large_cnn_dailymail": (fine_tune_t5, lambda: T5Config(**T5_LARGE), 737_668_096, 128),
-}
+    # transformers' own sizes are those of 2B-2B
+    "adapt_gemma2_2b": (pre_train_t5, T5GemmaConfig, 5_596_853_760, 287),
+    "t5gemma_summarization": (
+        fine_tune_t5, lambda: T5GemmaConfig(encoder=GEMMA_BASE, decoder=GEMMA_BASE), 591_490_560, 128, 1024
+    ),
+}  # fmt: skip
+OF_GEMMA = ("adapt_gemma2_2b", "t5gemma_summarization")
 CNN_DAILYMAIL = dict(
     prefix="summarize", inputs={"": "article"}, target="highlights", target_type="text", metrics=["rougeL", "rouge1"],
     hub=("abisee/cnn_dailymail", "3.0.0"), max_source_length=512, max_target_length=128,
@@ -59,6 +70,13 @@ def articles() -> Path:
     for split in ("train", "validation", "test"):
         rows = [{"article": " ".join(lines[n : n + 3]), "highlights": lines[n]} for n in range(8)]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@functools.cache
+def gemma() -> Path:
+    folder = Path(tempfile.mkdtemp()) / "t5gemma"
+    zoo.write_checkpoint(folder, "t5gemma")
     return folder
 
 
@@ -89,12 +107,13 @@ class RecipeTest(TestCase):
         classes = {
             "create_tokenizer.py": [create_tokenizer.TokenizerArguments],
             "export_checkpoint.py": [export_checkpoint.ExportArguments],
+            "adapt_decoder.py": [adapt_decoder.AdaptationArguments],
             "evaluate_t5.py": evaluate_t5.DATACLASSES,
             "pre_train_t5.py": [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
             "fine_tune_t5.py": [ModelArguments, TaskArguments, FineTuningArguments],
         }[words[0]]
         argv = [str(ROOT / word) if word.startswith("recipes/") else word for word in words[1:]]
-        if name.startswith("flan") and words[0] == "pre_train_t5.py":
+        if "\nbf16: true" in recipe_text(name) and words[0] in ("pre_train_t5.py", "fine_tune_t5.py"):
             argv.append("--bf16=false")  # which a machine without a GPU refuses
         self.assertLen(parse_arguments(classes, argv), len(classes))
 
@@ -106,7 +125,9 @@ class RecipeTest(TestCase):
         if script is pre_train_t5:
             folder = workspace() / "whole"
             flags |= dict(train_file=workspace() / "text.txt", dataset_name="", dataset_config_name="")
-            flags |= dict(input_seq_length=32, validation_split_count=40, tokenizer_name=workspace() / "tokenizer")
+            flags |= dict(input_seq_length=32, validation_split_count=40)
+            if name not in OF_GEMMA:
+                flags |= dict(tokenizer_name=workspace() / "tokenizer")
             flags |= dict(gradient_accumulation_steps=2)
             if "max_train_samples" in recipe:
                 flags |= dict(max_train_samples=300)
@@ -115,6 +136,8 @@ class RecipeTest(TestCase):
             flags |= dict(data_dir=articles(), max_source_length=32, max_target_length=8, max_train_samples=8)
             flags |= dict(num_train_epochs=1)
             flags.pop("max_steps")
+        if name in OF_GEMMA:
+            folder = gemma()
         key = "config_name" if "config_name" in recipe else "model_name_or_path"
         given = [f"--{key}={folder}", *[f"--{flag}={value}" for flag, value in flags.items()]]
         results, _, _ = run_main(script.main, ROOT / "recipes" / f"{name}.yaml", *given)
@@ -123,16 +146,17 @@ class RecipeTest(TestCase):
         for flag, value in recipe.items():
             if flag not in (*flags, key):
                 self.assertEqual(used[flag], value, flag)
-        self.assertEqual(load_model(str(self.out)).config.d_model, SHAPE["d_model"])
+        width = 16 if name in OF_GEMMA else SHAPE["d_model"]
+        self.assertEqual(shape_of(load_model(str(self.out)).config).decoder.width, width)
 
     @parameterized.parameters(*RECIPES)
     def test_the_real_model(self, name):
-        _, config, parameters, target_length = RECIPES[name]
+        _, config, parameters, target_length, *source_length = RECIPES[name]
         config = config()
         with torch.device("meta"):
             model = create_model(config)
         self.assertEqual(count_parameters(model), parameters)
-        giga = flops_per_sequence(config, 512, target_length) / 1e9
+        giga = flops_per_sequence(config, *(source_length or [512]), target_length) / 1e9
         said = re.search(r"x ([\d,]+) GFLOP", recipe_text(name))[1]
         self.assertAlmostEqual(float(said.replace(",", "")), giga, delta=0.005 * giga)
 

@@ -8,7 +8,9 @@ import contextlib
 import functools
 import io
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +22,7 @@ from absl.testing import parameterized
 from helpers import run_main
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from warm_python import warm_python
 
 import constants
 import evaluate_t5
@@ -29,6 +32,7 @@ import pre_train_t5
 from corpora.tokenizers import load_tokenizer, plain_encoder
 from data_collator_t5 import T5DataCollator, example_keys, find_sentinel_ids
 from model_t5 import load_model
+from modeling.families import is_tied
 from modeling.new_vocabulary import matching_ids
 from objectives.spans import SpanCorruption
 from runs import samples
@@ -39,6 +43,8 @@ TASK = dict(
     metrics=["accuracy"], files={"train": "train.jsonl", "validation": "dev.jsonl"}, max_source_length=96,
     max_target_length=8,
 )  # fmt: skip
+TIED = ("t5_v1_0", *zoo.GEMMA)  # their heads are embeddings
+EMBEDDINGS = {"t5gemma": {"model.encoder", "model.decoder"}, "t5gemma2": {"model.encoder.text_model"}}
 SMALL = dict(logging_steps=1, warmup_steps=1, per_device_train_batch_size=2, per_device_eval_batch_size=4, seed=1,
              max_eval_samples=4, disable_tqdm="true", report_to="none", preprocessing_num_workers=1)  # fmt: skip
 MADE_FOR_TEXT = ("<extra_id_3>", "▁<extra_id_3>", "a <extra_id_0>b", "</s> <pad>")
@@ -110,15 +116,17 @@ class ZooTest(parameterized.TestCase):
         self.assertLen(tokenizer, words)
         ids = find_sentinel_ids(tokenizer).tolist()
         self.assertEqual(ids[:3], zoo.sentinel_ids(family, words))
-        self.assertLen(ids, zoo.UMT5_SENTINELS if family == "umt5" else 100)
-        self.assertEqual(ids, list(range(ids[0], ids[0] - len(ids), -1)))
+        is_gemma = family in zoo.GEMMA
+        self.assertLen(ids, 96 if is_gemma else zoo.UMT5_SENTINELS if family == "umt5" else 100)
+        step = 1 if is_gemma else -1
+        self.assertEqual(ids, list(range(ids[0], ids[0] + step * len(ids), step)))
         config = model.config
-        self.assertEqual((config.pad_token_id, config.eos_token_id, config.decoder_start_token_id), (0, 1, 0))
+        special = (config.pad_token_id, config.eos_token_id, config.decoder_start_token_id)
+        self.assertEqual(special, (0, 1, 2 if is_gemma else 0))
         self.assertEqual((tokenizer.pad_token_id, tokenizer.eos_token_id), (0, 1))
-        tied = family == "t5_v1_0"
-        self.assertEqual(model.lm_head.weight is model.shared.weight, tied)
-        self.assertEqual(bool(getattr(config, "scale_decoder_outputs", False)), tied)
-        self.assertEqual(model.get_input_embeddings().num_embeddings, -(-words // 128) * 128)
+        self.assertEqual(is_tied(model), family in TIED)
+        self.assertEqual(bool(getattr(config, "scale_decoder_outputs", False)), family == "t5_v1_0")
+        self.assertEqual(model.get_input_embeddings().num_embeddings, words if is_gemma else -(-words // 128) * 128)
         encode = plain_encoder(tokenizer)
         for ids_of_text in encode(list(MADE_FOR_TEXT)):
             self.assertEmpty({0, 1, *ids[:4]} & {*ids_of_text}, "a text became a special token")
@@ -126,11 +134,12 @@ class ZooTest(parameterized.TestCase):
     @parameterized.parameters(*zoo.FAMILIES)
     def test_pre_training_resumes_bit_for_bit(self, family):
         folder, results = pre_trained(family)
-        rows = json.loads((animal(family)[0] / "config.json").read_text())["vocab_size"]
+        rows = load_model(str(animal(family)[0])).get_input_embeddings().num_embeddings
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         losses = [line["loss"] for line in lines if "loss" in line]
-        # Fresh weights know nothing: logits are about N(0, 1), and the loss ln(rows) + 1/2.
-        self.assertAlmostEqual(losses[0], torch.tensor(float(rows)).log().item() + 0.5, delta=0.75)
+        # Fresh weights know nothing: logits are about N(0, 1), and the loss ln(rows) + 1/2; T5Gemma's are near 0.
+        nothing = torch.tensor(float(rows)).log().item() + (0 if family in zoo.GEMMA else 0.5)
+        self.assertAlmostEqual(losses[0], nothing, delta=0.75)
         self.assertLess(results["eval_loss"], losses[0] + 1)
         self.assertIn("| gap | masked | filled in |", (folder / "samples.md").read_text())
 
@@ -142,8 +151,9 @@ class ZooTest(parameterized.TestCase):
         self.assertEqual(whole.keys(), resumed.keys())
         for name, tensor in whole.items():
             self.assertTrue(torch.equal(tensor, resumed[name]), name)
-        self.assertFalse(torch.equal(whole["shared.weight"], before["shared.weight"]))
-        self.assertEqual("lm_head.weight" in whole, family != "t5_v1_0")
+        changed = {name.partition(".embed")[0] for name in whole if not torch.equal(whole[name], before[name])}
+        self.assertContainsSubset(EMBEDDINGS.get(family, {"shared.weight"}), changed)
+        self.assertEqual(any("lm_head" in name for name in whole), family not in TIED)
 
     @parameterized.parameters(*zoo.FAMILIES)
     def test_fine_tuned_evaluated_by_generating(self, family):
@@ -188,7 +198,35 @@ class ZooTest(parameterized.TestCase):
             self.assertEqual("greedy answers are right" in card, family == "umt5")
             config = json.loads((out / "config.json").read_text())
             self.assertEqual(config["model_type"], zoo.CONFIGS[family]["model_type"])
-            self.assertIs(config["tie_word_embeddings"], family == "t5_v1_0")
+            self.assertIs(config["tie_word_embeddings"], family in TIED)
+
+
+class TwoProcessesTest(parameterized.TestCase):
+    @parameterized.parameters(("t5gemma2", "ul2", ()), ("t5gemma", "prefix_lm", ("--train_only=cross_attn",)))
+    def test_they_train_to_the_weights_of_one(self, family, objective, more):
+        """Rows of several examples; of T5Gemma 2 the part that reads pictures, of T5Gemma all but cross-attention stays
+        as it was, which torch's data parallelism must be told."""
+        out = [place() / "processes" / f"{family}_{count}" for count in (1, 2)]
+        flags = SMALL | dict(
+            model_name_or_path=animal(family)[0], train_file=place() / "text.txt", objective=objective,
+            input_seq_length=64, max_steps=2, learning_rate=1e-3, gradient_accumulation_steps=1, save_steps=2,
+            validation_split_count=30, num_samples=0, data_cache_dir=place() / "cache",
+        )  # fmt: skip
+        argv = [f"--{key}={value}" for key, value in flags.items()]
+        run_main(pre_train_t5.main, *argv, *more, f"--output_dir={out[0]}")
+        script = [pre_train_t5.__file__, *argv, *more, f"--output_dir={out[1]}", "--per_device_train_batch_size=1"]
+        script = [word for word in script if word != "--per_device_train_batch_size=2"]
+        command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *script]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHON_EXEC": warm_python()}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        one, two = (load_file(folder / "model.safetensors") for folder in out)
+        before = load_model(str(animal(family)[0])).state_dict()
+        for name, tensor in one.items():
+            torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-6, msg=name)
+            still = "vision" in name or "multi_modal" in name or (more and "cross_attn" not in name)
+            self.assertTrue(not still or torch.equal(tensor, before[name]), name)
+        self.assertTrue(any(not torch.equal(tensor, before[name]) for name, tensor in one.items()))
 
 
 class SentinelTest(parameterized.TestCase):
@@ -216,7 +254,7 @@ class SentinelTest(parameterized.TestCase):
             (answer,) = samples.answers_to(["Bo <extra_id_0> ri<extra_id_1>li."], model, tokenizer, 8)
         self.assertEqual(answer, "Bo bada ridileli.")
         self.assertEqual([number for number in given[0] if number in sentinels], sentinels[:2])
-        self.assertEqual(given[0][-1], 1)
+        self.assertEqual(given[0][0] if family in zoo.GEMMA else given[0][-1], 2 if family in zoo.GEMMA else 1)
 
     @parameterized.parameters(("mt5", "t5_v1_1"), ("t5_v1_1", "mt5"), ("byt5", "mt5"), ("umt5", "byt5"))
     def test_another_tokenizer_keeps_them_by_number(self, old, new):
@@ -234,13 +272,14 @@ class SentinelTest(parameterized.TestCase):
         self.assertEmpty(SpanCorruption(byt5, 512, mean_noise_span_length=20).plan([]))
         self.assertEmpty(SpanCorruption(t5, 512).plan([]))
 
-    @parameterized.parameters("ctranslate2", "onnx")
-    def test_engines_that_do_not_know_longt5_are_refused(self, kind):
-        flags = dict(model_name_or_path=animal("longt5_local")[0], output_dir=place() / "engine")
+    @parameterized.product(kind=("ctranslate2", "onnx"), family=("longt5_local", *zoo.GEMMA))
+    def test_engines_that_do_not_know_a_family_are_refused(self, kind, family):
+        flags = dict(model_name_or_path=animal(family)[0], output_dir=place() / "engine")
         argv = [word for name, value in flags.items() for word in (f"--{name}", value)]
         with mock.patch.dict(export_checkpoint.NEEDS, {kind: ()}):
             _, _, said = run_main(export_checkpoint.main, *argv, "--formats", "huggingface", kind, code=2)
-        self.assertIn(f"--formats {kind}: not for longt5 models, only huggingface", said)
+        known = zoo.CONFIGS[family]["model_type"]
+        self.assertIn(f"--formats {kind}: not for {known} models, only huggingface", said)
         self.assertFalse((place() / "engine").exists())
 
     def test_mt5_goes_on_with_other_words(self):

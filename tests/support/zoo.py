@@ -3,14 +3,17 @@
     folder = write_checkpoint(Path("zoo/mt5"), "mt5")     # config.json, weights, tokenizer files
 
 config.json has every field of the published model's (google-t5/t5-small, google/t5-v1_1-small, google/flan-t5-small,
-google/mt5-small, google/umt5-small, google/byt5-small, google/long-t5-local-base, google/long-t5-tglobal-base) with
-sizes of ours; the tokenizer has its files, special words and places, over a vocabulary trained on the text here. What
-the published vocabularies have in common with ours, from the front and from the end:
+google/mt5-small, google/umt5-small, google/byt5-small, google/long-t5-local-base, google/long-t5-tglobal-base,
+google/t5gemma-2b-2b-ul2, google/t5gemma-2-270m-270m) with sizes of ours; the tokenizer has its files, special words and
+places, over a vocabulary trained on the text here. What the published vocabularies have in common with ours, from the
+front and from the end:
 
     T5, LongT5   <pad> </s> <unk> words ...; <extra_id_99> ... <extra_id_0> added; rows up to the next 128
     mT5          <pad> </s> <unk> 256 bytes, words ..., and as its last pieces ▁<extra_id_99> ... ▁<extra_id_0>
     umT5         <pad> </s> <s> <unk> 256 bytes, words ...; <extra_id_299> ... <extra_id_0> added
     ByT5         <pad> </s> <unk> 256 bytes; <extra_id_0> ... <extra_id_124> added, which nothing was trained with
+    T5Gemma, 2   <pad> <eos> <bos> <unk> <mask> <2mass> [@BOS@] <unused0> ... <unused98> <start_of_turn> <end_of_turn>
+                 256 bytes, words ...; as many rows as words
 """
 
 import functools
@@ -23,7 +26,7 @@ import sentencepiece
 import torch
 from safetensors.torch import save_file
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig
 
 from model_t5 import create_model
@@ -69,6 +72,38 @@ CONFIGS = {
     "longt5_local": _LONG | dict(encoder_attention_type="local"),
     "longt5_tglobal": _LONG | dict(encoder_attention_type="transient-global"),
 }  # fmt: skip
+_GEMMA = dict(
+    attention_bias=False, attention_dropout=0.0, hidden_activation="gelu_pytorch_tanh", hidden_size=16, head_dim=4,
+    initializer_range=0.02, intermediate_size=24, max_position_embeddings=8192, num_attention_heads=4,
+    num_hidden_layers=2, num_key_value_heads=2, query_pre_attn_scalar=4, rms_norm_eps=1e-06, sliding_window=8,
+    layer_types=["sliding_attention", "full_attention"], torch_dtype="bfloat16", use_cache=True, dropout_rate=0.0,
+)  # fmt: skip
+_GEMMA_2 = _GEMMA | dict(
+    model_type="t5_gemma_module", attn_logit_softcapping=50.0, final_logit_softcapping=30.0, rope_theta=10000.0
+)
+_ROPE = {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
+         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
+_GEMMA_3 = _GEMMA | dict(attn_logit_softcapping=None, final_logit_softcapping=None, rope_parameters=_ROPE)
+_PICTURES = dict(model_type="siglip_vision_model", hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+                 num_attention_heads=2, image_size=16, patch_size=8)  # fmt: skip
+_OF_BOTH = dict(dropout_rate=0.0, classifier_dropout_rate=0.0, initializer_range=0.02, is_encoder_decoder=True,
+                eos_token_id=1, pad_token_id=0, transformers_version="4.53.0.dev0")  # fmt: skip
+CONFIGS |= {
+    "t5gemma": _OF_BOTH | dict(
+        architectures=["T5GemmaForConditionalGeneration"], model_type="t5gemma",
+        encoder=_GEMMA_2 | {"is_decoder": False},
+        decoder=_GEMMA_2 | {"is_decoder": True, "cross_attention_hidden_size": 16},
+    ),
+    "t5gemma2": _OF_BOTH | dict(
+        architectures=["T5Gemma2ForConditionalGeneration"], model_type="t5gemma2", image_token_index=6,
+        encoder=dict(
+            model_type="t5gemma2_encoder", text_config=_GEMMA_3 | {"model_type": "t5gemma2_text"}, boi_token_index=5,
+            vision_config=_PICTURES, mm_tokens_per_image=4, eoi_token_index=6, image_token_index=6,
+        ),
+        decoder=_GEMMA_3 | {"model_type": "t5gemma2_decoder"},
+    ),
+}  # fmt: skip
+GEMMA = ("t5gemma", "t5gemma2")
 FAMILIES = tuple(CONFIGS)
 BIN = ("t5_v1_1", "mt5", "longt5_tglobal")  # written as pytorch_model.bin, with every name of the shared embedding
 SPECIAL = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -87,6 +122,8 @@ def lines() -> tuple[str, ...]:
 
 def sentinel_ids(family: str, rows: int) -> list[int]:
     """The first three sentinels of a zoo animal whose vocabulary, rows for rounding left out, has `rows` words."""
+    if family in GEMMA:
+        return [7, 8, 9]
     last = 258 if family == "byt5" else rows - 1
     return [last, last - 1, last - 2]
 
@@ -169,10 +206,54 @@ def _write_byt5_tokenizer(folder: Path) -> int:
     return 3 + 256 + 125
 
 
+def _write_gemma_tokenizer(folder: Path) -> int:
+    """A BPE that begins texts with <bos> and does not end them; its unused tokens are added ones, but not special."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<2mass>", "[@BOS@]", "<start_of_turn>", "<end_of_turn>"]
+    unused = [f"<unused{number}>" for number in range(99)]
+    first = [*special[:7], *unused, *special[7:]]
+    backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")  # words, for the training alone
+    known = [*first, *(f"<0x{number:02X}>" for number in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=len(known) + WORDS, special_tokens=known, show_progress=False)
+    backend.train_from_iterator(lines(), trainer)
+    content = json.loads(backend.to_str())
+    content["added_tokens"] = [
+        token | {"special": token["content"] in special}
+        for token in content["added_tokens"]
+        if token["content"] in first
+    ]
+    backend = Tokenizer.from_str(json.dumps(content))
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    backend.save(str(folder / "tokenizer.json"))
+    names = dict(bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
+    _write_json(folder / "special_tokens_map.json", names)
+    more = dict(add_bos_token=True, add_eos_token=False, clean_up_tokenization_spaces=False, sp_model_kwargs={},
+                tokenizer_class="GemmaTokenizer", use_default_system_prompt=False)  # fmt: skip
+    _write_json(folder / "tokenizer_config.json", names | more)
+    return backend.get_vocab_size()
+
+
 TOKENIZERS = {"mt5": _write_mt5_tokenizer, "umt5": _write_umt5_tokenizer, "byt5": _write_byt5_tokenizer}
+TOKENIZERS |= dict.fromkeys(GEMMA, _write_gemma_tokenizer)
 
 
 # ---------------------------------------------------------------- checkpoints
+def config_of(family: str, words: int) -> dict:
+    """What config.json holds for a vocabulary of so many words."""
+    if family in GEMMA:
+        return _with_words(CONFIGS[family], words)
+    return CONFIGS[family] | SIZES | {"vocab_size": -(-words // 128) * 128}
+
+
+def _with_words(config: dict, words: int) -> dict:
+    """The configuration with as many rows, wherever a part says how many."""
+    parts = {name: _with_words(part, words) for name, part in config.items() if isinstance(part, dict)}
+    return config | parts | ({"vocab_size": words} if "hidden_activation" in config or "decoder" in config else {})
+
+
 def write_checkpoint(folder: Path, family: str) -> int:
     """Writes the animal into `folder`, which it makes; returns the words of its vocabulary.
 
@@ -181,7 +262,7 @@ def write_checkpoint(folder: Path, family: str) -> int:
     """
     folder.mkdir(parents=True)
     words = TOKENIZERS.get(family, _write_t5_tokenizer)(folder)
-    config = CONFIGS[family] | SIZES | {"vocab_size": -(-words // 128) * 128}
+    config = config_of(family, words)
     _write_json(folder / "config.json", dict(sorted(config.items())))
     torch.manual_seed(FAMILIES.index(family))
     model = create_model(AutoConfig.from_pretrained(folder))
@@ -191,8 +272,6 @@ def write_checkpoint(folder: Path, family: str) -> int:
     if family in BIN:
         torch.save(state, folder / "pytorch_model.bin")
     else:
-        doubled = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
-        doubled |= {"lm_head.weight"} if model.lm_head.weight is model.shared.weight else set()
-        once = {name: tensor.contiguous() for name, tensor in state.items() if name not in doubled}
+        once = {name: tensor.contiguous() for name, tensor in state.items() if name not in model.all_tied_weights_keys}
         save_file(once, folder / "model.safetensors", {"format": "pt"})
     return words

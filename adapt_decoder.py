@@ -1,0 +1,105 @@
+"""Make an encoder-decoder out of a decoder-only checkpoint (or two), as T5Gemma was made of Gemma 2, to train on.
+
+    python adapt_decoder.py --model_name_or_path google/gemma-2-2b --output_dir out/t5gemma
+    python adapt_decoder.py --model_name_or_path google/gemma-2-2b --encoder google/gemma-2-9b --output_dir out/9b_2b
+
+The encoder reads with bidirectional attention, the decoder gets a cross-attention in each layer: a copy of the layer's
+self-attention, or where the encoder has other sizes new weights, which are to be trained alone first. Writes the model
+in T5Gemma's layout, its tokenizer, and adaptation.json: from which tensor each one was copied. docs/t5gemma.md tells
+what it is worth. Gemma 2's 2B takes some 15 GB of memory and the time to read and write 5 and 11 GB.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import set_seed
+
+from common.cached_folders import made_aside
+from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.reports import end_summary, human_count, write_json
+from corpora.tokenizers import load_tokenizer
+from model_t5 import count_parameters, load_decoder
+from modeling.adaptation import WARM_UP_STEPS, adapt
+from modeling.families import family_of, shape_of
+from modeling.new_vocabulary import same_vocabulary
+
+
+@dataclass
+class AdaptationArguments:
+    """What is adapted, and where to."""
+
+    _argument_group_name = "adaptation"
+
+    model_name_or_path: str | None = option(None, "Decoder-only checkpoint: the decoder, and the encoder if no other.")
+    encoder: str | None = option(None, "Another checkpoint for the encoder, with the same tokenizer.")
+    output_dir: str = option("out/t5gemma", "Folder to write. Must be empty or overwritten.")
+    overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new model is whole.")
+    seed: int = option(42, "Of a cross-attention that is drawn anew.")
+
+
+def check_flags(args: AdaptationArguments) -> None:
+    """ValueError for what cannot work, before any weight is read."""
+    if not args.model_name_or_path:
+        raise ValueError("--model_name_or_path: name the decoder-only checkpoint, such as google/gemma-2-2b")
+    check_folder("--output_dir", args.output_dir)
+    folder = Path(args.output_dir)
+    if folder.is_dir() and any(folder.iterdir()) and not args.overwrite_output_dir:
+        raise ValueError(f"--output_dir {args.output_dir} is not empty: name another folder, or give "
+                         "--overwrite_output_dir")  # fmt: skip
+
+
+def load_halves(args: AdaptationArguments) -> tuple:
+    """(tokenizer, decoder, encoder or None). ValueError if they do not go together."""
+    tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
+    if args.encoder and not same_vocabulary(tokenizer, load_tokenizer(args.encoder, "--encoder")):
+        raise ValueError(f"--encoder {args.encoder}: its tokenizer is not that of {args.model_name_or_path}")
+    decoder = load_decoder(args.model_name_or_path, "--model_name_or_path")
+    return tokenizer, decoder, load_decoder(args.encoder, "--encoder") if args.encoder else None
+
+
+def described_copies(copied: dict[str, str | None], names: dict[str, str]) -> dict[str, str]:
+    """Rows that say how many tensors of each part come from where. names: of the checkpoints of both halves."""
+    counts: Counter = Counter()
+    for name, source in copied.items():
+        part = "head" if name.startswith("lm_head") else name.split(".")[1]
+        is_cross = "cross_attn" in name
+        half = source and source.split()[0]
+        origin = "drawn anew" if half is None else f"{'self-attention of ' if is_cross else ''}{names[half]}"
+        counts["cross-attention" if is_cross else part, origin] += 1
+    return {part: f"{count} tensors: {origin}" for (part, origin), count in counts.items()}
+
+
+def main(argv: list[str] | None = None) -> dict[str, str | None]:
+    """Runs the script; returns {tensor: the tensor it was copied from or None}."""
+    with exit_on_user_error():
+        (args,) = parse_arguments([AdaptationArguments], argv)
+        check_flags(args)
+        tokenizer, decoder, encoder = load_halves(args)
+        set_seed(args.seed)
+        model, copied = adapt(decoder, encoder)
+        model.generation_config.decoder_start_token_id = family_of(model.config).start_token(model.config)
+        with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            write_json(folder / "adaptation.json", copied)
+    names = {"decoder": args.model_name_or_path, "encoder": args.encoder or args.model_name_or_path}
+    follow = f"accelerate launch pre_train_t5.py --model_name_or_path {args.output_dir}"
+    anew = None in copied.values()
+    end_summary(
+        {
+            "model": f"{human_count(count_parameters(model))} parameters ({shape_of(model.config).described})",
+            **described_copies(copied, names),
+            "written to": args.output_dir,
+            "next": f"{follow} --train_only cross_attn --max_steps {WARM_UP_STEPS} --output_dir out/warm; then from "
+            "out/warm, without --train_only"
+            if anew
+            else f"{follow} --objective ul2   # or prefix_lm",
+        },
+        title="adapted",
+    )
+    return copied
+
+
+if __name__ == "__main__":
+    main()

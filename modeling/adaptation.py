@@ -1,0 +1,92 @@
+"""An encoder-decoder out of decoder-only checkpoints, as T5Gemma was made of Gemma 2 (Zhang et al. 2025, section 3).
+
+    model, copied = adapt(decoder)              # balanced: both halves from one checkpoint
+    model, copied = adapt(decoder, encoder)     # the encoder from another one
+
+The encoder is the decoder-only model with bidirectional attention, in its windows too. The decoder is that model with a
+cross-attention in each layer. Of a balanced model it begins as the layer's self-attention, norms included; of an
+unbalanced one, whose encoder has other sizes, it is drawn anew, and is to be trained alone first.
+"""
+
+import re
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, T5GemmaConfig
+from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
+
+SOURCES = {"gemma2": "Gemma 2"}  # decoder-only families whose layers are an encoder-decoder's, by model_type
+WARM_UP_STEPS = 1000  # of an unbalanced model's cross-attention (section 4 of the paper)
+# (part of a name in T5Gemma, the same in Gemma 2), the first that is found.
+_NAMES = (
+    (r"\.pre_(self|cross)_attn_layernorm\.", ".input_layernorm."),
+    (r"\.post_(self|cross)_attn_layernorm\.", ".post_attention_layernorm."),
+    (r"\.cross_attn\.", ".self_attn."),
+)
+_CROSS = re.compile(r"cross_attn")
+_NOT_SIZES = {"model_type", "architectures", "transformers_version", "is_decoder", "dtype", "torch_dtype"}
+
+
+def is_balanced(decoder, encoder) -> bool:
+    """Whether two configurations have the same sizes, so that a cross-attention can begin as a self-attention."""
+    return _module_values(decoder) == _module_values(encoder)
+
+
+def _module_values(config) -> dict:
+    """The values of a decoder-only configuration that a half of T5Gemma's has too."""
+    known = T5GemmaModuleConfig().to_dict().keys() - _NOT_SIZES
+    return {name: value for name, value in config.to_dict().items() if name in known}
+
+
+def adapted_config(decoder, encoder) -> T5GemmaConfig:
+    """The configuration of the encoder-decoder that two decoder-only configurations make. ValueError if the model would
+    have two vocabularies."""
+    if encoder.vocab_size != decoder.vocab_size:
+        raise ValueError(f"the encoder has {encoder.vocab_size:,} tokens and the decoder {decoder.vocab_size:,}: both "
+                         "must read the same tokenizer")  # fmt: skip
+    halves = (T5GemmaModuleConfig(**_module_values(one)) for one in (encoder, decoder))
+    encoder_half, decoder_half = halves
+    eos = decoder.eos_token_id
+    special = dict(bos_token_id=decoder.bos_token_id, pad_token_id=decoder.pad_token_id,
+                   eos_token_id=eos[0] if isinstance(eos, list) else eos)  # fmt: skip
+    return T5GemmaConfig(
+        encoder=encoder_half.to_dict(), decoder=decoder_half.to_dict(), vocab_size=decoder.vocab_size,
+        tie_word_embeddings=decoder.tie_word_embeddings, **special,
+    )  # fmt: skip
+
+
+def source_name(name: str) -> tuple[str, str]:
+    """("encoder" or "decoder", the name in the decoder-only model) of a tensor of T5Gemma:
+    model.decoder.layers.0.cross_attn.q_proj.weight -> decoder, model.layers.0.self_attn.q_proj.weight."""
+    if name.startswith("lm_head."):
+        return "decoder", "lm_head.weight"
+    half, rest = name.removeprefix("model.").split(".", 1)
+    for theirs, ours in _NAMES:
+        if re.search(theirs, rest):
+            return half, f"model.{re.sub(theirs, ours, rest)}"
+    return half, f"model.{rest}"
+
+
+@torch.no_grad()
+def adapt(
+    decoder: PreTrainedModel, encoder: PreTrainedModel | None = None
+) -> tuple[PreTrainedModel, dict[str, str | None]]:
+    """(the encoder-decoder, {its tensor: the tensor it was copied from, None where it was drawn anew}).
+
+    decoder, encoder: of SOURCES; without an encoder both halves come from the decoder. The weights keep their type.
+    What is drawn anew comes from torch's generator.
+    """
+    encoder = decoder if encoder is None else encoder
+    balanced = is_balanced(decoder.config, encoder.config)
+    model = AutoModelForSeq2SeqLM.from_config(adapted_config(decoder.config, encoder.config), dtype=decoder.dtype)
+    sources = {"encoder": encoder.state_dict(), "decoder": decoder.state_dict()}
+    copied: dict[str, str | None] = {}
+    for name, tensor in model.state_dict().items():
+        half, source = source_name(name)
+        copied[name] = None if _CROSS.search(name) and not balanced else f"{half} {source}"
+        if copied[name]:
+            tensor.copy_(sources[half][source])
+    used = {source for source in copied.values() if source}
+    wanted = {f"{half} {name}" for half, state in sources.items() for name in state}
+    # An encoder has no head; a tied one is its embedding.
+    assert wanted - used <= {"encoder lm_head.weight"}, f"not copied: {sorted(wanted - used)[:3]}"
+    return model, copied

@@ -1,0 +1,319 @@
+"""What the parts of this project may ask of a family of models: its sizes, its parts, and what it does not have.
+
+    shape = shape_of(model.config)              # shape.encoder.width, shape.decoder.layers ...
+    family_of(model.config).lacks               # {option: why it is refused}
+    output_head(model), stacks(model)
+
+Nothing else asks for a `model_type`, or for the names that one family has for its parts. A family is an entry of
+FAMILIES, under its model_type in config.json.
+
+Legend of shapes: S source length, T target length, D width, I heads * head width, J the same of keys and values, F
+feed-forward, V vocabulary.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from constants import ATTENTION_IMPLEMENTATIONS
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Sizes of an encoder or a decoder, and what of its layers takes memory: norms of each part of a layer, norms of
+    queries and keys, scores that pass a soft cap, and a softmax in float32 whatever the scores' type."""
+
+    layers: int
+    width: int
+    heads: int
+    head_width: int
+    feed_forward: int
+    key_heads: int  # heads of keys and values; fewer than `heads` where several share them
+    gated: bool
+    norms: int = 1
+    query_norms: bool = False
+    caps_scores: bool = False
+    casts_scores: bool = False
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_width
+
+    @property
+    def key_inner(self) -> int:
+        return self.key_heads * self.head_width
+
+    @property
+    def projections(self) -> int:
+        """Weights of a self-attention's Q, K, V and output matrices."""
+        return 2 * self.width * (self.inner + self.key_inner)
+
+    @property
+    def feed_forward_weights(self) -> int:
+        return (3 if self.gated else 2) * self.width * self.feed_forward
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model. embedding_weights: of all matrices of V rows together, shared ones counted once. merged:
+    whether one attention with one set of matrices reads the decoder's own states and the encoder's."""
+
+    encoder: Stack
+    decoder: Stack
+    vocabulary: int
+    embedding_weights: int
+    merged: bool = False
+
+    @property
+    def cross_queries(self) -> int:
+        """Weights of a cross-attention's Q and output matrices that a target token meets."""
+        return 0 if self.merged else 2 * self.decoder.width * self.decoder.inner
+
+    @property
+    def cross_keys(self) -> int:
+        """Weights of the K and V matrices that a decoder layer applies to a source token."""
+        return 2 * self.encoder.width * self.decoder.key_inner
+
+    @property
+    def encoder_block(self) -> int:
+        """Weights of an encoder layer's matrices."""
+        return self.encoder.projections + self.encoder.feed_forward_weights
+
+    @property
+    def decoder_block(self) -> int:
+        cross_attention = 0 if self.merged else self.cross_queries + self.cross_keys
+        return self.decoder.projections + cross_attention + self.decoder.feed_forward_weights
+
+    @property
+    def head(self) -> int:
+        return self.decoder.width * self.vocabulary
+
+    @property
+    def described(self) -> str:
+        """ "d_model 128, 2 + 2 layers"."""
+        widths = dict.fromkeys((self.encoder.width, self.decoder.width))
+        return f"d_model {' + '.join(map(str, widths))}, {self.encoder.layers} + {self.decoder.layers} layers"
+
+
+@dataclass(frozen=True)
+class Family:
+    """T5 and its variants. names: for people. lacks: {option: why not}, an option being a flag's name, "packing" for
+    several examples in a row, or "engines" for other formats than Hugging Face's. attentions: values of
+    --attn_implementation. head_is_scaled: by transformers, also where it is apart from the embedding. body: the model's
+    part without the head, where the head is a module of its own beside it. rotary: whether the decoder takes the places
+    of its tokens, which begin anew with each example of a row. gap: a sentinel as the tokenizer writes it."""
+
+    names: str
+    lacks: dict[str, str] = field(default_factory=dict)
+    attentions: tuple[str, ...] = ATTENTION_IMPLEMENTATIONS
+    head_is_scaled: bool = False
+    body: str | None = None
+    gap: str = "<extra_id_{}>"
+    rotary = False
+
+    def shape(self, config) -> Shape:
+        tied = getattr(config, "scale_decoder_outputs", False)
+        sizes = dict(
+            width=config.d_model, heads=config.num_heads, head_width=config.d_kv, feed_forward=config.d_ff,
+            key_heads=config.num_heads, gated=config.is_gated_act,
+        )  # fmt: skip
+        stacks = (Stack(layers=layers, **sizes) for layers in (config.num_layers, config.num_decoder_layers))
+        return Shape(*stacks, config.vocab_size, (1 if tied else 2) * config.vocab_size * config.d_model)
+
+    def encoder_attention_flops(self, config, source: int) -> int:
+        """Of a layer's scores and weighted values in one forward pass: 4 S^2 I."""
+        return 4 * source * source * self.shape(config).encoder.inner
+
+    def configs(self, config) -> tuple:
+        """(encoder's, decoder's): where sizes and special tokens stand, beside `config` itself."""
+        return config, config
+
+    def windows(self, config) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:  # noqa: ARG002
+        """How many places (before, after) its own a token of the encoder and of the decoder sees in the layers that see
+        a window; None: no layer does."""
+        return None, None
+
+    def logit_cap(self, config) -> float | None:  # noqa: ARG002
+        """c of the logits' soft cap c tanh(logit / c); None: there is none."""
+        return None
+
+    def start_token(self, config) -> int:
+        """What the decoder reads first. T5's is the padding; not every config.json says so."""
+        start = getattr(config, "decoder_start_token_id", None)
+        return config.pad_token_id if start is None else start
+
+    def complete_new(self, model) -> None:
+        """Finishes a model with fresh weights: v1.1 configurations get a head of their own, drawn from N(0, D^-0.5).
+
+        The head's deviation makes the first logits about N(0, 1), hence a first loss near ln V + 1/2. T5 v1.0
+        configurations (tied head, outputs scaled by D^-0.5) are left as they are.
+        """
+        config = model.config
+        if not getattr(config, "scale_decoder_outputs", False):
+            model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+            deviation = config.initializer_factor * config.d_model**-0.5
+            torch.nn.init.normal_(model.lm_head.weight, mean=0.0, std=deviation)
+
+    def prepare(self, model) -> None:
+        """Puts right what transformers leaves wrong, of a model new or loaded."""
+        if not is_tied(model):
+            # Saved as `tie_word_embeddings: false`, which is what Google's v1.1 files say and every reader expects.
+            model.config.tie_word_embeddings = False
+            model.all_tied_weights_keys.pop("lm_head.weight", None)
+        for block in model.decoder.block:
+            # umT5 of transformers 5.17 does not say so, and sdpa, its default, then lets the decoder see what comes
+            # next.
+            block.layer[0].SelfAttention.is_causal = True
+
+
+class LongT5(Family):
+    """Its encoder works in blocks of b = local_radius + 1 tokens, the last one filled up: S' = b ceil(S / b) queries
+    see 3 b keys each, and with transient-global attention also the G = floor(S / global_block_size) global tokens."""
+
+    def encoder_attention_flops(self, config, source: int) -> int:
+        """4 S' (3 b + G) I, and 4 G D I for the global tokens' K and V. Summing up a global token is not counted."""
+        block = config.local_radius + 1
+        is_global = config.encoder_attention_type == "transient-global"
+        global_tokens = source // config.global_block_size if is_global else 0
+        queries, encoder = -(-source // block) * block, self.shape(config).encoder
+        of_global = 4 * global_tokens * encoder.width * encoder.inner
+        return 4 * queries * (3 * block + global_tokens) * encoder.inner + of_global
+
+
+class T5Gemma(Family):
+    """Gemma 2 as an encoder-decoder: rotary positions, shared keys, windows, soft caps, norms of weights around 0."""
+
+    rotary = True
+    query_norms, caps_scores = False, True
+
+    def configs(self, config) -> tuple:
+        return config.encoder, config.decoder
+
+    def shape(self, config) -> Shape:
+        encoder, decoder = (
+            Stack(
+                one.num_hidden_layers, one.hidden_size, one.num_attention_heads, one.head_dim, one.intermediate_size,
+                one.num_key_value_heads, gated=True, norms=2, query_norms=self.query_norms, casts_scores=True,
+                caps_scores=self.caps_scores,
+            )
+            for one in self.configs(config)
+        )  # fmt: skip
+        return self._shape(encoder, decoder, config.decoder.vocab_size, 1 if config.tie_word_embeddings else 2)
+
+    def _shape(self, encoder: Stack, decoder: Stack, vocabulary: int, of_decoder: int) -> Shape:
+        embeddings = vocabulary * (encoder.width + of_decoder * decoder.width)
+        return Shape(encoder, decoder, vocabulary, embeddings)
+
+    def windows(self, config):
+        encoder, decoder = self.configs(config)
+        return (encoder.sliding_window, encoder.sliding_window), (decoder.sliding_window - 1, 0)
+
+    def logit_cap(self, config) -> float | None:
+        return config.decoder.final_logit_softcapping
+
+    def start_token(self, config) -> int:
+        return config.decoder.bos_token_id  # what transformers shifts labels with, whatever else config.json says
+
+    def complete_new(self, model) -> None:
+        """Its fresh weights are as they should be."""
+
+    def prepare(self, model) -> None:
+        """Nothing is wrong."""
+
+
+class T5Gemma2(T5Gemma):
+    """Gemma 3 as an encoder-decoder: one embedding for all, one attention for what was written and what is read. Of its
+    two inputs only text is trained: the part that reads pictures keeps its weights."""
+
+    query_norms, caps_scores = True, False
+
+    def configs(self, config) -> tuple:
+        return config.encoder.text_config, config.decoder
+
+    def _shape(self, encoder: Stack, decoder: Stack, vocabulary: int, of_decoder: int) -> Shape:
+        return Shape(encoder, decoder, vocabulary, of_decoder * vocabulary * decoder.width, merged=True)
+
+    def windows(self, config):
+        window = config.encoder.text_config.sliding_window
+        return ((window + 1) // 2 - 1, window // 2), (config.decoder.sliding_window - 1, 0)
+
+    def prepare(self, model) -> None:
+        for part in (model.get_encoder().vision_tower, model.get_encoder().multi_modal_projector):
+            part.requires_grad_(False)
+
+
+_ONLY_T5 = dict.fromkeys(
+    ("fused_projections", "fused_cross_projections"), "not for {kind} models, only for t5, mt5"
+)  # whose attention module is T5's
+_NO_ENGINES = "not for {kind} models, only huggingface"
+_OF_GEMMA = _ONLY_T5 | {
+    "bf16_residual": "not for {kind} models",
+    "config_overrides": "not for {kind} models, whose sizes stand twice: change config.json in a folder of your own",
+    "engines": _NO_ENGINES,
+}
+FAMILIES = {
+    "t5": Family("T5 v1.0 and v1.1, Flan-T5, ByT5"),
+    "mt5": Family("mT5"),
+    "umt5": Family("umT5", _ONLY_T5, head_is_scaled=True),
+    "longt5": LongT5(
+        "LongT5",
+        _ONLY_T5
+        | {
+            "attn_implementation": "LongT5's encoder has attention of its own, over neighbouring blocks: leave the "
+            "flag out, or give eager",
+            "packing": "LongT5's encoder takes no mask that keeps examples of one row apart: give --objective "
+            "span_corruption --packing chunks",
+            "torch_compile": "not for longt5 models: compiled, their encoder fails without a padding mask",
+            "engines": _NO_ENGINES,
+        },
+        attentions=("eager",),
+    ),
+    "t5gemma": T5Gemma(
+        "T5Gemma",
+        _OF_GEMMA
+        | {"attn_implementation": "T5Gemma caps its attention scores, which only eager does: leave the flag out"},
+        attentions=("eager",),
+        body="model",
+        gap="<unused{}>",
+    ),
+    "t5gemma2": T5Gemma2(
+        "T5Gemma 2, text only",
+        _OF_GEMMA | {"attn_implementation": "t5_fused is T5's relative bias: give sdpa or eager"},
+        attentions=("eager", "sdpa"),
+        body="model",
+        gap="<unused{}>",
+    ),
+}
+
+
+# ---------------------------------------------------------------- of a configuration
+def family_of(config) -> Family:
+    return FAMILIES[config.model_type]
+
+
+def shape_of(config) -> Shape:
+    return family_of(config).shape(config)
+
+
+def refuse_lacking(config, option: str, shown: str | None = None) -> None:
+    """Raises ValueError if the family has no `option`. shown: the flag and value to name, else `--option`."""
+    reason = family_of(config).lacks.get(option)
+    if reason is not None:
+        raise ValueError(f"{shown or f'--{option}'}: {reason.format(kind=config.model_type)}")
+
+
+# ---------------------------------------------------------------- of a model
+def output_head(model) -> torch.nn.Linear:
+    """The matrix that makes logits."""
+    return model.get_output_embeddings()
+
+
+def stacks(model) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """(encoder, decoder): the modules that look words up in their `embed_tokens`."""
+    encoder = model.get_encoder()
+    return getattr(encoder, "text_model", encoder), model.get_decoder()
+
+
+def is_tied(model) -> bool:
+    """Whether the head's matrix is the decoder's embedding."""
+    return output_head(model).weight is model.get_decoder().embed_tokens.weight
