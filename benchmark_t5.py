@@ -381,8 +381,9 @@ def main(argv: list[str] | None = None) -> dict:
         complete(args)
     with exit_on_user_error(), logged(args.output):
         result = run_suite(args) if args.command in SUITES else run_part(args.command, args)
-        save(args, result)
-        draw(args, result)
+        if args.command not in SUITES:  # which write as they go
+            save(args, result)
+            draw(args, result)
     record = {"command": args.command, "seconds": round(time.monotonic() - args.start, 1), **result}
     print(json.dumps(plain_json(record), allow_nan=False), flush=True)
     return record

@@ -23,7 +23,7 @@ def nanot5(folder: str, shape: dict, device: str):  # noqa: ARG001
     package = types.ModuleType("nanoT5.utils")  # without its __init__, which imports data sets and metrics
     package.__path__ = [str(Path(folder, "nanoT5", "utils"))]
     sys.modules["nanoT5.utils"] = package
-    config = importlib.import_module("transformers").T5Config(**shape, dropout_rate=0.0)
+    config = importlib.import_module("transformers").T5Config(**shape, dropout_rate=0.0, decoder_start_token_id=0)
     config.is_bf16 = False
     model = importlib.import_module("nanoT5.utils.t5_model").MyT5(config)
     return model, importlib.import_module("nanoT5.utils.copied_utils").AdamWScale(model.parameters(), lr=1e-5)

@@ -44,9 +44,10 @@ from trainer_t5 import set_up_step
 from training.optimizers import optimizer_class_and_kwargs
 
 EXPECTED_FOR = ("t5-v1_1-base", 512, "cuda")  # what the predictions of LADDER are about, on an H200
-# Of a parameter's gradient, relative to that of eager float32. Attention whose output is 0 or random makes an error of
-# 1 in its own matrices, while the loss moves by 1 %. TODO measured
-GRADIENT_TOLERANCE = {True: 0.3, False: 1e-2}  # bf16, float32
+# Of a parameter's gradient, relative to that of eager float32; by bf16. Attention whose output is 0 or random makes an
+# error of 1 in its own matrices, while the loss moves by 1 %. On a CPU the worst error of the rungs was 3.4e-2 in bf16
+# and 2.7e-6 in float32 (tiny, mini, small); a GPU's TF32 and depth need more room.
+GRADIENT_TOLERANCE = {True: 0.15, False: 1e-2}
 REFERENCE_ROWS = 8  # that eager float32 takes at a time
 
 
