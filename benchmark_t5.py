@@ -133,6 +133,7 @@ class Command:
         return tables + (f"\n{self.note.format(**result)}" if self.note else "")
 
 
+PEER = "strongest peer: {strongest_peer}"
 # fmt: off
 PARTS = {  # in the order of `all`, the slowest last; two for `gpu` alone
     "collator": Command(
@@ -159,7 +160,7 @@ PARTS = {  # in the order of `all`, the slowest last; two for `gpu` alone
     "fine_tune": Command(
         fine_tuning.measure_fine_tune, "An epoch of a classification task through T5Trainer and in run_glue's set-up.",
         "model bf16 minutes compile examples", {"rows": fine_tuning.FINE_TUNE_COLUMNS},
-        "fine-tuning a classifier, rows/s", note=fine_tuning.NOTE, defaults=_FINE_TUNING, in_all=_GLUE),
+        "fine-tuning a classifier, rows/s", note=f"{PEER}; {fine_tuning.NOTE}", defaults=_FINE_TUNING, in_all=_GLUE),
     "generate": Command(
         generation.measure_generate, "generate() with a growing and a static cache.",
         "model bf16 new_tokens beams", {"rows": generation.COLUMNS}, "generation, tokens/s", "tokens_per_second"),
@@ -167,14 +168,14 @@ PARTS = {  # in the order of `all`, the slowest last; two for `gpu` alone
     "step": Command(
         step.measure_steps, "The training step: peers and what is added to them, rung by rung.",
         "model bf16 minutes compile rows steps alone nanot5 fat5 peers", {"rows": step.COLUMNS},
-        "training step, sequences/s"),
+        "training step, sequences/s", note=PEER),
     "parity": Command(
         scripts.measure_parity, "Every attention kernel of this machine against float64.",
         tables={"rows": scripts.PARITY_COLUMNS}),
     "trainer": Command(
         through_trainer.measure_trainer, "Pre-training steps through the real Trainer, data loader and optimizer.",
         "model bf16 minutes compile steps nanot5", {"rows": through_trainer.COLUMNS},
-        "pre-training through Trainer, sequences/s", note="peers' collator: {peers_collator}"),
+        "pre-training through Trainer, sequences/s", note=PEER + "; peers' collator: {peers_collator}"),
     "pre_train": Command(
         scripts.measure_pre_train, "Pre-training through pre_train_t5.py, its curve beside nanoT5's.",
         "model bf16 train_file pre_train_args", {"rows": scripts.PRE_TRAIN_COLUMNS},

@@ -14,7 +14,7 @@ from transformers import PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArgumen
 
 from arguments.training import FineTuningArguments, check_training
 from benchmarks.material import benchmark_config, padded, random_sources, setting_of, use_plain_activation
-from benchmarks.measure import interleaved, synchronize
+from benchmarks.measure import compared, interleaved, synchronize
 from constants import IGNORE_INDEX
 from model_t5 import create_model, set_dropout, set_generation_length
 from tasks.batching import BucketCollator, bucket_lengths
@@ -95,11 +95,11 @@ class EpochTimer(TrainerCallback):
 
 
 def measure_fine_tune(args: Namespace) -> dict:
-    """Rows/s of an epoch in each of WAYS, in turn A B A B, and the best of ours to the strongest peer (see `ratios`).
+    """Rows/s of an epoch in each of WAYS, in turn A B A B, and the best of ours to the strongest peer.
 
     Sources are as `random_sources` makes them, labels have two or three tokens. Every way trains the same rows with
     batches of as many rows, at a learning rate at which nothing changes; a first epoch, which compiles, is not counted.
-    What fails has "error", and the others go on.
+    "ratio_same_dropout": ours with the peers' dropout 0.1. What fails has "error", and the others go on.
     """
     generator, config = np.random.default_rng(0), benchmark_config(args.model)
     sources = random_sources(args.examples, args.source_length, config.vocab_size)
@@ -129,24 +129,11 @@ def measure_fine_tune(args: Namespace) -> dict:
     for name, values in seconds.items():
         rows[name] |= {"sequences_per_second": args.examples / median(values), "settings": {"ours": ways[name].ours}}
     rates = {name: rows[name]["sequences_per_second"] for name in seconds}
-    return described(args, list(rows.values()), sources) | ratios(rates)
-
-
-def ratios(rates: dict[str, float]) -> dict:
-    """Of rows/s by way: "ratio" and "ratio_same_dropout", of ours and of ours with the peers' dropout to the strongest
-    peer, which is named, and "ratio_to_run_glue", of ours to that peer."""
-    own, peers = ({name: rate for name, rate in rates.items() if WAYS[name].ours == ours} for ours in (True, False))
-    if not peers:
-        return {}
-    strongest = max(peers, key=peers.__getitem__)
-    found = {"strongest_peer": strongest}
-    if own:
-        found["ratio"] = max(own.values()) / peers[strongest]
-    if "buckets" in own:
-        found["ratio_same_dropout"] = own["buckets"] / peers[strongest]
-    if own and "run_glue_like" in peers:
-        found["ratio_to_run_glue"] = max(own.values()) / peers["run_glue_like"]
-    return found
+    result = described(args, list(rows.values()), sources)
+    result |= compared(rates, [name for name in rates if ways[name].ours], "run_glue_like")
+    if result["strongest_peer"] and "buckets" in rates:
+        result["ratio_same_dropout"] = rates["buckets"] / rates[result["strongest_peer"]]
+    return result
 
 
 def make_trainer(way: Way, config, dataset: list[dict], args: Namespace, folder: str) -> Seq2SeqTrainer:

@@ -28,10 +28,12 @@ import torch
 from benchmarks import material
 from benchmarks.measure import (
     NotAvailableError,
+    compared,
     free_memory,
     interleaved,
     is_out_of_memory,
     peak_flops,
+    rates_of,
     recording,
     seconds_of,
     spread,
@@ -278,7 +280,8 @@ def _measure_steps(args: Namespace) -> dict:
         for row in rows.values():
             if row.get("seconds"):
                 complete(row, flops, peak, sheet, collator.tokens_length)
-        return result | {"rows": list(rows.values()), **ratios(rows)}
+        own = [name for name, row in rows.items() if not row["peer"]]
+        return result | {"rows": list(rows.values()), **compared(rates_of(rows), own, LADDER[0].name)}
 
     for rung in args.rungs:
         row = rows[rung.name]
@@ -373,21 +376,3 @@ def time_steps(rows: dict, steps: dict[str, TrainingStep | None], args: Namespac
         for name, seconds in interleaved(runs, 1, warm_up=0, rows=rows, clock=clock).items():
             rows[name].setdefault("seconds", []).extend(seconds)
         args.keep(so_far())
-
-
-def ratios(rows: dict[str, dict]) -> dict:
-    """How much faster the best row of ours is than the plain Trainer and the strongest peer, where they were run."""
-    rates = {
-        name: row["sequences_per_second"]
-        for name, row in rows.items()
-        if row.get("sequences_per_second") and "error" not in row
-    }
-    peers, own = ({name: rates[name] for name in rates if rows[name]["peer"] == peer} for peer in (True, False))
-    found = {}
-    if peers:
-        found["strongest_peer"] = max(peers, key=peers.__getitem__)
-    if peers and own:
-        found["ratio_to_strongest_peer"] = max(own.values()) / max(peers.values())
-    if own and LADDER[0].name in rates:
-        found["ratio_to_plain_trainer"] = max(own.values()) / rates[LADDER[0].name]
-    return found

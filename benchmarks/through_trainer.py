@@ -14,7 +14,16 @@ from transformers import PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArgumen
 from arguments.training import PreTrainingArguments, check_training
 from benchmarks.inputs import peer_collator
 from benchmarks.material import bare_tokenizer, benchmark_config, setting_of, use_plain_activation
-from benchmarks.measure import interleaved, is_out_of_memory, peak_flops, recording, spread, synchronize
+from benchmarks.measure import (
+    compared,
+    interleaved,
+    is_out_of_memory,
+    peak_flops,
+    rates_of,
+    recording,
+    spread,
+    synchronize,
+)
 from corpora.examples import ChunkDataset
 from data_collator_t5 import T5DataCollator
 from model_t5 import create_model, flops_per_sequence, set_dropout
@@ -64,7 +73,8 @@ class StepTimer(TrainerCallback):
 
 
 def measure_trainer(args: Namespace) -> dict:
-    """{"rows": sequences/s of each of WAYS, in turn A B A B, "ratio": ours to the strongest peer, ...}.
+    """{"rows": sequences/s of each of WAYS, in turn A B A B, "ratio": ours with its default optimizer to the strongest
+    peer, ...}.
 
     All train the same random tokens, --batch sequences a step, at a rate at which nothing changes. Peers take their
     batches from the collator of --nanot5, else from its stand-in. What runs out of memory accumulates smaller batches.
@@ -99,7 +109,9 @@ def measure_trainer(args: Namespace) -> dict:
                 rate = args.batch / median(values)
                 rows[name] |= dict(sequences_per_second=rate, spread=spread(values), mfu=rate * flops / peak)
                 rows[name]["mfu_of_data_sheet"] = sheet and rate * flops / sheet
-        return result | {"rows": list(rows.values())} | ratios(rows)
+        rates = {name: rate for name, rate in rates_of(rows).items() if name != "ours_muon"}
+        ratios = compared(rates, ["ours"], "plain_trainer")
+        return result | ratios | {"rows": list(rows.values()), "rate_of_ours": rates.get("ours")}
 
     with tempfile.TemporaryDirectory() as folder:
         for number in range(args.rounds):
@@ -111,20 +123,6 @@ def measure_trainer(args: Namespace) -> dict:
                 seconds[name] += values
             args.keep(so_far())
     return so_far()
-
-
-def ratios(rows: dict[str, dict]) -> dict:
-    """ "ratio": ours to the strongest peer, which is named, and "ratio_to_plain_trainer"."""
-    rates = {name: row["sequences_per_second"] for name, row in rows.items() if row.get("sequences_per_second")}
-    rates = {name: rate for name, rate in rates.items() if "error" not in rows[name]}
-    peers = {name: rate for name, rate in rates.items() if not WAYS[name].ours}
-    if not peers or "ours" not in rates:
-        return {}
-    strongest = max(peers, key=peers.__getitem__)
-    found = dict(ratio=rates["ours"] / peers[strongest], strongest_peer=strongest, rate_of_ours=rates["ours"])
-    if "plain_trainer" in peers:
-        found["ratio_to_plain_trainer"] = rates["ours"] / peers["plain_trainer"]
-    return found
 
 
 def first_trainer(row: dict, way: Way, config, data: tuple, args: Namespace, folder: str):

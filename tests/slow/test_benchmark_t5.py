@@ -248,7 +248,7 @@ class CommandsTest(BenchmarkTest):
         self.assertEqual(rates[found["strongest_peer"]], strongest)
         self.assertAlmostEqual(found["ratio"], best / strongest)
         self.assertAlmostEqual(found["ratio_same_dropout"], rates["buckets"] / strongest)
-        self.assertAlmostEqual(found["ratio_to_run_glue"], best / rates["run_glue_like"])
+        self.assertAlmostEqual(found["ratio_to_run_glue_like"], best / rates["run_glue_like"])
         for row in rows.values():  # dropout and the rows' order in an epoch leave nothing but noise between them
             self.assertAlmostEqual(row["training_loss"], rows["run_glue_like"]["training_loss"], delta=0.3)
         self.assertRegex(printed, r"sources of \d+ tokens on average, at most 32")
