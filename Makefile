@@ -4,6 +4,8 @@
 # make test-launchers   set up, then: every launcher x sharding x script on two processes
 # make torture   set up, then: 300 kills of every kind of run, full disks, damaged checkpoints, wrong inputs (KILLS=300)
 # make test-slurm   set up, then: the job scripts on a SLURM of two nodes that runs on this machine for the test
+# make gpu    the first minutes on a new GPU: kernels, ladders, Trainer, pre-training (MINUTES=25 TRAIN_FILE=my_text.txt)
+# make peers  into out/peers: what the published models of nanoT5 and FAT5 need to be timed (benchmark_t5.py --nanot5)
 # make lock   writes requirements/lock.txt, the exact environment of .venv
 # make setup  the virtual environment with the pinned requirements, made anew only when they changed
 
@@ -11,18 +13,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed_requirements.txt
-REQUIREMENTS := requirements.txt $(filter-out requirements/lock.txt,$(wildcard requirements/*.txt))
+REQUIREMENTS := requirements.txt $(filter-out requirements/lock.txt requirements/peers.txt,$(wildcard requirements/*.txt))
 PYTEST := $(BIN)/python -m pytest
 ON_TWO_CORES := -n 2 --dist loadfile --no-loadscope-reorder
 LAUNCH := $(BIN)/python
 DEMO := out/demo
 SEEDS := 1 2 3
 KILLS := 300
+MINUTES := 25
+TRAIN_FILE :=
 COMMA := ,
 NONE :=
 SPACE := $(NONE) $(NONE)
 
-.PHONY: setup lock check test test-slurm demo lint clean torture test-launchers
+.PHONY: setup lock check test test-slurm demo gpu peers lint clean torture test-launchers
 
 setup:
 	@cat $(REQUIREMENTS) | cmp -s - $(INSTALLED) || { \
@@ -67,6 +71,16 @@ demo: setup
 	  from_scratch=$(subst $(SPACE),$(COMMA),$(SEEDS:%=$(DEMO)/from_scratch_%)) \
 	  --metric eval_accuracy --output $(DEMO)/demo.png
 	@echo "pre-training curve: $(DEMO)/pre_train/loss.png"
+
+PYTHON_HERE := $(firstword $(wildcard $(BIN)/python) $(PYTHON))
+
+peers:
+	$(PYTHON_HERE) -m pip install --quiet --disable-pip-version-check --upgrade --target out/peers -r requirements/peers.txt
+
+# Any machine with torch, transformers and a GPU: nothing is installed, and what is missing is skipped by name.
+gpu:
+	$(PYTHON_HERE) benchmark_t5.py gpu --minutes $(MINUTES) --output out/gpu/gpu.json \
+	  $(if $(TRAIN_FILE),--train_file $(TRAIN_FILE))
 
 test-launchers: setup
 	T5_ALL_LAUNCHERS=1 $(PYTEST) tests/slow/test_launchers.py

@@ -6,25 +6,29 @@
     python benchmark_t5.py collator                               # the last line's JSON has "ratio", at least 10
     python benchmark_t5.py load --gigabytes 1 10                  # the loader on corpora of 1 and 10 GB
     python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, communication and speed on paper
-    python benchmark_t5.py gpu --output results/my_gpu.json       # kernels, ladder, Trainer, pre-training: 25 minutes
+    python benchmark_t5.py gpu --output out/gpu.json --train_file my_text.txt     # make gpu: 25 minutes on a new GPU
 
 What is compared runs in one process, in the order A B A B, and medians are reported. It needs torch, transformers and
-numpy (and triton on a GPU); a peer or a part that is not there is named and the rest goes on. A readable table comes
-first, and one JSON object as the last line; --output writes it with hardware, versions and commit, and a picture of it.
+numpy (and triton on a GPU); a peer or a part that is not there is named and the rest goes on. Peers are the published
+files where --nanot5 names a checkout of nanoT5, otherwise stand-ins, which are called so. A readable table comes first,
+and one JSON object as the last line; --output writes it as it grows, with hardware, versions and commit, and beside it
+a log and a picture.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import transformers
 
-from benchmarks import attention, fine_tuning, generation, inputs, plan, scripts, step
+from benchmarks import attention, fine_tuning, generation, inputs, plan, scripts, step, through_trainer
 from benchmarks.material import ATTENTION, full_name
 from benchmarks.measure import free_memory, machine, pick_device, recording, table
 from benchmarks.picture import bars_of, draw_bars
@@ -84,16 +88,21 @@ FLAGS = {
     "examples": dict(type=count, help="Rows of the classification task."),
     "new_tokens": dict(type=count, help="Tokens to generate for each source."),
     "beams": dict(type=count, default=1, help="Beams."),
-    "pre_train_args": dict(help="Recipe and flags of pre_train_t5.py, such as --train_file and --max_steps."),
+    "pre_train_args": dict(help="Recipe and flags of pre_train_t5.py, such as --max_steps."),
+    "train_file": dict(nargs="+", help="Text of the pre-training. Not set: English made here."),
+    "also": dict(nargs="*", help="Further shapes for the ladder."),
+    "nanot5": dict(help="Folder of a checkout of nanoT5: its collator, model and optimizer are peers."),
+    "fat5": dict(help="Folder of a checkout of FAT5 (flashT5): its model and optimizer are a peer."),
+    "peers": dict(default="out/peers", help="Folder of the packages that these need, made by make peers."),
 }
 # fmt: on
+CHECKOUTS = {"nanot5": inputs.NANOT5_COLLATOR, "fat5": "src/model/modeling_flash_t5.py"}  # a file of each
 FLAGS_OF_ALL = ("output", "device", "rounds", "batch", "source_length")
 # Where a flag is not given. A pair: what a training run has on a GPU, and what a CPU does in seconds.
 DEFAULTS = dict(model=("base", "tiny"), batch=(128, 8), source_length=(512, 64), rounds=(5, 3), minutes=(8.0, 2.0))
 DEFAULTS |= dict(bf16=(True, False), compile=(True, False), megabytes=(4.0, 1.0), examples=(2048, 64))
-DEFAULTS |= dict(new_tokens=(64, 16), gigabytes=[0.1], rows="all")
-_RECIPE = "recipes/pre_train_installed_docs.yaml --noise_density 0.15 --max_steps"
-DEFAULTS |= dict(pre_train_args=(f"{_RECIPE} 400", f"{_RECIPE} 20"))
+DEFAULTS |= dict(new_tokens=(64, 16), gigabytes=[0.1], rows="all", also=(["small", "large"], []))
+DEFAULTS |= dict(pre_train_args="")
 _COLLATOR = dict(batch=128, source_length=512, rounds=25)
 _GLUE = dict(source_length=128)  # run_glue's --max_seq_length, to which it pads every row
 _FINE_TUNING = _GLUE | dict(batch=(32, 8))
@@ -124,11 +133,12 @@ class Command:
         return tables + (f"\n{self.note.format(**result)}" if self.note else "")
 
 
+PEER = "strongest peer: {strongest_peer}"
 # fmt: off
 PARTS = {  # in the order of `all`, the slowest last; two for `gpu` alone
     "collator": Command(
         inputs.measure_collator, "Span corruption of a batch against the per-example algorithm.",
-        "", {"rows": inputs.COLLATOR_COLUMNS}, "collator, sequences/s", defaults=_COLLATOR, in_all=_COLLATOR),
+        "nanot5", {"rows": inputs.COLLATOR_COLUMNS}, "collator, sequences/s", defaults=_COLLATOR, in_all=_COLLATOR),
     "tokenise": Command(
         inputs.measure_tokenise, "Text to chunks of tokens against datasets.map and grouping.",
         "megabytes text_file", {"rows": inputs.TOKENISE_COLUMNS}, "tokenise and cut, MB/s", "megabytes_per_second",
@@ -150,26 +160,33 @@ PARTS = {  # in the order of `all`, the slowest last; two for `gpu` alone
     "fine_tune": Command(
         fine_tuning.measure_fine_tune, "An epoch of a classification task through T5Trainer and in run_glue's set-up.",
         "model bf16 minutes compile examples", {"rows": fine_tuning.FINE_TUNE_COLUMNS},
-        "fine-tuning a classifier, rows/s", note=fine_tuning.NOTE, defaults=_FINE_TUNING, in_all=_GLUE),
+        "fine-tuning a classifier, rows/s", note=f"{PEER}; {fine_tuning.NOTE}", defaults=_FINE_TUNING, in_all=_GLUE),
     "generate": Command(
         generation.measure_generate, "generate() with a growing and a static cache.",
         "model bf16 new_tokens beams", {"rows": generation.COLUMNS}, "generation, tokens/s", "tokens_per_second"),
     "plan": Command(plan.make_plan, "Memory per GPU, communication and speed of a large run, on paper."),
     "step": Command(
         step.measure_steps, "The training step: peers and what is added to them, rung by rung.",
-        "model bf16 minutes compile rows steps alone", {"rows": step.COLUMNS}, "training step, sequences/s"),
+        "model bf16 minutes compile rows steps alone nanot5 fat5 peers", {"rows": step.COLUMNS},
+        "training step, sequences/s", note=PEER),
     "parity": Command(
         scripts.measure_parity, "Every attention kernel of this machine against float64.",
         tables={"rows": scripts.PARITY_COLUMNS}),
+    "trainer": Command(
+        through_trainer.measure_trainer, "Pre-training steps through the real Trainer, data loader and optimizer.",
+        "model bf16 minutes compile steps nanot5", {"rows": through_trainer.COLUMNS},
+        "pre-training through Trainer, sequences/s", note=PEER + "; peers' collator: {peers_collator}"),
     "pre_train": Command(
-        scripts.measure_pre_train, "Pre-training through pre_train_t5.py, by default and with the flags for speed.",
-        "model bf16 compile pre_train_args", {"rows": scripts.PRE_TRAIN_COLUMNS},
-        "pre-training through Trainer, sequences/s"),
+        scripts.measure_pre_train, "Pre-training through pre_train_t5.py, its curve beside nanoT5's.",
+        "model bf16 train_file pre_train_args", {"rows": scripts.PRE_TRAIN_COLUMNS},
+        "pre-training with pre_train_t5.py, sequences/s"),
 }
 SUITES = {  # commands that run several parts, in this order, within --minutes
     "all": tuple(name for name in PARTS if name not in ("parity", "pre_train")),
-    "gpu": ("parity", "step", "fine_tune", "pre_train"),
+    "gpu": ("parity", "step", "also", "trainer", "fine_tune", "pre_train"),  # also: step, for each of --also
 }
+# Of `gpu`: the share of --minutes after which a part begins nothing new.
+SHARES = {"step": 0.35, "also": 0.55, "trainer": 0.7, "fine_tune": 0.75}
 # fmt: on
 
 
@@ -181,30 +198,54 @@ def run_part(name: str, args: argparse.Namespace) -> dict:
 
 
 def run_suite(args: argparse.Namespace) -> dict:
-    """The parts of `all` or `gpu`; one that fails is recorded and the others go on."""
+    """The parts of `all` or `gpu`; one that fails is recorded and the others go on. What is measured is written at
+    once, and not lost if the next rung ends the process."""
     results = {}
-    for name in SUITES[args.command]:
-        print(f"\n---- {name} ({human_time(time.monotonic() - args.start)} so far) ----", flush=True)
-        result = results[name] = {}
+    for label, name, changes in parts_of(args):
+        print(f"\n---- {label} ({human_time(time.monotonic() - args.start)} so far) ----", flush=True)
+        result = results[label] = {}
         if time.monotonic() > args.deadline:
             result["error"] = "not started: the time (--minutes) was up"
         else:
+            part = within_suite(name, args, changes)
+            part.rate = results.get("trainer", {}).get("rate_of_ours")
+
+            def keep(so_far: dict, result: dict = result) -> None:
+                result.update(so_far)
+                save(args, {"results": results})
+
+            part.keep = keep
             with recording(result):
-                result |= run_part(name, within_suite(name, args))
+                result |= run_part(name, part)
         if "error" in result:
             print(result["error"])
         free_memory()
-        save(args, {"results": results})  # what is measured is not lost if the next part ends the process
+        save(args, {"results": results})
+        draw(args, {"results": results})
     return {"results": results}
 
 
-def within_suite(name: str, args: argparse.Namespace) -> argparse.Namespace:
+def parts_of(args: argparse.Namespace) -> list[tuple[str, str, dict]]:
+    """[(name among the results, the part, flags that differ)] of a suite; `also` stands for several."""
+    parts = []
+    for name in SUITES[args.command]:
+        share = SHARES.get(name, 1.0) if args.command == "gpu" else 1.0
+        changes = {"deadline": args.start + 60 * args.minutes * share}
+        if name == "also":
+            ladders = dict(changes, rows="best", rungs=step.chosen_rungs("best"))
+            parts += [(f"step {model}", "step", ladders | dict(model=full_name(model))) for model in args.also]
+        else:
+            parts.append((name, name, changes))
+    return parts
+
+
+def within_suite(name: str, args: argparse.Namespace, changes: dict) -> argparse.Namespace:
     """The flags of a part within `all` or `gpu`."""
     if name == "plan":
         part = build_parser().parse_args(["plan", "--model", "xl", "--nodes", "8", "--gpus", "8"])
         complete(part)
         return part
-    part = argparse.Namespace(**vars(args) | PARTS[name].in_all)
+    part = argparse.Namespace(**vars(args) | PARTS[name].in_all | changes)
     if name == "fine_tune":
         # One graph for each length takes minutes: `gpu` and `benchmark_t5.py fine_tune` have them.
         part.compile = args.compile and args.command == "gpu"
@@ -215,13 +256,13 @@ def within_suite(name: str, args: argparse.Namespace) -> argparse.Namespace:
 
 def suite(name: str, help: str, **defaults) -> Command:
     """The command of a suite: the flags of all of its parts."""
-    flags = dict.fromkeys(flag for part in SUITES[name] for flag in PARTS[part].flags.split())
-    return Command(run_suite, help, " ".join(flags), defaults=defaults)
+    parts = [PARTS[part].flags.split() if part in PARTS else [part] for part in SUITES[name]]
+    return Command(run_suite, help, " ".join(dict.fromkeys(sum(parts, []))), defaults=defaults)
 
 
 COMMANDS = {
-    "all": suite("all", "Everything below but the last two, within --minutes.", rows="best"),
-    "gpu": suite("gpu", "The first minutes on a new GPU: parity, step, fine_tune and pre_train.", minutes=25.0),
+    "all": suite("all", "Everything below but parity and pre_train, within --minutes.", rows="best"),
+    "gpu": suite("gpu", "The first minutes on a new GPU: kernels, ladders, Trainer, pre-training.", minutes=25.0),
     **PARTS,
 }
 
@@ -258,7 +299,11 @@ def complete(args: argparse.Namespace) -> None:
         if getattr(args, name, None) is None:
             setattr(args, name, value[args.device.type == "cpu"] if isinstance(value, tuple) else value)
     args.model, args.rungs = full_name(args.model), step.chosen_rungs(args.rows)
-    args.deadline = args.start + 60 * args.minutes
+    args.deadline, args.rate = args.start + 60 * args.minutes, None
+    args.keep = lambda so_far: save(args, so_far)
+    check_checkouts(args)
+    for model in getattr(args, "also", None) or []:
+        full_name(model)
     for file in getattr(args, "text_file", None) or []:
         if not Path(file).is_file():
             raise ValueError(f"--text_file {file}: there is no such file")
@@ -266,6 +311,15 @@ def complete(args: argparse.Namespace) -> None:
         raise ValueError(f"--workers {args.workers}: must not be negative")
     if getattr(args, "target_length", None) is None:
         args.target_length = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
+
+
+def check_checkouts(args: argparse.Namespace) -> None:
+    """ValueError for a folder that is no checkout of the peer whose flag names it; None where a command has no flag."""
+    for name, file in CHECKOUTS.items():
+        folder = getattr(args, name, None)
+        setattr(args, name, folder)
+        if folder and not Path(folder, file).is_file():
+            raise ValueError(f"--{name} {folder}: has no {file}; name a checkout of the project")
 
 
 def save(args: argparse.Namespace, result: dict) -> None:
@@ -278,8 +332,10 @@ def save(args: argparse.Namespace, result: dict) -> None:
 
 def draw(args: argparse.Namespace, result: dict) -> None:
     """The picture beside --output; the benchmark itself needs no matplotlib, so a machine may lack it."""
-    rates = {name: (part.rate, part.bars) for name, part in PARTS.items() if part.bars}
-    panels = bars_of(result["results"] if args.command in SUITES else {args.command: result}, rates)
+    results = result["results"] if args.command in SUITES else {args.command: result}
+    parts = {label: PARTS[label.split()[0]] for label in results}
+    titles = {label: " ".join([part.bars, *label.split()[1:]]) for label, part in parts.items() if part.bars}
+    panels = bars_of(results, {label: (parts[label].rate, title) for label, title in titles.items()})
     if not args.output or not panels:
         return
     path, commit, where = Path(args.output).with_suffix(".png"), args.environment["git"]["commit"], machine(args.device)
@@ -291,16 +347,44 @@ def draw(args: argparse.Namespace, result: dict) -> None:
         print(f"{path.name} was not drawn: matplotlib is not installed here")
 
 
+class Tee:
+    """A stream that writes to two."""
+
+    def __init__(self, shown, kept):
+        self.shown, self.kept = shown, kept
+
+    def write(self, text: str) -> int:
+        self.kept.write(text)
+        return self.shown.write(text)
+
+    def flush(self) -> None:
+        self.kept.flush()
+        self.shown.flush()
+
+
+@contextlib.contextmanager
+def logged(output: str | None) -> Iterator[None]:
+    """Within it, what is printed is also written to a .log beside --output."""
+    if not output:
+        yield
+        return
+    path = Path(output).with_suffix(".log")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(Tee(sys.stdout, file)):
+        yield
+
+
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it prints as its last line."""
     transformers.logging.set_verbosity_error()
     with exit_on_user_error():
         args = build_parser().parse_args(argv)
         complete(args)
-    with exit_on_user_error():
+    with exit_on_user_error(), logged(args.output):
         result = run_suite(args) if args.command in SUITES else run_part(args.command, args)
-        save(args, result)
-        draw(args, result)
+        if args.command not in SUITES:  # which write as they go
+            save(args, result)
+            draw(args, result)
     record = {"command": args.command, "seconds": round(time.monotonic() - args.start, 1), **result}
     print(json.dumps(plain_json(record), allow_nan=False), flush=True)
     return record

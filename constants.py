@@ -57,21 +57,25 @@ IGNORE_INDEX = -100  # labels that no loss and no metric counts
 
 # ---------------------------------------------------------------- hardware
 # From the makers' data sheets: dense matrix peaks in TFLOP/s (H200: what a matrix product reached), for MFU, and the
-# memory in GB. For plans, GB/s of the memory, of a GPU's links within a machine in one direction (NVLink, else PCIe 4.0
-# x16) and of its network card (200 and 400 Gb/s in DGX A100 and H100/H200; 100 Gb/s assumed for the others). The first
-# name that is part of the device's name counts.
-def _gpu(bf16: float, tf32: float, memory: float, speed: float, link: float, network: float) -> dict[str, float]:
+# memory in GB. For plans, GB/s of the memory, of a GPU's links within a machine in one direction (NVLink, else PCIe
+# x16) and of its network card (200 and 400 Gb/s in DGX A100 and H100/H200; 100 Gb/s assumed for the others). Below
+# compute capability 8 there is neither bf16 nor TF32: both peaks are float32's. The first name that is part of the
+# device's name, with no digit behind it, counts.
+def _gpu(bf16: float, tf32: float, memory: float, speed: float, link: float, network: float, capability: float):
     names = ("bf16", "tf32", "memory_gb", "memory_gb_per_second", "link_gb_per_second", "network_gb_per_second")
-    return dict(zip(names, (bf16, tf32, memory, speed, link, network), strict=True))
+    values = (bf16, tf32, memory, speed, link, network, capability)
+    return dict(zip((*names, "capability"), values, strict=True))
 
 
 HARDWARE_PEAKS = {
-    "H200": _gpu(790.0, 494.0, 141, 4800, 450, 50),
-    "H100": _gpu(989.0, 494.0, 80, 3350, 450, 50),
-    "A100": _gpu(312.0, 156.0, 80, 2039, 300, 25),
-    "L40S": _gpu(362.0, 183.0, 48, 864, 32, 12.5),
-    "RTX 4090": _gpu(165.0, 82.6, 24, 1008, 32, 12.5),
-    "RTX 3090": _gpu(71.0, 35.6, 24, 936, 32, 12.5),
+    "H200": _gpu(790.0, 494.0, 141, 4800, 450, 50, 9.0),
+    "H100": _gpu(989.0, 494.0, 80, 3350, 450, 50, 9.0),
+    "A100": _gpu(312.0, 156.0, 80, 2039, 300, 25, 8.0),
+    "L40S": _gpu(362.0, 183.0, 48, 864, 32, 12.5, 8.9),
+    "RTX 4090": _gpu(165.0, 82.6, 24, 1008, 32, 12.5, 8.9),
+    "RTX 3090": _gpu(71.0, 35.6, 24, 936, 32, 12.5, 8.6),
+    "L4": _gpu(121.0, 60.0, 24, 300, 32, 12.5, 8.9),
+    "T4": _gpu(8.1, 8.1, 16, 320, 16, 12.5, 7.5),
 }
 
 # ---------------------------------------------------------------- denoising

@@ -32,6 +32,7 @@ from corpora.sources import default_tokenizer
 from corpora.tokenizers import load_tokenizer
 from model_t5 import check_model_source, get_model, is_local_model, set_generation_length
 from runs.run import TrainingRun
+from runs.speed import job_of, make_fast
 from tasks.tasks import Task, Tasks
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed, prepare_output_dir
@@ -75,6 +76,9 @@ def main(argv: list[str] | None = None) -> dict:
             name = model_args.tokenizer_name or model_args.model_name_or_path
             tokenizer = load_tokenizer(name) if name else default_tokenizer(model_args, task_args.data_cache_dir)
         model, vocabulary = get_model(model_args, tokenizer)
+        source, target = tasks.most_tokens
+        job = job_of(model, source, target, args.length_buckets, args.max_steps, checkpoint)
+        speed = make_fast(model, job, model_args, args)
         with args.main_process_first(desc="preparing the task"):
             tasks.load(tokenizer, args)
         check_resumed(checkpoint, model.config, tasks.fingerprints(tokenizer), model_args, task_args, args)
@@ -96,7 +100,8 @@ def main(argv: list[str] | None = None) -> dict:
     trainer.task_record = tasks.record()
     title, flags = f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}", [model_args, task_args, args]
     source = model_args.model_name_or_path or f"scratch ({model_args.config_name})"
-    run = TrainingRun(trainer, title, flags, tasks, checkpoint, {"from": source, "vocabulary": vocabulary})
+    rows = {"from": source, "vocabulary": vocabulary, "speed": speed}
+    run = TrainingRun(trainer, title, flags, tasks, checkpoint, rows)
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)
     return run.finish(result.metrics, next_command=f"python evaluate_t5.py --model_name_or_path {args.output_dir}")

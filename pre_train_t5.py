@@ -29,6 +29,7 @@ from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from objectives.registry import get_objective, packed_flag
 from runs.run import TrainingRun
 from runs.samples import SamplesCallback
+from runs.speed import job_of, make_fast
 from runs.trackers import log_table
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed, prepare_output_dir
@@ -69,6 +70,8 @@ def main(argv: list[str] | None = None) -> dict:
         modes = len(tokenizer) - len(text.tokenizer)
         model, vocabulary = get_model(model_args, tokenizer, dropout=0.0, modes=modes)
         objective = get_objective(text_args, tokenizer, model)
+        job = job_of(model, objective.inputs_length, objective.targets_length, 1, args.max_steps, checkpoint)
+        speed = make_fast(model, job, model_args, args)
         check_resumed(checkpoint, model.config, text.fingerprints(tokenizer), model_args, text_args, args)
         train, validation = text.examples(objective, args, checkpoint)
 
@@ -85,7 +88,7 @@ def main(argv: list[str] | None = None) -> dict:
         samples = (args.output_dir, tokenizer, validation, objective, args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
     flags = [model_args, text_args, args]
-    run = TrainingRun(trainer, "pre-training", flags, text, checkpoint, {"vocabulary": vocabulary})
+    run = TrainingRun(trainer, "pre-training", flags, text, checkpoint, {"vocabulary": vocabulary, "speed": speed})
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)
     command = f"python fine_tune_t5.py --model_name_or_path {args.output_dir}"

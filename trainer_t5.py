@@ -181,7 +181,10 @@ class T5Trainer(SavingTrainer):
     def train(self, resume_from_checkpoint=None, **kwargs):
         """Overrides Trainer to end the process with exit code 75 when a signal or the time limit stopped it."""
         self._resumed_from = resume_from_checkpoint
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        try:
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        finally:
+            self.end_data_workers()
 
     def _finalize_training(self, *args, **kwargs):
         """Overrides Trainer to leave a run that was asked to stop unfinished: no closing line, no best model to load,

@@ -17,13 +17,15 @@ from common.command_line import check_limits, check_repository_name, did_you_mea
 from common.deepspeed_build import watch_deepspeed_build
 from common.processes import has_accelerator, print_once
 from common.reports import is_secret
-from constants import DEFAULT_OPTIMIZER, NOT_UNDER_FSDP, NOT_UNDER_ZERO, OPTIMIZERS, TRAINING_DEFAULTS
+from constants import DEFAULT_OPTIMIZER, HARDWARE_PEAKS, NOT_UNDER_FSDP, NOT_UNDER_ZERO, OPTIMIZERS, TRAINING_DEFAULTS
 from corpora.files import check_file
 
 LARGEST_SEED = 2**32 - 1  # of numpy
 # {flag that the job decides where it is not given (check_training): what transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
+SPEEDS = ("auto", "plain")
+GPUS = {name.lower().replace(" ", ""): name for name in HARDWARE_PEAKS}  # {value of --assume_gpu: its name there}
 _OUTPUT = "Where everything is written. Must be empty, resumed or overwritten."
 
 
@@ -40,8 +42,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "dataloader_num_workers",
         "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
         "final_learning_rate_factor weight_decay max_grad_norm z_loss",
-        "speed and memory": "bf16 torch_compile precompile activation_checkpointing deepspeed loss_chunk_size "
-        "fused_projections fused_cross_projections bf16_residual generation_cache",
+        "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
+        "loss_chunk_size fused_projections fused_cross_projections bf16_residual generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
         "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
         "metric_for_best_model early_stopping_patience",
@@ -89,7 +91,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "save_strategy": dict(help="When to save.", choices=tuple(SaveStrategy)),
         "save_total_limit": dict(at_least=1),
         "seed": dict(help="Seed of weights, data order, dropout and corruption.", at_least=0, at_most=LARGEST_SEED),
-        "torch_compile": dict(help="Compile the model with torch.compile."),
+        "torch_compile": dict(help="Compile the model with torch.compile. Not set: --speed decides."),
         "torch_empty_cache_steps": dict(at_least=1),
         "train_sampling_strategy": dict(choices=("random", "sequential", "group_by_length", "batch_rebalance")),
         "weight_decay": dict(
@@ -120,7 +122,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
     dataloader_num_workers: int | None = option(
         None,
-        "Processes that load data. Not set: up to 4 on a GPU, else 0.",
+        "Processes that load data. Not set: up to 8 on a GPU, else 0.",
         at_least=0,
         at_most=MOST_PROCESSES,
     )
@@ -136,10 +138,15 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     bf16_residual: bool = option(False, "With --bf16: the residual stream in bfloat16 too.")
     generation_cache: str = option("dynamic", "Static: compiled on a GPU.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
+    speed: str = option(
+        "auto", "Attention, compilation, micro-batch and data workers that suit the machine.", choices=SPEEDS
+    )
+    assume_gpu: str | None = option(None, "With --dry_run: the plan for this GPU.", choices=tuple(GPUS))
 
     trust_checkpoint: bool = option(False, "Resume from DeepSpeed files that can run code of whoever wrote them.")
 
     defaults_of: str | None = field(default=None, init=False)  # the job whose default learning rate was taken
+    given: frozenset = field(default=frozenset(), init=False)  # flags that the command line or a recipe sets
 
     def __post_init__(self):
         if self.fp16 or self.fp16_full_eval:
@@ -155,10 +162,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find that out
             if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
                 # `accelerate launch` allows a process one thread unless told otherwise; the cores are there to be used.
-                torch.set_num_threads(_cores_of_a_process())
+                torch.set_num_threads(cores_of_a_process())
             self.dataloader_pin_memory = False
         if self.dataloader_num_workers is None:
-            self.dataloader_num_workers = 0 if self.use_cpu else min(4, _cores_of_a_process())
+            self.dataloader_num_workers = 0  # until runs/speed.py chooses
         if self.accelerator_config is None and not self.use_cpu and self.dataloader_pin_memory:
             self.accelerator_config = {"non_blocking": True}  # batches are copied while the GPU works
         if self.bf16 is None:
@@ -188,7 +195,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         return {name: None if is_secret(name) else value for name, value in vars(self).items()}
 
 
-def _cores_of_a_process() -> int:
+def cores_of_a_process() -> int:
     """CPU cores for each process of this machine, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -284,8 +291,8 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
     else:
         refuse(args, "hub_model_id", "nothing is uploaded without --push_to_hub")
-    refuse(args, "dataloader_persistent_workers", "data workers outlive the signals at which a run saves and stops, so "
-           "they must end with their epoch; these would not end with the run")  # fmt: skip
+    if args.assume_gpu and not args.dry_run:
+        raise ValueError(f"--assume_gpu {args.assume_gpu}: is a plan for another machine: add --dry_run")
     refuse(args, "trackio_static_space_id", "not made here; after the run, `trackio sync --sdk static` does it")
     if args.early_stopping_patience and not (args.load_best_model_at_end and args.metric_for_best_model):
         raise ValueError("--early_stopping_patience needs --load_best_model_at_end")

@@ -9,16 +9,18 @@ import os
 import shutil
 import tempfile
 import time
+import typing
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
+from transformers.utils import PaddingStrategy
 
 from arguments.text import PreTrainingDataArguments
-from benchmarks.material import bare_tokenizer
+from benchmarks.material import bare_tokenizer, load_file
 from benchmarks.measure import interleaved, process_memory, recording
 from corpora.examples import ChunkDataset, EpochSampler
 from corpora.files import read_documents
@@ -27,6 +29,7 @@ from corpora.token_files import tokenised
 from data_collator_t5 import T5DataCollator, noise_counts
 
 VOCABULARY = 32_128
+NANOT5_COLLATOR = "nanoT5/utils/copied_utils.py"  # in a checkout of nanoT5
 BLOCK = 32 * 2**20  # tokens that a synthetic corpus repeats: making random ones would take longer than reading them
 COLLATOR_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.0f}", "raw_tokens_per_second": "{:,.0f}"}
 TOKENISE_COLUMNS = {"name": "", "what": "", "megabytes_per_second": "{:.2f}", "chunks": "{:,}"}
@@ -36,7 +39,7 @@ LOAD_COLUMNS |= {"private_gib": "{:.2f}", "mapped_gib": "{:.2f}", "processes": "
 
 # ---------------------------------------------------------------- collator
 def per_example_collator(tokenizer, noise_density: float, mean_span_length: float, lengths: tuple[int, int]):
-    """The peer: the algorithm of the widely used scripts, example by example where it can be no other way.
+    """A stand-in for the peer: the algorithm of the widely used scripts, by example where it can be no other way.
 
     A mask per example by a random segmentation of kept and masked tokens; sentinels by a cumulative sum over the spans'
     starts; a filter that drops the rest of each span; EOS; decoder inputs by a shift. Written anew from the algorithm.
@@ -82,6 +85,17 @@ def per_example_collator(tokenizer, noise_density: float, mean_span_length: floa
     return collate
 
 
+def peer_collator(nanot5: str | None, ours: T5DataCollator, vocab_size: int) -> tuple[Callable, str]:
+    """(the collator of a checkout of nanoT5, for the lengths of ours, and its name), or without one the stand-in."""
+    tokenizer, lengths = bare_tokenizer(vocab_size), (ours.inputs_length, ours.targets_length)
+    if nanot5 is None:
+        return per_example_collator(tokenizer, 0.15, 3.0, lengths), "stand-in: the per-example algorithm, written anew"
+    handed_on = dict(Union=typing.Union, Optional=typing.Optional, PaddingStrategy=PaddingStrategy)
+    published = load_file(Path(nanot5, NANOT5_COLLATOR), **handed_on).DataCollatorForT5MLM
+    sized = type("Sized", (), {"__len__": lambda _: vocab_size, "eos_token_id": tokenizer.eos_token_id})()
+    return published(sized, 0.15, 3.0, *lengths, pad_token_id=0), "nanoT5's own file"
+
+
 def measure_collator(args: Namespace) -> dict:
     """{"rows": ours and the peer in examples/s, "ratio": ours over the peer} on one core, in turn A B A B.
 
@@ -91,7 +105,7 @@ def measure_collator(args: Namespace) -> dict:
     """
     tokenizer, batch, generator = bare_tokenizer(VOCABULARY), args.batch, np.random.default_rng(0)
     ours = T5DataCollator(tokenizer, args.source_length)
-    peer = per_example_collator(tokenizer, 0.15, 3.0, (ours.inputs_length, ours.targets_length))
+    peer, name_of_peer = peer_collator(args.nanot5, ours, VOCABULARY)
     tokens = generator.integers(3, VOCABULARY - 110, size=(batch, ours.tokens_length), dtype=np.uint16)
     rows_of_peer = [{"input_ids": row.tolist()} for row in tokens]
     for_ours = {"input_ids": tokens, "key": generator.integers(0, 2**63, size=batch, dtype=np.uint64)}
@@ -100,11 +114,11 @@ def measure_collator(args: Namespace) -> dict:
     runs = {"ours": lambda: [ours(for_ours) for _ in range(repeat)], "peer": lambda: peer(rows_of_peer)}
     seconds = interleaved(runs, args.rounds, warm_up=2)
     rates = {"ours": batch * repeat / min(seconds["ours"]), "peer": batch / min(seconds["peer"])}
-    texts = {"ours": "T5DataCollator, the whole batch at once", "peer": "the per-example algorithm"}
+    texts = {"ours": "T5DataCollator, the whole batch at once", "peer": name_of_peer}
     rows = [{"name": name, "what": texts[name], "sequences_per_second": rate} for name, rate in rates.items()]
     for row in rows:
         row["raw_tokens_per_second"] = row["sequences_per_second"] * ours.tokens_length
-    result = dict(batch=batch, raw_tokens_per_sequence=ours.tokens_length, rows=rows)
+    result = dict(batch=batch, raw_tokens_per_sequence=ours.tokens_length, peer=name_of_peer, rows=rows)
     result["ratio_of_medians"] = repeat * median(seconds["peer"]) / median(seconds["ours"])
     return result | {"ratio": rates["ours"] / rates["peer"]}
 

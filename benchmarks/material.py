@@ -3,9 +3,11 @@
 Legend of shapes: B batch, S source length, T target length.
 """
 
-import importlib
+import importlib.util
+import sys
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.t5.modeling_t5 import eager_attention_forward
 
 from benchmarks.measure import NotAvailableError
+from common.reports import first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
 from model_t5 import build_config, create_model
@@ -63,6 +66,20 @@ def attention_function(name: str) -> Callable:
         return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
     except (ImportError, KeyError) as error:
         raise NotAvailableError(f"attention {name}: {str(error).strip(chr(34))}") from None
+
+
+def load_file(path: Path, **names):
+    """The module that a file of another project is, without the package around it; names: what it has beforehand, such
+    as those that an older transformers handed on. NotAvailableError if it fails."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # a dataclass looks for its module there
+    vars(module).update(names)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise NotAvailableError(f"{path}: {first_line(error)}") from None
+    return module
 
 
 def setting_of(args: Namespace) -> dict:

@@ -168,6 +168,28 @@ def process_memory(pids: Iterable[int | str] = ("self",)) -> dict[str, int]:
 
 
 # ---------------------------------------------------------------- results
+def rates_of(rows: dict[str, dict]) -> dict[str, float]:
+    """{name: sequences/s} of the rows that have them and no error."""
+    return {
+        n: row["sequences_per_second"]
+        for n, row in rows.items()
+        if row.get("sequences_per_second") and "error" not in row
+    }
+
+
+def compared(rates: dict[str, float], own: list[str], plain: str) -> dict:
+    """Of rates by name: "strongest_peer", the name of the quickest that is not our own, or None; "ratio" of our
+    quickest to it; and "ratio_to_" that peer which is `plain`."""
+    ours = max((rates[name] for name in own if name in rates), default=None)
+    peers = {name: rate for name, rate in rates.items() if name not in own}
+    found: dict = {"strongest_peer": max(peers, key=peers.__getitem__, default=None)}
+    if ours and peers:
+        found["ratio"] = ours / max(peers.values())
+    if ours and plain in peers:
+        found[f"ratio_to_{plain}"] = ours / peers[plain]
+    return found
+
+
 def table(rows: list[dict], columns: dict[str, str]) -> str:
     """Rows of text under a head: columns are {key: format, "" for plain}. A row with "error" shows that instead."""
     lines = [[key.replace("_", " ") for key in columns]]

@@ -22,7 +22,6 @@ ZERO_CONFIGS = {"zero2": "zero_stage2_config.json", "zero3": "zero_stage3_config
 NAMES = {"ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
 # Optimizers that need whole matrices, which these strategies divide.
 REFUSED = {"zero2": NOT_UNDER_ZERO[2], "zero3": NOT_UNDER_ZERO[3], "fsdp2": NOT_UNDER_FSDP}
-RESERVE = 0.08  # share of a GPU's memory for the CUDA context, NCCL and what the allocator cannot join
 UPDATE_BYTES = 28  # read and written for a weight by AdamW: weight, gradient and two moments, three of them written
 FLAGS = {
     "model": dict(default="xl", help="Shape: tiny, mini, small, base, large or xl."),
@@ -115,7 +114,7 @@ def plan_of(
     done = flops * (4 / 3 if checkpointing else 1)  # the forward pass once more
     seconds = step_seconds(done, updated, sent, hardware, bandwidth, args.mfu)
     row |= {f"{name}_gib": size / 2**30 for name, size in gib.items()}
-    row["fits"] = "yes" if gib["total"] < hardware["memory_gb"] * 1e9 * (1 - RESERVE) else "no"
+    row["fits"] = "yes" if gib["total"] < hardware["memory_gb"] * 1e9 * (1 - memory.RESERVE) else "no"
     row |= {f"{name}_ms": 1e3 * seconds[name] for name in ("communication", "exposed", "step")}
     row |= dict(sent_gb=sent.total / 1e9, mfu=flops / (hardware["bf16"] * 1e12 * seconds["step"]))
     return row | {"sequences_per_second": processes * args.batch * args.accumulation / seconds["step"]}

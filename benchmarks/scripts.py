@@ -2,22 +2,28 @@
 
 import shlex
 import tempfile
+import time
 from argparse import Namespace
 from pathlib import Path
 from statistics import median
 
 from benchmarks.material import setting_of
-from benchmarks.measure import recording
+from benchmarks.measure import NotAvailableError, recording
 from benchmarks.settings import read, run_script
+from common.curves import draw_curves
 from common.reports import read_metrics
 
 PARITY_COLUMNS = {"name": "", "checked": "{:d}", "wrong": "{:d}"}
 PRE_TRAIN_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}", "mfu": "{:.1%}"}
 PRE_TRAIN_COLUMNS |= {"peak_memory_gib": "{:.2f}", "eval_loss": "{:.3f}", "seconds": "{:,.0f}"}
-PRE_TRAININGS = {
-    "default": "--attn_implementation sdpa",
-    "fast": "--attn_implementation t5_fused --fused_projections --fused_cross_projections",
-}
+SEQUENCES = 128  # of a step of pre_train_t5.py where nothing else is said
+SHARE_OF_TRAINING, LEAST_STEPS = 0.75, 20
+# Training loss by step of nanoT5's AdamW with RMS scaling and cosine, read off assets/pt_loss.png of its commit
+# 1375b38, to about 0.01; the same run ends with a held-out loss of 1.953. A step is 128 sequences of 568 tokens.
+NANOT5_TOKENS = 128 * 568
+NANOT5_LOSSES = {5000: 3.24, 6000: 3.07, 7000: 2.96, 8000: 2.88, 10000: 2.76, 12000: 2.67, 15000: 2.58, 20000: 2.46}
+NANOT5_LOSSES |= {25000: 2.37, 30000: 2.29, 35000: 2.21, 40000: 2.14, 45000: 2.08, 50000: 2.02, 55000: 1.99}
+NANOT5_LOSSES |= {60000: 1.96, 65000: 1.96}
 
 
 def measure_parity(args: Namespace) -> dict:
@@ -32,29 +38,70 @@ def measure_parity(args: Namespace) -> dict:
 
 
 def measure_pre_train(args: Namespace) -> dict:
-    """A row for each of PRE_TRAININGS through pre_train_t5.py: its speed as logged, held-out loss and curve.
+    """A row of pre_train_t5.py with its own defaults, for what is left of --minutes: speed as logged, held-out loss and
+    curve, which is drawn beside nanoT5's by tokens.
 
-    "fast" is compiled where args.compile says so, and has a bf16 residual stream where args.bf16 does. Runs lie beside
-    --output, in a folder of its name, or are deleted without one.
+    Within `gpu` the steps are those that the rate of the part `trainer` allows, less what preparing, compiling and
+    evaluating take; --max_steps in --pre_train_args wins. The run lies beside --output, in a folder of its name, or is
+    deleted without one. What fails, or has too little time left, has "error".
     """
-    common = f"{args.pre_train_args} --config_name {args.model} --per_device_train_batch_size {args.batch} "
-    common += f"--input_seq_length {args.source_length} --dropout_rate 0 --bf16 {str(args.bf16).lower()} "
-    common += "--overwrite_output_dir --report_to none --disable_tqdm" + " --use_cpu" * (args.device.type == "cpu")
-    rows = {name: {"name": name} for name in PRE_TRAININGS}
-    with tempfile.TemporaryDirectory() as temporary:
-        place = Path(args.output).with_suffix("") if args.output else Path(temporary)
-        for name, row in rows.items():
-            row["what"], folder = PRE_TRAININGS[name], place / name
-            if name == "fast":
-                row["what"] += " --torch_compile" * args.compile + " --bf16_residual" * args.bf16
-            words = [*shlex.split(f"{common} {row['what']}"), "--output_dir", str(folder)]
-            with recording(row):
-                folder.mkdir(parents=True, exist_ok=True)
-                run_script("pre_train_t5.py", words, folder.with_name(f"{name}.log"))
-                lines, results = read_metrics(folder / "metrics.jsonl"), read(folder, "all_results.json")
-                for key in ("sequences_per_second", "mfu", "peak_memory_gib"):
-                    values = [line[key] for line in lines if key in line]
-                    row |= {key: median(values)} if values else {}
-                row |= dict(eval_loss=results.get("eval_loss"), seconds=results["train_runtime"], curve=lines)
-                row["settings"] = {"ours": True}
-    return setting_of(args) | {"rows": list(rows.values())}
+    words = shlex.split(args.pre_train_args)
+    words += ["--config_name", args.model, "--input_seq_length", str(args.source_length)]
+    words += ["--overwrite_output_dir", "--report_to", "none", "--disable_tqdm"] + ["--use_cpu"] * on_a_cpu(args)
+    if args.train_file:
+        words += ["--train_file", *args.train_file]
+    if args.batch != SEQUENCES:
+        words += ["--per_device_train_batch_size", str(args.batch), "--gradient_accumulation_steps", "1"]
+    if args.bf16 == on_a_cpu(args):
+        words += ["--bf16", str(args.bf16).lower()]
+    if "--max_steps" not in words:
+        left, steps = args.deadline - time.monotonic(), 20 if on_a_cpu(args) else 400
+        words += argv_of_steps(steps_left(left, args.rate / args.batch) if args.rate else steps)
+    row = {"name": args.model, "what": shlex.join(words), "settings": {"ours": True}}
+    result = setting_of(args) | {"rows": [row]}
+    with tempfile.TemporaryDirectory() as temporary, recording(row):
+        folder = (Path(args.output).with_suffix("") if args.output else Path(temporary)) / "pre_train"
+        folder.mkdir(parents=True, exist_ok=True)
+        words += ["--output_dir", str(folder)]
+        run_script("pre_train_t5.py", words, folder.with_name("pre_train.log"))
+        lines, results = read_metrics(folder / "metrics.jsonl"), read(folder, "all_results.json")
+        for key in ("sequences_per_second", "mfu", "peak_memory_gib"):
+            values = [line[key] for line in lines if key in line]
+            row |= {key: median(values)} if values else {}
+        row |= dict(eval_loss=results.get("eval_loss"), seconds=results["train_runtime"])
+        tokens = results["train_tokens"] / max(line["step"] for line in lines)
+        row["curve"] = [line | {"tokens": round(line["step"] * tokens)} for line in lines]
+        if args.output:
+            draw_beside_nanot5(row["curve"], folder.with_suffix(".png"))
+    return result
+
+
+def on_a_cpu(args: Namespace) -> bool:
+    return args.device.type == "cpu"
+
+
+def steps_left(seconds: float, steps_per_second: float) -> int:
+    """Steps for which there is time. NotAvailableError for fewer than LEAST_STEPS."""
+    steps = int(SHARE_OF_TRAINING * seconds * steps_per_second)
+    if steps < LEAST_STEPS:
+        raise NotAvailableError(f"{max(0.0, seconds):.0f} s are left, too few for {LEAST_STEPS} steps")
+    return steps
+
+
+def argv_of_steps(steps: int) -> list[str]:
+    """Flags of a run of so many steps: about a hundred points of its curve, five evaluations."""
+    points, evaluations = max(1, steps // 100), max(1, steps // 5)
+    flags = dict(max_steps=steps, logging_steps=points, eval_steps=evaluations, save_steps=steps)
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+
+
+def draw_beside_nanot5(lines: list[dict], path: Path) -> None:
+    """The losses of a run, lines with "tokens", and nanoT5's published ones; without matplotlib nothing but a line."""
+    most = max(2 * max(line["tokens"] for line in lines), 10_000 * NANOT5_TOKENS)
+    published = [dict(step=step, tokens=step * NANOT5_TOKENS, loss=loss) for step, loss in NANOT5_LOSSES.items()]
+    published = [line for line in published if line["tokens"] <= most]
+    title = "nanoT5: T5 v1.1 base on C4 with T5's tokenizer, training loss read off pt_loss.png"
+    try:
+        draw_curves({"this run": lines, "nanoT5": published}, path, x="tokens", title=title, metrics=[])
+    except ImportError:
+        print(f"{path.name} was not drawn: matplotlib is not installed here")

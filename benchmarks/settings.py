@@ -4,11 +4,13 @@ import argparse
 import json
 import math
 import os
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.measure import NotAvailableError
 from common.reports import environment_record, human_time, write_json
 from constants import OPTIMIZERS
 
@@ -54,13 +56,16 @@ def parse(
     return args
 
 
-def run_script(script: str, words: list[str], log: Path, wrong: int = 0) -> int:
-    """Runs a script with its output in `log`; its exit code: 0, or `wrong`. ValueError with its last words if it
-    ends with another."""
+def run_script(script: str, words: list[str], log: Path, wrong: int = 0, **environment: str) -> int:
+    """Runs a script with its output in `log`; its exit code: 0, or `wrong`. ValueError with its last words if it ends
+    with another, NotAvailableError if it lacks a package."""
     command = [sys.executable, str(ROOT / script), *words]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | environment
     with log.open("w") as file:
         code = subprocess.run(command, stdout=file, stderr=file, env=environment).returncode
+    missing = re.findall(r"No module named '(\w+)", log.read_text(errors="replace")) if code else []
+    if missing:
+        raise NotAvailableError(f"the package {missing[-1]} is not installed")
     if code not in (0, wrong):
         raise ValueError(f"{script} ended with code {code}; {log} says why: {log.read_text()[-500:]}")
     return code

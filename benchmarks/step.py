@@ -1,16 +1,24 @@
 """The training step, measured as a ladder: each rung adds one thing to the rung before, and each can be run alone.
 
 Peers are transformers' own model and loss with the settings people train with; the rungs above them are this
-project's. All of them take the same batches from the same weights, in the same process, in the order A B C A B C.
+project's. All of them take the same batches from the same weights, in the same process, in the order A B C A B C, with
+one untimed step after each switch. TF32 is on for all. Peers get what ours get: compilation in every mode, eager
+attention (which compiled can beat sdpa, pytorch issue 149857), the larger batch. A rung whose gradients are not those
+of eager float32 has an error and no speed.
 
 Legend of shapes: B batch, S source length, T target length.
 """
 
+import contextlib
+import json
 import math
+import os
+import tempfile
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
@@ -18,21 +26,38 @@ import numpy as np
 import torch
 
 from benchmarks import material
-from benchmarks.measure import free_memory, interleaved, is_out_of_memory, peak_flops, recording, spread
+from benchmarks.measure import (
+    NotAvailableError,
+    compared,
+    free_memory,
+    interleaved,
+    is_out_of_memory,
+    peak_flops,
+    rates_of,
+    recording,
+    seconds_of,
+    spread,
+)
+from benchmarks.settings import read, run_script
 from data_collator_t5 import T5DataCollator
 from model_t5 import create_model, flops_per_sequence, set_dropout
+from runs.speed import device_peak_flops
 from trainer_t5 import set_up_step
 from training.optimizers import optimizer_class_and_kwargs
 
 EXPECTED_FOR = ("t5-v1_1-base", 512, "cuda")  # what the predictions of LADDER are about, on an H200
-LOSS_TOLERANCE = 0.02  # of the first loss: bf16 roundings stay far below, another computation does not
+# Of a parameter's gradient, relative to that of eager float32; by bf16. Attention whose output is 0 or random makes an
+# error of 1 in its own matrices, while the loss moves by 1 %. On a CPU the worst error of the rungs was 3.4e-2 in bf16
+# and 2.7e-6 in float32 (tiny, mini, small); a GPU's TF32 and depth need more room.
+GRADIENT_TOLERANCE = {True: 0.15, False: 1e-2}
+REFERENCE_ROWS = 8  # that eager float32 takes at a time
 
 
 @dataclass(frozen=True)
 class Rung:
     """name, what it adds to the rung before, and the prediction in sequences/s (lowest, highest) of a paper study.
 
-    peer: settings that others train with. extra: no part of the ladder, but on top of all of it.
+    peer: settings that others train with. on: no part of the ladder, but on top of this rung.
     """
 
     name: str
@@ -40,7 +65,7 @@ class Rung:
     adds: dict = field(default_factory=dict)
     expected: tuple[int, int] | None = None
     peer: bool = False
-    extra: bool = False
+    on: str | None = None
 
 
 # What trainer_t5.set_up_step puts into a model, under the names of its flags.
@@ -48,50 +73,60 @@ STEP_OPTIONS = dict(fused_projections=False, fused_cross_projections=False, bf16
 STEP_OPTIONS |= dict(z_loss=0.0, loss_chunk_size=0)
 # Settings of the lowest rung. compile_mode: of torch.compile; batch_factor: times --batch; ours: the loss of T5Trainer
 # within the forward pass, instead of transformers' own.
-PLAIN = STEP_OPTIONS | dict(attention="eager", dropout=0.1, compile=False, compile_mode=None, optimizer="adamw_torch")
-PLAIN |= dict(batch_factor=1, ours=False)
-_COMPILED = dict(compile=True, optimizer="adamw_torch_fused")
+PLAIN = STEP_OPTIONS | dict(attention="sdpa", dropout=0.1, use_cache=True, compile=False, compile_mode=None)
+PLAIN |= dict(optimizer="adamw_torch_fused", batch_factor=1, ours=False)
 _FUSED = dict(fused_projections=True, fused_cross_projections=True)
+_GRAPHS, _TUNED = dict(compile_mode="reduce-overhead"), dict(compile_mode="max-autotune")
+_PEER, _TOP = dict(peer=True, on="compile_eager"), dict(on="batch_2x")
 # fmt: off
 LADDER = (
-    Rung("eager", "plain Trainer: eager attention, autocast, dropout 0.1", {}, (200, 275), peer=True),
-    Rung("dropout_0", "no dropout", dict(dropout=0.0), (240, 335)),
-    Rung("sdpa", "transformers' sdpa attention", dict(attention="sdpa"), (280, 395), peer=True),
-    Rung("compile", "torch.compile and fused AdamW: the strongest peer", _COMPILED, (570, 690), peer=True),
-    Rung("fused_attention", "t5_fused attention", dict(attention="t5_fused", ours=True), (705, 815)),
-    Rung("bf16_residual", "bfloat16 residual stream", dict(bf16_residual=True), (755, 870)),
-    Rung("fused_projections", "joined Q/K/V, gated inputs and all cross-attention keys and values", _FUSED, (795, 920)),
-    Rung("rms_scaled", "RMS-scaled AdamW, the default", dict(optimizer="adamw_rms_scaled"), (805, 935)),
-    Rung("batch_2x", "twice the batch", dict(batch_factor=2), (885, 1065)),
-    Rung("muon", "Muon for the matrices", dict(optimizer="muon"), extra=True),
-    Rung("z_loss", "z-loss 1e-4", dict(z_loss=1e-4), extra=True),
-    Rung("loss_chunks", "head and loss 1,024 target tokens at a time", dict(loss_chunk_size=1024), extra=True),
-    Rung("cuda_graphs", "torch.compile's mode reduce-overhead", dict(compile_mode="reduce-overhead"), extra=True),
-    Rung("autotune", "torch.compile's mode max-autotune", dict(compile_mode="max-autotune"), extra=True),
+    Rung("plain", "transformers 5's Trainer as it comes: sdpa, fused AdamW, dropout 0.1", {}, (255, 335), peer=True),
+    Rung("dropout_0", "no dropout, no cache of keys and values", dict(dropout=0.0, use_cache=False), peer=True),
+    Rung("compile_sdpa", "torch.compile", dict(compile=True), (640, 775), peer=True),
+    Rung("compile_eager", "eager attention, compiled", dict(attention="eager"), (675, 825), peer=True),
+    Rung("fused_attention", "t5_fused attention", dict(attention="t5_fused", ours=True), (690, 900)),
+    Rung("bf16_residual", "bfloat16 residual stream", dict(bf16_residual=True)),
+    Rung("fused_projections", "joined Q/K/V, gated inputs and all cross-attention keys and values", _FUSED, (855, 970)),
+    Rung("rms_scaled", "RMS-scaled AdamW, the default", dict(optimizer="adamw_rms_scaled")),
+    Rung("batch_2x", "twice the batch", dict(batch_factor=2), (900, 1025)),
+    Rung("peer_batch_2x", "the peer above with twice the batch", dict(batch_factor=2), **_PEER),
+    Rung("peer_sdpa_batch_2x", "sdpa, compiled, twice the batch", dict(batch_factor=2), peer=True, on="compile_sdpa"),
+    Rung("peer_cuda_graphs", "the peer with torch.compile's mode reduce-overhead", _GRAPHS, **_PEER),
+    Rung("peer_autotune", "the peer with torch.compile's mode max-autotune", _TUNED, **_PEER),
+    Rung("muon", "Muon for the matrices", dict(optimizer="muon"), **_TOP),
+    Rung("z_loss", "z-loss 1e-4", dict(z_loss=1e-4), **_TOP),
+    Rung("loss_chunks", "head and loss 1,024 target tokens at a time", dict(loss_chunk_size=1024), **_TOP),
+    Rung("cuda_graphs", "torch.compile's mode reduce-overhead", _GRAPHS, **_TOP),
+    Rung("autotune", "torch.compile's mode max-autotune", _TUNED, **_TOP),
 )
 # fmt: on
+PUBLISHED = {"nanot5": "nanoT5's own model and optimizer", "fat5": "FAT5's own model and optimizer, with a z-loss"}
 COLUMNS = {"name": "", "batch": "{:d}", "ms_per_step": "{:.1f}", "spread": "{:.0%}", "sequences_per_second": "{:.1f}"}
-COLUMNS |= {"raw_tokens_per_second": "{:,.0f}", "tflops": "{:.3g}", "mfu": "{:.1%}", "peak_memory_gib": "{:.2f}"}
-COLUMNS |= {"first_step_seconds": "{:.1f}", "first_loss": "{:.3f}", "expected": ""}
+COLUMNS |= {"raw_tokens_per_second": "{:,.0f}", "tflops": "{:.3g}", "mfu": "{:.1%}", "mfu_of_data_sheet": "{:.1%}"}
+COLUMNS |= {"peak_memory_gib": "{:.2f}", "first_step_seconds": "{:.1f}", "gradient_error": "{:.1e}", "expected": ""}
 
 
 # ---------------------------------------------------------------- settings
 def settings_of(name: str, alone: bool = False) -> dict:
-    """Settings of a rung with all rungs below it, or (alone) of the lowest rung with this one's addition only."""
-    settings = dict(PLAIN)
-    for rung in LADDER:
-        if rung.name == name or not (alone or rung.extra):
-            settings |= rung.adds
-        if rung.name == name:
-            return settings | {"ours": settings["ours"] or any(settings[o] != PLAIN[o] for o in STEP_OPTIONS)}
-    raise ValueError(f"--rows {name}: no such row; there are {', '.join(rung.name for rung in LADDER)}")
+    """Settings of a rung with all that it stands on, or (alone) of the lowest rung with this one's addition only."""
+    rungs = {rung.name: rung for rung in LADDER}
+    if name not in rungs:
+        raise ValueError(f"--rows {name}: no such row; there are {', '.join(rungs)}")
+    rung = rungs[name]
+    ladder = [other.name for other in LADDER if other.on is None]
+    below = rung.on or (ladder[ladder.index(name) - 1] if name != ladder[0] else None)
+    settings = (PLAIN if alone or below is None else settings_of(below)) | rung.adds
+    return settings | {"ours": settings["ours"] or any(settings[option] != PLAIN[option] for option in STEP_OPTIONS)}
 
 
 def chosen_rungs(rows: str) -> list[Rung]:
-    """ "all" (the ladder), "peers", "best" (the peers and the ladder's top), or names with commas between."""
-    ladder = [rung for rung in LADDER if not rung.extra]
-    peers = [rung for rung in ladder if rung.peer]
-    chosen = {"all": ladder, "peers": peers, "best": [*peers, ladder[-1]]}
+    """ "all" (the ladder, and the peers' further settings), "peers", "best" (the peers, also with twice the batch, and
+    the ladder's top), or names with commas between."""
+    ladder = [rung for rung in LADDER if rung.on is None]
+    peers = [rung for rung in LADDER if rung.peer]
+    tuned = [rung for rung in peers if rung.adds.get("compile_mode")]  # which compile for minutes
+    chosen = {"all": [*ladder, *(rung for rung in peers if rung.on)], "peers": peers}
+    chosen["best"] = [*(rung for rung in peers if rung not in tuned), ladder[-1]]
     if rows in chosen:
         return chosen[rows]
     for name in rows.split(","):
@@ -105,6 +140,7 @@ class TrainingStep:
 
     def __init__(self, settings: dict, config, batches: list[dict], device: torch.device, bf16: bool):
         self.batches, self.bf16, self.device, self.done = batches, bf16, device, 0
+        self.dropout, self.inputs = settings["dropout"], {}
         material.attention_function(settings["attention"])
         torch.manual_seed(0)
         model = create_model(config, settings["attention"]).to(device).train()
@@ -115,15 +151,31 @@ class TrainingStep:
             set_up_step(model, SimpleNamespace(**options, **{name: settings[name] for name in STEP_OPTIONS}))
         else:
             material.use_plain_activation(model)
-            if settings["compile"]:
-                model = torch.compile(model, mode=settings["compile_mode"])
-        self.model, self.parameters = model, list(model.parameters())
+            self.inputs = {} if settings["use_cache"] else {"use_cache": False}
+        self.plain, self.parameters = model, list(model.parameters())
         self.optimizer = build_optimizer(settings["optimizer"], model)
+        if settings["compile"] and not settings["ours"]:
+            model = torch.compile(model, mode=settings["compile_mode"])
+        self.model = model
+
+    def loss(self) -> torch.Tensor:
+        """The loss on the batch that is next."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            return self.model(**self.batches[self.done % len(self.batches)], **self.inputs)["loss"]
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """{parameter: its gradient, on the host} of the first batch, without dropout; nothing else is changed."""
+        set_dropout(self.plain, 0.0)
+        self.loss().backward()
+        parameters = self.plain.named_parameters()
+        found = {name: (torch.zeros_like(p) if p.grad is None else p.grad.float()).cpu() for name, p in parameters}
+        self.optimizer.zero_grad(set_to_none=True)
+        set_dropout(self.plain, self.dropout)
+        return found
 
     def step(self) -> torch.Tensor:
         """One optimizer step, as Trainer makes it: loss, backward, clipping to 1.0, update. Returns the loss."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            loss = self.model(**self.batches[self.done % len(self.batches)])["loss"]
+        loss = self.loss()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
@@ -150,28 +202,89 @@ def build_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
     return kind(model.parameters(), **options)
 
 
+# ---------------------------------------------------------------- right or wrong
+@contextlib.contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """Within it, torch.set_float32_matmul_precision(precision): "highest", or "high" for TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def reference_gradients(config, batch: dict, device: torch.device) -> dict[str, torch.Tensor]:
+    """As TrainingStep.gradients: transformers' eager attention in float32, a few rows at a time."""
+    torch.manual_seed(0)
+    model = create_model(config, "eager").to(device).train()
+    set_dropout(model, 0.0)
+    material.use_plain_activation(model)
+    rows = len(batch["labels"])
+    with float32_products("highest"):
+        for start in range(0, rows, REFERENCE_ROWS):
+            part = {name: tensor[start : start + REFERENCE_ROWS] for name, tensor in batch.items()}
+            loss = model(**part, use_cache=False)["loss"]  # no row has padding: a mean of means
+            (loss * len(part["labels"]) / rows).backward()
+    return {name: p.grad.cpu() for name, p in model.named_parameters()}
+
+
+def gradient_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[float, str]:
+    """(the largest error of a parameter's gradient, relative to its norm; the parameter's name)."""
+    errors = {name: float((found[name] - right).norm() / right.norm()) for name, right in expected.items()}
+    worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
+    return errors[worst], worst
+
+
+def check_gradients(row: dict, found: dict, expected: dict, bf16: bool) -> None:
+    """Writes the error into the row; ArithmeticError where it is beyond rounding."""
+    row["gradient_error"], row["worst_gradient"] = gradient_error(found, expected)
+    if not row["gradient_error"] <= GRADIENT_TOLERANCE[bf16]:
+        raise ArithmeticError(f"the gradient of {row['worst_gradient']} is off by {row['gradient_error']:.2g} of its "
+                              "norm from eager float32's")  # fmt: skip
+
+
 # ---------------------------------------------------------------- the ladder
 def measure_steps(args: Namespace) -> dict:
     """{"rows": [a dict a rung], "order": ..., ...}: sequences/s, raw tokens/s, TFLOP/s, MFU and peak memory of each.
 
     args.compile: False leaves torch.compile out of all rungs, which on a CPU would take minutes. MFU is taken against
-    a matrix product on this machine. A rung that fails has "error" and the others go on; one that runs out of memory
-    is tried with half the batch, down to an eighth. Rungs are built one by one until `args.deadline` and then timed in
-    turn; where their states together would fill the GPU's memory, each is timed alone instead.
+    a matrix product on this machine, and against the data sheet. A rung that fails has "error" and the others go on;
+    one that runs out of memory is tried with half the batch, down to an eighth. Rungs are built one by one until
+    `args.deadline`, each timed once, and then all in turn; where their states together would fill the GPU's memory,
+    each is timed alone instead. args.keep is called with the result so far after every rung and round.
     """
-    config, peak = (
-        material.benchmark_config(args.model),
-        peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32),
-    )
+    with float32_products("high"):
+        return _measure_steps(args)
+
+
+def _measure_steps(args: Namespace) -> dict:
+    config = material.benchmark_config(args.model)
     collator = T5DataCollator(material.bare_tokenizer(config.vocab_size), args.source_length)
-    flops = flops_per_sequence(config, collator.inputs_length, collator.targets_length)
     # float32 weights and two moments; gradients are freed after each step.
     states = 12 * sum(map(math.prod, material.parameter_shapes(config))) * len(args.rungs)
     in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
     predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
-    rows, steps = {}, {}
+    rows = {rung.name: dict(name=rung.name, adds=rung.text, expected=None, peer=rung.peer) for rung in args.rungs}
+    steps, references = {}, {}
+    peak = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32)
+    lengths = dict(source_length=collator.inputs_length, target_length=collator.targets_length)
+    flops = flops_per_sequence(config, *lengths.values())
+    result = material.setting_of(args) | lengths | dict(compiled=args.compile, gflops_per_sequence=flops / 1e9)
+    result["order"] = "in turn: A B C A B C" if in_turn else "one after the other: A A B B"
+    result |= dict(raw_tokens_per_sequence=collator.tokens_length, matrix_product_tflops=peak / 1e12)
+    sheet = device_peak_flops(args.device, args.bf16)
+    result["data_sheet_tflops"] = sheet and sheet / 1e12
+
+    def so_far() -> dict:
+        for row in rows.values():
+            if row.get("seconds"):
+                complete(row, flops, peak, sheet, collator.tokens_length)
+        own = [name for name, row in rows.items() if not row["peer"]]
+        return result | {"rows": list(rows.values()), **compared(rates_of(rows), own, LADDER[0].name)}
+
     for rung in args.rungs:
-        row = rows[rung.name] = {"name": rung.name, "adds": rung.text, "expected": None}
+        row = rows[rung.name]
         if predicted and rung.expected:
             row["expected"] = "{}-{}".format(*rung.expected)
         if time.monotonic() > args.deadline:
@@ -181,26 +294,53 @@ def measure_steps(args: Namespace) -> dict:
         settings = settings_of(rung.name, args.alone)
         settings["compile"] &= args.compile
         row["settings"] = {name: value for name, value in settings.items() if value != PLAIN[name]}
-        steps[rung.name] = first_steps(row, settings, config, args)
+        steps[rung.name] = first_steps(row, settings, config, args, references)
         if not in_turn:
-            time_steps(rows, steps, args)
-    time_steps(rows, steps, args)
-    for row in rows.values():
-        if "seconds" in row:
-            step = median(row["seconds"])
-            rate = row["batch"] / step
-            row |= dict(ms_per_step=1000 * step, spread=spread(row["seconds"]), sequences_per_second=rate)
-            row |= dict(tflops=rate * flops / 1e12, mfu=rate * flops / peak)
-            row["raw_tokens_per_second"] = rate * collator.tokens_length
-    mark_other_losses(list(rows.values()))
-    lengths = dict(source_length=collator.inputs_length, target_length=collator.targets_length)
-    result = material.setting_of(args) | lengths | dict(compiled=args.compile, gflops_per_sequence=flops / 1e9)
-    result["order"] = "in turn: A B C A B C" if in_turn else "one after the other: A A B B"
-    result |= dict(raw_tokens_per_sequence=collator.tokens_length, matrix_product_tflops=peak / 1e12)
-    return result | {"rows": list(rows.values()), **ratios(args.rungs, rows)}
+            time_steps(rows, steps, args, args.rounds, so_far)
+            steps.clear()
+        else:  # so that a run that is cut short counts
+            time_steps(rows, {rung.name: steps[rung.name]}, args, 1, so_far)
+        free_memory()
+    time_steps(rows, steps, args, args.rounds - 1, so_far)
+    steps.clear()
+    free_memory()
+    for name, text in PUBLISHED.items():
+        if checkout := getattr(args, name):
+            row = rows[name] = dict(name=name, adds=text, expected=None, peer=True)
+            with recording(row):
+                row |= published_steps(name, checkout, config, lengths, args)
+            args.keep(so_far())
+    return so_far()
 
 
-def first_steps(row: dict, settings: dict, config, args: Namespace) -> TrainingStep | None:
+def published_steps(name: str, checkout: str, config, lengths: dict, args: Namespace) -> dict:
+    """What benchmarks/published_step.py finds, in a process with the packages of --peers. NotAvailableError without."""
+    if not Path(args.peers).is_dir():
+        raise NotAvailableError(f"there is no {args.peers}: make peers puts transformers 4 there")
+    fields = (
+        "vocab_size d_model d_kv d_ff num_heads num_layers num_decoder_layers feed_forward_proj tie_word_embeddings"
+    )
+    shape = {field: getattr(config, field) for field in fields.split()}
+    with tempfile.TemporaryDirectory() as folder:
+        flags = lengths | dict(batch=args.batch, steps=args.steps, rounds=args.rounds, device=args.device.type)
+        flags |= dict(shape=json.dumps(shape), output=f"{folder}/found.json")
+        words = [name, checkout, *(word for flag, value in flags.items() for word in (f"--{flag}", str(value)))]
+        words += ["--bf16"] * args.bf16 + ["--compile"] * args.compile
+        paths = os.pathsep.join([str(Path(args.peers).absolute()), os.environ.get("PYTHONPATH", "")])
+        run_script("benchmarks/published_step.py", words, Path(folder, "log"), PYTHONPATH=paths)
+        return read(Path(folder), "found.json")
+
+
+def complete(row: dict, flops: float, peak: float, sheet: float | None, raw_tokens: float) -> None:
+    """Writes the rates of a row that has seconds. sheet: the data sheet's peak FLOP/s, None if it is not known."""
+    step = median(row["seconds"])
+    rate = row["batch"] / step
+    row |= dict(ms_per_step=1000 * step, spread=spread(row["seconds"]), sequences_per_second=rate)
+    row |= dict(tflops=rate * flops / 1e12, mfu=rate * flops / peak, raw_tokens_per_second=rate * raw_tokens)
+    row["mfu_of_data_sheet"] = sheet and rate * flops / sheet
+
+
+def first_steps(row: dict, settings: dict, config, args: Namespace, references: dict) -> TrainingStep | None:
     """The rung after its first steps (compilation, memory); None if it fails, which is then written into its row."""
     for divisor in (1, 2, 4, 8):
         row.pop("error", None)
@@ -209,7 +349,10 @@ def first_steps(row: dict, settings: dict, config, args: Namespace) -> TrainingS
         with recording(row, args.device):
             batches = material.random_batches(config, row["batch"], args.source_length, 4, args.device)
             step = TrainingStep(settings, config, batches, args.device, args.bf16)
+            if row["batch"] not in references:
+                references[row["batch"]] = reference_gradients(config, batches[0], args.device)
             start = time.perf_counter()
+            check_gradients(row, step.gradients(), references[row["batch"]], args.bf16)
             row["first_loss"] = step.run(1)
             row["first_step_seconds"] = time.perf_counter() - start
             step.run(3)
@@ -219,34 +362,17 @@ def first_steps(row: dict, settings: dict, config, args: Namespace) -> TrainingS
     return None
 
 
-def time_steps(rows: dict[str, dict], steps: dict[str, TrainingStep | None], args: Namespace) -> None:
-    """Times what was prepared, in turn, writes the seconds of a step into the rows, and frees it."""
-    runs = {name: partial(step.run, args.steps) for name, step in steps.items() if step}
-    for name, seconds in interleaved(runs, args.rounds, args.deadline, warm_up=0, rows=rows).items():
-        rows[name]["seconds"] = [value / args.steps for value in seconds]
-    steps.clear()
-    free_memory()
+def time_steps(rows: dict, steps: dict[str, TrainingStep | None], args: Namespace, rounds: int, so_far) -> None:
+    """Times what was prepared, in turn, one untimed step before each, and adds the seconds of a step to the rows."""
 
+    def clock(run) -> float:
+        run(1)
+        return seconds_of(lambda: run(args.steps)) / args.steps
 
-def mark_other_losses(rows: list[dict]) -> None:
-    """A rung whose first loss is not that of the others computes something else: an error, not a speed.
-
-    Compared are rungs with the same examples (batch) and without dropout.
-    """
-    compared = [row for row in rows if "first_loss" in row and not row["settings"].get("dropout", PLAIN["dropout"])]
-    for row in compared:
-        losses = [other["first_loss"] for other in compared if other["batch"] == row["batch"]]
-        if abs(row["first_loss"] / median(losses) - 1) > LOSS_TOLERANCE:
-            row["error"] = f"first loss {row['first_loss']:.4f} where the others have {median(losses):.4f}"
-
-
-def ratios(rungs: list[Rung], rows: dict[str, dict]) -> dict:
-    """How much faster the best row of ours is than the plain Trainer and the strongest peer, where they were run."""
-    rates = {name: row["sequences_per_second"] for name, row in rows.items() if row.get("sequences_per_second")}
-    peers, own = ([rates[r.name] for r in rungs if r.peer == peer and r.name in rates] for peer in (True, False))
-    found = {}
-    if peers and own:
-        found["ratio_to_strongest_peer"] = max(own) / max(peers)
-    if own and LADDER[0].name in rates:
-        found["ratio_to_plain_trainer"] = max(own) / rates[LADDER[0].name]
-    return found
+    for _ in range(rounds):
+        runs = {name: step.run for name, step in steps.items() if step and "error" not in rows[name]}
+        if not runs or time.monotonic() > args.deadline and len(rows[next(iter(runs))].get("seconds", ())) >= 2:
+            return
+        for name, seconds in interleaved(runs, 1, warm_up=0, rows=rows, clock=clock).items():
+            rows[name].setdefault("seconds", []).extend(seconds)
+        args.keep(so_far())

@@ -201,6 +201,8 @@ def parse_arguments(
         raise ValueError(f"{left_over[0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
     for flags in groups:
         check_limits(flags)
+        if hasattr(flags, "given"):
+            flags.given = frozenset(given | _flags_given(parser, recipe_argv))
     _refuse_empty(written)
     _refuse_rivals(groups, given, "on the command line")
     _refuse_rivals(groups, _flags_given(parser, recipe_argv), f"in the recipe {recipe}")

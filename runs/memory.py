@@ -23,6 +23,7 @@ STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 OPTIMIZER_STATES = ("adamw_torch", "adamw_torch_fused", "adamw_rms_scaled", "adafactor", "muon")
 # DeepSpeed's buckets with overlap_comm, from its documentation: 4.5 of them, for reducing and for gathering.
 BUCKETS_IN_FLIGHT = 4.5
+RESERVE = 0.08  # share of a GPU's memory for the CUDA context, NCCL and what the allocator cannot join
 FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched meanwhile
 
 

@@ -29,7 +29,7 @@ from common.reports import (
     start_summary,
     write_json,
 )
-from constants import HARDWARE_PEAKS, SHOWN_SEQUENCES, SHOWN_TOKENS
+from constants import SHOWN_SEQUENCES, SHOWN_TOKENS
 from model_t5 import count_parameters, dropout_of
 from modeling.families import shape_of
 from runs.callbacks import (
@@ -41,6 +41,7 @@ from runs.callbacks import (
     install_callbacks,
 )
 from runs.memory import optimizer_bytes
+from runs.speed import device_peak_flops, find_gpu
 from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
 from training.batch_size import find_micro_batch
@@ -132,7 +133,7 @@ class TrainingRun(Run):
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
         self._install_callbacks()
         memory, disk = needed_memory(self.trainer), needed_disk(self.trainer)
-        memory_there = memory_available(args.device)
+        memory_there = find_gpu(args).memory if args.assume_gpu else memory_available(args.device)
         disk_there = disk_free(self.output_dir) + bytes_below(self.output_dir)  # an earlier run's files are replaced
         limited = args.save_total_limit or args.save_strategy == "no"
         plan = {
@@ -146,7 +147,7 @@ class TrainingRun(Run):
             "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
             + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
             "schedule": described_schedule(args, steps),
-            "device": f"{args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
+            "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
             "memory": f"{human_bytes(memory)} (weights, gradients, optimizer), plus activations; "
             f"{human_bytes(memory_there)} available",
             "disk": f"{human_bytes(disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
@@ -357,15 +358,6 @@ def _evaluated_just_now(trainer: T5Trainer) -> dict:
     last = trainer.state.log_history[-2]  # the closing line of the training comes after it
     just_now = "eval_loss" in last and last["step"] == trainer.state.global_step
     return {name: value for name, value in last.items() if name != "step"} if just_now else {}
-
-
-def device_peak_flops(device: torch.device, bf16: bool) -> float | None:
-    """Peak matrix FLOP/s of a known GPU in the precision used; None where it is not known (no MFU is shown then)."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    peaks = [peak for known, peak in HARDWARE_PEAKS.items() if known in name]
-    return peaks[0]["bf16" if bf16 else "tf32"] * 1e12 if peaks else None
 
 
 def memory_available(device: torch.device) -> int:

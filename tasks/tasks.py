@@ -117,6 +117,12 @@ class Tasks:
             return metric_names(self.tasks[0].entry)
         return [f"{task.name}_{metric}" for task in self for metric in metric_names(task.entry)] + ["average"]
 
+    @property
+    def most_tokens(self) -> tuple[int, int]:
+        """Tokens that a source and a target may have, of all tasks."""
+        source, target = (max(task.entry[f"max_{end}_length"] for task in self) for end in ("source", "target"))
+        return self.args.max_source_length or source, self.args.max_target_length or target
+
     def complete(self, args: FineTuningArguments) -> None:
         """Sets the flags of training that follow from the tasks. ValueError for those that do not go with several."""
         if len(self) > 1 and self.args.streaming:

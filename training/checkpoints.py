@@ -251,6 +251,11 @@ def _flat(config: dict) -> dict:
     return {key: value for key, value in config.items() if key not in parts} | nested
 
 
+def flags_of_run(checkpoint: str | None) -> dict:
+    """The flags that run.json beside a checkpoint records; {} without a checkpoint, or where it is not there."""
+    return _read_json(Path(checkpoint).parent / "run.json").get("arguments", {}) if checkpoint else {}
+
+
 def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:
     """What to say when a run goes on with another global batch than run.json tells of; None if it is the same."""
     before = checkpoint and _read_json(Path(checkpoint).parent / "run.json").get("sequences_per_step")

@@ -37,6 +37,26 @@ class RowOrderTrainer(Seq2SeqTrainer):
             part.worker_init_fn = partial(outlive_signals, part.worker_init_fn)
         return loader
 
+    def _get_dataloader(self, *args, is_training: bool = False, **kwargs):
+        """Overrides Trainer to keep data workers between epochs for training alone: those of every evaluation set would
+        stay beside them."""
+        asked = self.args.dataloader_persistent_workers
+        self.args.dataloader_persistent_workers = bool(asked and is_training and self.args.dataloader_num_workers)
+        try:
+            return super()._get_dataloader(*args, is_training=is_training, **kwargs)
+        finally:
+            self.args.dataloader_persistent_workers = asked
+
+    def end_data_workers(self) -> None:
+        """Ends the workers that are kept between epochs. They outlive signals, so that Python's exit would wait for
+        them for ever."""
+        loader = self.callback_handler.train_dataloader
+        for part in (loader, getattr(loader, "base_dataloader", None)):
+            iterator = getattr(part, "_iterator", None)
+            if iterator is not None:
+                iterator._shutdown_workers()
+                part._iterator = None
+
     def _get_train_sampler(self, train_dataset=None):
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if hasattr(dataset, "order"):

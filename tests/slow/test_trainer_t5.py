@@ -33,7 +33,8 @@ from model_t5 import build_config, create_model
 from objectives.metrics import language_model_metrics
 from objectives.spans import SpanCorruption
 from runs import run as runs
-from runs.run import TrainingRun, device_peak_flops, set_up_tracking
+from runs.run import TrainingRun, set_up_tracking
+from runs.speed import device_peak_flops
 from tasks.metrics.scoring import STATISTICS, token_metrics
 from trainer_t5 import T5Trainer
 

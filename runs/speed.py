@@ -1,0 +1,317 @@
+"""What makes a run fast, chosen by itself and said in one line: `--speed auto`, the default; `--speed plain` leaves it.
+
+    chosen = choose(gpu, job, args, launcher)        # [Choice(name, value, reason), ...]; changes nothing
+    row = make_fast(model, job, model_args, args)    # chooses, applies it, and returns the line for the plan
+
+A flag that is given wins. Chosen is only what leaves a run's numbers alone but for rounding: the global batch, the
+order of the rows and the weights stay; a resumed run keeps what it had. Whatever changes more is a flag of its own.
+"""
+
+import os
+import re
+import shutil
+from dataclasses import dataclass, field
+
+import torch
+from accelerate.utils import broadcast_object_list
+from transformers import T5Config
+
+from arguments.training import GPUS, cores_of_a_process, wants_fsdp, zero_stage
+from constants import HARDWARE_PEAKS
+from model_t5 import dropout_of, flops_per_sequence
+from modeling.families import family_of
+from modeling.kernels.attention import triton_is_installed
+from runs.memory import RESERVE, activation_bytes, state_bytes
+from training.batch_size import divisors_below
+from training.checkpoints import flags_of_run
+
+MOST_WORKERS = 8  # data workers of a process
+PREFETCHED = 4  # batches that a worker makes ahead
+# Compiling takes a minute or two for each shape of a batch, of training and of evaluation. It is begun where the
+# uncompiled run would take so long, in seconds, at a rate that is assumed: a share of the GPU's peak, or FLOP/s of a
+# CPU's core, and at least so long for a step's launches.
+REPAYS_COMPILING = 600.0
+UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
+DROPOUT_RESERVE = 0.25  # of a GPU's memory, instead of RESERVE: activation_bytes counts no masks of dropout
+EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md, 2026-11-21)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """name, memory in bytes, compute capability."""
+
+    name: str
+    memory: float
+    capability: tuple[int, int]
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether it has bfloat16 and TF32, and Triton kernels run on it: from compute capability 8 (Ampere) on."""
+        return self.capability >= (8, 0)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """processes: in all. cores: of each. sharding: ddp, zero1 to zero3 or fsdp2. gpus: of a process."""
+
+    processes: int = 1
+    cores: int = 1
+    sharding: str = "ddp"
+    gpus: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained. source, target: tokens of the longest row. shapes: that batches have, 0 for any number.
+
+    weights: shapes of the model's tensors. attention: what the model has now. steps: -1 where only epochs are known.
+    earlier: the recorded flags of the run that is resumed.
+    """
+
+    config: T5Config
+    source: int
+    target: int
+    shapes: int
+    steps: int
+    dropout: float = 0.0
+    attention: str = "sdpa"
+    weights: list[tuple[int, ...]] = field(default_factory=list)
+    earlier: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """name: of the flag that sets the same; value: what it is set to; reason: why."""
+
+    name: str
+    value: object
+    reason: str
+
+    def __str__(self):
+        value = self.value
+        if isinstance(value, bool):
+            value = "on" if value else "off"
+        return f"{self.name} {'{} x {}'.format(*value) if isinstance(value, tuple) else value} ({self.reason})"
+
+
+# ---------------------------------------------------------------- the choice
+def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
+    """What suits the machine, each with its reason. gpu: None on a CPU. args: the T5TrainingArguments, whose `given`
+    names the flags that win ("attn_implementation" among them where the model's flags give it)."""
+    bf16 = _bf16(gpu, args)
+    attention = _attention(gpu, job, args)
+    choices = [bf16, attention, _compilation(gpu, job, args, launcher)]
+    if gpu is None:
+        return choices
+    choices += [_micro_batch(gpu, job, args, launcher, attention.value, bf16.value), *_loading(args, launcher)]
+    return [*choices, *_products(gpu, job, args), *_allocator()]
+
+
+def _bf16(gpu: Gpu | None, args) -> Choice:
+    if "bf16" in args.given:
+        return Choice("bf16", bool(args.bf16), "given")
+    if gpu is None:
+        return Choice("bf16", False, "a CPU: float32")
+    if gpu.is_recent:
+        return Choice("bf16", True, f"the {gpu.name} computes in it")
+    return Choice("bf16", False, f"the {gpu.name} has none, and T5 overflows in float16: float32")
+
+
+def _attention(gpu: Gpu | None, job: Job, args) -> Choice:
+    name, now = "attn_implementation", job.attention
+    if name in args.given:
+        return Choice(name, now, "given")
+    family = family_of(job.config)
+    if "t5_fused" not in family.attentions:
+        return Choice(name, now, f"{family.names}'s own")
+    if gpu is not None and not gpu.is_recent:
+        return Choice(name, "sdpa", "t5_fused's Triton kernel needs compute capability 8")
+    if job.earlier:
+        return Choice(name, job.earlier.get(name) or now, "as the run that is resumed")
+    if gpu is None:
+        if job.source <= EAGER_ON_A_CPU:
+            return Choice(name, "eager", f"a CPU, and sources of at most {EAGER_ON_A_CPU} tokens")
+        return Choice(name, now, "a CPU")
+    if job.dropout:
+        return Choice(name, "sdpa", f"t5_fused needs dropout 0, not {job.dropout:g}")
+    return Choice(name, "t5_fused", "dropout is 0")
+
+
+def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> Choice:
+    def choice(value: bool, reason: str) -> Choice:
+        return Choice("torch_compile", value, reason)
+
+    if {"torch_compile", "torch_compile_mode", "torch_compile_backend"} & args.given:
+        return choice(bool(args.torch_compile), "given")
+    family = family_of(job.config)
+    if "torch_compile" in family.lacks:
+        return choice(False, f"{family.names} cannot be compiled")
+    if launcher.sharding in ("fsdp2", "zero3"):
+        kind = "FSDP2" if launcher.sharding == "fsdp2" else "ZeRO-3"
+        return choice(False, f"{kind} brings in weights module by module")
+    if launcher.gpus > 1:
+        return choice(False, "one process with several GPUs: start one for each with accelerate launch")
+    if gpu is not None and not gpu.is_recent:
+        return choice(False, "Triton needs compute capability 8")
+    if not _compiler_is_there(gpu):
+        return choice(False, "there is no compiler: " + ("g++" if gpu is None else "the package triton"))
+    if not job.shapes:
+        return choice(False, "batches have many lengths; --length_buckets 4 gives them four")
+    if job.earlier:
+        return choice(bool(job.earlier.get("torch_compile")), "as the run that is resumed")
+    seconds = _uncompiled_seconds(gpu, job, args, launcher)
+    shapes = "all batches have one shape" if job.shapes == 1 else f"batches have {job.shapes} shapes"
+    if seconds is not None and seconds < REPAYS_COMPILING:
+        return choice(False, f"a run of about {seconds:.0f} s: compiling would not pay")
+    return choice(True, shapes)
+
+
+def _compiler_is_there(gpu: Gpu | None) -> bool:
+    if gpu is None:
+        return shutil.which(os.environ.get("CXX", "g++")) is not None
+    return triton_is_installed() or not torch.cuda.is_available()  # assumed GPUs have it
+
+
+def _uncompiled_seconds(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> float | None:
+    """About how long the run would take uncompiled; None where its steps are not known."""
+    if job.steps < 1:
+        return None
+    sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    flops = sequences * flops_per_sequence(job.config, job.source, job.target)
+    if gpu is None:
+        return job.steps * flops / (UNCOMPILED_OF_A_CORE * launcher.cores)
+    peak = peaks_of(gpu.name)
+    computing = flops / (peak["bf16"] * 1e12 * UNCOMPILED_SHARE) if peak else 0.0
+    return job.steps * max(computing, SHORTEST_STEP * args.gradient_accumulation_steps)
+
+
+def _micro_batch(gpu: Gpu, job: Job, args, launcher: Launcher, attention: str, bf16: bool) -> Choice:
+    """(sequences, accumulated) of one product, as many sequences as the memory plan allows."""
+    asked = (args.per_device_train_batch_size, args.gradient_accumulation_steps)
+
+    def choice(value: tuple[int, int], reason: str) -> Choice:
+        return Choice("micro-batch", value, reason)
+
+    if {"per_device_train_batch_size", "gradient_accumulation_steps"} & args.given:
+        return choice(asked, "given")
+    if args.auto_find_batch_size:
+        return choice(asked, "--auto_find_batch_size tries what fits")
+    if launcher.sharding.startswith("zero"):
+        return choice(asked, "DeepSpeed's file is filled in with it")
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    earlier = tuple(job.earlier.get(name, 0) for name in names)
+    if earlier[0] * earlier[1] == asked[0] * asked[1]:
+        return choice(earlier, "as the run that is resumed")
+    room = gpu.memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
+    states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
+    fixed = states.weights + states.gradients + states.optimizer + states.working
+    checkpointing = any(getattr(args, f"{what}_checkpointing", False) for what in ("activation", "gradient"))
+    for size, steps in divisors_below(asked[0] * asked[1], 1):
+        kept = activation_bytes(job.config, size, job.source, job.target, attention, bf16, checkpointing).total
+        if fixed + kept <= room:
+            need = f"{(fixed + kept) / 1e9:.0f} of {gpu.memory / 1e9:.0f} GB by the memory plan"
+            return choice((size, steps), f"{need}; the global batch stays")
+    return choice(asked, f"by the memory plan one sequence is too much for {gpu.memory / 1e9:.0f} GB")
+
+
+def _loading(args, launcher: Launcher) -> list[Choice]:
+    name = "dataloader_num_workers"
+    workers = min(MOST_WORKERS, launcher.cores)
+    count = Choice(name, workers, f"a process has {launcher.cores} cores")
+    if name in args.given:
+        count = Choice(name, args.dataloader_num_workers, "given")
+    choices = [count]
+    for name, value, reason in (
+        ("dataloader_persistent_workers", True, "they need not start anew in every epoch"),
+        ("dataloader_prefetch_factor", PREFETCHED, "batches are ready before they are needed"),
+    ):
+        if name not in args.given and count.value:
+            choices.append(Choice(name, value, reason))
+    if not {"dataloader_pin_memory", "accelerator_config"} & args.given:
+        choices.append(Choice("non_blocking", True, "pinned batches are copied while the GPU works"))
+    return choices
+
+
+def _products(gpu: Gpu, job: Job, args) -> list[Choice]:
+    if "tf32" in args.given or not gpu.is_recent or job.earlier and "speed" not in job.earlier:
+        return []
+    return [Choice("float32 products", "high", "TF32, where bfloat16 does not reach")]
+
+
+def _allocator() -> list[Choice]:
+    if {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+        return []
+    return [Choice("expandable segments", True, "less memory is lost between tensors")]
+
+
+# ---------------------------------------------------------------- this machine
+def peaks_of(name: str) -> dict[str, float] | None:
+    """The entry of HARDWARE_PEAKS that is part of a device's name; None for a GPU that is not known."""
+    known = (peaks for key, peaks in HARDWARE_PEAKS.items() if re.search(rf"{key}(?!\d)", name))
+    return next(known, None)
+
+
+def device_peak_flops(device: torch.device, bf16: bool) -> float | None:
+    """Peak matrix FLOP/s of a known GPU in the precision used; None where it is not known (no MFU is shown then)."""
+    if device.type != "cuda":
+        return None
+    peaks = peaks_of(torch.cuda.get_device_name(device))
+    return peaks["bf16" if bf16 else "tf32"] * 1e12 if peaks else None
+
+
+def find_gpu(args) -> Gpu | None:
+    """The GPU of `--assume_gpu`, else the one that this process trains on; None on a CPU."""
+    if args.assume_gpu:
+        name = GPUS[args.assume_gpu]
+        peaks = HARDWARE_PEAKS[name]
+        major, minor = divmod(round(10 * peaks["capability"]), 10)
+        return Gpu(name, peaks["memory_gb"] * 1e9, (major, minor))
+    if args.device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(args.device)
+    return Gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
+
+
+def find_launcher(args) -> Launcher:
+    """How this process was started."""
+    sharding = f"zero{zero_stage(args)}" if args.deepspeed else "fsdp2" if wants_fsdp(args) else "ddp"
+    return Launcher(max(1, args.world_size), cores_of_a_process(), sharding, max(1, args.n_gpu))
+
+
+def make_fast(model, job: Job, model_args, args) -> str:
+    """Applies to model and flags what `choose` finds, of all processes what the first one finds; the plan's row."""
+    if args.speed == "plain":
+        return "plain: nothing is chosen"
+    if model_args.attn_implementation:
+        args.given |= {"attn_implementation"}
+    gpu = find_gpu(args)
+    (choices,) = broadcast_object_list([choose(gpu, job, args, find_launcher(args))])
+    values = {choice.name: choice.value for choice in choices}
+    if values["attn_implementation"] != job.attention:
+        model.set_attn_implementation(values["attn_implementation"])
+    model_args.attn_implementation = values["attn_implementation"]
+    if values["torch_compile"] and not args.torch_compile:
+        args.torch_compile, args.torch_compile_backend = True, "inductor"
+    if gpu is not None:
+        args.per_device_train_batch_size, args.gradient_accumulation_steps = values["micro-batch"]
+        _set_up_gpu(values, args)
+    return "; ".join(map(str, choices))
+
+
+def _set_up_gpu(values: dict, args) -> None:
+    if args.assume_gpu:  # and nothing is trained
+        args.bf16 = values["bf16"]
+        return
+    for name in ("dataloader_num_workers", "dataloader_persistent_workers", "dataloader_prefetch_factor"):
+        if name in values:
+            setattr(args, name, values[name])
+    if "float32 products" in values:
+        torch.set_float32_matmul_precision(values["float32 products"])
+    if "expandable segments" in values:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+def job_of(model, source: int, target: int, shapes: int, steps: int, checkpoint: str | None) -> Job:
+    """The job of a model that is about to be trained; checkpoint: which the run resumes, or None."""
+    now, weights = model.config._attn_implementation, [tuple(p.shape) for p in model.parameters()]
+    return Job(model.config, source, target, shapes, steps, dropout_of(model), now, weights, flags_of_run(checkpoint))

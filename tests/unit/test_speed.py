@@ -1,0 +1,221 @@
+"""Tests of runs/speed.py: what is chosen for which machine as a table, and that flags and a resumed run win."""
+
+import contextlib
+import io
+import multiprocessing
+import os
+from unittest import mock
+
+import torch
+from absl.testing import absltest, parameterized
+from helpers import OVERRIDES, argv_of, run_main, sentences
+
+import fine_tune_t5
+import pre_train_t5
+from arguments.training import GPUS, PreTrainingArguments
+from benchmarks.material import parameter_shapes
+from common.reports import read_json
+from model_t5 import build_config
+from runs import speed
+from runs.speed import Choice, Gpu, Job, Launcher, choose, find_gpu, make_fast, peaks_of
+
+BASE = build_config("t5-v1_1-base", None)
+JOB = dict(config=BASE, source=512, target=114, shapes=1, steps=65_536, weights=parameter_shapes(BASE))
+
+
+def arguments(given: dict | None = None, **changes) -> PreTrainingArguments:
+    given = given or {}
+    args = PreTrainingArguments(output_dir="never_written", report_to=["none"], dry_run=True, **given, **changes)
+    args.optim, args.given = "adamw_rms_scaled", frozenset(given)
+    return args
+
+
+def chosen(gpu: str | None, given: dict | None = None, launcher: Launcher | None = None, **job) -> dict[str, Choice]:
+    args = arguments(given, assume_gpu=gpu)
+    choices = choose(find_gpu(args), Job(**JOB | job), args, launcher or Launcher(cores=16))
+    return {choice.name: choice for choice in choices}
+
+
+class ChoiceTest(parameterized.TestCase):
+    @parameterized.parameters(
+        # GPU -> bf16, attention, compiled, micro-batch of 128 sequences, TF32
+        ("h200", True, "t5_fused", True, (128, 1), True),
+        ("h100", True, "t5_fused", True, (128, 1), True),
+        ("a100", True, "t5_fused", True, (128, 1), True),
+        ("rtx4090", True, "t5_fused", True, (32, 4), True),
+        ("l4", True, "t5_fused", True, (32, 4), True),
+        ("t4", False, "sdpa", False, (16, 8), False),
+    )
+    def test_pre_training_base(self, gpu, bf16, attention, compiled, micro_batch, tf32):
+        found = chosen(gpu)
+        self.assertEqual(found["bf16"].value, bf16)
+        self.assertEqual(found["attn_implementation"].value, attention)
+        self.assertEqual(found["torch_compile"].value, compiled)
+        self.assertEqual(found["micro-batch"].value, micro_batch)
+        self.assertEqual("float32 products" in found, tf32)
+        self.assertEqual(found["dataloader_num_workers"].value, 8)
+        for name in ("dataloader_persistent_workers", "non_blocking", "expandable segments"):
+            self.assertTrue(found[name].value)
+        for choice in found.values():
+            self.assertRegex(str(choice), rf"^{choice.name} .+ \(.+\)$")
+        if gpu == "t4":
+            self.assertIn("has none, and T5 overflows in float16", found["bf16"].reason)
+
+    @parameterized.parameters(
+        # what is so, flag -> value, part of the reason
+        (dict(job=dict(dropout=0.1)), "attn_implementation", "sdpa", "needs dropout 0, not 0.1"),
+        (dict(job=dict(shapes=0)), "torch_compile", False, "--length_buckets 4"),
+        (dict(job=dict(shapes=4, steps=-1)), "torch_compile", True, "4 shapes"),
+        (dict(job=dict(steps=300)), "torch_compile", False, "would not pay"),
+        (dict(launcher=Launcher(8, 16, "fsdp2")), "torch_compile", False, "FSDP2"),
+        (dict(launcher=Launcher(8, 16, "zero3")), "torch_compile", False, "ZeRO-3"),
+        (dict(launcher=Launcher(8, 16, "zero2")), "torch_compile", True, "one shape"),
+        (dict(launcher=Launcher(8, 16, "zero2")), "micro-batch", (32, 4), "DeepSpeed"),
+        (dict(launcher=Launcher(1, 16, "ddp", gpus=2)), "torch_compile", False, "accelerate launch"),
+        (dict(launcher=Launcher(8, 3)), "dataloader_num_workers", 3, "3 cores"),
+        (dict(given=dict(torch_compile=False)), "torch_compile", False, "given"),
+        (dict(given=dict(torch_compile_mode="max-autotune")), "torch_compile", True, "given"),
+        (dict(given=dict(bf16=False)), "bf16", False, "given"),
+        (dict(given=dict(dataloader_num_workers=1)), "dataloader_num_workers", 1, "given"),
+        (dict(given=dict(per_device_train_batch_size=32)), "micro-batch", (32, 4), "given"),
+        (dict(given=dict(gradient_accumulation_steps=4)), "micro-batch", (32, 4), "given"),
+        (dict(given=dict(auto_find_batch_size=True)), "micro-batch", (32, 4), "--auto_find_batch_size"),
+        (dict(job=dict(earlier={"attn_implementation": "sdpa"})), "attn_implementation", "sdpa", "resumed"),
+        (dict(job=dict(earlier={"attn_implementation": None})), "attn_implementation", "sdpa", "resumed"),
+        (dict(job=dict(earlier={"torch_compile": False})), "torch_compile", False, "resumed"),
+        (
+            dict(job=dict(earlier=dict(per_device_train_batch_size=32, gradient_accumulation_steps=4))),
+            "micro-batch", (32, 4), "resumed",
+        ),
+        (
+            dict(job=dict(earlier=dict(per_device_train_batch_size=8, gradient_accumulation_steps=4))),
+            "micro-batch", (128, 1), "memory plan",
+        ),
+    )  # fmt: skip
+    def test_reasons(self, case, name, value, reason):
+        found = chosen("h200", case.get("given"), case.get("launcher"), **case.get("job", {}))[name]
+        self.assertEqual(found.value, value)
+        self.assertIn(reason, found.reason)
+
+    def test_a_given_attention_wins(self):
+        args = arguments(assume_gpu="h200")
+        args.given |= {"attn_implementation"}
+        found = choose(find_gpu(args), Job(**JOB | dict(attention="eager")), args, Launcher())
+        self.assertIn(Choice("attn_implementation", "eager", "given"), found)
+
+    def test_longt5_keeps_its_own_attention(self):
+        config = mock.Mock(wraps=BASE, model_type="longt5")
+        args = arguments({"per_device_train_batch_size": 32}, assume_gpu="h200")
+        found = {c.name: c.value for c in choose(find_gpu(args), Job(**JOB | dict(config=config)), args, Launcher())}
+        self.assertEqual((found["attn_implementation"], found["torch_compile"]), ("sdpa", False))
+
+    def test_a_model_too_large_keeps_the_batch(self):
+        config = build_config("t5-v1_1-xl", None)
+        found = chosen("t4", config=config, weights=parameter_shapes(config))["micro-batch"]
+        self.assertEqual(found.value, (32, 4))
+        self.assertIn("one sequence is too much for 16 GB", found.reason)
+
+    @parameterized.parameters(
+        # (source tokens, steps, sequences of a step) -> attention, compiled
+        (64, 3_600, "eager", False),  # make demo
+        (512, 3_600, "sdpa", True),
+        (512, 3, "sdpa", False),
+    )
+    def test_on_a_cpu(self, source, steps, attention, compiled):
+        config = BASE if source == 512 else build_config("tiny", 4096)
+        given = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
+        with mock.patch.object(speed.shutil, "which", lambda name: f"/bin/{name}"):
+            found = chosen(None, given, Launcher(cores=2), config=config, source=source, target=34, steps=steps)
+        self.assertEqual(list(found), ["bf16", "attn_implementation", "torch_compile"])
+        self.assertEqual(found["attn_implementation"].value, attention)
+        self.assertEqual(found["torch_compile"].value, compiled)
+
+    def test_names_of_gpus(self):
+        self.assertEqual(list(GPUS), ["h200", "h100", "a100", "l40s", "rtx4090", "rtx3090", "l4", "t4"])
+        for name, memory in (("NVIDIA A100-SXM4-80GB", 80), ("Tesla T4", 16), ("NVIDIA L4", 24), ("NVIDIA L40S", 48)):
+            self.assertEqual(peaks_of(name)["memory_gb"], memory)
+        self.assertIsNone(peaks_of("NVIDIA L40"))
+        self.assertIsNone(peaks_of("NVIDIA T400"))
+
+
+class AppliedTest(parameterized.TestCase):
+    def flags(self, **changes) -> list[str]:
+        text = self.folder / "text.txt"
+        if not text.exists():
+            text.write_text("\n".join(sentences(400)))
+        return argv_of(dict(config_name="tiny", config_overrides=OVERRIDES, train_file=text, vocab_size=400,
+                            input_seq_length=32, output_dir=self.folder / "out", report_to="none",
+                            data_cache_dir=self.folder / "cache") | changes)  # fmt: skip
+
+    def test_a_plan_for_another_machine(self):
+        words = [*self.flags(max_steps=65_536), "--dry_run", "--assume_gpu"]
+        _, out, _ = run_main(pre_train_t5.main, *words, "h200", code=0)
+        line = next(line for line in out.splitlines() if line.startswith("speed"))
+        for part in ("bf16 on (the H200 computes in it)", "attn_implementation t5_fused (dropout is 0)",
+                     "torch_compile on (all batches have one shape)", "micro-batch 128 x 1 (", "persistent_workers on",
+                     "float32 products high", "expandable segments on"):  # fmt: skip
+            self.assertIn(part, line)
+        self.assertRegex(out, r"batch +128 sequences a step \(128 x 1 accumulated x 1 processes\)")
+        self.assertRegex(out, r"device +h200, bfloat16 mixed precision")
+        _, out, _ = run_main(pre_train_t5.main, *words, "t4", "--speed", "plain", code=0)
+        self.assertRegex(out, r"speed +plain: nothing is chosen")
+        self.assertRegex(out, r"batch +128 sequences a step \(32 x 4 accumulated x 1 processes\)")
+        _, _, err = run_main(pre_train_t5.main, *self.flags(assume_gpu="h200"), code=2)
+        self.assertIn("--assume_gpu h200: is a plan for another machine: add --dry_run", err)
+
+    def test_what_is_chosen_reaches_model_and_flags(self):
+        args = arguments(assume_gpu=None)
+        model = mock.Mock()
+        model_args = mock.Mock(attn_implementation=None)
+        gpu = Gpu("NVIDIA H200", 141e9, (9, 0))
+        with (
+            mock.patch.object(speed, "find_gpu", lambda _: gpu),
+            mock.patch.object(speed, "find_launcher", lambda _: Launcher(cores=6)),
+            mock.patch.object(torch, "set_float32_matmul_precision") as precision,
+            mock.patch.object(torch._C, "_accelerator_setAllocatorSettings") as allocator,
+        ):
+            row = make_fast(model, Job(**JOB), model_args, args)
+        model.set_attn_implementation.assert_called_once_with("t5_fused")
+        self.assertEqual(model_args.attn_implementation, "t5_fused", "which run.json records")
+        self.assertTrue(args.torch_compile)
+        self.assertEqual(args.torch_compile_backend, "inductor")
+        self.assertEqual((args.per_device_train_batch_size, args.gradient_accumulation_steps), (128, 1))
+        self.assertEqual((args.dataloader_num_workers, args.dataloader_prefetch_factor), (6, 4))
+        self.assertTrue(args.dataloader_persistent_workers)
+        precision.assert_called_once_with("high")
+        allocator.assert_called_once_with("expandable_segments:True")
+        self.assertIn("micro-batch 128 x 1", row)
+
+    def test_the_recipe_of_the_demo_is_not_eager_float32_on_a_gpu(self):
+        """Its recipe said attn_implementation: eager, for CPUs."""
+        for script, flags in ((pre_train_t5, []), (fine_tune_t5, ["--config_name", "tiny"])):
+            recipe = str(script.DEFAULT_RECIPE)
+            with contextlib.redirect_stdout(io.StringIO()):
+                model_args, *_, args = script.parse_flags([recipe, *flags, "--report_to", "none"])[:3]
+            self.assertIsNone(model_args.attn_implementation)
+            self.assertNotIn("bf16", args.given)
+
+    def test_data_workers_live_as_long_as_the_run(self):
+        """They ignore SIGTERM: kept for the next epoch, they would keep the process from ending."""
+        seen = []
+
+        def note(*_, **__):
+            seen.append(sorted(child.pid for child in multiprocessing.active_children()))
+
+        flags = self.flags(max_steps=-1, num_train_epochs=9, dataloader_num_workers=1, save_strategy="no",
+                           dataloader_persistent_workers=True, per_device_train_batch_size=16, eval_strategy="no",
+                           max_train_samples=100, warmup_steps=0)  # fmt: skip
+        with mock.patch("trainer_t5._ResumeCallback.on_step_end", note):
+            run_main(pre_train_t5.main, *flags)
+        self.assertGreater(len(seen), 3)
+        self.assertLen(seen[0], 1)
+        self.assertEqual(seen, [seen[0]] * len(seen), "one worker in all epochs")
+        self.assertEmpty(multiprocessing.active_children())
+        with self.assertRaises(ProcessLookupError):
+            os.kill(seen[0][0], 0)
+        arguments = read_json(self.folder / "out" / "run.json")["arguments"]
+        self.assertEqual((arguments["speed"], arguments["attn_implementation"]), ("auto", "eager"))
+
+
+if __name__ == "__main__":
+    absltest.main()
