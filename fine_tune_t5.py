@@ -27,7 +27,7 @@ from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments, check_best_metric, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import print_once, run_script
-from constants import DEMO_CHECKPOINTS
+from constants import DEMO_CHECKPOINTS, LORA
 from corpora.sources import default_tokenizer
 from corpora.tokenizers import load_tokenizer
 from model_t5 import check_model_source, get_model, is_local_model, set_generation_length
@@ -45,7 +45,8 @@ def parse_flags(argv: list[str] | None):
         [ModelArguments, TaskArguments, FineTuningArguments],
         argv,
         default_recipe=str(DEFAULT_RECIPE),
-        starts_anew=("model_name_or_path", "config_name", "benchmark", "dataset_name", *SOURCES),
+        about=__doc__,
+        starts_anew=("model_name_or_path", "config_name", "task", "benchmark", "dataset_name", *SOURCES),
     )
     check_model(model_args)
     tasks = Tasks([Task(name, entry, task_args) for name, entry in check_tasks(task_args).items()])
@@ -58,7 +59,8 @@ def parse_flags(argv: list[str] | None):
         else:
             model_args.config_name = "tiny"
             print_once(f"no model was named and there is no {' or '.join(DEMO_CHECKPOINTS)}: a tiny one from scratch")
-    check_training(args, "fine-tuning a checkpoint" if model_args.model_name_or_path else "fine-tuning from scratch")
+    job = "fine-tuning a checkpoint" if model_args.model_name_or_path else "fine-tuning from scratch"
+    check_training(args, job + LORA * bool(model_args.lora_rank))
     check_streaming(task_args, args)
     check_best_metric(args.metric_for_best_model, list(dict.fromkeys(tasks.metric_names)))
     return model_args, task_args, args, tasks
@@ -77,7 +79,7 @@ def main(argv: list[str] | None = None) -> dict:
         model, vocabulary = get_model(model_args, tokenizer)
         with args.main_process_first(desc="preparing the task"):
             tasks.load(tokenizer, args)
-        check_resumed(checkpoint, model.config, tasks.fingerprints(tokenizer), task_args, args)
+        check_resumed(checkpoint, model.config, tasks.fingerprints(tokenizer), model_args, task_args, args)
         tasks.resume(checkpoint)
         set_generation_length(model, tasks.generation_length)
         train_collator = tasks.train_collator(args, model.config)

@@ -246,11 +246,10 @@ def check_resumed(checkpoint: str | None, config, fingerprints: dict[str, str], 
                 f"{asked.get(key)}: resume with the flags of its run, or name another --output_dir"
             )
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
-    if flags.get("optim", now["optim"]) != now["optim"]:
-        raise ValueError(
-            f"--resume_from_checkpoint {checkpoint}: it holds the state of --optim {flags['optim']}, which "
-            f"--optim {now['optim']} cannot take up"
-        )
+    for name in ("optim", "lora_rank"):  # earlier runs recorded no rank, and had none
+        if flags and name in now and flags.get(name) != now[name]:
+            raise ValueError(f"--resume_from_checkpoint {checkpoint}: it holds the state of --{name} "
+                             f"{flags.get(name, 'none')}, which --{name} {now[name]} cannot take up")  # fmt: skip
     for name, described in (("train", "training data"), ("tokenizer", "a tokenizer")):
         if name in saved and name in fingerprints and saved[name] != fingerprints[name]:
             raise ValueError(

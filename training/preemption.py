@@ -14,8 +14,8 @@ import torch
 from transformers import TrainerCallback
 
 from common.processes import print_once
+from constants import PREEMPTED_EXIT_CODE
 
-PREEMPTED_EXIT_CODE = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # Seconds kept free before the job's time limit, beside twice the longest step: for writing the checkpoint.
 TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
