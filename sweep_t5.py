@@ -24,11 +24,11 @@ from pathlib import Path
 
 from common.command_line import exit_on_user_error, option, parse_arguments
 from common.reports import human_time, start_summary
+from constants import PREEMPTED_EXIT_CODE
 from search.report import report
 from search.study import BEAT, best_of, holder, open_study, take_trial
 from search.sweep_files import check_number, choose_folder, command_line, propose, read_lines, read_sweep, shown
 from search.trials import Told, run_trial, show
-from training.preemption import PREEMPTED_EXIT_CODE
 
 MOST_FAILURES = 5  # in a row, after which an agent gives up
 
@@ -86,7 +86,7 @@ def parse_flags(argv: list[str] | None) -> tuple[SweepArguments, dict, Path]:
     """The flags, the checked sweep file, and the sweep's folder."""
     argv = list(sys.argv[1:] if argv is None else argv)
     path = argv.pop(0) if argv and not argv[0].startswith("-") else None
-    (args,) = parse_arguments([SweepArguments], argv)
+    (args,) = parse_arguments([SweepArguments], argv, about=__doc__)
     if path is None:
         raise ValueError("the first argument must be a sweep file, such as sweeps/glue_sst2_sweep.yaml")
     check_number("--count", 1 if args.count is None else args.count, "a positive whole number")

@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 
 from common.reports import human_time
+from constants import PREEMPTED_EXIT_CODE
 from search.study import BEAT, beat, members
 from search.sweep_files import command_line, history, is_hopeless, read_lines, shown
-from training.checkpoints import checkpoints_of, damage
-from training.preemption import PREEMPTED_EXIT_CODE
 
 POLL = 0.5  # seconds between two looks at a running trial
 PATIENCE = 120.0  # seconds that a trial has to save and end after SIGTERM
@@ -46,6 +45,8 @@ def end_group(process: subprocess.Popen) -> None:
 
 def resume_flags(folder: Path) -> dict:
     """Flags that let a script resume in its folder, or start anew there if no checkpoint holds the optimizer."""
+    from training.checkpoints import checkpoints_of, damage  # torch: only where a trial begins
+
     for path in reversed(checkpoints_of(folder)):
         if [*path.glob("optimizer*"), *path.glob("global_step*")] and damage(path) is None:
             return {"resume_from_checkpoint": str(path)}
