@@ -1,10 +1,10 @@
 """Evaluate a checkpoint on any task of DATASET_VALS (constants.py), keep its answers, or write a GLUE submission.
 
     python evaluate_t5.py --model_name_or_path out/fine_tune_t5                        # as its task.json says
-    python evaluate_t5.py --benchmark glue --dataset_name mnli --data_dir glue/ --model_name_or_path out/mnli
-    python evaluate_t5.py --benchmark glue --dataset_name all --data_dir glue/ --model_name_or_path out/mixture
-    python evaluate_t5.py --benchmark glue --dataset_name all --do_predict --model_name_or_path 'out/glue/{task}'
-    torchrun --nproc_per_node 2 evaluate_t5.py --benchmark glue --dataset_name qqp --model_name_or_path out/qqp
+    python evaluate_t5.py --task glue/mnli --data_dir glue/ --model_name_or_path out/mnli
+    python evaluate_t5.py --task glue/all --data_dir glue/ --model_name_or_path out/mixture
+    python evaluate_t5.py --task glue/all --do_predict --model_name_or_path 'out/glue/{task}'
+    torchrun --nproc_per_node 2 evaluate_t5.py --task glue/qqp --model_name_or_path out/qqp
     python evaluate_t5.py --interactive --model_name_or_path out/pre_train_t5     # The cat <extra_id_0> on the mat.
 
 Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jsonl (a line per row) and, for

@@ -3,12 +3,12 @@
     accelerate launch fine_tune_t5.py                         # built-in task, from the demo checkpoint if there is one
     accelerate launch fine_tune_t5.py --train_file 'pairs/*.jsonl' --validation_file dev.jsonl \
         --source_column prompt --target_column completion --model_name_or_path google/flan-t5-base
-    accelerate launch fine_tune_t5.py --benchmark glue --dataset_name sst2 --model_name_or_path google/t5-v1_1-base
-    accelerate launch fine_tune_t5.py --benchmark glue --dataset_name rte --data_dir glue/ --model_name_or_path out/base
-    accelerate launch fine_tune_t5.py --benchmark glue --dataset_name cola,sst2,rte --mixing equal    # or all
-    accelerate launch fine_tune_t5.py --benchmark text --dataset_name restore_diacritics --streaming --max_steps 10000 \
+    accelerate launch fine_tune_t5.py --task glue/sst2 --model_name_or_path google/t5-v1_1-base
+    accelerate launch fine_tune_t5.py --task glue/rte --data_dir glue/ --model_name_or_path out/base
+    accelerate launch fine_tune_t5.py --task glue/cola,glue/sst2,super_glue/rte --mixing equal   # or glue/all
+    accelerate launch fine_tune_t5.py --task text/restore_diacritics --streaming --max_steps 10000 \
         --train_file 'books/*.txt' --model_name_or_path google/mt5-base
-    deepspeed fine_tune_t5.py --deepspeed zero_stage2_config.json --benchmark glue --dataset_name mnli --bf16
+    deepspeed fine_tune_t5.py --deepspeed zero_stage2_config.json --task glue/mnli --bf16
 
 Without flags it runs recipes/fine_tune_installed_docs.yaml. Classification is scored by teacher forcing, which finds
 the labels whose tokens greedy decoding would write; `--predict_with_generate` decodes and compares texts. A mixture is

@@ -30,8 +30,8 @@ ATTENTION = {"eager": None, "sdpa": None, "t5_fused": "modeling.attention"}
 
 # ---------------------------------------------------------------- models
 def full_name(model: str) -> str:
-    """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl"; a folder with a config.json as it is. ValueError
-    if it is neither."""
+    """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl"; a folder with a config.json as it is.
+    ValueError if it is neither."""
     for name in (model, f"t5-v1_1-{model}"):
         if name in MODEL_SHAPES or is_local_model(name):
             return name

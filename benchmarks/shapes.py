@@ -2,9 +2,9 @@
 
     python -m benchmarks.shapes
 
-Answering: bfloat16 weights. Training: float32 weights, gradients and AdamW's moments, and the activations of 8 sequences
-of 512 tokens in, 114 out, in bfloat16, recomputed in the backward pass (--activation_checkpointing). With LoRA only its
-matrices, of rank 16, have gradients and moments.
+Answering: bfloat16 weights. Training: float32 weights, gradients and AdamW's moments, and the activations of 8
+sequences of 512 tokens in, 114 out, in bfloat16, recomputed in the backward pass (--activation_checkpointing). With
+LoRA only its matrices, of rank 16, have gradients and moments.
 """
 
 import math

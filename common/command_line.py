@@ -21,7 +21,7 @@ from pathlib import Path
 import transformers
 import yaml
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
@@ -174,9 +174,11 @@ def parse_arguments(
     Raises ValueError with one line that names the flag or key, the value, and what would be right.
     """
     transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
-    if not sys.stderr.isatty():
-        for library in ("HF_DATASETS", "HF_HUB"):  # a bar in a file is thousands of lines
-            os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
+    if not sys.stderr.isatty():  # a bar in a file is thousands of lines
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+        disable_progress_bars()  # of downloads
+        if "datasets" in sys.modules:  # by Trainer; it has read the variable
+            sys.modules["datasets"].disable_progress_bars()
     if argv is None:
         argv = sys.argv[1:]
         sys.argv[1:] = _without_secrets(argv)  # W&B records it

@@ -9,6 +9,7 @@ checkpoint that the matrices belong to, as peft itself writes and reads them.
 """
 
 import json
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -93,4 +94,6 @@ def merged(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     """The model with a folder's matrices added to its own."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(model, str(folder), torch_device="cpu").merge_and_unload()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft's affair
+        return PeftModel.from_pretrained(model, str(folder), torch_device="cpu").merge_and_unload()

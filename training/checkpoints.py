@@ -246,10 +246,11 @@ def check_resumed(checkpoint: str | None, config, fingerprints: dict[str, str], 
                 f"{asked.get(key)}: resume with the flags of its run, or name another --output_dir"
             )
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
-    for name in ("optim", "lora_rank"):  # earlier runs recorded no rank, and had none
-        if flags and name in now and flags.get(name) != now[name]:
-            raise ValueError(f"--resume_from_checkpoint {checkpoint}: it holds the state of --{name} "
-                             f"{flags.get(name, 'none')}, which --{name} {now[name]} cannot take up")  # fmt: skip
+    held = {"optim": flags.get("optim", now["optim"]), "lora_rank": flags.get("lora_rank")}  # earlier runs had no rank
+    for name, before in held.items():
+        if flags and before != now.get(name):
+            raise ValueError(f"--resume_from_checkpoint {checkpoint}: it holds the state of --{name} {before}, which "
+                             f"--{name} {now.get(name)} cannot take up")  # fmt: skip
     for name, described in (("train", "training data"), ("tokenizer", "a tokenizer")):
         if name in saved and name in fingerprints and saved[name] != fingerprints[name]:
             raise ValueError(

@@ -592,9 +592,9 @@ class PlotRunsTest(TestCase):
             code, out, _ = self.call(run, "--metric", "accuracy,loss,seconds,eval_accuracy")
         self.assertEqual(code, 0)
         self.assertEqual(draw.call_args.kwargs["metrics"], ["eval_accuracy", "seconds"])
-        self.assertRegex(out.splitlines()[0], "eval loss +accuracy +loss +seconds +time")
+        self.assertRegex(out.splitlines()[0], "eval loss +accuracy +seconds +time")
         figure = draw_curves({"a": LINES}, self.folder / "b.png", metrics=["eval_accuracy", "seconds", "loss", "none"])
-        self.assertEqual([panel.get_title("left") for panel in figure.axes], ["loss", "accuracy", "seconds", "loss"])
+        self.assertEqual([panel.get_title("left") for panel in figure.axes], ["loss", "accuracy", "seconds"])
         self.assertEqual([*figure.axes[1].lines[0].get_ydata()], curve(LINES, "step", "eval_accuracy")[1])
 
     def test_folder_with_an_equals_sign(self):

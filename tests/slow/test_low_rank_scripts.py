@@ -1,13 +1,19 @@
 """LoRA from end to end: trained, resumed to the same bits, evaluated, answered, exported, and in pre-training."""
 
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
+import torch
 from absl.testing import parameterized
 from helpers import run_main, sentences, write_tiny_model
 from safetensors.torch import load_file
+from warm_python import warm_python
 
 import evaluate_t5
 import export_checkpoint
@@ -16,6 +22,7 @@ import pre_train_t5
 import predict_t5
 from constants import OPTIMIZERS
 
+ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 ROWS = [{"text": f"the {color} {thing} number {n}", "kind": thing} for n in range(8) for color in ("red", "old")
         for thing in ("tree", "moon")]  # fmt: skip
 TIMES = ("_runtime", "_per_second", "_preparation_time")
@@ -37,13 +44,17 @@ class LowRankScriptsTest(parameterized.TestCase):
         cls.results, cls.printed = cls.fine_tune("whole")
 
     @classmethod
-    def fine_tune(cls, name: str, *flags: str, steps: int = 8, rank: int = 4, code=None) -> tuple[dict, str]:
+    def argv(cls, name: str, steps: int = 8, rank: int = 4, batch: int = 4) -> list[str]:
         argv = f"--model_name_or_path {cls.folder}/base --lora_rank {rank} --train_file {cls.folder}/rows.jsonl "
         argv += "--source_column text --target_column kind --target_type class --validation_split_percentage 20 "
-        argv += f"--max_steps {steps} --per_device_train_batch_size 4 --eval_strategy steps --eval_steps 4 "
+        argv += f"--max_steps {steps} --per_device_train_batch_size {batch} --eval_strategy steps --eval_steps 4 "
         argv += f"--save_strategy steps --save_steps 4 --save_total_limit 9 --output_dir {cls.folder}/{name} "
         argv += f"--data_cache_dir {cls.folder}/cache --report_to none --use_cpu true --disable_tqdm true"
-        results, printed, errors = run_main(fine_tune_t5.main, *argv.split(), *flags, code=code)
+        return argv.split()
+
+    @classmethod
+    def fine_tune(cls, name: str, *flags: str, steps: int = 8, rank: int = 4, code=None) -> tuple[dict, str]:
+        results, printed, errors = run_main(fine_tune_t5.main, *cls.argv(name, steps, rank), *flags, code=code)
         return results, printed + errors
 
     def test_what_is_trained_and_written(self):
@@ -99,6 +110,26 @@ class LowRankScriptsTest(parameterized.TestCase):
         more = ["--activation_checkpointing", "true"] if optim == "muon" else []
         results, _ = self.fine_tune(optim, "--optim", optim, *more, steps=4)
         self.assertGreater(results["eval_loss"], 0)
+
+    def test_two_ranks_under_fsdp2(self):
+        """The matrices of one process, also resumed."""
+        self.fine_tune("alone", "--dropout_rate", "0")
+        wanted = load_file(self.folder / "alone/adapter_model.safetensors")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        launch = [warm_python(), BIN / "torchrun", "--nproc_per_node", "2", "--master_port", port]
+        launch += [ROOT / "tests/support/fsdp2_on_cpu.py", "fine_tune", "--fsdp", "--dropout_rate", "0"]
+        for steps, more in ((4, []), (8, ["--resume_from_checkpoint"])):
+            argv = self.argv("fsdp2", steps=steps, batch=2)
+            done = subprocess.run([*map(str, launch), *argv, *more], capture_output=True, text=True, timeout=300,
+                                  env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+            self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+            self.assertRegex(done.stdout, "sharding +FSDP2 over 2 processes")
+        found = load_file(self.folder / "fsdp2/adapter_model.safetensors")
+        self.assertEqual(found.keys(), wanted.keys())
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
 
     def test_pre_training(self):
         argv = (

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import datasets
+import huggingface_hub.utils
 from absl.testing import parameterized
 from helpers import call
 
+import benchmark_t5
 import constants
 import create_tokenizer
 import evaluate_t5
@@ -146,12 +149,28 @@ class PrintedTest(parameterized.TestCase):
     def test_in_a_file_a_row_is_a_line(self):
         self.assertLen(self.printed(io.StringIO()).splitlines(), 5)
 
+    def test_no_bar_in_a_file(self):
+        for library in (datasets, huggingface_hub.utils):
+            library.enable_progress_bars()
+            with contextlib.redirect_stderr(io.StringIO()):
+                parse_arguments([ModelArguments], [])
+            self.assertTrue(library.are_progress_bars_disabled())
+
     @parameterized.parameters((Terminal, {}, True), (Terminal, {"NO_COLOR": "1"}, False), (io.StringIO, {}, False),
                               (Terminal, {"TERM": "dumb"}, False))  # fmt: skip
     def test_colour(self, stream, environment, expected):
         plain = {"NO_COLOR": "", "TERM": "xterm"} | environment
         with mock.patch.dict(os.environ, plain):
             self.assertEqual(painted("a", "31", stream()) != "a", expected)
+
+    def test_a_benchmark_s_plan(self):
+        args = ["--model", "xxl", "--nodes", "4", "--link", "300", "--network", "12.5"]
+        result, _, text, _ = call(benchmark_t5.main, "plan", *args)
+        for line in text.splitlines()[:-1]:  # the last is JSON
+            self.assertLessEqual(len(line), 200 if "assumed" in line or "weights, on" in line else WIDTH, line)
+        self.assertIn("100 GB/s from GPU to GPU", text)
+        errors = call(benchmark_t5.main, "plan", "--link", "0")[3]
+        self.assertIn("--link 0.0: must be above 0", errors)
 
 
 class SoonTest(parameterized.TestCase):
