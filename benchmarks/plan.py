@@ -39,7 +39,7 @@ FLAGS = {
     "mfu": dict(type=float, default=0.45, help="MFU of one GPU without communication, assumed."),
 }
 # Two tables, so that each fits a terminal.
-MEMORY = {"name": ""} | {name: "{:.2f}" for name in ("weights", "gradients", "optimizer", "working", "activations")}
+MEMORY = {"name": ""} | {name: "{:.2f}" for name in ("weights", "gradients", "optimizer", "working", "stored")}
 MEMORY |= {"attention": "{:.2f}", "loss": "{:.2f}", "total": "{:.1f}", "fits": ""}
 TIME = {"name": "", "sent_gb": "{:.1f}", "communication_ms": "{:.0f}", "exposed_ms": "{:.0f}", "step_ms": "{:.0f}"}
 TIME |= {"mfu": "{:.1%}", "sequences_per_second": "{:,.0f}"}
@@ -134,12 +134,11 @@ def text_of(plan: dict) -> str:
         "{model}, {count} weights, on {nodes} x {gpus_per_node} {gpu} ({gpu_memory_gb:g} GB); {batch} x {accumulation} "
         "sequences a GPU and step, {source_length} in, {target_length} out; {optim}, {attention}\n"
         "assumed: {peak_tflops:g} TFLOP/s at {single_gpu_mfu:.0%} MFU on one GPU, {bus_gb_per_second:g} GB/s from GPU "
-        "to GPU; GiB on each GPU, before torch.compile saves some (attention: part of the activations)"
+        "to GPU; GiB on each GPU, before torch.compile saves some (stored: activations; attention: part of them)"
     )
     optimizers = table(plan["optimizers"], {"name": "", "gib": "{:.2f}", "divided_gib": "{:.2f}", "note": ""})
     head = head.format(count=human_count(plan["parameters"]), **plan["assumed"], **plan)
     title = "state of the optimizers, GiB in all and on each GPU when divided:"
-    short = [
-        {key.removesuffix("_gib").removeprefix("of_it_"): value for key, value in row.items()} for row in plan["rows"]
-    ]
+    short = [{key.removesuffix("_gib").removeprefix("of_it_"): v for key, v in row.items()} for row in plan["rows"]]
+    short = [row | {"stored": row.get("activations")} for row in short]
     return "\n".join([head, table(short, MEMORY), "", table(short, TIME), "", title, optimizers])

@@ -39,7 +39,7 @@ ROOT = Path(constants.__file__).parent
 SCRIPTS = {
     module.__name__: module
     for module in (pre_train_t5, fine_tune_t5, evaluate_t5, predict_t5, create_tokenizer, export_checkpoint,
-                   report_glue, sweep_t5, plot_runs)
+                   report_glue, sweep_t5, plot_runs, benchmark_t5)
 }  # fmt: skip
 
 
