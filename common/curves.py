@@ -71,11 +71,14 @@ def draw_curves(
     legend, evaluated = [], any(metric.startswith("eval_") for metric in metrics)
     for number, (label, seeds) in enumerate(groups.items()):
         colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
+        under = min(3, len(groups) - 1 - number)  # runs that are drawn over this one, which is the broader for it
         for lines in seeds:
             keys = ["loss", eval_loss_key(lines), *metrics]
             points = [curve(lines, x, key) for key in keys]
             for panel, key, (xs, ys) in zip([panels[0], *panels], keys, points, strict=False):
-                style = evaluation if key.startswith("eval_") else training
+                style = dict(evaluation if key.startswith("eval_") else training)
+                style["linewidth"] += 0.9 * under
+                style["markersize"] = style.get("markersize", 0) + 2 * under
                 marked = max(1, len(xs) // 25)
                 panel.plot([value / unit for value in xs], ys, line, color=colour, markevery=marked, **style)
             evaluated |= bool(points[1][0])
