@@ -8,7 +8,9 @@
 checkpoint that the matrices belong to, as peft itself writes and reads them.
 """
 
+import copy
 import json
+import math
 import warnings
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+
+from common.reports import read_json
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."  # of a tensor's name in peft's files
@@ -28,6 +32,7 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     """
     from peft import LoraConfig, inject_adapter_in_model
 
+    model.base_checksum = checksum(model)
     linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     layers = sorted({name.rpartition(".")[2] for name in linears} - {"lm_head"})
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, task_type="SEQ_2_SEQ_LM")
@@ -49,8 +54,22 @@ def _save(model, folder, state_dict: dict | None = None, is_main_process: bool =
     state = model.state_dict() if state_dict is None else state_dict
     tensors = {_in_file(name): t.detach().cpu().contiguous() for name, t in state.items() if ".lora_" in name}
     save_file(tensors, Path(folder) / WEIGHTS, metadata={"format": "pt"})
-    for part in (model.peft_config["default"], model.config, model.generation_config):
+    config = copy.deepcopy(model.config)
+    config.base_checksum = model.base_checksum
+    for part in (model.peft_config["default"], config, model.generation_config):
         part.save_pretrained(folder)
+
+
+def checksum(model: torch.nn.Module) -> float:
+    """A number that tells a checkpoint's weights from others: of a part of every tensor."""
+    return sum(float(p.detach().flatten()[:64].double().abs().sum()) for p in model.parameters())
+
+
+def _check_base(found: float, folder: str | Path) -> None:
+    """ValueError if a folder's matrices were trained beside other weights than those of this checksum."""
+    expected = read_json(Path(folder) / "config.json").get("base_checksum", found)
+    if not math.isclose(found, expected, rel_tol=1e-5):
+        raise ValueError(f"{folder}: its LoRA matrices were trained beside other weights than those there now")
 
 
 def _in_file(name: str) -> str:
@@ -60,6 +79,7 @@ def _in_file(name: str) -> str:
 
 def low_rank_state(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
     """{name in the model: tensor} of a checkpoint's matrices. ValueError if they are not those of the model."""
+    _check_base(model.base_checksum, folder)
     state = load_file(folder / WEIGHTS)
     names = {_in_file(name): name for name in model.state_dict() if ".lora_" in name}
     if state.keys() != names.keys():
@@ -94,6 +114,8 @@ def merged(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     """The model with a folder's matrices added to its own."""
     from peft import PeftModel
 
+    _check_base(checksum(model), folder)
+    model.config.__dict__.pop("base_checksum", None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft's affair
         return PeftModel.from_pretrained(model, str(folder), torch_device="cpu").merge_and_unload()

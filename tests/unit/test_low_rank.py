@@ -119,6 +119,16 @@ class LowRankTest(parameterized.TestCase):
         (lora / "adapter_config.json").write_text(json.dumps(config))
         (lora / "config.json").unlink()  # as peft alone writes a folder
         self.assertEqual(load_model(str(lora)).config.d_model, SHAPE["d_model"])
+        self.trained(str(base)).save_pretrained(lora)
+        self.assertFalse(hasattr(load_model(str(lora)).config, "base_checksum"))
+        retrained = load_model(str(base))
+        with torch.no_grad():
+            retrained.encoder.final_layer_norm.weight.mul_(1.01)
+        retrained.save_pretrained(base)
+        with self.assertRaisesRegex(ValueError, "its LoRA matrices were trained beside other weights than those there"):
+            load_model(str(lora))
+        with self.assertRaisesRegex(ValueError, "its LoRA matrices were trained beside other weights than those there"):
+            load_low_rank(self.trained(str(base)), lora)
         other = create_model(build_config("tiny", 64, SHAPE | dict(d_ff=64)))
         shutil.rmtree(base)
         other.save_pretrained(base)
