@@ -33,7 +33,7 @@ from benchmarks.material import ATTENTION, full_name
 from benchmarks.measure import free_memory, machine, pick_device, recording, table
 from benchmarks.picture import bars_of, draw_bars
 from common.command_line import check_folder, exit_on_user_error
-from common.reports import environment_record, human_time, plain_json, write_json
+from common.reports import environment_record, human_time, introduction, plain_json, write_json
 from data_collator_t5 import compute_input_and_target_lengths
 
 
@@ -269,8 +269,9 @@ COMMANDS = {
 
 # ---------------------------------------------------------------- command line
 def build_parser() -> Parser:
-    options = dict(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, epilog=__doc__)
-    parser = Parser(prog="benchmark_t5.py", description=__doc__.split("\n\n")[0], **options)
+    rest = __doc__.split("\n\n", 2)[2]
+    options = dict(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, epilog=rest)
+    parser = Parser(prog="benchmark_t5.py", description=introduction(__doc__), **options)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="command")
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)

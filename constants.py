@@ -43,6 +43,7 @@ MODEL_SHAPES = {
     "t5-v1_1-base": dict(d_model=768, d_kv=64, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12),
     "t5-v1_1-large": dict(d_model=1024, d_kv=64, d_ff=2816, num_heads=16, num_layers=24, num_decoder_layers=24),
     "t5-v1_1-xl": dict(d_model=2048, d_kv=64, d_ff=5120, num_heads=32, num_layers=24, num_decoder_layers=24),
+    "t5-v1_1-xxl": dict(d_model=4096, d_kv=64, d_ff=10240, num_heads=64, num_layers=24, num_decoder_layers=24),
 }
 T5_VOCAB_SIZE = 32_128  # rows of the embedding when a built-in shape is used without a tokenizer of its own
 VOCAB_SIZE_MULTIPLE = 64  # a tokenizer's size is rounded up to this, so that matrix units are fed whole tiles
@@ -133,8 +134,16 @@ TRAINING_DEFAULTS = {
         warmup_steps=0.1,
     ),
 }
+# LoRA's matrices B begin at 0, where steps scaled by a tensor's RMS are at their least: torch's AdamW is the default.
+LORA = " with LoRA"
+_LORA_RATES = dict(adamw_rms_scaled=2e-2, adafactor=2e-2, muon=2e-2, adamw_torch=1e-3, adamw_torch_fused=1e-3)
+for _job in ("continued pre-training", "fine-tuning a checkpoint"):
+    TRAINING_DEFAULTS[_job + LORA] = TRAINING_DEFAULTS[_job] | dict(optim="adamw_torch", learning_rate=_LORA_RATES)
 # The step these rates were shown with: T5's and nanoT5's 128 sequences, in pre-training of 568 tokens of text each.
 SHOWN_SEQUENCES, SHOWN_TOKENS = 128, 128 * 568
+
+# Of a run that a signal or its time limit stopped, and that is to be started again.
+PREEMPTED_EXIT_CODE = 75
 
 # ---------------------------------------------------------------- the built-in corpus
 PREEMPTED_EXIT_CODE = 75  # of a run that a signal or its time limit stopped: it is to be started again

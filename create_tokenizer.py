@@ -1,12 +1,16 @@
-"""Train a T5 tokenizer (SentencePiece unigram, 100 sentinels) on your own text, with a matching model configuration.
+"""Train a T5 tokenizer (SentencePiece unigram, 100 sentinels) on your own text, or add tokens to one that is there.
 
     python create_tokenizer.py --train_file 'corpus/*.txt' --vocab_size 32100 --output_dir out/tokenizer
     python create_tokenizer.py --train_file corpus.jsonl.gz --text_column content --config_name t5-v1_1-base
     python create_tokenizer.py --dataset_name allenai/c4 --dataset_config_name it --streaming --max_train_samples 99999
+    python create_tokenizer.py --from_tokenizer google/flan-t5-base --add_tokens '\\n' '{' '}'
+    python create_tokenizer.py --model_name_or_path google/flan-t5-base --add_tokens '{' --output_dir out/new
 
 The folder loads with AutoTokenizer and AutoConfig, and goes into `--tokenizer_name` of the other scripts. 10 MB of text
 take about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus. With
---streaming a data set of the Hub is read as it arrives, which --max_train_samples should end.
+--streaming a data set of the Hub is read as it arrives, which --max_train_samples should end. A checkpoint follows a
+tokenizer with added tokens when it is trained with both (--model_name_or_path and --tokenizer_name), or at once where
+--model_name_or_path names it here: rows of its tokens, sentinels among them, stay, new ones begin at their mean.
 """
 
 import itertools
@@ -18,16 +22,18 @@ from pathlib import Path
 from arguments.model import LEAST_VOCABULARY
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from common.cached_folders import made_aside
-from common.command_line import check_folder, exit_on_user_error, listed, option, parse_arguments
+from common.command_line import check_folder, exit_on_user_error, listed, option, parse_arguments, refuse
 from common.reports import end_summary
 from constants import BUILTIN_CORPUS, NUM_SENTINELS
+from corpora.added_tokens import add_tokens
 from corpora.files import column_texts
 from corpora.hub import load_dataset_splits
 from corpora.long_text import first_documents
 from corpora.sources import find_corpora, find_sources, joined
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from corpora.unknown import lost_letters, named
-from model_t5 import build_config
+from model_t5 import build_config, load_model
+from modeling.new_vocabulary import change_vocabulary
 
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: as it is.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
@@ -39,6 +45,11 @@ class TokenizerArguments:
 
     _argument_group_name = "tokenizer"
 
+    from_tokenizer: str | None = option(
+        None, "Add to this one instead: folder, Hub name, .model. Not set: the model's."
+    )
+    add_tokens: list[str] | None = option(None, "Texts that become tokens of it; \\n: the end of a line, \\t: a tab.")
+    model_name_or_path: str | None = option(None, "Its checkpoint, to be written with rows for them.")
     train_file: list[str] | None = option(None, "Text: files, folders or globs, as for pre_train_t5.py.")
     dataset_name: str | None = option(None, "Or a saved `datasets` folder, a Hub name, or the built-in installed_docs.")
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
@@ -64,6 +75,8 @@ class TokenizerArguments:
 
 def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
     """The same text as flags of pre-training; ValueError for what cannot work."""
+    if args.from_tokenizer or args.model_name_or_path or args.add_tokens:
+        _check_adding(args)
     if args.streaming and args.dataset_name in (None, BUILTIN_CORPUS):
         raise ValueError("--streaming goes with a data set in --dataset_name; files are read as a stream anyway")
     check_folder("--output_dir", args.output_dir)
@@ -73,6 +86,39 @@ def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
     data_args = PreTrainingDataArguments(**{name: getattr(args, name) for name in shared})
     check_pre_training_data(data_args)
     return data_args
+
+
+def _check_adding(args: TokenizerArguments) -> None:
+    if not args.add_tokens:
+        named = "model_name_or_path" if args.model_name_or_path else "from_tokenizer"
+        raise ValueError(f"--{named} {getattr(args, named)}: say with --add_tokens what its tokenizer is to get")
+    if not (args.from_tokenizer or args.model_name_or_path):
+        raise ValueError("--add_tokens: name the tokenizer with --from_tokenizer, or its checkpoint with "
+                         "--model_name_or_path")  # fmt: skip
+    refuse(args, "train_file dataset_name dataset_config_name text_column streaming max_train_samples vocab_size "
+           "byte_fallback normalization character_coverage max_sentences config_name", "is of a tokenizer that is "
+           "trained; --add_tokens takes one as it is")  # fmt: skip
+
+
+def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str, str | None]:
+    """Writes the tokenizer with `--add_tokens`, and its checkpoint if one is named; returns the summary's rows."""
+    name = args.from_tokenizer or args.model_name_or_path
+    own = load_tokenizer(name, "--from_tokenizer")
+    tokenizer, new = add_tokens(load_tokenizer(name), args.add_tokens)
+    if not new:
+        raise ValueError(f"--add_tokens {' '.join(args.add_tokens)}: all of them are tokens of {name} already")
+    changed = None
+    if args.model_name_or_path:
+        model = load_model(args.model_name_or_path)
+        tokens = change_vocabulary(model, own, tokenizer)
+        changed = f"{tokens['kept']:,} rows kept, {tokens['new']:,} new ones at their mean"
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    rows = {"tokens": f"{len(tokenizer):,}, {len(new)} of them new: {' '.join(map(repr, new))}", "checkpoint": changed}
+    trained = f"--model_name_or_path {args.output_dir if changed else '...'}" + (
+        "" if changed else f" --tokenizer_name {args.output_dir}"
+    )
+    return rows | {"written to": args.output_dir, "next": f"accelerate launch fine_tune_t5.py {trained} ..."}
 
 
 def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments) -> tuple[str, Iterator[str]]:
@@ -113,8 +159,13 @@ def described_letters(tokenizer, letters: Counter) -> str:
 def main(argv: list[str] | None = None) -> str:
     """Runs the script; returns the folder it wrote."""
     with exit_on_user_error():
-        (args,) = parse_arguments([TokenizerArguments], argv)
+        (args,) = parse_arguments([TokenizerArguments], argv, about=__doc__)
         data_args = check_tokenizer(args)
+        if args.add_tokens:
+            with made_aside(Path(args.output_dir)) as folder:
+                rows = write_with_added_tokens(args, folder)
+            end_summary(rows, title="tokenizer")
+            return args.output_dir
         if args.config_name:
             build_config(args.config_name)  # an unknown name is refused before the training
         described, documents = find_documents(args, data_args)

@@ -1,10 +1,10 @@
 """Evaluate a checkpoint on any task of DATASET_VALS (constants.py), keep its answers, or write a GLUE submission.
 
     python evaluate_t5.py --model_name_or_path out/fine_tune_t5                        # as its task.json says
-    python evaluate_t5.py --benchmark glue --dataset_name mnli --data_dir glue/ --model_name_or_path out/mnli
-    python evaluate_t5.py --benchmark glue --dataset_name all --data_dir glue/ --model_name_or_path out/mixture
-    python evaluate_t5.py --benchmark glue --dataset_name all --do_predict --model_name_or_path 'out/glue/{task}'
-    torchrun --nproc_per_node 2 evaluate_t5.py --benchmark glue --dataset_name qqp --model_name_or_path out/qqp
+    python evaluate_t5.py --task glue/mnli --data_dir glue/ --model_name_or_path out/mnli
+    python evaluate_t5.py --task glue/all --data_dir glue/ --model_name_or_path out/mixture
+    python evaluate_t5.py --task glue/all --do_predict --model_name_or_path 'out/glue/{task}'
+    torchrun --nproc_per_node 2 evaluate_t5.py --task glue/qqp --model_name_or_path out/qqp
     python evaluate_t5.py --interactive --model_name_or_path out/pre_train_t5     # The cat <extra_id_0> on the mat.
 
 Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jsonl (a line per row) and, for
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq
 
-from arguments.task import TaskArguments, check_task, check_tasks
+from arguments.task import TaskArguments, check_task, check_tasks, split_task
 from arguments.training import FineTuningArguments, T5TrainingArguments
 from common.command_line import exit_on_user_error, option, parse_arguments
 from common.processes import finish_process_group, is_first_process, print_once, run_script
@@ -77,6 +77,11 @@ class EvaluationRunArguments(T5TrainingArguments):
     """transformers' flags with the defaults of an evaluation."""
 
     _argument_group_name = "other flags"
+    # The tasks' flags of training alone, and what T5TrainingArguments names, of which predicting is done here.
+    _without_effect = T5TrainingArguments._without_effect.replace("do_predict ", "") + (
+        " mixing mixing_cap mixing_temperature span_corruption_file span_corruption_share max_train_samples "
+        "shuffle_buffer_size"
+    )
     _usual_flags = {
         "run": "output_dir overwrite_output_dir per_device_eval_batch_size bf16 predict_with_generate "
         "generation_num_beams do_predict report_to run_name project"
@@ -113,7 +118,9 @@ class Job:
 def parse_flags(argv: list[str] | None):
     """The groups of flags, checked, and a Job for each task; the output folder is chosen if none was named."""
     given: set[str] = set()
-    evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv, fill_in=partial(flags_of_record, given))
+    evaluation, task_args, run_args = parse_arguments(
+        DATACLASSES, argv, fill_in=partial(flags_of_record, given), about=__doc__
+    )
     if run_args.push_to_hub:
         raise ValueError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
     if evaluation.interactive:
@@ -152,6 +159,9 @@ def is_submission(task_args: TaskArguments, run_args: EvaluationRunArguments) ->
 def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
     """The flags that the checkpoint's own task.json adds to those given, with a line; `given` is filled with their
     names. Where each task has a checkpoint of its own, build_job asks for the lengths."""
+    if values["task"]:
+        names |= {"benchmark", "dataset_name"}
+        values["benchmark"], values["dataset_name"] = split_task(values["task"])
     given.update(names)
     model = values["model_name_or_path"]
     if values["interactive"] or "{task}" in model:

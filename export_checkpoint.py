@@ -1,11 +1,13 @@
-"""Export any checkpoint as a clean Hugging Face folder with a model card, and for CTranslate2 and ONNX beside it.
+"""Export any checkpoint as a clean Hugging Face folder with a model card; beside it CTranslate2, ONNX, its encoder.
 
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --output_dir out/export
     python export_checkpoint.py --model_name_or_path out/pre_train_t5/checkpoint-2000 --dtype bfloat16
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats ctranslate2 ctranslate2_int8 onnx
+    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats encoder sentence_transformers
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --push_to_hub me/my-t5
 
-Takes what our runs write under any launcher, and the shards of DeepSpeed's ZeRO-1 to 3 and of FSDP. Each format is
+Takes what our runs write under any launcher, the shards of DeepSpeed's ZeRO-1 to 3 and of FSDP, and LoRA's matrices,
+which are merged into their checkpoint. Each format is
 loaded again and compared with PyTorch on real texts before it is kept: greedy tokens must be equal, log-probabilities
 within a tolerance that the end says. CTranslate2 ends a beam search by another rule: of a checkpoint that is decoded
 with beams the end says how many texts are the same, and with which settings. The folder appears when all of it is
@@ -198,10 +200,24 @@ def export(args: ExportArguments, folder: Path, model, tokenizer, texts: list[st
     return found
 
 
+def described(result: dict) -> str:
+    """What the comparison of a format found, as a line."""
+    within = f"within {result['largest_difference']:.2g} (allowed {result['tolerance']:g})"
+    if "loaded_by" in result:
+        return f"{within} of PyTorch's in {result['texts']} texts, loaded by {' and '.join(result['loaded_by'])}"
+    ties, beams = result["near_ties"], result.get("same_beams")
+    return (
+        f"{result['same_tokens']} of {result['texts']} texts with PyTorch's tokens"
+        + (f", {ties} with others after a near tie" if ties else "")
+        + ("" if beams is None else f", {beams} with {shown_search(result['search'])}")
+        + f"; log-probabilities {within}"
+    )
+
+
 def main(argv: list[str] | None = None) -> dict[str, dict]:
     """Runs the script; returns what was found about each format."""
     with exit_on_user_error():
-        (args,) = parse_arguments([ExportArguments], argv)
+        (args,) = parse_arguments([ExportArguments], argv, about=__doc__)
         check_flags(args)
         checkpoint = find_checkpoint(args.model_name_or_path)
         tokenizer = find_tokenizer(args, checkpoint)
@@ -231,13 +247,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
             name = args.push_to_hub or Path(args.output_dir).name
             card = model_card(name, record, model, args.license, args.language, found, curve.is_file())
             (folder / "README.md").write_text(card, encoding="utf-8")
-        rows = {
-            kind: f"{result['same_tokens']} of {result['texts']} texts with PyTorch's tokens"
-            + (f", {result['near_ties']} with others after a near tie" if result["near_ties"] else "")
-            + (f", {result['same_beams']} with {shown_search(result['search'])}" if "search" in result else "")
-            + f"; log-probabilities within {result['largest_difference']:.2g} (allowed {result['tolerance']:g})"
-            for kind, result in found.items()
-        }
+        rows = {kind: described(result) for kind, result in found.items()}
         address = None
         if args.push_to_hub:
             address = upload(Path(args.output_dir), args.push_to_hub, args.hub_private or None, "Model, with its card")

@@ -3,12 +3,12 @@
     python fine_tune_t5.py                         # built-in task, from the demo checkpoint if there is one
     python fine_tune_t5.py --train_file 'pairs/*.jsonl' --validation_file dev.jsonl \
         --source_column prompt --target_column completion --model_name_or_path google/flan-t5-base
-    python fine_tune_t5.py --benchmark glue --dataset_name sst2 --model_name_or_path google/t5-v1_1-base
-    python fine_tune_t5.py --benchmark glue --dataset_name rte --data_dir glue/ --model_name_or_path out/base
-    python fine_tune_t5.py --benchmark glue --dataset_name cola,sst2,rte --mixing equal    # or all
-    python fine_tune_t5.py --benchmark text --dataset_name restore_diacritics --streaming --max_steps 10000 \
+    python fine_tune_t5.py --task glue/sst2 --model_name_or_path google/t5-v1_1-base
+    python fine_tune_t5.py --task glue/rte --data_dir glue/ --model_name_or_path out/base
+    python fine_tune_t5.py --task glue/cola,glue/sst2,super_glue/rte --mixing equal   # or glue/all
+    python fine_tune_t5.py --task text/restore_diacritics --streaming --max_steps 10000 \
         --train_file 'books/*.txt' --model_name_or_path google/mt5-base
-    torchrun --nproc_per_node 8 fine_tune_t5.py --deepspeed zero_stage2_config.json --benchmark glue --dataset_name mnli
+    torchrun --nproc_per_node 8 fine_tune_t5.py --deepspeed zero_stage2_config.json --task glue/mnli
 
 Without flags it runs recipes/fine_tune_installed_docs.yaml. Classification is scored by teacher forcing, which finds
 the labels whose tokens greedy decoding would write; `--predict_with_generate` decodes and compares texts. A mixture is
@@ -27,7 +27,7 @@ from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments, check_best_metric, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import print_once, run_script
-from constants import DEMO_CHECKPOINTS
+from constants import DEMO_CHECKPOINTS, LORA
 from corpora.sources import default_tokenizer
 from corpora.tokenizers import load_tokenizer
 from model_t5 import check_model_source, get_model, is_local_model, set_generation_length
@@ -46,7 +46,8 @@ def parse_flags(argv: list[str] | None):
         [ModelArguments, TaskArguments, FineTuningArguments],
         argv,
         default_recipe=str(DEFAULT_RECIPE),
-        starts_anew=("model_name_or_path", "config_name", "benchmark", "dataset_name", *SOURCES),
+        about=__doc__,
+        starts_anew=("model_name_or_path", "config_name", "task", "benchmark", "dataset_name", *SOURCES),
     )
     check_model(model_args)
     tasks = Tasks([Task(name, entry, task_args) for name, entry in check_tasks(task_args).items()])
@@ -59,7 +60,8 @@ def parse_flags(argv: list[str] | None):
         else:
             model_args.config_name = "tiny"
             print_once(f"no model was named and there is no {' or '.join(DEMO_CHECKPOINTS)}: a tiny one from scratch")
-    check_training(args, "fine-tuning a checkpoint" if model_args.model_name_or_path else "fine-tuning from scratch")
+    job = "fine-tuning a checkpoint" if model_args.model_name_or_path else "fine-tuning from scratch"
+    check_training(args, job + LORA * bool(model_args.lora_rank))
     check_streaming(task_args, args)
     check_best_metric(args.metric_for_best_model, list(dict.fromkeys(tasks.metric_names)))
     return model_args, task_args, args, tasks

@@ -9,6 +9,7 @@ What replaces a method of the model, all of it:
   - its forward, by one that ends in the loss: `compute_loss_in_forward` (modeling/loss.py) gives the model a subclass
     of its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py); without labels the model answers as before.
   - products of its blocks, where asked: --fused_projections, --bf16_residual (modeling/fused_projections.py).
+  - its save_pretrained, where LoRA's matrices are trained, which alone are saved (modeling/low_rank.py).
   - its masks, where rows hold several examples: hooks before both stacks (modeling/segment_masks.py).
 
 Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_model, I heads * d_kv, F d_ff.
@@ -48,6 +49,7 @@ from modeling.adaptation import SOURCES
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
 from modeling.fused_projections import fuse_activation
 from modeling.loss import loss_sums
+from modeling.low_rank import add_low_rank, base_of, merged
 from modeling.new_vocabulary import change_vocabulary, same_vocabulary
 
 # Of --config_overrides; other numbers have the usual limits of flags.
@@ -125,7 +127,11 @@ def _overridden(config: T5Config, overrides: dict) -> T5Config:
 
 
 def _read_config(name_or_path: str) -> T5Config:
-    """Never through code that lies beside it, which transformers would offer to run."""
+    """Never through code that lies beside it, which transformers would offer to run. Of LoRA's matrices without a
+    configuration that of their checkpoint."""
+    base = base_of(name_or_path)
+    if base and not (Path(name_or_path) / "config.json").is_file():
+        return _read_config(base)
     return AutoConfig.from_pretrained(name_or_path, trust_remote_code=False, local_files_only=_only_local(name_or_path))
 
 
@@ -183,6 +189,11 @@ def get_model(args, tokenizer, dropout: float | None = None, modes: int = 0) -> 
         config = build_config(args.config_name or "t5-v1_1-small", len(tokenizer), overrides)
         model = create_model(config, args.attn_implementation)
     fit_vocabulary(model, len(tokenizer), modes)
+    if args.lora_rank:
+        if changed or modes:
+            raise ValueError(f"--lora_rank {args.lora_rank}: new tokens ({changed or f'{modes} modes'}) would keep the "
+                             "embeddings they begin with, which are frozen: train all weights")  # fmt: skip
+        add_low_rank(model, args.lora_rank, args.model_name_or_path)
     rate = dropout if args.dropout_rate is None else args.dropout_rate
     if rate is not None:
         set_dropout(model, rate)
@@ -223,6 +234,9 @@ def switch_vocabulary(model: PreTrainedModel, args, tokenizer) -> str | None:
 def check_model_source(args, training_args=None, packed: str | None = None) -> None:
     """Raises ValueError for a name, shape or architecture that cannot be, or that lacks what other flags ask for (see
     `check_options`), before any text or weight is read. args: the ModelArguments."""
+    if args.lora_rank and not args.model_name_or_path:
+        raise ValueError(f"--lora_rank {args.lora_rank}: adapts a checkpoint, and none is named: give "
+                         "--model_name_or_path")  # fmt: skip
     if args.model_name_or_path:
         config = _load_config(args.model_name_or_path)
     elif args.config_name:
@@ -261,11 +275,14 @@ def load_model(
 ) -> PreTrainedModel:
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
-    A separate `lm_head.weight` stays separate, and is saved as such. config_from: the folder of its configuration, if
+    A separate `lm_head.weight` stays separate, and is saved as such. LoRA's matrices are merged into the checkpoint
+    that their folder names. config_from: the folder of its configuration, if
     that is another. state_dict: its weights, if they are not to be read. ValueError naming the folder if it is none.
     """
     config = _in_float32(_load_config(config_from or name_or_path))
     check_options(config, attn_implementation)
+    if base := None if state_dict else base_of(name_or_path):
+        return _load_merged(name_or_path, base, attn_implementation, config_from)
     kwargs = {"local_files_only": _only_local(name_or_path), "trust_remote_code": False}
     if attn_implementation is not None:
         kwargs["attn_implementation"] = attn_implementation
@@ -315,6 +332,20 @@ def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
         )
     except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         raise ValueError(f"{flag} {name_or_path}: its weights cannot be read ({first_line(error)})") from None
+
+
+def _load_merged(folder: str, base: str, attn_implementation: str | None, config_from: str | None) -> PreTrainedModel:
+    """The checkpoint `base` with the LoRA matrices of a folder merged into it."""
+    own = folder if (Path(folder) / "config.json").is_file() else None
+    try:
+        model = load_model(base, attn_implementation, config_from or own)
+        return merged(model, folder)
+    except ImportError:
+        raise ValueError(f"--model_name_or_path {folder}: holds LoRA matrices, which need peft: pip install -r "
+                         "requirements/lora.txt") from None  # fmt: skip
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"--model_name_or_path {folder}: its LoRA matrices belong to {base}, and do not go with what "
+                         f"is there ({first_line(error)})") from None  # fmt: skip
 
 
 def _prepared(model: PreTrainedModel) -> PreTrainedModel:
@@ -413,9 +444,10 @@ def token_mean_loss(
 
 
 # ---------------------------------------------------------------- figures
-def count_parameters(model: torch.nn.Module) -> int:
-    """Number of weights, shared tensors counted once."""
-    return sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+def count_parameters(model: torch.nn.Module, trained_only: bool = False) -> int:
+    """Number of weights, shared tensors counted once; trained_only: of those that are not frozen."""
+    parameters = {id(p): p for p in model.parameters() if p.requires_grad or not trained_only}
+    return sum(p.numel() for p in parameters.values())
 
 
 def flops_per_sequence(config: T5Config, source_length: int, target_length: int) -> int:

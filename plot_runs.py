@@ -22,14 +22,16 @@ import sys
 from numbers import Real
 from pathlib import Path
 
-from common.curves import draw_curves, eval_loss_key, eval_metrics
-from common.reports import aligned, human_time, mean_and_deviation, read_json, read_metrics, with_floats
+from common.curves import check_picture, draw_curves, eval_loss_key, eval_metrics
+from common.reports import aligned, human_time, introduction, mean_and_deviation, read_json, read_metrics, with_floats
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="plot_runs.py", description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        "plot_runs.py", description=introduction(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder, or label=folder,folder,... for several seeds")
-    parser.add_argument("--output", type=Path, default=Path("runs.png"), help="the PNG to write (default runs.png)")
+    parser.add_argument("--output", type=Path, default=Path("runs.png"), help="picture: .png, .pdf, .svg (runs.png)")
     parser.add_argument("--x", choices=("steps", "tokens", "seconds"), default="steps", help="horizontal axis")
     parser.add_argument(
         "--metric",
@@ -85,6 +87,7 @@ def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
     lines = [line for run in runs for line in [*run["lines"], run["results"]]]
     if wanted is None:
         return eval_metrics(lines)[:1]
+    losses = {"loss", *(eval_loss_key(run["lines"]) for run in runs)}  # shown in any case
     present = {key for line in lines for key, value in line.items() if isinstance(value, Real)}
     known = [*eval_metrics(lines), *sorted(present - {"step", "epoch", "seconds", *eval_metrics(lines)})]
     found = {}
@@ -93,7 +96,7 @@ def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
         if key is None:
             raise ValueError(f"--metric {metric} is in none of the runs, which have: {', '.join(known)}")
         found[key] = None
-    return [*found]
+    return [key for key in found if key not in losses]
 
 
 def last(run: dict, key: str) -> float | None:
@@ -126,6 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has said why
         return stop.code or 0
     try:
+        check_picture("--output", args.output)
         folders = group_folders(args.runs, args.labels)
         groups = {label: [read_run(folder, args.x) for folder in paths] for label, paths in folders.items()}
         metrics = choose_metrics(args.metric, [run for runs in groups.values() for run in runs])

@@ -21,6 +21,7 @@ from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import PreTrainingArguments, check_best_metric, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import run_script
+from constants import LORA
 from corpora.sources import find_corpora, id_format
 from data_t5 import find_text
 from model_t5 import check_model_source, get_model
@@ -43,11 +44,13 @@ def parse_flags(argv: list[str] | None):
         [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
         argv,
         default_recipe=str(DEFAULT_RECIPE),
+        about=__doc__,
         starts_anew=("model_name_or_path", "config_name", "dataset_name", "train_file"),
     )
     check_model(model_args, own_ids=id_format(text_args) is not None)
     check_pre_training_data(text_args)
-    check_training(args, "continued pre-training" if model_args.model_name_or_path else "pre-training from scratch")
+    job = "continued pre-training" if model_args.model_name_or_path else "pre-training from scratch"
+    check_training(args, job + LORA * bool(model_args.lora_rank))
     check_streaming(text_args, args)
     names, corpora = list(denoisers_of(text_args.objective)), list(find_corpora(text_args))
     known = [*LANGUAGE_MODEL_METRICS, *(f"loss_{name}" for name in names if len(names) > 1)]

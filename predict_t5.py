@@ -123,7 +123,7 @@ DATACLASSES = [PredictionArguments, SearchArguments]
 
 def parse_flags(argv: list[str] | None) -> tuple[PredictionArguments, Plan]:
     """The flags, checked, and completed by what the checkpoint's task.json says."""
-    args, search_args = parse_arguments(DATACLASSES, argv)
+    args, search_args = parse_arguments(DATACLASSES, argv, about=__doc__)
     if args.input_file is None:
         raise ValueError("--input_file: name the file whose lines or rows are to be answered")
     check_file("--input_file", Path(args.input_file))
@@ -290,7 +290,8 @@ def main(argv: list[str] | None = None) -> dict:
     start_summary(summary(args, plan, sizes, output.done), title="prediction")
     done = answered_before = min(output.done, len(sizes))
     items = itertools.islice(read_inputs(args, plan), done, None)
-    with tqdm(total=sum(sizes), initial=sum(sizes[:done]), unit=" texts", disable=not is_first_process(),
+    shown = is_first_process() and sys.stderr.isatty()
+    with tqdm(total=sum(sizes), initial=sum(sizes[:done]), unit=" texts", disable=not shown,
               mininterval=0.1 if sys.stderr.isatty() else 30) as progress:  # fmt: skip
         while window := list(itertools.islice(items, WINDOW * args.batch_size * state.num_processes)):
             records = answer_window(window, answer, tokenizer, args, plan, progress, done)

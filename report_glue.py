@@ -8,12 +8,13 @@ Flags after -- go to fine_tune_t5.py as they are (a recipe would be the first). 
 with its log beside its folder. The same command resumes where it stopped: finished runs are not repeated, an unfinished
 one resumes from its newest checkpoint. Cost: the sum of the runs (--dry_run prints their commands).
 
-Writes into --output_dir, anew after each run: glue.md (the table), glue.json (every number, seed and command) and
-glue.png; at the end best/<task> (each task's best seed) and, by evaluate_t5.py, submission/submission.zip. The numbers
-are those of the development sets, on which each run also chose its best epoch, x 100, as mean and standard deviation
-(n - 1) over seeds. A task's score is the mean of its metrics as GLUE defines it: Matthews alone for CoLA, both sets of
-MNLI. The average of the tasks is given with WNLI, as GLUE's server has it, and without, as BERT reports it: WNLI's
-development sentences contradict its training set, and T5 does not train on it either.
+Writes into --output_dir, anew after each run: glue.md and glue.tex (the table), glue.json (every number, seed and
+command), glue.png and glue.pdf; at the end best/<task> (each task's best seed) and, by evaluate_t5.py,
+submission/submission.zip. The numbers are those of the development sets, on which each run also chose its best epoch,
+x 100, as mean and standard deviation (n - 1) over seeds. A task's score is the mean of its metrics as GLUE defines it:
+Matthews alone for CoLA, both sets of MNLI. The average of the tasks is given with WNLI, as GLUE's server has it, and
+without, as BERT reports it: WNLI's development sentences contradict its training set, and T5 does not train on it
+either.
 """
 
 import dataclasses
@@ -41,8 +42,8 @@ HERE = Path(__file__).resolve().parent
 GLUE = DATASET_VALS["glue"]
 TASKS = [name for name, task in GLUE.items() if "train_with" not in task]
 OURS = (  # flags of fine_tune_t5.py that the report sets
-    "benchmark dataset_name seed output_dir overwrite_output_dir resume_from_checkpoint model_name_or_path data_dir "
-    "train_file validation_file metric_for_best_model"
+    "task benchmark dataset_name seed output_dir overwrite_output_dir resume_from_checkpoint model_name_or_path "
+    "data_dir train_file validation_file metric_for_best_model"
 ).split()
 UNSCORED = {("cola", "accuracy")}  # shown, but left out of GLUE's score
 SHORT = {"matthews_correlation": "Matthews", "pearson": "Pearson", "spearman": "Spearman", "f1": "F1"}
@@ -87,7 +88,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
     """The report's flags, those of fine_tune_t5.py as they were given, and what these say of the data; all checked."""
     argv = list(sys.argv[1:] if argv is None else argv)
     cut = argv.index("--") if "--" in argv else len(argv)
-    (args,) = parse_arguments([ReportArguments], argv[:cut])
+    (args,) = parse_arguments([ReportArguments], argv[:cut], about=__doc__)
     more = argv[cut + 1 :]
     names = [word.removeprefix("--").split("=")[0].replace("-", "_") for word in more if word.startswith("--")]
     for name in names:
@@ -276,16 +277,30 @@ def table(report: dict, seeds: list[int]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def latex(report: dict, seeds: list[int]) -> str:
+    """The scores as a LaTeX table of one row, for booktabs: tasks side by side, deviations behind the means."""
+    columns = {title(name): task["score"] for name, task in report["tasks"].items()}
+    columns |= {f"Avg. {label}": numbers for label, numbers in report["averages"].items()}
+    numbers = [shown(score).replace(" ± ", r" \(\pm\) ") for score in columns.values()]
+    origin = (report["model"] or "scratch").replace("_", r"\_")
+    lines = [f"% GLUE, development sets; mean and deviation over seeds {', '.join(map(str, seeds))}"]
+    lines += [rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule", f"model & {' & '.join(columns)} \\\\"]
+    lines += [r"\midrule", f"{origin} & {' & '.join(numbers)} \\\\", r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
 def write_report(args: ReportArguments, runs: list[Run]) -> dict:
-    """Writes glue.json, glue.md and glue.png of the runs that are finished; returns the first's content."""
+    """Writes glue.json, glue.md, glue.tex, glue.png and glue.pdf of the finished runs; returns the first's content."""
     report, folder = gather(args, runs), Path(args.output_dir)
     if report["tasks"]:
         write_json(folder / "glue.json", report)
         write_aside(folder / "glue.md", lambda aside: aside.write_text(table(report, args.seeds), encoding="utf-8"))
         rows = {title(name): task["score"] for name, task in report["tasks"].items()}
         rows |= {f"average {label}": numbers for label, numbers in report["averages"].items()}
-        draw_scores({name: (shown(score), list(score["seeds"].values())) for name, score in rows.items()},
-                    folder / "glue.png", "score on the development set")  # fmt: skip
+        write_aside(folder / "glue.tex", lambda aside: aside.write_text(latex(report, args.seeds), encoding="utf-8"))
+        scores = {name: (shown(score), list(score["seeds"].values())) for name, score in rows.items()}
+        for name in ("glue.png", "glue.pdf"):
+            draw_scores(scores, folder / name, "score on the development set")
     return report
 
 
@@ -344,7 +359,9 @@ def main(argv: list[str] | None = None) -> dict:
         return report
     print(table(report, args.seeds))
     submission = submit(args, report) if args.submission and not args.report_only else None
-    end_summary({"written to": f"{args.output_dir}: glue.md, glue.json, glue.png", "submission": submission})
+    end_summary(
+        {"written to": f"{args.output_dir}: glue.md, glue.tex, glue.json, glue.png, glue.pdf", "submission": submission}
+    )
     return report
 
 

@@ -95,7 +95,7 @@ def parse_flags(argv: list[str] | None) -> tuple[SweepArguments, dict, Path]:
     """The flags, the checked sweep file, and the sweep's folder."""
     argv = list(sys.argv[1:] if argv is None else argv)
     path = argv.pop(0) if argv and not argv[0].startswith("-") else None
-    (args,) = parse_arguments([SweepArguments], argv)
+    (args,) = parse_arguments([SweepArguments], argv, about=__doc__)
     if path is None:
         raise ValueError("the first argument must be a sweep file, such as sweeps/glue_sst2_sweep.yaml")
     sweep = read_sweep(path)

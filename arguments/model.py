@@ -1,5 +1,6 @@
 """Which model and tokenizer: flags and their checks."""
 
+import importlib.util
 from dataclasses import dataclass
 
 from common.command_line import check_value, option, refuse
@@ -27,6 +28,7 @@ class ModelArguments:
     attn_implementation: str | None = option(
         None, "Attention; t5_fused needs dropout 0. Not set: HF's choice.", choices=ATTENTION_IMPLEMENTATIONS
     )
+    lora_rank: int | None = option(None, "Train LoRA matrices of this rank only. Not set: all weights.", at_least=1)
 
 
 def check_model(args: ModelArguments, own_ids: bool = False) -> None:
@@ -40,4 +42,6 @@ def check_model(args: ModelArguments, own_ids: bool = False) -> None:
         refuse(args, "vocab_size byte_fallback", f"{only_trained}; {given} brings its own")
     if own_ids:
         refuse(args, "byte_fallback", f"{only_trained}; ready-made ids need none")
+    if args.lora_rank and importlib.util.find_spec("peft") is None:
+        raise ValueError(f"--lora_rank {args.lora_rank}: needs peft: pip install -r requirements/lora.txt")
     check_value("vocab_size", args.vocab_size, dict(at_least=2, at_most=2**21) if own_ids else LEAST_VOCABULARY)

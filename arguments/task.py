@@ -12,7 +12,9 @@ from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
 TARGET_TYPES = ("class", "number", "text")
+CORRUPTED_SHARE = 0.1  # of the rows, where --span_corruption_file says no other
 _LENGTH = dict(at_least=2, unit="tokens, the last of which is EOS", at_most=LONGEST)
+_HUB_PAIRS = "pairs of a Hub data set are named by --hub_dataset, --source_column and --target_column"
 _BUILTIN = ("builtin", "package_topic")  # the task where none is named
 
 
@@ -22,10 +24,12 @@ class TaskArguments:
 
     _argument_group_name = "task"
 
-    benchmark: str | None = option(
-        None, f"Group of tasks in DATASET_VALS: {', '.join(DATASET_VALS)}. Not set: {_BUILTIN[0]}."
-    )
-    dataset_name: str | None = option(None, f"Task of it, several as cola,sst2, or all. Not set: {_BUILTIN[1]}.")
+    task: str | None = option(
+        None, f"As glue/cola, several glue/cola,super_glue/rte, or glue/all. Of {', '.join(DATASET_VALS)} "
+        f"(constants.py). Not set: {'/'.join(_BUILTIN)}."
+    )  # fmt: skip
+    benchmark: str | None = option(None, "The part of --task before the slash, in its older spelling.")
+    dataset_name: str | None = option(None, "The part behind it: cola, several as cola,sst2, or all.")
     data_dir: str | None = option(None, "Folder with the task's files (GLUE: its official layout). Not set: the Hub.")
     train_file: list[str] | None = option(None, "Training rows, your own pairs or the task's: files, folders, globs.")
     validation_file: list[str] | None = option(None, "Validation rows, as --train_file.")
@@ -50,6 +54,10 @@ class TaskArguments:
     mixing: str = option("proportional", "How several tasks share the rows; proportional: to theirs.", choices=MIXING)
     mixing_cap: int = option(65_536, "Rows beyond which a task counts as no larger (T5: 524288).", at_least=1)
     mixing_temperature: float = option(2.0, "Root taken of the numbers of capped rows.", at_least=1)
+    span_corruption_file: list[str] | None = option(None, "Plain text, corrupted as in pre-training and mixed in.")
+    span_corruption_share: float | None = option(
+        None, f"Its share of the rows. Not set: {CORRUPTED_SHARE}.", above=0, below=1
+    )
     max_train_samples: int | None = option(None, "Train on the first N rows only.", at_least=1)
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.", at_least=1)
     streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")
@@ -64,6 +72,11 @@ class TaskArguments:
     overwrite_cache: bool = option(False, "Prepare the data again although the cache holds it.")
 
     def __post_init__(self):
+        if self.task:
+            if self.benchmark or self.dataset_name:
+                raise ValueError(f"--task {self.task}: names what --benchmark and --dataset_name do: give one spelling")
+            self.benchmark, self.dataset_name = split_task(self.task)
+            self.task = None
         for name in ("train_file", "validation_file"):
             if isinstance(getattr(self, name), str):
                 setattr(self, name, [getattr(self, name)])
@@ -71,6 +84,20 @@ class TaskArguments:
             words = getattr(self, name)
             if words and len(words) == 1:  # a,b,c
                 setattr(self, name, comma_words(words[0]))
+
+
+def split_task(text: str) -> tuple[str, str]:
+    """(--benchmark, --dataset_name) of --task: "glue/cola,glue/rte" -> ("glue", "cola,rte"); of other benchmarks the
+    names keep theirs: "glue/cola,super_glue/rte" -> ("glue", "cola,super_glue/rte"). ValueError for what is no task."""
+    words = comma_words(text)
+    known = [f"{benchmark}/{name}" for benchmark, tasks in DATASET_VALS.items() for name in (*tasks, "all")]
+    for word in words:
+        if word not in (*known, OWN):
+            near = [name for name in known if name.endswith(f"/{word}")]
+            hint = f" (did you mean {' or '.join(near)}?)" if near else did_you_mean(word, known, most=2)
+            raise ValueError(f"--task {word}: no task of DATASET_VALS (constants.py){hint}; {_HUB_PAIRS}")
+    first = next((word.partition("/")[0] for word in words if word != OWN), None)
+    return first, ",".join(word.removeprefix(f"{first}/") for word in words)
 
 
 def task_arguments(values: dict) -> TaskArguments:
@@ -85,10 +112,7 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
     ValueError for contradictions among the flags and for files that are not there.
     """
     complete_names(args)
-    names = comma_words(args.dataset_name)
-    if names == ["all"]:
-        known = DATASET_VALS.get(args.benchmark, {})
-        names = [name for name, task in known.items() if "train_with" not in task] or names
+    names = [name for word in comma_words(args.dataset_name) for name in _all_of(word, args.benchmark)]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"--dataset_name {args.dataset_name}: {name} stands there twice")
@@ -99,9 +123,21 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
         refuse(args, "train_file validation_file", f"goes with one task, --dataset_name names {len(tasks)}")
     if len(tasks) == 1:
         refuse(args, "mixing mixing_cap mixing_temperature", "goes with several tasks, --dataset_name names one")
+    if args.span_corruption_file:
+        expand_files("--span_corruption_file", args.span_corruption_file, TEXT_SUFFIXES)
+        refuse(args, "streaming", "goes without --span_corruption_file: a stream is not mixed")
+    else:
+        refuse(args, "span_corruption_share", "is of the text in --span_corruption_file: name it")
     if args.mixing != "temperature":
         refuse(args, "mixing_temperature", "goes with --mixing temperature")
     return tasks
+
+
+def _all_of(word: str, benchmark: str) -> list[str]:
+    """("all", "glue") -> ["cola", "sst2", ...], those with training rows of their own; another name -> [that name]."""
+    prefix, slash, name = word.rpartition("/")
+    tasks = DATASET_VALS.get(prefix or benchmark, {}) if name == "all" else {}
+    return [prefix + slash + name for name, task in tasks.items() if "train_with" not in task] or [word]
 
 
 def check_task(args: TaskArguments) -> dict:
@@ -139,14 +175,18 @@ def _entry(args: TaskArguments) -> dict:
     if args.dataset_name == OWN:
         check_own_pairs(args)
         return own_entry(args)
+    benchmark, _, name = args.dataset_name.rpartition("/")
+    benchmark = benchmark if benchmark in DATASET_VALS else args.benchmark
+    name = name if benchmark != args.benchmark else args.dataset_name
     for flag, value, known in (
-        ("--benchmark", args.benchmark, DATASET_VALS),
-        ("--dataset_name", args.dataset_name, DATASET_VALS.get(args.benchmark, {})),
+        ("--benchmark", benchmark, DATASET_VALS),
+        ("--dataset_name", name, DATASET_VALS.get(benchmark, {})),
     ):
         if value not in known:
             hint = did_you_mean(value, known, most=2)
-            raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; there is {', '.join(known)}")
-    task = DATASET_VALS[args.benchmark][args.dataset_name]
+            more = f"; {_HUB_PAIRS}" if "/" in value else ""
+            raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; there is {', '.join(known)}{more}")
+    task = DATASET_VALS[benchmark][name]
     if "max_piece_length" not in task:
         refuse(args, "max_piece_length", f"its rows are no pieces of text (task {args.dataset_name})")
     return task if args.max_piece_length is None else task | {"max_piece_length": args.max_piece_length}

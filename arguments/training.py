@@ -17,7 +17,15 @@ from common.command_line import check_limits, check_repository_name, did_you_mea
 from common.deepspeed_build import watch_deepspeed_build
 from common.processes import has_accelerator, print_once
 from common.reports import is_secret
-from constants import DEFAULT_OPTIMIZER, HARDWARE_PEAKS, NOT_UNDER_FSDP, NOT_UNDER_ZERO, OPTIMIZERS, TRAINING_DEFAULTS
+from constants import (
+    DEFAULT_OPTIMIZER,
+    HARDWARE_PEAKS,
+    LORA,
+    NOT_UNDER_FSDP,
+    NOT_UNDER_ZERO,
+    OPTIMIZERS,
+    TRAINING_DEFAULTS,
+)
 from corpora.files import check_file
 
 LARGEST_SEED = 2**32 - 1  # of numpy
@@ -48,6 +56,14 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
         "metric_for_best_model early_stopping_patience",
     }
+    # Refused, set by the scripts themselves, or of parts of Trainer that they do not use.
+    _without_effect = (
+        "batch_eval_metrics dataloader_persistent_workers do_eval do_predict do_train enable_jit_checkpoint "
+        "eval_do_concat_batches eval_use_gather_object fp16 fp16_full_eval generation_config gradient_checkpointing "
+        "gradient_checkpointing_kwargs include_for_metrics label_names length_column_name liger_kernel_config "
+        "local_rank logging_nan_inf_filter optim_args optim_target_modules prediction_loss_only remove_unused_columns "
+        "sortish_sampler trackio_static_space_id use_liger_kernel"
+    )
     # Of these what transformers says in several lines, and the limits that it does not check.
     _inherited = {
         "activation_checkpointing": dict(
@@ -164,6 +180,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
                 # `accelerate launch` allows a process one thread unless told otherwise; the cores are there to be used.
                 torch.set_num_threads(cores_of_a_process())
             self.dataloader_pin_memory = False
+        elif torch.backends.mps.is_available() and not self.use_cpu:
+            raise ValueError(
+                "--use_cpu false: Apple's GPU (MPS) is not tested here; train on the CPU with --use_cpu true"
+            )
         if self.dataloader_num_workers is None:
             self.dataloader_num_workers = 0  # until runs/speed.py chooses
         if self.accelerator_config is None and not self.use_cpu and self.dataloader_pin_memory:
@@ -267,7 +287,10 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     """Fills in what the flags leave open, by `job`, a name in TRAINING_DEFAULTS; ValueError for contradictions."""
     if wants_fsdp(args):
         _check_fsdp(args)
-    _choose_optimizer(args)
+    if job.endswith(LORA):
+        refuse(args, "fused_projections fused_cross_projections", "joins matrices in one product, past those of "
+               "--lora_rank: leave one of them out")  # fmt: skip
+    _choose_optimizer(args, TRAINING_DEFAULTS[job].get("optim", DEFAULT_OPTIMIZER))
     if args.learning_rate is None:
         args.learning_rate = TRAINING_DEFAULTS[job]["learning_rate"][args.optim]
         args.defaults_of = job
@@ -306,20 +329,20 @@ def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
                          "rate would only rise; give fewer, or a share such as 0.1")  # fmt: skip
 
 
-def _choose_optimizer(args: T5TrainingArguments) -> None:
+def _choose_optimizer(args: T5TrainingArguments, default: str) -> None:
     """Fills in the optimizer. ValueError for one that goes wrong on the slices of weights that sharding gives it."""
     sharding = "FSDP2" if wants_fsdp(args) else f"ZeRO-{zero_stage(args)}"
     refused = NOT_UNDER_FSDP if wants_fsdp(args) else NOT_UNDER_ZERO.get(zero_stage(args), ())
-    instead = "adamw_torch" if DEFAULT_OPTIMIZER in refused else DEFAULT_OPTIMIZER
+    instead = "adamw_torch" if default in refused else default
     if args.optim in refused:
         raise ValueError(f"--optim {args.optim}: it goes wrong on {sharding}'s slices of the weights; use --optim "
                          f"{instead} (its learning rate may differ)")  # fmt: skip
-    if args.optim is None and instead != DEFAULT_OPTIMIZER:
+    if args.optim is None and instead != default:
         if args.learning_rate is not None:
             raise ValueError(f"--learning_rate {args.learning_rate:g}: is for the default optimizer "
-                             f"{DEFAULT_OPTIMIZER}, which {sharding} cannot have; add --optim {instead} if the rate "
+                             f"{default}, which {sharding} cannot have; add --optim {instead} if the rate "
                              "is meant for it, or leave the rate out")  # fmt: skip
-        print_once(f"--deepspeed: {sharding} cannot have the default optimizer {DEFAULT_OPTIMIZER}; --optim {instead} "
+        print_once(f"--deepspeed: {sharding} cannot have the default optimizer {default}; --optim {instead} "
                    "with its own learning rate takes its place")  # fmt: skip
     args.optim = args.optim or instead
 

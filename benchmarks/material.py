@@ -21,7 +21,7 @@ from benchmarks.measure import NotAvailableError
 from common.reports import first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
-from model_t5 import build_config, create_model
+from model_t5 import build_config, create_model, is_local_model
 from tasks.batching import MULTIPLE
 
 SMALL_VOCABULARY = 4096  # of the shapes that are trained with a tokenizer of their own
@@ -33,11 +33,13 @@ ATTENTION = {"eager": None, "sdpa": None, "t5_fused": "modeling.attention"}
 
 # ---------------------------------------------------------------- models
 def full_name(model: str) -> str:
-    """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl". ValueError if there is none."""
+    """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl"; a folder with a config.json as it is.
+    ValueError if it is neither."""
     for name in (model, f"t5-v1_1-{model}"):
-        if name in MODEL_SHAPES:
+        if name in MODEL_SHAPES or is_local_model(name):
             return name
-    raise ValueError(f"--model {model}: no such shape; there are {', '.join(n.split('-')[-1] for n in MODEL_SHAPES)}")
+    shapes = ", ".join(name.split("-")[-1] for name in MODEL_SHAPES)
+    raise ValueError(f"--model {model}: neither a shape ({shapes}) nor a folder with a config.json")
 
 
 def benchmark_config(name: str) -> T5Config:

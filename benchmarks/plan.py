@@ -24,10 +24,12 @@ NAMES = {"ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
 REFUSED = {"zero2": NOT_UNDER_ZERO[2], "zero3": NOT_UNDER_ZERO[3], "fsdp2": NOT_UNDER_FSDP}
 UPDATE_BYTES = 28  # read and written for a weight by AdamW: weight, gradient and two moments, three of them written
 FLAGS = {
-    "model": dict(default="xl", help="Shape: tiny, mini, small, base, large or xl."),
+    "model": dict(default="xl", help="Shape: tiny, mini, small, base, large, xl, xxl, or a folder with a config.json."),
     "nodes": dict(type=int, default=1, help="Machines."),
     "gpus": dict(type=int, default=8, help="GPUs of a machine."),
     "gpu": dict(default="H200", help=f"One of {', '.join(HARDWARE_PEAKS)}."),
+    "link": dict(type=float, help="GB/s from a GPU to another of its machine. Not set: as HARDWARE_PEAKS has it."),
+    "network": dict(type=float, help="GB/s from a machine to another, for each GPU of it. Not set: the same."),
     "batch": dict(type=int, default=16, help="Sequences of a micro-batch on one GPU."),
     "accumulation": dict(type=int, default=1, help="Micro-batches of a step."),
     "source_length": dict(type=int, default=512, help="Tokens of a source."),
@@ -35,10 +37,11 @@ FLAGS = {
     "optim": dict(default="adamw_torch", help=f"One of {', '.join(memory.OPTIMIZER_STATES)}."),
     "mfu": dict(type=float, default=0.45, help="MFU of one GPU without communication, assumed."),
 }
-COLUMNS = {"name": ""} | {f"{name}_gib": "{:.2f}" for name in ("weights", "gradients", "optimizer", "working")}
-COLUMNS |= {f"{name}_gib": "{:.2f}" for name in ("activations", "of_it_attention", "loss")}
-COLUMNS |= {"total_gib": "{:.1f}", "fits": "", "sent_gb": "{:.1f}", "communication_ms": "{:.0f}"}
-COLUMNS |= {"exposed_ms": "{:.0f}", "step_ms": "{:.0f}", "mfu": "{:.1%}", "sequences_per_second": "{:,.0f}"}
+# Two tables, so that each fits a terminal.
+MEMORY = {"name": ""} | {name: "{:.2f}" for name in ("weights", "gradients", "optimizer", "working", "stored")}
+MEMORY |= {"attention": "{:.2f}", "loss": "{:.2f}", "total": "{:.1f}", "fits": ""}
+TIME = {"name": "", "sent_gb": "{:.1f}", "communication_ms": "{:.0f}", "exposed_ms": "{:.0f}", "step_ms": "{:.0f}"}
+TIME |= {"mfu": "{:.1%}", "sequences_per_second": "{:,.0f}"}
 
 
 def check_flags(args: Namespace) -> None:
@@ -49,6 +52,9 @@ def check_flags(args: Namespace) -> None:
     for name, known in (("gpu", HARDWARE_PEAKS), ("optim", memory.OPTIMIZER_STATES)):
         if getattr(args, name) not in known:
             raise ValueError(f"--{name} {getattr(args, name)}: must be one of {', '.join(known)}")
+    for name in ("link", "network"):
+        if getattr(args, name) is not None and not getattr(args, name) > 0:
+            raise ValueError(f"--{name} {getattr(args, name)}: must be above 0")
     if not 0 < args.mfu <= 1:
         raise ValueError(f"--mfu {args.mfu}: must lie between 0 and 1")
 
@@ -74,7 +80,8 @@ def make_plan(args: Namespace) -> dict:
     shapes, processes = parameter_shapes(config), args.nodes * args.gpus
     target = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
     # NCCL's rings leave a machine through all of its network cards, so these add up, to no more than the links within.
-    links, network = hardware["link_gb_per_second"], hardware["network_gb_per_second"] * args.gpus
+    links = args.link or hardware["link_gb_per_second"]
+    network = (args.network or hardware["network_gb_per_second"]) * args.gpus
     bandwidth = links if args.nodes == 1 else min(links, network)
     cases = [(strategy, checkpointing) for checkpointing in (False, True) for strategy in memory.STRATEGIES]
     optimizers = []
@@ -126,9 +133,11 @@ def text_of(plan: dict) -> str:
         "{model}, {count} weights, on {nodes} x {gpus_per_node} {gpu} ({gpu_memory_gb:g} GB); {batch} x {accumulation} "
         "sequences a GPU and step, {source_length} in, {target_length} out; {optim}, {attention}\n"
         "assumed: {peak_tflops:g} TFLOP/s at {single_gpu_mfu:.0%} MFU on one GPU, {bus_gb_per_second:g} GB/s from GPU "
-        "to GPU; GiB on each GPU, before torch.compile saves some"
+        "to GPU; GiB on each GPU, before torch.compile saves some (stored: activations; attention: part of them)"
     )
     optimizers = table(plan["optimizers"], {"name": "", "gib": "{:.2f}", "divided_gib": "{:.2f}", "note": ""})
     head = head.format(count=human_count(plan["parameters"]), **plan["assumed"], **plan)
     title = "state of the optimizers, GiB in all and on each GPU when divided:"
-    return "\n".join([head, table(plan["rows"], COLUMNS), "", title, optimizers])
+    short = [{key.removesuffix("_gib").removeprefix("of_it_"): v for key, v in row.items()} for row in plan["rows"]]
+    short = [row | {"stored": row.get("activations")} for row in short]
+    return "\n".join([head, table(short, MEMORY), "", table(short, TIME), "", title, optimizers])

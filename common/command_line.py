@@ -21,15 +21,16 @@ from pathlib import Path
 import transformers
 import yaml
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
 from common.processes import is_first_process, print_once
-from common.reports import is_secret
+from common.reports import RED, introduction, is_secret, painted
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 MOST_BYTES, MOST_VALUES = 2**18, 100_000  # of a YAML file
+SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # of the same: one given takes the other out of a recipe
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
 
 MOST = 10**9  # of every number that has no upper bound of its own: more than any run can use
@@ -99,17 +100,21 @@ class T5ArgumentParser(HfArgumentParser):
     """HfArgumentParser with limits, near matches for unknown flags, and errors of one line.
 
     A dataclass may have a `_usage`, and `_usual_flags`, {theme: names of the flags it has from transformers that
-    `--help` shows, in this order}; `--help_all` shows the others too.
+    `--help` shows, in this order}; `--help_all` shows the others too, but those of `_without_effect`, which the script
+    does not read, or refuses.
     """
 
-    def __init__(self, dataclass_types, show_all: bool):
-        super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter)
+    def __init__(self, dataclass_types, show_all: bool, about: str | None = None):
+        super().__init__(
+            dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, description=introduction(about or "")
+        )
         usage = next((c._usage for c in dataclass_types if hasattr(c, "_usage")), "[recipe.yaml] [--flag value ...]")
         self.usage = f"%(prog)s {usage}"
         self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")
         own = {name for c in dataclass_types for name in c.__annotations__}  # of transformers' flags: those redefined
         usual = next((c._usual_flags for c in dataclass_types if hasattr(c, "_usual_flags")), {})
         shown = {"help", "help_all", *own, *" ".join(usual.values()).split()}
+        hidden = {name for c in dataclass_types for name in getattr(c, "_without_effect", "").split()}
         limits = {name: limits for c in dataclass_types for name, limits in limits_of(c).items()}
         for action in self._actions:
             if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone, although its default is None
@@ -117,7 +122,7 @@ class T5ArgumentParser(HfArgumentParser):
             if action.dest == "resume_from_checkpoint":
                 action.nargs, action.const = "?", RESUME_NEWEST
             opposite = action.option_strings and action.option_strings[0] == f"--no_{action.dest}"
-            if opposite or not show_all and action.dest not in shown:
+            if opposite or action.dest in hidden or not show_all and action.dest not in shown:
                 action.help = argparse.SUPPRESS
             else:
                 told = limits.get(action.dest, {})
@@ -149,6 +154,9 @@ class _HelpFormatter(argparse.HelpFormatter):
     def __init__(self, prog):
         super().__init__(prog, max_help_position=34, width=min(120, shutil.get_terminal_size().columns))
 
+    def _fill_text(self, text, width, indent):  # noqa: ARG002  (lines stay as they are)
+        return "\n".join(indent + line for line in text.splitlines())
+
     def _format_action_invocation(self, action):
         return f"--{action.dest}" if action.option_strings else super()._format_action_invocation(action)
 
@@ -166,21 +174,32 @@ def described(help: str, default, limits: dict) -> str:
 
 
 def parse_arguments(
-    dataclass_types, argv: list[str] | None = None, default_recipe: str | None = None, starts_anew=(), fill_in=None
+    dataclass_types,
+    argv: list[str] | None = None,
+    default_recipe: str | None = None,
+    starts_anew=(),
+    fill_in=None,
+    about: str | None = None,
 ):
     """Instances of `dataclass_types` from `[recipe.yaml] [--flag value ...]`; argv defaults to the command line's.
 
     default_recipe: used, and named in the output, when the user gave no recipe and none of the flags `starts_anew`.
+    about: the script's docstring, whose beginning `--help` shows.
     fill_in: (values of all flags, names of those given) -> {flag: value} for some that were not given.
     Raises ValueError with one line that names the flag or key, the value, and what would be right.
     """
     transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
+    if not sys.stderr.isatty():  # a bar in a file is thousands of lines
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+        disable_progress_bars()  # of downloads
+        if "datasets" in sys.modules:  # by Trainer; it has read the variable
+            sys.modules["datasets"].disable_progress_bars()
     if argv is None:
         argv = sys.argv[1:]
         sys.argv[1:] = _without_secrets(argv)  # W&B records it
     argv = list(argv)
     show_all = bool({"--help_all", "--help-all"} & set(argv))
-    parser = T5ArgumentParser(dataclass_types, show_all)
+    parser = T5ArgumentParser(dataclass_types, show_all, about)
     if show_all or {"-h", "--help"} & set(argv):
         parser.parse_args(["--help"])
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
@@ -188,7 +207,8 @@ def parse_arguments(
     if recipe is None and default_recipe is not None and not given & set(starts_anew):
         recipe = default_recipe
         print_once(f"no data and no model were named: using the recipe {os.path.relpath(recipe)}")
-    recipe_argv = _recipe_as_flags(parser, recipe, skip=given) if recipe else []
+    instead = {name for one, other in (SPELLINGS, SPELLINGS[::-1]) if given & one for name in other}
+    recipe_argv = _recipe_as_flags(parser, recipe, skip=given | instead) if recipe else []
     written = [*recipe_argv, *argv]
     if fill_in is not None:
         values = vars(parser.parse_known_args(recipe_argv + argv)[0])
@@ -250,6 +270,9 @@ def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:
 
 
 def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
+    if name == "task" and "dataset_name" in parser.flags and name not in parser.flags:
+        raise ValueError(f"{shown}: tasks are fine-tuned on, by fine_tune_t5.py; this script takes text, from "
+                         "--train_file or a data set in --dataset_name")  # fmt: skip
     if name not in parser.flags:
         near = difflib.get_close_matches(name, parser.flags, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join('--' + n for n in near)}?" if near else "see --help_all"
@@ -393,5 +416,5 @@ def exit_on_user_error():
         if is_first_process():
             text = " ".join(str(error).split()) or type(error).__name__
             text = text if len(text) <= 2000 else f"{text[:1500]} ... {text[-400:]}"
-            print(f"{Path(sys.argv[0]).name}: error: {text}", file=sys.stderr, flush=True)
+            print(f"{Path(sys.argv[0]).name}: {painted('error', RED, sys.stderr)}: {text}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None

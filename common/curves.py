@@ -7,6 +7,8 @@ from common.reports import human_count, write_aside
 
 # What an evaluation logs besides its quality metrics ends in one of these.
 NO_METRIC = ("loss", "_runtime", "_per_second", "_time", "gen_len", "invalid_outputs")
+LINES = ("-", "--", ":", "-.")  # of the runs in turn: one that lies under another shows through its gaps
+PICTURES = (".png", ".pdf", ".svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito: safe for all eyes
 
 
@@ -41,7 +43,7 @@ def draw_curves(
     title: str = "",
     metrics: list[str] | None = None,
 ):
-    """Draws training loss (light) and evaluation loss (dots) of each run to the PNG `path`; returns the Figure.
+    """Draws training loss (light) and evaluation loss (dots) of each run to `path` (PICTURES); returns the Figure.
 
     runs: label -> lines of a metrics.jsonl, or several such lists, which then share a colour (seeds). x: a key of the
     lines, "step", "seconds" or "epoch". A panel more shows each of `metrics`, keys of the lines; not given: the first
@@ -53,7 +55,8 @@ def draw_curves(
     groups = {label: seeds if seeds and isinstance(seeds[0], list) else [seeds] for label, seeds in runs.items()}
     everything = [line for seeds in groups.values() for lines in seeds for line in lines]
     metrics = eval_metrics(everything)[:1] if metrics is None else metrics
-    metrics = [metric for metric in metrics if any(metric in line for line in everything)]
+    losses = {"loss", *(eval_loss_key(lines) for seeds in groups.values() for lines in seeds)}  # have the first panel
+    metrics = [m for m in metrics if m not in losses and any(m in line for line in everything)]
     longest = max((line[x] for line in everything if line.get(x) is not None), default=0)
     unit, unit_name = 1, x
     if x == "seconds":
@@ -67,24 +70,28 @@ def draw_curves(
 
     legend, evaluated = [], any(metric.startswith("eval_") for metric in metrics)
     for number, (label, seeds) in enumerate(groups.items()):
-        colour = COLOURS[number % len(COLOURS)]
+        colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
+        under = min(3, len(groups) - 1 - number)  # runs that are drawn over this one, which is the broader for it
         for lines in seeds:
             keys = ["loss", eval_loss_key(lines), *metrics]
             points = [curve(lines, x, key) for key in keys]
             for panel, key, (xs, ys) in zip([panels[0], *panels], keys, points, strict=False):
-                style = evaluation if key.startswith("eval_") else training
+                style = dict(evaluation if key.startswith("eval_") else training)
+                style["linewidth"] += 0.9 * under
+                style["markersize"] = style.get("markersize", 0) + 2 * under
                 marked = max(1, len(xs) // 25)
-                panel.plot([value / unit for value in xs], ys, color=colour, markevery=marked, **style)
+                panel.plot([value / unit for value in xs], ys, line, color=colour, markevery=marked, **style)
             evaluated |= bool(points[1][0])
             if not points[0][0] + points[1][0]:
                 raise ValueError(f"run {label!r} has no losses with a value of {x!r} to draw them against")
-        legend += [Line2D([], [], color=colour, linewidth=2.5, label=label)] * (len(groups) > 1)
+        legend += [Line2D([], [], color=colour, linestyle=line, linewidth=2.5, label=label)] * (len(groups) > 1)
     kinds = {"training": training} | ({"evaluation": evaluation} if evaluated else {})
     legend += [Line2D([], [], color="0.3", label=label, **style) for label, style in kinds.items()]
     panels[0].legend(handles=legend, frameon=False, fontsize=9)
     for panel, name in zip(panels, ["loss", *(metric.removeprefix("eval_") for metric in metrics)], strict=False):
         panel.set_title(name, loc="left", fontsize=11, fontweight="bold")
         panel.set_xlabel(unit_name)
+        panel.tick_params(labelbottom=True)  # which shared axes leave to the lowest row
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_count(value)))
         panel.grid(axis="y", color="0.9", linewidth=0.8)
     if title:
@@ -105,14 +112,19 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **o
     return figure, panels
 
 
+def check_picture(flag: str, path: str | Path) -> None:
+    """ValueError unless the name of a picture ends in one of PICTURES."""
+    if Path(path).suffix not in PICTURES:
+        raise ValueError(f"{flag} {path}: a picture's name must end in {', '.join(PICTURES)}")
+
+
 def save_figure(figure, path: str | Path) -> None:
-    """Writes the PNG `path`, whole or not at all."""
-    write_aside(Path(path), lambda aside: figure.savefig(aside, format="png"))
+    """Writes the picture, one of PICTURES, whole or not at all."""
+    write_aside(Path(path), lambda aside: figure.savefig(aside, format=Path(path).suffix[1:]))
 
 
 def draw_scores(rows: dict[str, tuple[str, list[float]]], path: str | Path, unit: str):
-    """Draws names below each other, a dot for each value and a line at their mean, to the PNG `path`; returns the
-    Figure.
+    """Draws names below each other, a dot for each value and a line at their mean, to `path`; returns the Figure.
 
     rows: name -> (text at the right margin, values). Names that begin with "average" have a colour of their own.
     """

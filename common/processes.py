@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 
-import torch
+# torch is imported where it is needed: --help, a wrong flag and the scripts that only read files do not wait for it.
 
 
 def has_accelerator() -> bool:
     """Whether torch sees a GPU or another accelerator."""
+    import torch
+
     return torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
 
 
@@ -27,6 +29,8 @@ def print_once(text: str) -> None:
 
 def finish_process_group() -> None:
     """Waits for all ranks and leaves the process group: gloo ranks that exit one by one sometimes abort each other."""
+    import torch
+
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -13,14 +13,14 @@ import math
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from common.processes import is_first_process
 
@@ -31,6 +31,8 @@ PERFORMANCE = re.compile(
     r"mfu|total_flos|seconds_left|padding_share|.*_(per_second|runtime|time|gib)"
 )  # of a key: it is no quality of the model
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+BOLD, RED = "1", "31"
+WIDTH = 100  # columns of what is printed
 SHORT_NAMES = {"learning_rate": "lr", "sequences_per_second": "seq/s", "tokens_per_second": "tok/s"}
 SHORT_NAMES |= {"padding_share": "padding", "peak_memory_gib": "GiB"}
 
@@ -98,6 +100,18 @@ def aligned(rows: list[list[str]]) -> str:
     """Rows of cells as lines with columns of equal width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def introduction(doc: str) -> str:
+    """What a script's docstring says first: its first line, and the first three of its examples."""
+    summary, *rest = doc.splitlines() or [""]
+    examples, number = [], 0
+    for line in (line for line in rest if line.startswith("    ")):
+        number += not (examples and examples[-1].endswith("\\"))  # else the command of the line before goes on
+        if number > 3:
+            break
+        examples.append(line)
+    return "\n".join([summary, "", *examples]) if examples else summary
 
 
 # ---------------------------------------------------------------- names
@@ -241,6 +255,8 @@ def environment_record() -> dict:
 
     `git` is {"commit": None, "dirty": None} outside a checkout.
     """
+    import torch
+
     versions = {"python": platform.python_version()}
     for package in VERSIONS_OF:
         try:
@@ -268,13 +284,28 @@ def start_summary(rows: dict[str, object], title: str = "run") -> None:
     ---- run ----------------------
     model       mini, 14.2M weights
     train data  76,000 rows
+
+    On a terminal long values are broken at its width, at most WIDTH; in a file a row stays a line, to be searched.
     """
     if not is_first_process():
         return
     rows = {str(name): str(value) for name, value in rows.items() if value is not None}
     width = max(map(len, rows), default=0)
     lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
-    print("\n".join([f"---- {title} ".ljust(max(map(len, [*lines, title])), "-"), *lines, ""]), flush=True)
+    if sys.stdout.isatty():
+        room = dict(width=min(WIDTH, shutil.get_terminal_size().columns), subsequent_indent=" " * (width + 2))
+        room |= dict(break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
+        lines = ["\n".join(textwrap.wrap(line, **room)) for line in lines]
+    longest = max(len(part) for line in [*lines, title] for part in line.splitlines())
+    names = [painted(line[:width], BOLD) + line[width:] for line in lines]
+    print("\n".join([painted(f"---- {title} ".ljust(longest, "-"), BOLD), *names, ""]), flush=True)
+
+
+def painted(text: str, style: str, stream=None) -> str:
+    """The text in BOLD or RED where the stream, not given: stdout, is a terminal that has it; NO_COLOR forbids it."""
+    stream = stream or sys.stdout
+    plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\033[{style}m{text}\033[0m"
 
 
 def end_summary(rows: dict[str, object], title: str = "done", seconds: float | None = None) -> None:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from common.processes import answers
+from constants import DATASET_VALS
 
 SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
 
@@ -27,6 +28,9 @@ def load_dataset_splits(name: str, config: str | None, flag: str, streaming: boo
         return datasets.load_dataset(name, config, streaming=streaming)
     except (OSError, ValueError, RuntimeError) as error:
         hint = "" if hub_is_reachable() else "; the Hub cannot be reached from here: give local files instead"
+        tasks = [f"{benchmark}/{task}" for benchmark, tasks in DATASET_VALS.items() for task in tasks]
+        tasks = [task for task in tasks if name in (task, task.partition("/")[2])]
+        hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}" if tasks else hint
         reason = first_line(error)
         raise ValueError(f"{flag} {name}: neither a saved data set nor one on the Hub ({reason}){hint}") from None
 

@@ -170,8 +170,7 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
 
 
 def _progress(total_bytes: int | None) -> tqdm:
-    disable = not sys.stderr.isatty() and total_bytes is not None and total_bytes < 50e6  # short work in a log: no bar
-    return tqdm(total=total_bytes, unit="B", unit_scale=True, desc="tokenising", disable=disable)
+    return tqdm(total=total_bytes, unit="B", unit_scale=True, desc="tokenising", disable=not sys.stderr.isatty())
 
 
 class _TokenWriter:

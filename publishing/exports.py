@@ -12,6 +12,7 @@ either is right. Where the checkpoint is decoded with beams, CTranslate2's texts
 
 import contextlib
 import copy
+import importlib.util
 import io
 import json
 import logging
@@ -23,21 +24,26 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, GenerationConfig, PreTrainedModel
 
 from common.checkpoint_folders import checkpoints_of, newest_whole_checkpoint
 from common.processes import print_once
-from common.reports import first_line
+from common.reports import first_line, write_json
 from common.trust import Untrusted, check_metadata, only_weights
 from model_t5 import load_model
 from modeling.families import shape_of
+from modeling.low_rank import WEIGHTS as LOW_RANK
 
 WHOLE_WEIGHTS = [
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
 ]
+WHOLE_WEIGHTS.append(LOW_RANK)  # load_model merges them
 FSDP_SHARDS, FSDP_WHOLE = "pytorch_model_fsdp_0", "pytorch_model_fsdp.bin"
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
 TOLERANCES = {"huggingface": 0.0, "ctranslate2": 1e-3, "ctranslate2_int8": 0.25, "onnx": 1e-3}
+# Of the encoder alone it is the largest difference of a number of its output, or of a text's embedding: transformers'
+# own class has the activation in eight operations, which round differently from our one.
+TOLERANCES |= {"encoder": 1e-5, "sentence_transformers": 1e-5}
 NEW_TOKENS = 32  # written greedily for each text
 LONGEST_SOURCE = 512  # tokens of a text that are compared
 # CTranslate2's beam search ends when it has beams x patience finished texts: with a patience of 1 that is transformers'
@@ -343,10 +349,60 @@ def onnx_answers(folder: Path, model_config, sources: list[list[int]], wanted: A
     return Answers([array.argmax(-1).tolist() for array in log_probs], log_probs)
 
 
+# ---------------------------------------------------------------- the encoder alone
+def write_encoder(model: PreTrainedModel, tokenizer, folder: Path, pooled: bool) -> None:
+    """Writes the encoder as transformers' own class for it (T5EncoderModel) and the tokenizer; pooled: and what tells
+    sentence-transformers, of any version, that a text's embedding is the mean of its tokens'."""
+    with torch.device("meta"):
+        encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)](copy.deepcopy(model.config))
+    encoder.shared, encoder.encoder = model.shared, model.encoder
+    encoder.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if not pooled:
+        return
+    pooling = {"word_embedding_dimension": model.config.d_model, "pooling_mode_cls_token": False}
+    pooling |= {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "1_Pooling").mkdir()
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": LONGEST_SOURCE, "do_lower_case": False})
+    write_json(folder / "modules.json", modules)
+
+
+@torch.no_grad()
+def compare_encoder(kind: str, model: PreTrainedModel, folder: Path, sources: list[list[int]]) -> dict:
+    """{"texts", "largest_difference", "tolerance", "loaded_by"} of the encoder that a folder holds and the model's own.
+
+    sentence-transformers loads its folder where it is installed. ValueError if the difference is beyond the tolerance.
+    """
+    loaded_by = ["transformers"]
+    encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)].from_pretrained(folder).eval()
+    batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]
+    wanted = [model.encoder(**batch).last_hidden_state for batch in batches]
+    pairs = [(hidden, encoder(**batch).last_hidden_state) for hidden, batch in zip(wanted, batches, strict=True)]
+    if kind == "sentence_transformers" and importlib.util.find_spec(kind):
+        from sentence_transformers import SentenceTransformer
+
+        embedder = SentenceTransformer(str(folder), device="cpu")
+        embeddings = [embedder(batch)["sentence_embedding"] for batch in batches]
+        pairs += [(hidden.mean(1), embedding) for hidden, embedding in zip(wanted, embeddings, strict=True)]
+        loaded_by.append("sentence-transformers")
+    largest = max(float((one - other).abs().max()) for one, other in pairs)
+    if not largest <= TOLERANCES[kind]:
+        raise ValueError(f"{kind}: the encoder's output is up to {largest:.3g} off, {TOLERANCES[kind]:g} are allowed: "
+                         "not written")  # fmt: skip
+    return dict(texts=len(sources), largest_difference=largest, tolerance=TOLERANCES[kind], loaded_by=loaded_by)
+
+
 # ---------------------------------------------------------------- all of them
 def write_format(kind: str, model: PreTrainedModel, tokenizer, folder: Path, sources: list[list[int]], wanted: Answers,
                  search: dict | None = None) -> dict:  # fmt: skip
-    """Writes one of NEEDS into `folder`, loads it again and compares it with PyTorch: what `compare` returns.
+    """Writes a format into `folder`, loads it again and compares it with PyTorch: what `compare` returns, or of the
+    encoder alone `compare_encoder`.
 
     search: of `beam_search`; for CTranslate2 "search", its own arguments, and "same_beams", the number of texts in
     which both find the same, come with it.
@@ -357,6 +413,9 @@ def write_format(kind: str, model: PreTrainedModel, tokenizer, folder: Path, sou
             logging.getLogger("torch.onnx").setLevel(logging.ERROR)
             write_onnx(model, folder)
         result = compare(kind, wanted, onnx_answers(folder, model.config, sources, wanted))
+    elif kind in ("encoder", "sentence_transformers"):
+        write_encoder(model, tokenizer, folder, kind == "sentence_transformers")
+        result = compare_encoder(kind, model, folder, sources)
     else:
         write_ctranslate2(model, tokenizer, folder, "int8" if kind.endswith("int8") else None)
         engine = CTranslate2Engine(folder)

@@ -116,7 +116,7 @@ def _front_matter(name, arguments, task, entry, numbers, license, language) -> M
     base = arguments.get("model_name_or_path")
     results = [
         EvalResult(
-            task_type="text2text-generation",
+            task_type=hub_task(task, entry),
             dataset_type=hub or "/".join(task),
             dataset_name="/".join(task),
             metric_type=metric.removeprefix("eval_"),
@@ -129,13 +129,21 @@ def _front_matter(name, arguments, task, entry, numbers, license, language) -> M
         license=license,
         language=(language if len(language) > 1 else language[0]) if language else None,
         library_name="transformers",
-        pipeline_tag="text2text-generation",
+        pipeline_tag=hub_task(task, entry),
         tags=["t5", "t5-foundry", *(["span-corruption"] if arguments and not task else [])],
         datasets=[hub] if hub and not local else None,
         base_model=base if base and not _is_local(base) else None,
         metrics=entry.get("metrics"),
         **(dict(model_name=name.split("/")[-1], eval_results=results) if results else {}),
     )
+
+
+def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
+    """The task by whose name the Hub files a model, one of those that it has."""
+    if entry.get("target_type") == "class":
+        return "text-classification"
+    benchmarks = {"summarization": "summarization", "translation": "translation"}
+    return benchmarks.get(task[0] if task else "", "text-generation")
 
 
 def _is_local(name: str) -> bool:

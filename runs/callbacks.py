@@ -215,27 +215,38 @@ IN_THE_BAR = (
 ).split()
 
 
+BAR = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"  # of one width; "left" is in the postfix
+
+
 class T5ProgressCallback(TrainerCallback):
     """Progress of training and of each evaluation on rank 0, and one readable line a log:
 
         step 200/1,000  epoch 0.4  loss 2.314  grad_norm 0.81  lr 0.008  seq/s 51.2  mfu 0.41  left 3 min 10 s
 
-    The bar shows the latest of IN_THE_BAR and the time left.
+    The bar shows the time left and the latest of IN_THE_BAR. After two steps a line says how long all will take, if
+    that is more than a minute.
     Without a terminal, or with `--disable_tqdm true`, there are no bars, only the lines: a job's log stays readable.
     """
 
     def __init__(self):
-        self.bar = self.eval_bar = self.began = None
+        self.bar = self.eval_bar = self.began = self.step_ended = None
+        self.began_step = 0
         self.latest = {}  # of the postfix
 
     def on_train_begin(self, args, state, control, **_):
         self.began, self.began_step, self.latest = time.perf_counter(), state.global_step, {}
         if state.is_world_process_zero and not args.disable_tqdm:
             # `initial`: the steps of the run that is resumed must not count in the rate
-            options = dict(total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True)
-            self.bar = tqdm(desc="training", **options)
+            options = dict(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
+            self.bar = tqdm(desc="training", bar_format=BAR, **options)
 
     def on_step_end(self, args, state, control, **_):
+        if state.is_world_process_zero and state.global_step - self.began_step <= 2:
+            before, self.step_ended = self.step_ended, time.perf_counter()
+            steps = state.max_steps - state.global_step
+            if before is not None and (seconds := steps * (self.step_ended - before)) > 60:
+                self._write(args, f"all {state.max_steps:,} steps will take about {human_time(seconds)}; evaluating "
+                            'and saving, which that leaves out, are part of "left" below')  # fmt: skip
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 
@@ -244,7 +255,8 @@ class T5ProgressCallback(TrainerCallback):
             return
         if self.eval_bar is None:
             total = len(eval_dataloader) if has_length(eval_dataloader) else None
-            self.eval_bar = tqdm(desc="evaluation", total=total, unit="batch", leave=False, dynamic_ncols=True)
+            options = dict(total=total, unit="batch", leave=False, dynamic_ncols=True)
+            self.eval_bar = tqdm(desc="evaluation", bar_format=BAR if total else None, **options)
         self.eval_bar.update(1)
 
     def on_evaluate(self, args, state, control, **_):
@@ -266,10 +278,7 @@ class T5ProgressCallback(TrainerCallback):
         if "loss" in logs and self.began is not None and state.global_step > self.began_step:
             self.latest["left"] = human_time(seconds_left(state, self.began, self.began_step))
             parts.append(f"left {self.latest['left']}")
-        if args.disable_tqdm:
-            print("  ".join(parts), flush=True)
-            return
-        tqdm.write("  ".join(parts))
+        self._write(args, "  ".join(parts))
         if self.bar is not None:
             self.latest |= {SHORT_NAMES.get(key, key): short_number(logs[key]) for key in IN_THE_BAR if key in logs}
             self.bar.set_postfix_str(" ".join(f"{key}={value}" for key, value in self.latest.items()))
@@ -278,6 +287,13 @@ class T5ProgressCallback(TrainerCallback):
         if self.bar is not None:
             self.bar.close()
         self.bar = None
+
+    @staticmethod
+    def _write(args, line: str) -> None:
+        if args.disable_tqdm:
+            print(line, flush=True)
+        else:
+            tqdm.write(line)
 
 
 def install_callbacks(trainer, callbacks: list[TrainerCallback]) -> None:

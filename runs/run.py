@@ -32,6 +32,7 @@ from common.reports import (
 from constants import SHOWN_SEQUENCES, SHOWN_TOKENS
 from model_t5 import count_parameters, dropout_of
 from modeling.families import shape_of
+from modeling.low_rank import has_low_rank
 from runs.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,
@@ -195,7 +196,7 @@ class TrainingRun(Run):
     def _install_callbacks(self) -> None:
         args, ranks = self.args, max(1, self.args.world_size)
         peak = device_peak_flops(args.device, args.bf16)
-        flops = partial(self.data.flops_per_sequence, self.trainer.model.config)
+        flops = partial(self._flops_per_sequence, self.trainer.model.config)
         flops = flops() if self.tokens_per_step else flops  # of tasks it depends on a batch's lengths
         callbacks = [
             ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * ranks, ranks),
@@ -209,6 +210,11 @@ class TrainingRun(Run):
         if wants_fsdp(args) and not self.trainer.is_fsdp_enabled:
             print_once("FSDP was asked for and is not in force: accelerate shards on GPUs only. Here every process "
                        "holds the whole model (plain data parallelism)")  # fmt: skip
+
+    def _flops_per_sequence(self, *args) -> float:
+        """Of the model, of which a third are for the weights' gradients: frozen ones have none."""
+        share = 2 / 3 if has_low_rank(self.trainer.model) else 1
+        return share * self.data.flops_per_sequence(*args)
 
     def _record(self) -> dict:
         """What stands in run.json."""
@@ -266,7 +272,7 @@ class TrainingRun(Run):
         except Exception as error:
             if not is_disk_full(error):
                 raise
-            for path in self.output_dir.glob("model*.safetensors*"):
+            for path in self.output_dir.glob("*model*.safetensors*"):
                 path.unlink()  # half of one would be taken for the model
             last = next(reversed(checkpoints_of(self.output_dir)), None)
             left = f"the last checkpoint is {last}" if last else "there is no checkpoint"
@@ -284,26 +290,28 @@ def shown_numbers(results: dict) -> dict[str, str]:
 
 
 def described_model(model) -> str:
-    """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0"."""
+    """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0", with LoRA "..., of which 98.3k are trained"."""
+    trained = f", of which {human_count(count_parameters(model, True))} are trained" if has_low_rank(model) else ""
     return (
         f"{human_count(count_parameters(model))} parameters ({model.config.model_type}, "
-        f"{shape_of(model.config).described}), dropout {dropout_of(model):g}"
+        f"{shape_of(model.config).described}), dropout {dropout_of(model):g}{trained}"
     )
 
 
-def _state_tensors(trainer: T5Trainer) -> float:
-    """Float32 values that the optimizer keeps for each weight, on average."""
-    shapes = [tuple(p.shape) for p in trainer.model.parameters()]
-    states = optimizer_bytes(trainer.args.optim, shapes, trainer.model.config)
-    return states / (4 * count_parameters(trainer.model))
+def _state_bytes(trainer: T5Trainer) -> int:
+    """Bytes of float32 that the optimizer keeps."""
+    if has_low_rank(trainer.model) and trainer.args.optim == "muon":
+        return 4 * count_parameters(trainer.model, True)  # all of them are matrices of layers, with one moment
+    shapes = [tuple(p.shape) for p in trainer.model.parameters() if p.requires_grad]
+    return optimizer_bytes(trainer.args.optim, shapes, trainer.model.config)
 
 
 def needed_memory(trainer: T5Trainer) -> float:
     """Bytes of weights, gradients and optimizer of this machine's processes, without activations; in mixed precision
     the weights stay float32."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if trainer.args.use_cpu else 1
-    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    memory = 4 * (count_parameters(trainer.model) + trained * (1 + _state_tensors(trainer))) * processes
+    memory = 4 * (count_parameters(trainer.model) + count_parameters(trainer.model, True)) + _state_bytes(trainer)
+    memory *= processes
     return memory / max(1, trainer.args.world_size) if trainer.is_fsdp_enabled else memory
 
 
@@ -311,8 +319,8 @@ def needed_disk(trainer: T5Trainer) -> float:
     """Bytes of the model, and of the checkpoints while one more is being written."""
     args = trainer.args
     kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
-    parts = 1 if args.save_only_model else 1 + _state_tensors(trainer)  # the optimizer is kept too
-    return count_parameters(trainer.model) * 4 * (1 + parts * kept)
+    model = 4 * count_parameters(trainer.model, trained_only=not args.deepspeed)  # DeepSpeed keeps frozen weights too
+    return model + kept * (model + (0 if args.save_only_model else _state_bytes(trainer)))
 
 
 def described_schedule(args, steps: int) -> str:

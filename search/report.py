@@ -6,10 +6,39 @@ import itertools
 import shlex
 from pathlib import Path
 
+import numpy as np
+
 from common.curves import COLOURS, new_figure, save_figure
 from common.reports import aligned, human_time, write_aside
 from search.study import SILENCE, best_of, silence
 from search.sweep_files import best_value, command_line, draw, read_lines, shown
+
+STYLE = (
+    "body{font-family:sans-serif}td,th{padding:2px 1em;text-align:left}th{cursor:pointer}img{max-width:100%}"
+    ".best{background:#dff2df;font-weight:bold}"
+)
+# A click on a head sorts by its column: as numbers where both are, else as texts; a second one the other way round.
+SCRIPT = """
+document.querySelectorAll("th").forEach((head, column) => head.onclick = () => {
+  const body = document.querySelector("tbody"), way = head.dataset.way = -(head.dataset.way || -1);
+  const text = row => row.cells[column].textContent;
+  const order = (a, b) => isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b;
+  [...body.rows].sort((a, b) => way * order(text(a), text(b))).forEach(row => body.append(row));
+});
+"""
+
+
+def sorted_table(rows: list[list[str]], trials: list, best, sign: int) -> str:
+    """The table as HTML, the best trials first and those without a value last, the best one marked."""
+
+    def cells(kind: str, row: list[str]) -> str:
+        return "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row)
+
+    order = sorted(trials, key=lambda t: (t.value is None, 0 if t.value is None else sign * t.value, t.number))
+    by_number = {row[0]: row for row in rows[1:]}
+    marks = {best.number: ' class="best"'} if best else {}
+    body = [f"<tr{marks.get(t.number, '')}>{cells('td', by_number[str(t.number)])}</tr>" for t in order]
+    return f"<table><thead><tr>{cells('th', rows[0])}</tr></thead>\n<tbody>{chr(10).join(body)}</tbody></table>"
 
 
 def table_of(trials: list, sweep: dict, folder: Path) -> list[list[str]]:
@@ -29,6 +58,8 @@ def table_of(trials: list, sweep: dict, folder: Path) -> list[list[str]]:
 def draw_pictures(study, sweep: dict, valued: list) -> dict:
     """{file name: Figure}: values trial by trial, a line a trial through its parameters, and what each explains."""
     from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
     from optuna.importance import get_param_importances
 
     specs, metric, sign, values = sweep["searched"], sweep["metric"]["name"], sweep["sign"], [t.value for t in valued]
@@ -49,27 +80,46 @@ def draw_pictures(study, sweep: dict, valued: list) -> dict:
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.legend(frameon=False)
 
-    panel = new("parallel_coordinates.png", 2 * len(specs) + 3, yticks=[], xlim=(-0.1, len(specs) + 0.5))
+    panel = new("parallel_coordinates.png", 2 * len(specs) + 3.5, yticks=[], xlim=(-0.1, len(specs) + 0.5))
     panel.set_xticks(range(len(specs) + 1), [*specs, metric])
     panel.grid(axis="x", color="0.85")
-    low, high = min(values), max(values)
+    low, high = robust_range(values)
     tops = {n: len(spec["values"]) - 1 if spec["distribution"] == "categorical" else 1 for n, spec in specs.items()}
+    colours = colormaps["viridis" if sign < 0 else "viridis_r"]
     for trial in sorted(valued, key=lambda t: -sign * t.value):  # the best one on top
-        height = (trial.value - low) / ((high - low) or 1)
-        colour = colormaps["viridis"](height if sign < 0 else 1 - height)
+        height = min(max((trial.value - low) / ((high - low) or 1), 0), 1)
+        colour = colours(height)
         panel.plot([*(trial.params[name] / tops[name] for name in specs), height], color=colour)
-    marks = [(len(specs), 0, low), (len(specs), 1, high)]
+    figures["parallel_coordinates.png"].colorbar(ScalarMappable(Normalize(low, high), colours), ax=panel, label=metric)
+    beyond = ("<= " if low > min(values) else ""), (">= " if high < max(values) else "")
+    marks = [(len(specs), 0, beyond[0] + shown(low)), (len(specs), 1, beyond[1] + shown(high))]
     for column, (name, spec) in enumerate(specs.items()):
         heights = range(tops[name] + 1) if spec["distribution"] == "categorical" else (0.1, 0.5, 0.9)
-        marks += [(column, x / tops[name], draw(spec, x)) for x in heights]
-    for column, height, value in marks:
-        panel.annotate(f"- {shown(value)}"[:24], (column, height), fontsize=8, verticalalignment="center")
+        marks += [(column, x / tops[name], shown(draw(spec, x))) for x in heights]
+    plate = dict(facecolor="white", edgecolor="none", alpha=0.85, pad=1)  # between the text and the lines below it
+    for column, height, text in marks:
+        place = dict(xytext=(5, 0), textcoords="offset points", verticalalignment="center", zorder=5)
+        panel.annotate(text[:24], (column, height), fontsize=8, bbox=plate, **place)
 
-    if len(set(values)) > 1:
+    if len(set(values)) > 1 and len(values) >= enough_trials(specs):
         shares = get_param_importances(study)
-        panel = new("importance.png", xlabel=f"share of the differences in {metric} (PED-ANOVA)")
+        label = f"share of the differences in {metric} (PED-ANOVA of {len(values)} trials)"
+        panel = new("importance.png", xlabel=label)
         panel.bar_label(panel.barh(list(shares)[::-1], list(shares.values())[::-1], color=COLOURS[0]), fmt=" %.2f")
     return figures
+
+
+def robust_range(values: list[float]) -> tuple[float, float]:
+    """The range of the values without those that lie further from the middle half than 1.5 times its width, as a few
+    diverged trials do: [1, 2, 3, 4, 900] -> (1, 4)."""
+    low, high = np.quantile(values, [0.25, 0.75])
+    kept = [value for value in values if low - 1.5 * (high - low) <= value <= high + 1.5 * (high - low)]
+    return min(kept), max(kept)
+
+
+def enough_trials(specs: dict) -> int:
+    """Trials with a value from which shares of importance say more than chance: ten, or four for each parameter."""
+    return max(10, 4 * len(specs))
 
 
 def report(study, sweep: dict, folder: Path) -> None:
@@ -92,10 +142,11 @@ def report(study, sweep: dict, folder: Path) -> None:
         save_figure(figure, folder / name)
         data = base64.b64encode((folder / name).read_bytes()).decode()
         body.append(f'<p><img alt="{name}" src="data:image/png;base64,{data}"></p>')
-    cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-    table, title = "".join(f"<tr>{row}</tr>\n" for row in cells), html.escape(f"sweep {sweep['name']}")
-    style = "body{font-family:sans-serif}td{padding:2px 1em}img{max-width:100%}"
-    head = f'<!DOCTYPE html><meta charset="utf-8"><title>{title}</title><style>{style}</style><h1>{title}</h1>'
-    text = "\n".join([head, f"<pre>{html.escape(chr(10).join(notes))}</pre>", f"<table>{table}</table>", *body])
+    title = html.escape(f"sweep {sweep['name']}")
+    head = f'<!DOCTYPE html><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>'
+    table = sorted_table(rows, trials, best, sweep["sign"] if sweep["metric"] else 1)
+    text = "\n".join(
+        [head, f"<pre>{html.escape(chr(10).join(notes))}</pre>", table, *body, f"<script>{SCRIPT}</script>"]
+    )
     write_aside(folder / "report.html", lambda aside: aside.write_text(text, encoding="utf-8"))
     print(f"written to {folder}: {', '.join(['report.html', *files])}", flush=True)

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-from common.checkpoint_folders import checkpoints_of, damage
 from common.reports import human_time
 from constants import PREEMPTED_EXIT_CODE
 from search.study import BEAT, beat, members
@@ -45,6 +44,8 @@ def end_group(process: subprocess.Popen) -> None:
 
 def resume_flags(folder: Path) -> dict:
     """Flags that let a script resume in its folder, or start anew there if no checkpoint holds the optimizer."""
+    from training.checkpoints import checkpoints_of, damage  # torch: only where a trial begins
+
     for path in reversed(checkpoints_of(folder)):
         if [*path.glob("optimizer*"), *path.glob("global_step*")] and damage(path) is None:
             return {"resume_from_checkpoint": str(path)}

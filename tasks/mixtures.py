@@ -33,33 +33,37 @@ def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1
 class Mixture:
     """Training rows of several tasks as one data set, to be read in the order of its `sampler`.
 
-    parts: {task: `datasets.Dataset` of tokenised rows}. Row numbers count through the parts in their order. ValueError
-    if a task gets no row in an epoch.
+    parts: {task: `datasets.Dataset` of tokenised rows, or a CorruptedText}. Row numbers count through the parts in
+    their order. ValueError if a task gets no row in an epoch.
     """
 
     def __init__(self, parts: dict, rates: list[float], rows_per_epoch: int):
-        import datasets
-
         self.sizes = {name: len(rows) for name, rows in parts.items()}
         self.counts = dict(zip(parts, shares(rates, rows_per_epoch), strict=True))
+        self.rows_per_epoch = rows_per_epoch
         for name, count in self.counts.items():
             if count == 0:
                 raise ValueError(
                     f"--mixing: an epoch of {rows_per_epoch:,} rows has none of the task {name}; try --mixing "
                     "temperature with a higher --mixing_temperature, or --mixing equal"
                 )
-        self.rows = datasets.concatenate_datasets(list(parts.values()))
+        self.parts, self.ends = list(parts.values()), np.cumsum(list(self.sizes.values()))
         content = [(name, rows._fingerprint, self.counts[name]) for name, rows in parts.items()]
         self._fingerprint = hashlib.sha256(repr(content).encode()).hexdigest()
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return int(self.ends[-1])
 
     def __getitem__(self, number: int) -> dict:
-        return self.rows[number]
+        return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: list[int]) -> list[dict]:
-        return self.rows.__getitems__(numbers)
+        found, which = {}, np.searchsorted(self.ends, numbers, side="right")
+        for part in np.unique(which):
+            rows, first = self.parts[part], int(self.ends[part]) - len(self.parts[part])
+            own = sorted({number for number, of in zip(numbers, which, strict=True) if of == part})
+            found |= zip(own, rows.__getitems__([number - first for number in own]), strict=True)
+        return [found[number] for number in numbers]
 
     def described(self) -> str:
         """ "cola 8,551 of 8,551 (11.5 %), ..." of an epoch's rows."""

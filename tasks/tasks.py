@@ -5,11 +5,12 @@ tasks.load(tokenizer, training_args)            # rows and their tokens, or a st
 T5Trainer(train_dataset=tasks.train, eval_dataset=tasks.validation, evaluation_tasks=tasks.judged, ...)
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from arguments.own_pairs import OWN
-from arguments.task import TaskArguments
+from arguments.task import CORRUPTED_SHARE, TaskArguments
 from arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
 from common.processes import print_once
 from corpora.blocks import Corpus
@@ -19,6 +20,7 @@ from corpora.unknown import Unknown, named, unknown_in_rows
 from model_t5 import flops_per_sequence
 from modeling.segment_masks import enable_packing
 from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
+from tasks.corrupted_text import CORRUPTED, CorruptedText
 from tasks.examples import EvaluationTask, class_label_ids, prepare_split, stream_task, task_metrics
 from tasks.metrics.scoring import ERROR_METRICS, check_metrics
 from tasks.mixtures import Mixture, average_of, mixing_rates
@@ -42,7 +44,9 @@ class Task:
         entry = completed(args) if name == OWN else translated(name, entry)
         check_entry(name, entry)
         check_metrics(name, entry)
-        self.name, self.entry, self.args = name, entry, args
+        benchmark, slash, _ = name.rpartition("/")  # of a task of another benchmark
+        self.name, self.entry = name.replace("/", "_"), entry
+        self.args = dataclasses.replace(args, benchmark=benchmark) if slash else args
         self.rows, self.data, self.examples = {}, {}, {}
 
     def open_stream(self) -> None:
@@ -127,7 +131,8 @@ class Tasks:
         """Sets the flags of training that follow from the tasks. ValueError for those that do not go with several."""
         if len(self) > 1 and self.args.streaming:
             raise ValueError(f"--streaming goes with one task, --dataset_name names {len(self)}")
-        if len(self) > 1 and args.train_sampling_strategy != "random":
+        is_mixture = len(self) > 1 or self.args.span_corruption_file
+        if is_mixture and args.train_sampling_strategy != "random":
             raise ValueError(f"--train_sampling_strategy {args.train_sampling_strategy}: the rows of a mixture come in "
                              "random order")  # fmt: skip
         if len(self) == 1 and self.tasks[0].entry["target_type"] != "class":
@@ -170,12 +175,20 @@ class Tasks:
         first = self.tasks[0]
         if first.corpus is not None:
             return stream_task(first.name, first.entry, self.args, first.corpus, self.tokenizer, args)
-        parts = {task.name: task.data["train"] for task in self}
-        if len(parts) == 1:
-            return parts[first.name]
+        parts, share = {task.name: task.data["train"] for task in self}, 0.0
         sizes = [len(rows) for rows in parts.values()]
-        rates = mixing_rates(sizes, self.args.mixing, self.args.mixing_cap, self.args.mixing_temperature)
-        return Mixture(parts, rates, sum(min(size, self.args.mixing_cap) for size in sizes))
+        rates, cap = [1.0], max(sizes)
+        if len(parts) > 1:
+            cap = self.args.mixing_cap
+            rates = mixing_rates(sizes, self.args.mixing, cap, self.args.mixing_temperature)
+        if self.args.span_corruption_file:
+            share = self.args.span_corruption_share or CORRUPTED_SHARE
+            length = self.args.max_source_length or max(task.entry["max_source_length"] for task in self)
+            with args.main_process_first(desc="tokenising the text"):
+                parts[CORRUPTED] = CorruptedText(self.args, self.tokenizer, length, args.seed)
+            rates = [*rates, sum(rates) * share / (1 - share)]
+        rows = sum(min(size, cap) for size in sizes)
+        return Mixture(parts, rates, round(rows / (1 - share))) if len(parts) > 1 else parts[first.name]
 
     def resume(self, checkpoint: str | None) -> None:
         """Lets a stream continue where the checkpoint was written; other data have the place in their order."""
@@ -192,7 +205,7 @@ class Tasks:
             return PackingCollator(config.pad_token_id, config.decoder_start_token_id, cost)
         if not args.length_buckets:
             return None
-        if len(self) > 1:
+        if isinstance(self.train, Mixture):
             raise ValueError(f"--length_buckets {args.length_buckets}: for one task; a mixture draws its rows itself")
         sources, targets = ([len(ids) for ids in self.train[column]] for column in ("input_ids", "labels"))
         lengths, (longest,) = bucket_lengths(sources, args.length_buckets), bucket_lengths(targets, 1)
@@ -243,7 +256,7 @@ class Tasks:
     @property
     def steps_per_epoch(self) -> int | None:
         """Optimizer steps in a pass over the training rows; None of a stream, whose length nobody knows."""
-        return None if self.args.streaming else -(-len(self.train) // self.batch)
+        return None if self.args.streaming else -(-getattr(self.train, "rows_per_epoch", len(self.train)) // self.batch)
 
     def flops_per_sequence(self, config, source_length: int, target_length: int) -> int:
         """Floating-point operations of a training row of these lengths."""
@@ -259,7 +272,7 @@ class Tasks:
     def plan(self, steps: int) -> dict[str, str | None]:  # noqa: ARG002
         """The rows of the plan: what is read, mixed and measured."""
         corpus, data = self.tasks[0].corpus, self._by_name(lambda task: task.data)
-        mixture = f"{self.train.described()} ({self.args.mixing})" if len(self) > 1 else None
+        mixture = f"{self.train.described()} ({self.args.mixing})" if isinstance(self.train, Mixture) else None
         empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
         metrics = "; ".join(f"{task.name} {', '.join(task.entry['metrics'])}" for task in self)
         metrics += "; the average of the first of each chooses"

@@ -218,17 +218,12 @@ def check_resumed(checkpoint: str | None, config, fingerprints: dict[str, str], 
                 f"{asked.get(key)}: resume with the flags of its run, or name another --output_dir"
             )
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
-    if flags.get("optim", now["optim"]) != now["optim"]:
-        raise ValueError(
-            f"--resume_from_checkpoint {checkpoint}: it holds the state of --optim {flags['optim']}, which "
-            f"--optim {now['optim']} cannot take up"
-        )
-    if flags and flags.get("train_only") != now.get("train_only"):
-        raise ValueError(
-            f"--resume_from_checkpoint {checkpoint}: it holds the optimizer's state of --train_only "
-            f"{flags.get('train_only')}, not of {now['train_only']}: take only the weights with --model_name_or_path "
-            f"{checkpoint}"
-        )
+    held = {"optim": flags.get("optim", now["optim"])}  # earlier runs had neither of the others
+    held |= {name: flags.get(name) for name in ("lora_rank", "train_only")}
+    for name, before in held.items():
+        if flags and before != now.get(name):
+            raise ValueError(f"--resume_from_checkpoint {checkpoint}: it holds the state of --{name} {before}, which "
+                             f"--{name} {now.get(name)} cannot take up")  # fmt: skip
     for name, described in (("train", "training data"), ("tokenizer", "a tokenizer")):
         if name in saved and name in fingerprints and saved[name] != fingerprints[name]:
             raise ValueError(

@@ -11,6 +11,7 @@ from common.command_line import exit_on_user_error
 from common.manifests import share
 from common.processes import print_once
 from common.reports import write_json
+from modeling.low_rank import has_low_rank, load_low_rank
 from publishing.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
 from publishing.model_cards import model_card, read_run
 from tasks.task_records import TASK_RECORD
@@ -130,16 +131,22 @@ class SavingTrainer(RowOrderTrainer):
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        if self.is_fsdp_enabled:
-            load_sharded_weights(self.model, Path(resume_from_checkpoint))
-        else:
+        if not self._load_weights(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self):
-        if self.is_fsdp_enabled:
-            load_sharded_weights(self.model, Path(self.state.best_model_checkpoint))
-        else:
+        if self.is_deepspeed_enabled or not self._load_weights(self.state.best_model_checkpoint):
             super()._load_best_model()
+
+    def _load_weights(self, checkpoint: str) -> bool:
+        """Loads FSDP2's slices or LoRA's matrices; False where Trainer itself can load the checkpoint."""
+        if self.is_fsdp_enabled:
+            load_sharded_weights(self.model, Path(checkpoint))
+        elif has_low_rank(self.model):
+            load_low_rank(self.model, Path(checkpoint))
+        else:
+            return False
+        return True
 
     def restore_loss_state(self) -> None:
         """Restores the losses that the resumed run had not yet logged."""

@@ -9,6 +9,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from transformers.trainer import SCHEDULER_NAME
 
 from common.processes import is_first_process
+from modeling.low_rank import has_low_rank, low_rank_state
 
 
 def save_sharded_optimizer(trainer, folder: Path) -> None:
@@ -25,11 +26,14 @@ def load_sharded_weights(model, folder: Path) -> None:
 
     Trainer's own loading fails on T5's embedding, which has one tensor and three names.
     """
-    weights = {}
-    if is_first_process():
+    weights, expected = {}, lambda name: name not in model.all_tied_weights_keys
+    if has_low_rank(model):
+        expected = lambda name: ".lora_" in name  # noqa: E731
+        weights = low_rank_state(model, folder) if is_first_process() else {}
+    elif is_first_process():
         for path in sorted(folder.glob("model*.safetensors")):
             weights |= load_file(path)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-    missing = set(set_model_state_dict(model, weights, options=options).missing_keys) - {*model.all_tied_weights_keys}
+    missing = set(filter(expected, set_model_state_dict(model, weights, options=options).missing_keys))
     if missing:
         raise RuntimeError(f"{folder}: the weights lack {len(missing)} tensors: {sorted(missing)[:5]}")

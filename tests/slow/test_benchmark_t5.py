@@ -419,7 +419,7 @@ class FlagsTest(BenchmarkTest):
         (["plan", "--optim", "sgd"], "--optim sgd: must be one of adamw_torch, "),
         (["plan", "--nodes", "0"], "--nodes 0: must be at least 1"),
         (["plan", "--mfu", "1.5"], r"--mfu 1\.5: must lie between 0 and 1"),
-        (["plan", "--model", "t6"], "--model t6: no such shape"),
+        (["plan", "--model", "t6"], "--model t6: neither a shape"),
     )
     def test_refused_with_one_line(self, argv, message):
         with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as stopped:

@@ -365,7 +365,7 @@ class TrainerTest(TestCase):
         self.assertLen(lines, 4)  # two logs, an evaluation and the end
         self.assertIn("training: 100%", bars.getvalue())
         self.assertIn("evaluation: ", bars.getvalue())
-        self.assertRegex(bars.getvalue(), r"2/2 .*left=0\.0 s loss=\d\.\d+ lr=0\.005 eval_loss=\d")
+        self.assertRegex(bars.getvalue(), r"2/2, left=0\.0 s loss=\d\.\d+ lr=0\.005 eval_loss=\d")
 
 
 class ProgressTest(TestCase):
@@ -591,10 +591,10 @@ class PlotRunsTest(TestCase):
         with mock.patch.object(plot_runs, "draw_curves", wraps=draw_curves) as draw:
             code, out, _ = self.call(run, "--metric", "accuracy,loss,seconds,eval_accuracy")
         self.assertEqual(code, 0)
-        self.assertEqual(draw.call_args.kwargs["metrics"], ["eval_accuracy", "loss", "seconds"])
-        self.assertRegex(out.splitlines()[0], "eval loss +accuracy +loss +seconds +time")
+        self.assertEqual(draw.call_args.kwargs["metrics"], ["eval_accuracy", "seconds"])
+        self.assertRegex(out.splitlines()[0], "eval loss +accuracy +seconds +time")
         figure = draw_curves({"a": LINES}, self.folder / "b.png", metrics=["eval_accuracy", "seconds", "loss", "none"])
-        self.assertEqual([panel.get_title("left") for panel in figure.axes], ["loss", "accuracy", "seconds", "loss"])
+        self.assertEqual([panel.get_title("left") for panel in figure.axes], ["loss", "accuracy", "seconds"])
         self.assertEqual([*figure.axes[1].lines[0].get_ydata()], curve(LINES, "step", "eval_accuracy")[1])
 
     def test_folder_with_an_equals_sign(self):

@@ -240,6 +240,36 @@ class RunTest(parameterized.TestCase):
                   for name in ("whole", "resumed")]  # fmt: skip
         self.assertEqual(logged[0], logged[1])
 
+    def test_span_corruption_mixed_in_is_resumed_to_the_same_bits(self):
+        text = "\n".join(" ".join(f"abcd {n} deep_red efgh" for n in range(m, m + 9)) for m in range(300))
+        (self.folder / "text.txt").write_text(text)
+        flags = ["--span_corruption_file", f"{self.folder}/text.txt", "--span_corruption_share", "0.25"]
+        flags += ["--load_best_model_at_end", "false", "--save_total_limit", "20"]
+        without = ("--mixing", "--num_train_epochs")
+
+        def argv(*more: str) -> list[str]:
+            words = self.flags("corrupted", *flags, "--num_train_epochs", "2", *more, tasks="colour")
+            for flag in without:
+                del words[words.index(flag) : words.index(flag) + 2]
+            return words
+
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            whole = fine_tune_t5.main(argv())
+        self.assertIn("80 rows an epoch: colour 60 of 60 (75.0 %), span_corruption 20 of ", printed.getvalue())
+        self.assertNotIn("eval_span_corruption_loss", whole)
+        weights = (self.folder / "corrupted/model.safetensors").read_bytes()
+        shutil.rmtree(self.folder / "corrupted/checkpoint-10")
+        with contextlib.redirect_stdout(io.StringIO()):
+            again = fine_tune_t5.main(argv("--resume_from_checkpoint"))  # from step 8 of 10, within the second epoch
+        self.assertEqual((self.folder / "corrupted/model.safetensors").read_bytes(), weights)
+        self.assertEqual(self.without_times(again), self.without_times(whole))
+        evaluated = ["--model_name_or_path", f"{self.folder}/corrupted", "--use_cpu", "true", "--report_to", "none"]
+        with contextlib.redirect_stdout(io.StringIO()):
+            alone = evaluate_t5.main([*evaluated, "--data_cache_dir", f"{self.folder}/cache"])
+        self.assertAlmostEqual(alone["eval_near_accuracy"], whole["eval_near_accuracy"])
+        self.fails(argv("--resume_from_checkpoint", "--train_sampling_strategy", "sequential"), "in random order")
+
     def test_another_mixture_is_not_resumed(self):
         shutil.copytree(self.folder / "whole", self.folder / "other")
         flags = self.flags("other", "--resume_from_checkpoint")

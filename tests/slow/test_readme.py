@@ -60,7 +60,7 @@ class ReadmeTest(parameterized.TestCase):
                 rf"(?m)^{words[0]}==",
             )
             return
-        if words[0] in ("conda", "wandb"):
+        if words[0] in ("conda", "wandb", "pip"):
             self.assertTrue((ROOT / words[-1]).is_file(), words[-1])
             return
         if "sbatch" in words:
@@ -98,6 +98,9 @@ class ReadmeTest(parameterized.TestCase):
             self.assertNotEmpty(report_glue.parse_flags(argv)[0].tasks)
         elif script == "plot_runs.py":
             self.assertTrue(plot_runs.parse(argv).runs)
+        elif script == "create_tokenizer.py":
+            with mock.patch.object(create_tokenizer, "check_folder"):
+                create_tokenizer.check_tokenizer(parse_arguments([create_tokenizer.TokenizerArguments], argv)[0])
         elif script in DATACLASSES:
             self.assertLen(parse_arguments(DATACLASSES[script], argv), len(DATACLASSES[script]))
         else:

@@ -758,10 +758,10 @@ class ReportTest(SweepTest):
 
     def test_table_pictures_page_and_best_command(self):
         changes = dict(method="random", parameters=self.PARAMETERS, name="<b> & co")
-        _, printed = self.run_sweep("--count", 6, pictures=True, **changes)
+        _, printed = self.run_sweep("--count", 10, pictures=True, **changes)  # as many as importance asks for
         best = max(self.trials(), key=lambda trial: trial.value)
         rows = [line.split() for line in printed.splitlines() if re.match(r"\d +finished +0\.", line)]
-        self.assertLen(rows, 6)
+        self.assertLen(rows, 10)
         for trial, (number, _, x, kind, value, *_, run) in zip(self.trials(), rows, strict=True):
             values = trial.user_attrs["values"]
             self.assertEqual([number, x, kind], [str(trial.number), f"{values['x']:.4g}", values["kind"]])
@@ -773,9 +773,12 @@ class ReportTest(SweepTest):
             self.assertGreater(imread(self.out / name).std(), 0.01)
         page = (self.out / "report.html").read_text()
         self.assertEqual(page.count('src="data:image/png;base64,'), 3)
-        self.assertEqual(re.findall(r'(?:src|href)="(?!data:)|https?://|<script|<link|url\(', page), [])
+        self.assertEqual(re.findall(r'(?:src|href)="(?!data:)|https?://|<link|url\(', page), [])
         self.assertIn("<h1>sweep &lt;b&gt; &amp; co</h1>", page)
-        self.assertEqual(page.count("<tr>"), 7)
+        self.assertEqual(page.count("<tr"), 11)
+        cells = [re.findall(r"<td>(.*?)</td>", row) for row in page.split("<tbody>")[1].split("</tr>")[:-1]]
+        self.assertEqual([row[-3] for row in cells], sorted((row[-3] for row in cells), key=float, reverse=True))
+        self.assertEqual(re.findall(r'<tr class="best"><td>(\d+)', page), [str(best.number)])
         # the best command, as it stands there, trains the best trial again
         command = printed.split("to train it again:\n")[1].splitlines()[0]
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -787,7 +790,7 @@ class ReportTest(SweepTest):
         _, again = self.run_sweep("--report_only", pictures=True, **changes)
         self.assertEqual(again.strip(), printed[printed.index("\ntrial  state") :].strip())
         self.assertTrue(all((self.out / name).is_file() for name in self.PICTURES))
-        self.assertLen(self.calls(), 7)
+        self.assertLen(self.calls(), 11)
 
     def test_best_command_where_the_file_names_the_folder(self):
         command = ["${env}", "sh", "-c", 'exec python train.py "$@" --output_dir "out/$WANDB_RUN_ID"', "sh", "${args}"]

@@ -448,22 +448,29 @@ class HelpTest(TestCase):
         listed = {
             word.removeprefix("--") for line in text.splitlines() for word in line.split()[:1] if word.startswith("--")
         }
-        self.assertEmpty(self.own_flags(classes) - listed)
+        hidden = set(T5TrainingArguments._without_effect.split())
+        self.assertEmpty(self.own_flags(classes) - listed - hidden)
+        self.assertEmpty(listed & hidden)
         usual = {name for names in T5TrainingArguments._usual_flags.values() for name in names.split()}
         self.assertEmpty(usual - listed, "a usual flag that transformers has no more")
         self.assertEmpty({name for name, told in T5TrainingArguments._inherited.items() if "help" in told} - usual)
         for title in T5TrainingArguments._usual_flags:
             self.assertIn(f"\n\n{title}:\n  --", text)
         self.assertNotIn("%%", text)
-        self.assertLessEqual(len(text.splitlines()), 100 if classes is PRE_TRAINING else 120)
+        self.assertLessEqual(len(text.splitlines()), 110 if classes is PRE_TRAINING else 130)
         self.assertNotIn("==SUPPRESS==", text)
         self.assertIn("Not set: wandb, if installed.", text)
         self.assertIn("out/" + ("pre" if classes is PRE_TRAINING else "fine"), text)
 
     def test_help_all_has_every_flag(self):
         text = self.help("--help_all", PRE_TRAINING)
-        for f in [f for c in PRE_TRAINING for f in dataclasses.fields(c) if f.init]:
-            self.assertIn(f"--{f.name}", text)
+        every = {f.name for c in PRE_TRAINING for f in dataclasses.fields(c) if f.init}
+        hidden = set(T5TrainingArguments._without_effect.split())
+        self.assertEmpty(hidden - every, "names that transformers has no more")
+        for name in every - hidden:
+            self.assertIn(f"--{name}", text)
+        for name in hidden:
+            self.assertNotRegex(text, rf"--{name}\b(?!_)")
         self.assertGreater(len(text.splitlines()), 2 * len(self.help("-h", PRE_TRAINING).splitlines()))
 
     def test_every_flag_of_ours_is_explained(self):
@@ -532,7 +539,7 @@ class EveryFlagIsUsedTest(absltest.TestCase):
         defined["T5TrainingArguments"] = OWN_TRAINING_FIELDS
         self.assertNotEmpty(OWN_TRAINING_FIELDS)
         unread = {f"{name}.{field}" for name, fields in defined.items() for field in fields - read}
-        self.assertEmpty(unread)
+        self.assertEmpty(unread - {"TaskArguments.task"})  # which becomes two others as it is parsed
 
     def names_read(self, function: ast.FunctionDef) -> set[str]:
         names, by_name = set(), False

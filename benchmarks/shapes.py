@@ -1,0 +1,49 @@
+"""The built-in shapes and the memory that each takes on one GPU, as the table of docs/choosing_a_model.md.
+
+    python -m benchmarks.shapes
+
+Answering: bfloat16 weights. Training: float32 weights, gradients and AdamW's moments, and the activations of 8
+sequences of 512 tokens in, 114 out, in bfloat16, recomputed in the backward pass (--activation_checkpointing). With
+LoRA only its matrices, of rank 16, have gradients and moments.
+"""
+
+import math
+
+from benchmarks.material import benchmark_config, parameter_shapes
+from common.reports import human_bytes, human_count
+from constants import MODEL_SHAPES
+from runs import memory
+
+RANK, BATCH, SOURCE, TARGET = 16, 8, 512, 114
+
+
+def low_rank_parameters(config) -> int:
+    """Weights of LoRA's matrices beside all linear layers but the head."""
+    inner = config.num_heads * config.d_kv
+    attention = 4 * RANK * (config.d_model + inner)
+    feed_forward = (3 if config.is_gated_act else 2) * RANK * (config.d_model + config.d_ff)
+    encoder, decoder = attention + feed_forward, 2 * attention + feed_forward
+    return config.num_layers * encoder + config.num_decoder_layers * decoder
+
+
+def row(name: str) -> list[str]:
+    """A shape, its weights, and the bytes of answering, of LoRA and of training all weights."""
+    config = benchmark_config(name)
+    shapes = parameter_shapes(config)
+    weights, small = sum(map(math.prod, shapes)), low_rank_parameters(config)
+    states = memory.state_bytes("ddp", config, shapes, "adamw_torch", processes=1)
+    kept = memory.activation_bytes(config, BATCH, SOURCE, TARGET, "sdpa", checkpointing=True).total
+    whole = states.weights + states.gradients + states.optimizer + kept
+    sizes = 2 * weights, 4 * weights + 16 * small + kept, whole
+    return [f"`{name}`", human_count(weights), *(human_bytes(size) for size in sizes)]
+
+
+def table() -> str:
+    """The table in markdown."""
+    head = ["`--config_name`", "weights", "answering", f"LoRA, rank {RANK}", "training all"]
+    rows = [head, ["---", *["---:"] * (len(head) - 1)], *map(row, MODEL_SHAPES)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,121 @@
+"""LoRA: two small matrices trained beside each frozen one, through peft; saved as peft's folders, merged when loaded.
+
+    add_low_rank(model, 16, base)     W x -> W x + 2 B A x in all linear layers but the head; A and B are trained
+    load_low_rank(model, folder)      A and B of a checkpoint into the same model
+    merged(model, folder)             W + 2 B A in the place of W: an ordinary model
+
+(Hu et al. 2021, arXiv 2106.09685.) A folder holds adapter_model.safetensors and adapter_config.json, which names the
+checkpoint that the matrices belong to, as peft itself writes and reads them.
+"""
+
+import copy
+import json
+import math
+import warnings
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from common.reports import read_json
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."  # of a tensor's name in peft's files
+
+
+def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
+    """Freezes the model and puts matrices A [rank, in] and B [out, rank], which begins at 0, beside its layers'.
+
+    base: the checkpoint whose weights these are. The model then saves A, B and its configuration alone.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    model.base_checksum = checksum(model)
+    linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    layers = sorted({name.rpartition(".")[2] for name in linears} - {"lm_head"})
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, task_type="SEQ_2_SEQ_LM")
+    config.base_model_name_or_path = base
+    inject_adapter_in_model(config, model)
+    model.save_pretrained = partial(_save, model)
+
+
+def has_low_rank(model: torch.nn.Module) -> bool:
+    """Whether `add_low_rank` was called."""
+    return hasattr(model, "peft_config")
+
+
+def _save(model, folder, state_dict: dict | None = None, is_main_process: bool = True, **_) -> None:
+    """What the model's `save_pretrained` does. state_dict: the whole model's, where it is sharded."""
+    if not is_main_process:
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    state = model.state_dict() if state_dict is None else state_dict
+    tensors = {_in_file(name): t.detach().cpu().contiguous() for name, t in state.items() if ".lora_" in name}
+    save_file(tensors, Path(folder) / WEIGHTS, metadata={"format": "pt"})
+    config = copy.deepcopy(model.config)
+    config.base_checksum = model.base_checksum
+    for part in (model.peft_config["default"], config, model.generation_config):
+        part.save_pretrained(folder)
+
+
+def checksum(model: torch.nn.Module) -> float:
+    """A number that tells a checkpoint's weights from others: of a part of every tensor."""
+    return sum(float(p.detach().flatten()[:64].double().abs().sum()) for p in model.parameters())
+
+
+def _check_base(found: float, folder: str | Path) -> None:
+    """ValueError if a folder's matrices were trained beside other weights than those of this checksum."""
+    expected = read_json(Path(folder) / "config.json").get("base_checksum", found)
+    if not math.isclose(found, expected, rel_tol=1e-5):
+        raise ValueError(f"{folder}: its LoRA matrices were trained beside other weights than those there now")
+
+
+def _in_file(name: str) -> str:
+    """A tensor's name in peft's files, in which adapters have no name of their own."""
+    return _PREFIX + name.replace(".default.", ".")
+
+
+def low_rank_state(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
+    """{name in the model: tensor} of a checkpoint's matrices. ValueError if they are not those of the model."""
+    _check_base(model.base_checksum, folder)
+    state = load_file(folder / WEIGHTS)
+    names = {_in_file(name): name for name in model.state_dict() if ".lora_" in name}
+    if state.keys() != names.keys():
+        raise ValueError(f"{folder}: its {len(state)} LoRA matrices are not the {len(names)} of this model")
+    return {names[name]: tensor for name, tensor in state.items()}
+
+
+def load_low_rank(model: torch.nn.Module, folder: Path) -> None:
+    """Gives the model the matrices of a checkpoint. ValueError or RuntimeError if they do not fit."""
+    model.load_state_dict(low_rank_state(model, folder), strict=False)
+
+
+# ---------------------------------------------------------------- a folder of matrices
+def base_of(name_or_path: str | Path) -> str | None:
+    """The checkpoint that a folder's matrices belong to; None where the folder holds none. ValueError for adapters that
+    are no LoRA, or that name no checkpoint."""
+    path = Path(name_or_path) / CONFIG
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        raise ValueError(f"--model_name_or_path {name_or_path}: its {CONFIG} cannot be read") from None
+    if kind != "LORA" or not base or not (Path(name_or_path) / WEIGHTS).is_file():
+        raise ValueError(f"--model_name_or_path {name_or_path}: holds an adapter ({kind} of {base}); only LoRA in "
+                         f"{WEIGHTS}, of a checkpoint that {CONFIG} names, can be merged")  # fmt: skip
+    return base
+
+
+def merged(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
+    """The model with a folder's matrices added to its own."""
+    from peft import PeftModel
+
+    _check_base(checksum(model), folder)
+    model.config.__dict__.pop("base_checksum", None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft's affair
+        return PeftModel.from_pretrained(model, str(folder), torch_device="cpu").merge_and_unload()

@@ -1,0 +1,154 @@
+"""LoRA from end to end: trained, resumed to the same bits, evaluated, answered, exported, and in pre-training."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from absl.testing import parameterized
+from helpers import run_main, sentences, write_tiny_model
+from safetensors.torch import load_file
+from warm_python import warm_python
+
+import evaluate_t5
+import export_checkpoint
+import fine_tune_t5
+import pre_train_t5
+import predict_t5
+from constants import OPTIMIZERS
+
+ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
+ROWS = [{"text": f"the {color} {thing} number {n}", "kind": thing} for n in range(8) for color in ("red", "old")
+        for thing in ("tree", "moon")]  # fmt: skip
+TIMES = ("_runtime", "_per_second", "_preparation_time")
+
+
+def reported(results: dict) -> dict:
+    return {n: value for n, value in results.items() if n.startswith("eval_") and not n.endswith(TIMES)}
+
+
+class LowRankScriptsTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        text = [*(row["text"] for row in ROWS), "kind:", *sentences(200)]
+        (cls.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        (cls.folder / "text.txt").write_text("\n".join(sentences(300)))
+        write_tiny_model(cls.folder / "base", text, 300)
+        cls.results, cls.printed = cls.fine_tune("whole")
+
+    @classmethod
+    def argv(cls, name: str, steps: int = 8, rank: int = 4, batch: int = 4) -> list[str]:
+        argv = f"--model_name_or_path {cls.folder}/base --lora_rank {rank} --train_file {cls.folder}/rows.jsonl "
+        argv += "--source_column text --target_column kind --target_type class --validation_split_percentage 20 "
+        argv += f"--max_steps {steps} --per_device_train_batch_size {batch} --eval_strategy steps --eval_steps 4 "
+        argv += f"--save_strategy steps --save_steps 4 --save_total_limit 9 --output_dir {cls.folder}/{name} "
+        argv += f"--data_cache_dir {cls.folder}/cache --report_to none --use_cpu true --disable_tqdm true"
+        return argv.split()
+
+    @classmethod
+    def fine_tune(cls, name: str, *flags: str, steps: int = 8, rank: int = 4, code=None) -> tuple[dict, str]:
+        results, printed, errors = run_main(fine_tune_t5.main, *cls.argv(name, steps, rank), *flags, code=code)
+        return results, printed + errors
+
+    def test_what_is_trained_and_written(self):
+        self.assertRegex(self.printed, r"model .* parameters .*, dropout 0.1, of which [\d.]+K are trained")
+        self.assertRegex(
+            self.printed, r"optimizer +adamw_torch, peak 0.001 \(the default of fine-tuning a checkpoint with"
+        )
+        names = {path.name for path in (self.folder / "whole").iterdir()}
+        self.assertContainsSubset({"adapter_model.safetensors", "adapter_config.json", "config.json", "task.json",
+                                   "tokenizer.json"}, names)  # fmt: skip
+        self.assertEmpty([*(self.folder / "whole").rglob("model.safetensors")])
+        saved = load_file(self.folder / "whole/adapter_model.safetensors")
+        self.assertTrue(any(t.abs().sum() > 0 for name, t in saved.items() if "lora_B" in name))
+
+    def test_resumed_to_the_same_bits(self):
+        shutil.copytree(self.folder / "whole", self.folder / "resumed")
+        shutil.rmtree(self.folder / "resumed/checkpoint-8")
+        weights = self.folder / "resumed/adapter_model.safetensors"
+        wanted = weights.read_bytes()
+        weights.unlink()
+        results, _ = self.fine_tune("resumed", "--resume_from_checkpoint")
+        self.assertEqual(weights.read_bytes(), wanted)
+        self.assertEqual(reported(results), reported(self.results))
+        errors = self.fine_tune("resumed", "--resume_from_checkpoint", rank=8, code=2)[1]
+        self.assertRegex(errors, "it holds the state of --lora_rank 4, which --lora_rank 8 cannot take up")
+
+    def test_evaluated_answered_and_exported(self):
+        model, common = ["--model_name_or_path", self.folder / "whole"], ["--use_cpu", "true"]
+        cache = ["--data_cache_dir", self.folder / "cache", "--report_to", "none", "--disable_tqdm", "true"]
+        found, _, _ = run_main(evaluate_t5.main, *model, *common, *cache, "--output_dir", self.folder / "eval")
+        for name, value in reported(self.results).items():
+            self.assertAlmostEqual(found[name], value, places=4, msg=name)
+        formats = ["--formats", "encoder", "--output_dir", self.folder / "export"]
+        _, printed, _ = run_main(export_checkpoint.main, *model, *formats)
+        self.assertIn("8 of 8 texts with PyTorch's tokens", printed)
+        names = {path.name for path in (self.folder / "export").iterdir()}
+        self.assertContainsSubset({"model.safetensors", "encoder", "task.json"}, names)
+        self.assertNotIn("adapter_model.safetensors", names)
+        card = (self.folder / "export/README.md").read_text()
+        self.assertIn("pipeline_tag: text-classification", card)
+        self.assertIn("type: text-classification", card)
+        self.assertNotIn("text2text", card)
+        answers = []
+        for name in ("whole", "export"):
+            output = self.folder / f"{name}.jsonl"
+            run_main(predict_t5.main, "--model_name_or_path", self.folder / name, *common, "--input_file",
+                     self.folder / "rows.jsonl", "--output_file", output)  # fmt: skip
+            answers.append(output.read_text())
+        self.assertEqual(answers[0], answers[1])
+
+    @parameterized.parameters(*OPTIMIZERS)
+    def test_every_optimizer(self, optim):
+        more = ["--activation_checkpointing", "true"] if optim == "muon" else []
+        results, _ = self.fine_tune(optim, "--optim", optim, *more, steps=4)
+        self.assertGreater(results["eval_loss"], 0)
+
+    def test_two_ranks_under_fsdp2(self):
+        """The matrices of one process, also resumed."""
+        self.fine_tune("alone", "--dropout_rate", "0")
+        wanted = load_file(self.folder / "alone/adapter_model.safetensors")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        launch = [warm_python(), BIN / "torchrun", "--nproc_per_node", "2", "--master_port", port]
+        launch += [ROOT / "tests/support/fsdp2_on_cpu.py", "fine_tune", "--fsdp", "--dropout_rate", "0"]
+        for steps, more in ((4, []), (8, ["--resume_from_checkpoint"])):
+            argv = self.argv("fsdp2", steps=steps, batch=2)
+            done = subprocess.run([*map(str, launch), *argv, *more], capture_output=True, text=True, timeout=300,
+                                  env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+            self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+            self.assertRegex(done.stdout, "sharding +FSDP2 over 2 processes")
+        found = load_file(self.folder / "fsdp2/adapter_model.safetensors")
+        self.assertEqual(found.keys(), wanted.keys())
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+
+    def test_pre_training(self):
+        argv = (
+            f"--model_name_or_path {self.folder}/base --lora_rank 4 --train_file {self.folder}/text.txt --max_steps 4 "
+        )
+        argv += "--input_seq_length 32 --per_device_train_batch_size 4 --gradient_accumulation_steps 1 --eval_steps 2 "
+        argv += (
+            f"--save_steps 2 --warmup_steps 1 --max_eval_samples 8 --output_dir {self.folder}/text --report_to none "
+        )
+        argv += f"--data_cache_dir {self.folder}/cache --disable_tqdm true --use_cpu true --num_samples 1"
+        argv = argv.split()
+        results, printed, _ = run_main(pre_train_t5.main, *argv)
+        self.assertIn("continued pre-training with LoRA", printed)
+        weights = self.folder / "text/adapter_model.safetensors"
+        wanted = weights.read_bytes()
+        shutil.rmtree(self.folder / "text/checkpoint-4")
+        again, _, _ = run_main(pre_train_t5.main, *argv, "--resume_from_checkpoint")
+        self.assertEqual(weights.read_bytes(), wanted)
+        self.assertEqual(reported(again), reported(results))
+        refused = {"--objective": "ul2"}
+        _, _, errors = run_main(pre_train_t5.main, *argv, "--overwrite_output_dir", *sum(refused.items(), ()), code=2)
+        self.assertRegex(errors, "--lora_rank 4: new tokens|--objective needs")

@@ -1,0 +1,88 @@
+"""Span corruption in a mixture with tasks: its rows are those of pre-training, and its share is the one asked for."""
+
+import contextlib
+from types import SimpleNamespace
+
+import datasets
+import numpy as np
+from absl.testing import parameterized
+from helpers import sentences
+
+from arguments.task import TaskArguments, check_tasks
+from corpora.examples import ChunkDataset
+from corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
+from data_collator_t5 import T5DataCollator
+from tasks.corrupted_text import CorruptedText
+from tasks.mixtures import Mixture
+from tasks.tasks import Task, Tasks
+
+TEXT = sentences(400)
+
+
+class CorruptedTextTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        (self.folder / "text.txt").write_text("\n".join(TEXT))
+        train_tokenizer(TEXT, self.folder / "tokenizer", 300)
+        self.tokenizer = load_tokenizer(str(self.folder / "tokenizer"))
+
+    def flags(self, **flags) -> TaskArguments:
+        places = dict(span_corruption_file=[str(self.folder / "text.txt")], data_cache_dir=str(self.folder / "cache"))
+        return TaskArguments(**places | flags)
+
+    def rows(self, seed: int = 0) -> CorruptedText:
+        return CorruptedText(self.flags(), self.tokenizer, 32, seed)
+
+    def test_rows_are_those_of_pre_training(self):
+        rows, collator = self.rows(seed=3), T5DataCollator(self.tokenizer, 32)
+        tokens = np.concatenate(plain_encoder(self.tokenizer)(["\n".join(TEXT)]))
+        self.assertTrue(np.isin(rows.chunks.chunks, tokens).all())
+        wanted = collator(ChunkDataset(rows.chunks.chunks.ravel(), collator.tokens_length, 3).__getitems__([0, 5]))
+        for row, ids, labels in zip(rows.__getitems__([0, 5]), wanted["input_ids"], wanted["labels"], strict=True):
+            self.assertEqual((row["input_ids"], row["labels"]), (ids.tolist(), labels.tolist()))
+            self.assertEqual(row["attention_mask"], [1] * 32)
+
+    def test_a_row_is_a_function_of_its_number(self):
+        rows = self.rows()
+        self.assertEqual([rows[number] for number in (7, 0, 7)], rows.__getitems__([7, 0, 7]))
+        self.assertNotEqual(rows[7]["labels"], self.rows(seed=1)[7]["labels"])
+        self.assertNotEqual(rows._fingerprint, self.rows(seed=1)._fingerprint)
+
+    @parameterized.parameters((0.1, 1), (0.9, 1), (0.25, 2), (None, 2))
+    def test_share(self, share, tasks):
+        files = {split: str(self.folder / f"{split}.jsonl") for split in ("train", "validation")}
+        parts = {name: datasets.Dataset.from_dict({"input_ids": [[5]] * 60, "labels": [[6]] * 60,
+                                                   "attention_mask": [[1]] * 60}) for name in "ab"[:tasks]}  # fmt: skip
+        entry = dict(inputs={"": "a"}, target="b", target_type="text", metrics=["bleu"], files=files,
+                     max_source_length=32, max_target_length=8)  # fmt: skip
+        args = self.flags(span_corruption_share=share, max_source_length=32)
+        made = Tasks([Task(name, entry, args) for name in parts])
+        for task in made:
+            task.data["train"] = parts[task.name]
+        made.tokenizer, made.batch = self.tokenizer, 8
+        training = SimpleNamespace(seed=0, main_process_first=lambda **_: contextlib.nullcontext())
+        mixture = made._training_data(training)
+        self.assertIsInstance(mixture, Mixture)
+        rows = round(60 * tasks / (1 - (share or 0.1)))
+        self.assertEqual(mixture.counts["span_corruption"], rows - 60 * tasks)
+        numbers = list(mixture.sampler(0))
+        drawn = mixture.__getitems__(numbers)
+        self.assertLen(drawn, rows)
+        self.assertEqual(sum(len(row["input_ids"]) == 32 for row in drawn), rows - 60 * tasks)
+        self.assertEqual([mixture[number] for number in numbers[:9]], drawn[:9])
+        made.train = mixture
+        self.assertEqual(made.steps_per_epoch, -(-rows // 8))
+
+    @parameterized.parameters(
+        (dict(span_corruption_file=None, span_corruption_share=0.2), "--span_corruption_share 0.2: is of the text in"),
+        (dict(span_corruption_file=["nowhere.txt"]), "--span_corruption_file nowhere.txt"),
+        (dict(streaming=True), "--streaming True: goes without --span_corruption_file"),
+    )
+    def test_refused(self, flags, message):
+        with self.assertRaisesRegex(ValueError, message):
+            check_tasks(self.flags(**flags))
+
+    def test_too_little_text(self):
+        (self.folder / "short.txt").write_text(TEXT[0])
+        with self.assertRaisesRegex(ValueError, "short.txt: its [0-9]+ tokens give no row of"):
+            CorruptedText(self.flags(span_corruption_file=[str(self.folder / "short.txt")]), self.tokenizer, 512, 0)

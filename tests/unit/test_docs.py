@@ -1,0 +1,50 @@
+"""Pages of docs/ that repeat what the code says: tables that a command writes, and messages that scripts print."""
+
+import re
+from pathlib import Path
+
+from absl.testing import parameterized
+
+import constants
+from benchmarks import shapes
+from benchmarks.material import benchmark_config, full_name, parameter_shapes
+from constants import MODEL_SHAPES
+
+ROOT = Path(constants.__file__).parent
+SOURCES = "\n".join(
+    path.read_text(encoding="utf-8") for path in ROOT.glob("**/*.py") if not {"tests", ".venv"} & set(path.parts)
+)
+
+
+class DocsTest(parameterized.TestCase):
+    def test_the_table_of_shapes_is_the_command_s(self):
+        page = (ROOT / "docs/choosing_a_model.md").read_text(encoding="utf-8")
+        self.assertIn(shapes.table(), page, "python -m benchmarks.shapes prints the table as it is now")
+
+    @parameterized.parameters(*MODEL_SHAPES)
+    def test_lora_s_weights_are_those_that_it_adds(self, name):
+        config = benchmark_config(name)
+        inside = [shape for shape in parameter_shapes(config) if len(shape) == 2 and min(shape) > config.num_heads]
+        added = sum(shapes.RANK * sum(shape) for shape in inside if config.vocab_size not in shape)
+        self.assertEqual(shapes.low_rank_parameters(config), added)
+
+    def test_a_folder_is_a_shape_too(self):
+        benchmark_config("tiny").save_pretrained(self.folder)
+        self.assertEqual(full_name(str(self.folder)), str(self.folder))
+        self.assertEqual(benchmark_config(str(self.folder)).d_model, 128)
+        self.assertEqual(full_name("xxl"), "t5-v1_1-xxl")
+        with self.assertRaisesRegex(ValueError, "--model huge: neither a shape .*xl, xxl. nor a folder"):
+            full_name("huge")
+
+    def test_messages_of_troubleshooting_are_ours(self):
+        page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+        parts = re.findall(r"(?m)^\| `([^`]+)` \|", page)
+        self.assertGreater(len(parts), 12)
+        known = re.sub(r'"\s*\n\s*f?"', "", SOURCES)  # texts over several lines
+        for part in parts:
+            self.assertIn(part, known)
+
+    def test_extras_of_install_are_those_there_are(self):
+        page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+        there = {path.name for path in (ROOT / "requirements").glob("*.txt")}
+        self.assertEqual(set(re.findall(r"`requirements/(\w+\.txt)`", page)) | {"all.txt"}, there)

@@ -1,0 +1,67 @@
+"""The encoder alone: transformers' class for it and sentence-transformers load what is written."""
+
+import importlib.util
+import json
+
+import torch
+from absl.testing import parameterized
+from helpers import SHAPE, sentences, write_tiny_model
+from transformers import AutoModelForTextEncoding, MT5Config, UMT5Config
+
+from corpora.tokenizers import load_tokenizer
+from model_t5 import create_model, load_model
+from publishing.exports import compare_encoder, encode, write_format
+
+TEXTS = sentences(4, seed=1)
+
+
+class EncoderTest(parameterized.TestCase):
+    def model_and_tokenizer(self, config=None):
+        write_tiny_model(self.folder / "model", sentences(300), 300)
+        tokenizer = load_tokenizer(str(self.folder / "model"))
+        if config is None:
+            return load_model(str(self.folder / "model")).eval(), tokenizer
+        return create_model(config(vocab_size=320, **SHAPE, decoder_start_token_id=0)).eval(), tokenizer
+
+    @parameterized.parameters(
+        (None, "T5EncoderModel"), (MT5Config, "MT5EncoderModel"), (UMT5Config, "UMT5EncoderModel")
+    )
+    def test_transformers_loads_it(self, config, name):
+        model, tokenizer = self.model_and_tokenizer(config)
+        sources = encode(tokenizer, TEXTS)
+        found = write_format("encoder", model, tokenizer, self.folder / "encoder", sources, None)
+        self.assertEqual(found["texts"], 4)
+        self.assertLess(found["largest_difference"], 1e-5)
+        encoder = AutoModelForTextEncoding.from_pretrained(self.folder / "encoder").eval()
+        self.assertEqual(type(encoder).__name__, name)
+        batch = load_tokenizer(str(self.folder / "encoder"))(TEXTS[0], return_tensors="pt")
+        with torch.no_grad():
+            wanted = model.encoder(**batch).last_hidden_state
+            torch.testing.assert_close(encoder(**batch).last_hidden_state, wanted)
+        self.assertEqual(model.encoder.embed_tokens.weight.device.type, "cpu")  # the model itself stays as it was
+        self.assertTrue(torch.isfinite(model(**batch, decoder_input_ids=batch["input_ids"]).logits).all())
+
+    def test_sentence_transformers_loads_it(self):
+        model, tokenizer = self.model_and_tokenizer()
+        folder = self.folder / "sentence_transformers"
+        found = write_format("sentence_transformers", model, tokenizer, folder, encode(tokenizer, TEXTS), None)
+        kinds = [module["type"].rpartition(".")[2] for module in json.loads((folder / "modules.json").read_text())]
+        self.assertEqual(kinds, ["Transformer", "Pooling"])
+        self.assertTrue(json.loads((folder / "1_Pooling/config.json").read_text())["pooling_mode_mean_tokens"])
+        there = importlib.util.find_spec("sentence_transformers") is not None
+        self.assertEqual(found["loaded_by"], ["transformers", *["sentence-transformers"] * there])
+        self.assertLess(found["largest_difference"], 1e-5)
+        if there:
+            from sentence_transformers import SentenceTransformer
+
+            embeddings = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+            self.assertEqual(embeddings.shape, (4, SHAPE["d_model"]))
+
+    def test_another_encoder_is_not_kept(self):
+        model, tokenizer = self.model_and_tokenizer()
+        sources = encode(tokenizer, TEXTS)
+        write_format("encoder", model, tokenizer, self.folder / "encoder", sources, None)
+        with torch.no_grad():
+            model.encoder.final_layer_norm.weight.add_(0.5)
+        with self.assertRaisesRegex(ValueError, "encoder: the encoder's output is up to .* off, 1e-05 are allowed"):
+            compare_encoder("encoder", model, self.folder / "encoder", sources)

@@ -1,0 +1,236 @@
+"""What a user meets first: tasks by one name, --help, what is printed on a terminal and in a file, and how soon."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import datasets
+import huggingface_hub.utils
+from absl.testing import parameterized
+from helpers import call
+
+import benchmark_t5
+import constants
+import create_tokenizer
+import evaluate_t5
+import export_checkpoint
+import fine_tune_t5
+import plot_runs
+import pre_train_t5
+import predict_t5
+import report_glue
+import sweep_t5
+from arguments.model import ModelArguments
+from arguments.task import TaskArguments, check_tasks, split_task
+from arguments.training import FineTuningArguments
+from common.command_line import parse_arguments
+from common.curves import LINES, draw_curves, save_figure
+from common.reports import WIDTH, introduction, painted, start_summary
+from constants import DATASET_VALS
+from publishing.model_cards import hub_task
+from search.report import enough_trials, robust_range
+from tasks.tasks import Task, Tasks
+
+ROOT = Path(constants.__file__).parent
+SCRIPTS = {
+    module.__name__: module
+    for module in (pre_train_t5, fine_tune_t5, evaluate_t5, predict_t5, create_tokenizer, export_checkpoint,
+                   report_glue, sweep_t5, plot_runs, benchmark_t5)
+}  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class TaskNameTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("glue/cola", ("glue", "cola")),
+        ("glue/all", ("glue", "all")),
+        ("glue/cola, glue/rte", ("glue", "cola,rte")),
+        ("glue/cola,super_glue/rte", ("glue", "cola,super_glue/rte")),
+        ("pairs", (None, "pairs")),
+        ("glue/rte,pairs", ("glue", "rte,pairs")),
+    )
+    def test_spelling(self, text, expected):
+        self.assertEqual(split_task(text), expected)
+        args = TaskArguments(task=text, train_file=["x.jsonl"] if "pairs" in text else None)
+        self.assertEqual((args.benchmark, args.dataset_name, args.task), (*expected, None))
+
+    def test_tasks_of_several_benchmarks(self):
+        args = TaskArguments(task="glue/cola,super_glue/rte,glue/rte")
+        entries = check_tasks(args)
+        self.assertEqual(list(entries), ["cola", "super_glue/rte", "rte"])
+        tasks = Tasks([Task(name, entry, args) for name, entry in entries.items()])
+        self.assertEqual([task.name for task in tasks], ["cola", "super_glue_rte", "rte"])
+        self.assertEqual([task.args.benchmark for task in tasks], ["glue", "super_glue", "glue"])
+        self.assertIs(tasks.tasks[1].entry, DATASET_VALS["super_glue"]["rte"])
+        self.assertIn("super_glue_rte_accuracy", tasks.metric_names)
+        every = check_tasks(TaskArguments(task="glue/all"))
+        self.assertLen(every, 9)
+
+    @parameterized.parameters(
+        ("cola", r"--task cola: no task of DATASET_VALS .*did you mean glue/cola\?"),
+        ("rte", "did you mean glue/rte or super_glue/rte"),
+        ("glue/colla", r"did you mean glue/cola"),
+        ("allenai/c4", "pairs of a Hub data set are named by --hub_dataset, --source_column and --target_column"),
+    )
+    def test_what_is_no_task(self, text, message):
+        with self.assertRaisesRegex(ValueError, message):
+            split_task(text)
+
+    def test_other_mistakes(self):
+        with self.assertRaisesRegex(ValueError, "--task glue/cola: names what --benchmark and --dataset_name do"):
+            TaskArguments(task="glue/cola", benchmark="glue")
+        with self.assertRaisesRegex(ValueError, "--dataset_name allenai/c4: not in DATASET_VALS; .*--hub_dataset"):
+            check_tasks(TaskArguments(benchmark="glue", dataset_name="allenai/c4"))
+        for flags in (["--dataset_name", "glue/cola"], ["--dataset_name", "cola"], ["--task", "glue/cola"]):
+            with mock.patch("corpora.hub.hub_is_reachable", return_value=False):
+                _, code, _, errors = call(pre_train_t5.main, *flags, "--output_dir", self.folder / "out")
+            self.assertEqual(code, 2)
+            self.assertIn("fine_tune_t5.py --task glue/cola" if flags[0] != "--task" else "fine_tune_t5.py", errors)
+
+    @parameterized.parameters(
+        ("task: glue/cola", ["--task", "super_glue/rte"], ("super_glue", "rte")),
+        ("task: glue/cola", ["--benchmark", "glue", "--dataset_name", "rte"], ("glue", "rte")),
+        ("benchmark: glue\ndataset_name: cola", ["--task", "super_glue/rte"], ("super_glue", "rte")),
+        ("benchmark: glue\ndataset_name: cola", ["--dataset_name", "rte"], ("glue", "rte")),
+    )
+    def test_the_command_line_overrides_a_recipe(self, recipe, flags, expected):
+        (self.folder / "r.yaml").write_text(recipe + "\n")
+        groups = [ModelArguments, TaskArguments, FineTuningArguments]
+        _, args, _ = parse_arguments(groups, [str(self.folder / "r.yaml"), *flags, "--report_to", "none"])
+        self.assertEqual((args.benchmark, args.dataset_name), expected)
+
+
+class HelpTest(parameterized.TestCase):
+    def test_introduction(self):
+        doc = "Does it.\n\n    one a \\\n        b\n    two\n    three   # why\n    four\n\nMore.\n"
+        self.assertEqual(introduction(doc), "Does it.\n\n    one a \\\n        b\n    two\n    three   # why")
+        self.assertEqual(introduction("Does it."), "Does it.")
+
+    @parameterized.parameters(*SCRIPTS)
+    def test_help_begins_with_what_it_does_and_three_examples(self, name):
+        result, code, text, _ = call(SCRIPTS[name].main, "--help")
+        self.assertIn(0, (result, code))
+        self.assertIn(SCRIPTS[name].__doc__.splitlines()[0], text)
+        before = text.split("\n\n")[:3]
+        examples = [line for line in "\n\n".join(before).splitlines() if line.startswith("    ")]
+        started = [line for line in examples if f"{name}.py" in line]
+        self.assertLen(started, 3, text[:900])
+
+    def test_flags_of_training_are_hidden_where_they_do_nothing(self):
+        text = call(evaluate_t5.main, "--help_all")[2]
+        for name in ("mixing", "span_corruption_file", "do_train", "fp16"):
+            self.assertNotRegex(text, rf"--{name}\b(?!_)")
+        self.assertIn("--do_predict", text)
+
+
+class PrintedTest(parameterized.TestCase):
+    ROWS = {"model": "small", "data": "word " * 60, "file": "/a/" + "b" * 120}
+
+    def printed(self, stream, columns: str = "200") -> str:
+        with contextlib.redirect_stdout(stream), mock.patch.dict(os.environ, {"COLUMNS": columns, "NO_COLOR": "1"}):
+            start_summary(self.ROWS, "run")
+        return stream.getvalue()
+
+    @parameterized.parameters(("200", WIDTH), ("60", 60))
+    def test_a_plan_fits_the_terminal(self, columns, width):
+        text = self.printed(Terminal(), columns)
+        for line in text.splitlines()[1:]:
+            self.assertTrue(len(line) <= width or "bbb" in line, line)
+        self.assertEqual(" ".join(text.split()[5:]).split("file")[0].strip(), "data " + " ".join(["word"] * 60))
+
+    def test_in_a_file_a_row_is_a_line(self):
+        self.assertLen(self.printed(io.StringIO()).splitlines(), 5)
+
+    def test_no_bar_in_a_file(self):
+        for library in (datasets, huggingface_hub.utils):
+            library.enable_progress_bars()
+            with contextlib.redirect_stderr(io.StringIO()):
+                parse_arguments([ModelArguments], [])
+            self.assertTrue(library.are_progress_bars_disabled())
+
+    @parameterized.parameters((Terminal, {}, True), (Terminal, {"NO_COLOR": "1"}, False), (io.StringIO, {}, False),
+                              (Terminal, {"TERM": "dumb"}, False))  # fmt: skip
+    def test_colour(self, stream, environment, expected):
+        plain = {"NO_COLOR": "", "TERM": "xterm"} | environment
+        with mock.patch.dict(os.environ, plain):
+            self.assertEqual(painted("a", "31", stream()) != "a", expected)
+
+    def test_a_benchmark_s_plan(self):
+        args = ["--model", "xxl", "--nodes", "4", "--link", "300", "--network", "12.5"]
+        result, _, text, _ = call(benchmark_t5.main, "plan", *args)
+        for line in text.splitlines()[:-1]:  # the last is JSON
+            self.assertLessEqual(len(line), 200 if "assumed" in line or "weights, on" in line else WIDTH, line)
+        self.assertIn("100 GB/s from GPU to GPU", text)
+        errors = call(benchmark_t5.main, "plan", "--link", "0")[3]
+        self.assertIn("--link 0.0: must be above 0", errors)
+
+
+class SoonTest(parameterized.TestCase):
+    def test_without_torch(self):
+        """What only reads files, and the mistakes in their flags, are answered before torch is loaded."""
+        code = (
+            "import sys, contextlib, io\nimport plot_runs, sweep_t5\n"
+            "with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):\n"
+            "    plot_runs.main(['nowhere'])\n    sweep_t5.main(['--qqq'])\n"
+            "print(sorted({'torch', 'optuna', 'datasets'} & set(sys.modules)))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.stdout.strip(), "[]", done.stderr)
+
+
+class PictureTest(parameterized.TestCase):
+    def lines(self, offset: float = 0.0) -> list[dict]:
+        lines = [{"step": n, "loss": 3 - n / 10 + offset} for n in range(1, 9)]
+        return [*lines, {"step": 8, "eval_loss": 2.0 + offset, "eval_f1": 0.5, "eval_accuracy": 0.6}]
+
+    def test_panels(self):
+        metrics = ["eval_loss", "loss", "eval_f1", "eval_accuracy", "eval_f1"]
+        metrics = list(dict.fromkeys(metrics))
+        figure = draw_curves({"a": self.lines(), "b": self.lines()}, self.folder / "x.svg", metrics=metrics)
+        titles = [panel.get_title(loc="left") for panel in figure.axes]
+        self.assertEqual(titles, ["loss", "f1", "accuracy"])  # the losses have theirs already
+        for panel in figure.axes:
+            self.assertTrue(any(label.get_visible() and label.get_text() for label in panel.get_xticklabels()))
+        coincide = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 8]
+        self.assertEqual([line.get_linestyle() for line in coincide], list(LINES[:2]))
+
+    @parameterized.parameters((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml"))
+    def test_formats(self, suffix, begins):
+        figure = draw_curves({"a": self.lines()}, self.folder / "a.png")
+        save_figure(figure, self.folder / f"b{suffix}")
+        self.assertTrue((self.folder / f"b{suffix}").read_bytes().startswith(begins))
+        _, _, _, errors = call(plot_runs.main, "nowhere", "--output", "x.jpeg")
+        self.assertIn("--output x.jpeg: a picture's name must end in .png, .pdf, .svg", errors)
+
+    def test_metrics_that_are_shown_in_any_case(self):
+        runs = [{"lines": self.lines(), "results": {}}]
+        self.assertEqual(plot_runs.choose_metrics("loss,eval_loss,f1", runs), ["eval_f1"])
+
+    def test_sweeps(self):
+        self.assertEqual(robust_range([1, 2, 3, 4, 900]), (1, 4))
+        self.assertEqual(robust_range([1.0]), (1.0, 1.0))
+        self.assertEqual([enough_trials(dict.fromkeys(range(n))) for n in (1, 5)], [10, 20])
+
+    def test_latex(self):
+        score = {"seeds": {1: 51.8, 2: 52.8}}
+        report = {"model": "out/my_model", "tasks": {"cola": {"score": score}}, "averages": {"without WNLI": score}}
+        self.assertIn(r"out/my\_model & 52.3 \(\pm\) 0.7 & 52.3 \(\pm\) 0.7 \\", report_glue.latex(report, [1, 2]))
+
+
+class CardTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (("glue", "cola"), DATASET_VALS["glue"]["cola"], "text-classification"),
+        (("summarization", "xsum"), DATASET_VALS["summarization"]["xsum"], "summarization"),
+        (("translation", "wmt16_en_ro"), DATASET_VALS["translation"]["wmt16_en_ro"], "translation"),
+        (("own", "pairs"), {}, "text-generation"), (None, {}, "text-generation"),
+    )  # fmt: skip
+    def test_tasks_that_the_hub_has(self, task, entry, expected):
+        self.assertEqual(hub_task(task, entry), expected)

@@ -1,0 +1,179 @@
+"""LoRA: what is trained and saved, that merging changes nothing, and folders that cannot be merged."""
+
+import json
+import shutil
+
+import torch
+from absl.testing import parameterized
+from helpers import SHAPE
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM
+
+from arguments.model import ModelArguments, check_model
+from arguments.training import FineTuningArguments, check_training
+from constants import LORA, OPTIMIZERS
+from model_t5 import build_config, check_model_source, count_parameters, create_model, get_model, load_model
+from modeling.low_rank import add_low_rank, load_low_rank, low_rank_state
+from training.optimizers import optimizer_class_and_kwargs
+
+IDS = torch.tensor([[5, 6, 7, 8, 1]])
+
+
+class Tokenizer:
+    """As many tokens as the models here have rows."""
+
+    def __len__(self):
+        return 64
+
+
+def logits_of(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=IDS, decoder_input_ids=IDS).logits
+
+
+class LowRankTest(parameterized.TestCase):
+    def base(self, **changes) -> str:
+        torch.manual_seed(0)
+        model = create_model(build_config("tiny", 64, SHAPE | changes))
+        model.save_pretrained(self.folder / "base")
+        return str(self.folder / "base")
+
+    def trained(self, base: str, rank: int = 4):
+        """A model whose matrices B have left 0."""
+        model = load_model(base)
+        add_low_rank(model, rank, base)
+        torch.manual_seed(1)
+        for name, tensor in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(tensor, std=0.1)
+        return model
+
+    @parameterized.parameters({}, dict(feed_forward_proj="relu", tie_word_embeddings=True))
+    def test_saved_small_and_merged_to_the_same_model(self, **changes):
+        base = self.base(**changes)
+        model, plain = self.trained(base), load_model(base)
+        wanted = logits_of(model)
+        self.assertGreater((wanted - logits_of(plain)).abs().max(), 0.01)
+        model.save_pretrained(self.folder / "lora")
+        names = {path.name for path in (self.folder / "lora").iterdir()}
+        self.assertContainsSubset({"adapter_model.safetensors", "adapter_config.json", "config.json"}, names)
+        self.assertNotIn("model.safetensors", names)
+        saved = load_file(self.folder / "lora/adapter_model.safetensors")
+        self.assertEqual(sum(t.numel() for t in saved.values()), count_parameters(model, trained_only=True))
+        again = load_model(str(self.folder / "lora"))
+        torch.testing.assert_close(logits_of(again), wanted, rtol=1e-4, atol=1e-5)
+        self.assertEqual(again.state_dict().keys(), plain.state_dict().keys())
+        by_peft = PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained(base), self.folder / "lora")
+        by_peft.base_model.model.lm_head.weight = plain.lm_head.weight  # which transformers would tie
+        torch.testing.assert_close(logits_of(by_peft), wanted, rtol=1e-4, atol=1e-5)
+
+    def test_only_the_matrices_learn(self):
+        model = self.trained(self.base())
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        self.assertTrue(all(".lora_" in name for name in trained))
+        layers = {name.split(".lora_")[0].rpartition(".")[2] for name in trained}
+        self.assertEqual(layers, {"q", "k", "v", "o", "wi_0", "wi_1", "wo"})
+        rank, width, inner = 4, SHAPE["d_model"], SHAPE["num_heads"] * SHAPE["d_kv"]
+        attentions, feed_forwards = 3 * 4 * rank * (width + inner), 2 * 3 * rank * (width + SHAPE["d_ff"])
+        self.assertEqual(count_parameters(model, trained_only=True), attentions + feed_forwards)
+        model.train()(input_ids=IDS, labels=IDS).loss.backward()
+        self.assertEqual({name for name, p in model.named_parameters() if p.grad is not None}, trained)
+
+    def test_matrices_on_matrices(self):
+        """A folder of matrices is a checkpoint like any other, also for further matrices."""
+        base = self.base()
+        self.trained(base).save_pretrained(self.folder / "one")
+        second = self.trained(str(self.folder / "one"), rank=2)
+        wanted = logits_of(second)
+        second.save_pretrained(self.folder / "two")
+        torch.testing.assert_close(logits_of(load_model(str(self.folder / "two"))), wanted, rtol=1e-4, atol=1e-5)
+
+    def test_a_checkpoint_of_the_same_run(self):
+        base = self.base()
+        model = self.trained(base)
+        model.save_pretrained(self.folder / "lora")
+        other = load_model(base)
+        add_low_rank(other, 4, base)
+        load_low_rank(other, self.folder / "lora")
+        self.assertTrue(torch.equal(logits_of(other), logits_of(model)))
+        fewer = create_model(build_config("tiny", 64, SHAPE | dict(num_layers=2)))
+        add_low_rank(fewer, 4, base)
+        with self.assertRaisesRegex(ValueError, "its 36 LoRA matrices are not the 50 of this model"):
+            low_rank_state(fewer, self.folder / "lora")
+
+    def test_folders_that_cannot_be_merged(self):
+        self.trained(self.base()).save_pretrained(self.folder / "lora")
+        lora, base = self.folder / "lora", self.folder / "base"
+        base.rename(self.folder / "elsewhere")
+        with self.assertRaisesRegex(ValueError, "lora: its LoRA matrices belong to .*base, and do not go with what"):
+            load_model(str(lora))
+        (self.folder / "elsewhere").rename(base)
+        config = json.loads((lora / "adapter_config.json").read_text())
+        (lora / "adapter_config.json").write_text(json.dumps(config | {"peft_type": "PROMPT_TUNING"}))
+        with self.assertRaisesRegex(ValueError, "holds an adapter .PROMPT_TUNING of .*base.; only LoRA in"):
+            load_model(str(lora))
+        (lora / "adapter_config.json").write_text("{")
+        with self.assertRaisesRegex(ValueError, "its adapter_config.json cannot be read"):
+            load_model(str(lora))
+        (lora / "adapter_config.json").write_text(json.dumps(config))
+        (lora / "config.json").unlink()  # as peft alone writes a folder
+        self.assertEqual(load_model(str(lora)).config.d_model, SHAPE["d_model"])
+        self.trained(str(base)).save_pretrained(lora)
+        self.assertFalse(hasattr(load_model(str(lora)).config, "base_checksum"))
+        retrained = load_model(str(base))
+        with torch.no_grad():
+            retrained.encoder.final_layer_norm.weight.mul_(1.01)
+        retrained.save_pretrained(base)
+        with self.assertRaisesRegex(ValueError, "its LoRA matrices were trained beside other weights than those there"):
+            load_model(str(lora))
+        with self.assertRaisesRegex(ValueError, "its LoRA matrices were trained beside other weights than those there"):
+            load_low_rank(self.trained(str(base)), lora)
+        other = create_model(build_config("tiny", 64, SHAPE | dict(d_ff=64)))
+        shutil.rmtree(base)
+        other.save_pretrained(base)
+        with self.assertRaisesRegex(ValueError, "lora: its LoRA matrices belong to .*base, and do not go with what"):
+            load_model(str(lora))
+
+
+class FlagsTest(parameterized.TestCase):
+    def training(self, **flags) -> FineTuningArguments:
+        return FineTuningArguments(output_dir=str(self.folder / "out"), report_to=["none"], use_cpu=True, **flags)
+
+    @parameterized.parameters(*OPTIMIZERS)
+    def test_every_optimizer_takes_the_matrices(self, optim):
+        base = create_model(build_config("tiny", 64, SHAPE))
+        add_low_rank(base, 2, "base")
+        args = self.training(optim=optim)
+        check_training(args, f"fine-tuning a checkpoint{LORA}")
+        made = optimizer_class_and_kwargs(args, base)
+        if made is None:
+            return
+        trained = [p for p in base.parameters() if p.requires_grad]
+        optimizer = made[0](trained, **made[1])
+        before = [p.detach().clone() for p in trained]
+        for _ in range(2):  # B leaves 0 in the first step, and A has a gradient in the second
+            base(input_ids=IDS, labels=IDS).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for p, was in zip(trained, before, strict=True):
+            self.assertTrue(p.isfinite().all())
+            self.assertFalse(torch.equal(p, was))
+
+    def test_defaults(self):
+        args = self.training()
+        check_training(args, f"fine-tuning a checkpoint{LORA}")
+        self.assertEqual((args.optim, args.learning_rate, args.lr_scheduler_type), ("adamw_torch", 1e-3, "constant"))
+
+    def test_refusals(self):
+        with self.assertRaisesRegex(ValueError, "--fused_projections True: joins matrices in one product"):
+            check_training(self.training(fused_projections=True), f"fine-tuning a checkpoint{LORA}")
+        with self.assertRaisesRegex(ValueError, "--lora_rank 4: adapts a checkpoint, and none is named"):
+            check_model_source(ModelArguments(config_name="tiny", lora_rank=4))
+        check_model(ModelArguments(model_name_or_path="somewhere", lora_rank=4))
+        create_model(build_config("tiny", 64, SHAPE)).save_pretrained(self.folder / "base")
+        args = ModelArguments(model_name_or_path=str(self.folder / "base"), lora_rank=4)
+        with self.assertRaisesRegex(ValueError, "--lora_rank 4: new tokens .2 modes. would keep the embeddings"):
+            get_model(args, Tokenizer(), modes=2)
+        model, _ = get_model(args, Tokenizer())
+        self.assertEqual(model.peft_config["default"].r, 4)
