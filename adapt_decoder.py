@@ -6,7 +6,8 @@
 The encoder reads with bidirectional attention, the decoder gets a cross-attention in each layer: a copy of the layer's
 self-attention, or where the encoder has other sizes new weights, which are to be trained alone first. Writes the model
 in T5Gemma's layout, its tokenizer, and adaptation.json: from which tensor each one was copied. docs/t5gemma.md tells
-what it is worth. Gemma 2's 2B takes some 15 GB of memory and the time to read and write 5 and 11 GB.
+what it is worth. Gemma 2's 2B becomes 5.6B parameters; source and result lie in memory in the checkpoint's own type, in
+bfloat16 16 GB together.
 """
 
 from collections import Counter
@@ -67,7 +68,7 @@ def described_copies(copied: dict[str, str | None], names: dict[str, str]) -> di
         half = source and source.split()[0]
         origin = "drawn anew" if half is None else f"{'self-attention of ' if is_cross else ''}{names[half]}"
         counts["cross-attention" if is_cross else part, origin] += 1
-    return {part: f"{count} tensors: {origin}" for (part, origin), count in counts.items()}
+    return {part: f"{count} tensor{'s'[: count > 1]}: {origin}" for (part, origin), count in counts.items()}
 
 
 def main(argv: list[str] | None = None) -> dict[str, str | None]:

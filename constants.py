@@ -85,7 +85,7 @@ HARDWARE_PEAKS = {
 #                         a random length: uniform between 1 and what gives `noise_density` on average (prefix LM)
 # sentinels               False: no sentinel stands for the masked end (T5's prefix LM)
 # mode                    token at the beginning of the input; added to a tokenizer that lacks it
-DENOISERS = {
+DENOISERS: dict[str, dict] = {
     "span_corruption": dict(noise_density=0.15, mean_noise_span_length=3.0),  # T5's base line
     "prefix_lm": dict(noise_density=0.5, sentinels=False),  # T5's prefix LM
     # UL2 (Tay et al. 2022, table 1): R denoisers, X denoisers (long spans or much masked), and the S denoiser.

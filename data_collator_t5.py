@@ -232,7 +232,7 @@ def find_unused_ids(tokenizer) -> tuple[list[int], dict[str, int]]:
         return [], {}
     named = ((UNUSED_NAME.fullmatch(word), number) for word, number in vocabulary.items())
     ids = _counted_up({int(name[1]): number for name, number in named if name})
-    modes = dict.fromkeys(denoiser["mode"] for denoiser in DENOISERS.values() if denoiser.get("mode"))
+    modes = dict.fromkeys(mode for denoiser in DENOISERS.values() if (mode := dict(denoiser).get("mode")))
     sentinels = ids[: max(0, len(ids) - len(modes))]
     return sentinels[:NUM_SENTINELS], dict(zip(modes, reversed(ids), strict=False))
 

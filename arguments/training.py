@@ -15,7 +15,7 @@ from arguments.task import TaskArguments
 from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
 from common.command_line import check_limits, check_repository_name, did_you_mean, option, refuse
 from common.deepspeed_build import watch_deepspeed_build
-from common.processes import has_accelerator, print_once
+from common.processes import end_with_launcher, has_accelerator, print_once
 from common.reports import is_secret
 from constants import (
     DEFAULT_OPTIMIZER,
@@ -198,8 +198,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             watch_deepspeed_build()
         super().__post_init__()
         if "ACCELERATE_USE_CPU" in os.environ and self.world_size == 1:
-            print_once("accelerate launch hands no signal on to a single process, so that a stop may not reach it: "
-                       "start it by python in the place of accelerate launch")  # fmt: skip
+            end_with_launcher()
         if self.n_gpu > 1:  # torch's DataParallel: slower than a process a GPU, and never what is tested
             print_once(f"this process takes one of {self.n_gpu} GPUs: start it by torchrun --nproc_per_node "
                        f"{self.n_gpu}, in the place of python, and all are used")  # fmt: skip

@@ -1,8 +1,10 @@
 """The process: its rank, its hardware, its network, and how it ends."""
 
 import atexit
+import ctypes
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -25,6 +27,13 @@ def print_once(text: str) -> None:
     """Prints on rank 0 only."""
     if is_first_process():
         print(text, flush=True)
+
+
+def end_with_launcher() -> None:
+    """Makes the end of the process that started this one a SIGTERM here, on Linux. `accelerate launch` hands no signal
+    on to a single process: stopped by one, it would leave the training running."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def finish_process_group() -> None:

@@ -117,8 +117,8 @@ class Family:
             width=config.d_model, heads=config.num_heads, head_width=config.d_kv, feed_forward=config.d_ff,
             key_heads=config.num_heads, gated=config.is_gated_act,
         )  # fmt: skip
-        stacks = (Stack(layers=layers, **sizes) for layers in (config.num_layers, config.num_decoder_layers))
-        return Shape(*stacks, config.vocab_size, (1 if tied else 2) * config.vocab_size * config.d_model)
+        encoder, decoder = (Stack(layers=count, **sizes) for count in (config.num_layers, config.num_decoder_layers))
+        return Shape(encoder, decoder, config.vocab_size, (1 if tied else 2) * config.vocab_size * config.d_model)
 
     def encoder_attention_flops(self, config, source: int) -> int:
         """Of a layer's scores and weighted values in one forward pass: 4 S^2 I."""

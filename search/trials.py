@@ -44,7 +44,7 @@ def end_group(process: subprocess.Popen) -> None:
 
 def resume_flags(folder: Path) -> dict:
     """Flags that let a script resume in its folder, or start anew there if no checkpoint holds the optimizer."""
-    from training.checkpoints import checkpoints_of, damage  # torch: only where a trial begins
+    from common.checkpoint_folders import checkpoints_of, damage  # torch: only where a trial begins
 
     for path in reversed(checkpoints_of(folder)):
         if [*path.glob("optimizer*"), *path.glob("global_step*")] and damage(path) is None:

@@ -13,6 +13,8 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +24,7 @@ import numpy as np
 import psutil
 import torch
 import torture
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from safetensors.torch import load_file, save_file
 
 import pre_train_t5
@@ -295,6 +297,23 @@ class RunTest(TestCase):
         whole = self.whole()
         with mock.patch.dict(os.environ, SLURM_RESTART_COUNT="1"):  # the very same command again
             self.assert_equal_runs(whole, self.run_to_end())
+
+    @absltest.skipUnless(sys.platform == "linux", "elsewhere the end of a launcher is no signal")
+    def test_a_signal_to_accelerate_launch_of_one_process_saves(self):
+        flags = ["--output_dir", str(self.folder / "out"), "--max_steps", "3000", "--save_steps", "1000"]
+        argv = torture.changed(self.commands["pre_train"], *flags)
+        launch = "launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no".split()
+        command = [sys.executable, str(torture.BIN / "accelerate"), *launch, str(torture.ROOT / "pre_train_t5.py")]
+        command += argv
+        with (self.folder / "log").open("w") as log:
+            launcher = subprocess.Popen(command, stdout=log, stderr=log)
+        self.wait_for_step(3)
+        training = [child.pid for child in psutil.Process(launcher.pid).children()]
+        launcher.terminate()
+        launcher.wait()
+        psutil.wait_procs([psutil.Process(pid) for pid in training if psutil.pid_exists(pid)])
+        self.assertIn("SIGTERM: saved and stopped", (self.folder / "log").read_text())
+        self.assertIsNotNone(newest_whole_checkpoint(self.folder / "out"))
 
     def test_signals_to_all_processes_and_twice_do_not_lose_the_checkpoint(self):
         """As SLURM sends them on pre-emption: to the data workers too, and again within milliseconds."""

@@ -109,6 +109,17 @@ class FamiliesTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, rf"its model has decoder.{name} {value}, the flags ask for"):
             check_resumed(str(folder), config_of("t5gemma"), {}, SimpleNamespace(optim="adamw_torch"))
 
+    def test_a_checkpoint_of_other_trained_weights_is_not_resumed(self):
+        folder = Path(tempfile.mkdtemp())
+        config = config_of("t5gemma")
+        config.save_pretrained(folder / "checkpoint-2")
+        (folder / "run.json").write_text('{"arguments": {"optim": "adamw_torch", "train_only": "cross_attn"}}')
+        flags = SimpleNamespace(optim="adamw_torch", train_only="cross_attn")
+        check_resumed(str(folder / "checkpoint-2"), config, {}, flags)
+        flags.train_only = None
+        with self.assertRaisesRegex(ValueError, "state of --train_only cross_attn, not of None"):
+            check_resumed(str(folder / "checkpoint-2"), config, {}, flags)
+
 
 class LossTest(parameterized.TestCase):
     @parameterized.product(name=zoo.GEMMA, chunk=(0, 5), z_loss=(0.0, 1e-3))

@@ -49,10 +49,6 @@ class LauncherTest(absltest.TestCase):
             said = self.arguments()
         self.assertIn("one of 4 GPUs: start it by torchrun --nproc_per_node 4", said)
 
-    def test_accelerate_launch_of_a_single_process_is_said(self):
-        with mock.patch.dict(os.environ, ACCELERATE_USE_CPU="False"):
-            self.assertIn("accelerate launch hands no signal on to a single process", self.arguments())
-
 
 class DeepSpeedBuildTest(parameterized.TestCase):
     """DeepSpeed's builder is a stand-in that waits for torch's lock as torch does."""
