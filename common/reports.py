@@ -274,7 +274,8 @@ def start_summary(rows: dict[str, object], title: str = "run") -> None:
     rows = {str(name): str(value) for name, value in rows.items() if value is not None}
     width = max(map(len, rows), default=0)
     lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
-    print("\n".join([f"---- {title} ".ljust(max(map(len, [*lines, title])), "-"), *lines, ""]), flush=True)
+    rule = min(120, max(map(len, [*lines, title])))
+    print("\n".join([f"---- {title} ".ljust(rule, "-"), *lines, ""]), flush=True)
 
 
 def end_summary(rows: dict[str, object], title: str = "done", seconds: float | None = None) -> None:
