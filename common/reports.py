@@ -296,7 +296,7 @@ def start_summary(rows: dict[str, object], title: str = "run") -> None:
         room = dict(width=min(WIDTH, shutil.get_terminal_size().columns), subsequent_indent=" " * (width + 2))
         room |= dict(break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
         lines = ["\n".join(textwrap.wrap(line, **room)) for line in lines]
-    longest = max(len(part) for line in [*lines, title] for part in line.splitlines())
+    longest = min(120, max(len(part) for line in [*lines, title] for part in line.splitlines()))
     names = [painted(line[:width], BOLD) + line[width:] for line in lines]
     print("\n".join([painted(f"---- {title} ".ljust(longest, "-"), BOLD), *names, ""]), flush=True)
 
