@@ -245,8 +245,8 @@ class T5ProgressCallback(TrainerCallback):
             before, self.step_ended = self.step_ended, time.perf_counter()
             steps = state.max_steps - state.global_step
             if before is not None and (seconds := steps * (self.step_ended - before)) > 60:
-                self._write(args, f"all {state.max_steps:,} steps will take about {human_time(seconds)}; evaluating "
-                            'and saving, which that leaves out, are part of "left" below')  # fmt: skip
+                self._write(args, f"the {steps:,} steps to come will take about {human_time(seconds)}; evaluating and "
+                            'saving, which that leaves out, are part of "left" below')  # fmt: skip
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 

@@ -142,6 +142,7 @@ class RecipeTest(parameterized.TestCase):
         self.assertTrue(math.isfinite(results["train_loss"]))
         self.assertTrue(math.isfinite(results["eval_loss"]))
         recorded = json.loads((out / "run.json").read_text())["arguments"]
+        recorded["task"] = f"{recorded.get('benchmark')}/{recorded.get('dataset_name')}"
         for key, value in yaml.safe_load((FOLDER / name).read_text()).items():
             if f"--{key}" not in argv:  # all the rest was as the recipe has it
                 self.assertEqual(recorded[key], value, key)

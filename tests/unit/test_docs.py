@@ -42,7 +42,7 @@ class DocsTest(parameterized.TestCase):
         self.assertGreater(len(parts), 12)
         known = re.sub(r'"\s*\n\s*f?"', "", SOURCES)  # texts over several lines
         for part in parts:
-            self.assertIn(part, known)
+            self.assertTrue(part in known, part)
 
     def test_extras_of_install_are_those_there_are(self):
         page = (ROOT / "docs/install.md").read_text(encoding="utf-8")

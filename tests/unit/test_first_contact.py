@@ -32,6 +32,7 @@ from common.curves import LINES, draw_curves, save_figure
 from common.reports import WIDTH, introduction, painted, start_summary
 from constants import DATASET_VALS
 from publishing.model_cards import hub_task
+from runs.callbacks import T5ProgressCallback
 from search.report import enough_trials, robust_range
 from tasks.tasks import Task, Tasks
 
@@ -148,6 +149,18 @@ class PrintedTest(parameterized.TestCase):
 
     def test_in_a_file_a_row_is_a_line(self):
         self.assertLen(self.printed(io.StringIO()).splitlines(), 5)
+
+    @parameterized.parameters((0.01, None), (1.0, "the 998 steps to come will take about 16 min 38 s"))
+    def test_after_two_steps_it_says_how_long_it_will_take(self, seconds, expected):
+        callback, args = T5ProgressCallback(), mock.Mock(disable_tqdm=True)
+        state = mock.Mock(global_step=0, max_steps=1000, is_world_process_zero=True)
+        clock = mock.Mock(side_effect=[0.0, 60.0, 60.0 + seconds, 999.0])  # the first step compiles
+        with contextlib.redirect_stdout(io.StringIO()) as out, mock.patch("time.perf_counter", clock):
+            callback.on_train_begin(args, state, None)
+            for state.global_step in (1, 2, 3):
+                callback.on_step_end(args, state, None)
+        self.assertStartsWith(out.getvalue(), expected or "")
+        self.assertEqual(out.getvalue().count("\n"), int(expected is not None))
 
     def test_no_bar_in_a_file(self):
         for library in (datasets, huggingface_hub.utils):
