@@ -231,8 +231,8 @@ class FilesTest(FuzzCase):
         self.assertEmpty([text for text in wrong if text], "\n".join(text for text in wrong if text))
 
     @parameterized.named_parameters(
-        ("deep", "a: " + "[" * 2000),
-        ("deep_mapping", "{a: " * 5000),
+        ("deep", "a: " + "[" * 600),
+        ("deep_mapping", "{a: " * 600),
         ("huge", "a: [" + "1, " * 200_000 + "]"),
         ("many_keys", "".join(f"key_{n}: 1\n" for n in range(4000))),
         ("itself", "train_file: &a [*a]"),

@@ -298,7 +298,8 @@ def material_of(folder: Path) -> dict[str, list[str]]:
 def small(folder: Path, script: str, last: int) -> list[str]:
     """The command of a run of `last` steps that writes a checkpoint at every other one."""
     steps = f"--max_steps {last} --save_strategy steps --save_steps 2 --eval_strategy steps --eval_steps 2"
-    return changed(material_of(folder)[script], *steps.split(), "--save_total_limit", "9")
+    argv = changed(material_of(folder)[script], *steps.split(), "--save_total_limit", "9", "--num_train_epochs", "1")
+    return argv[:-2]  # --max_steps decides
 
 
 def full_from(number: int, below: Path, counted: Path) -> None:
