@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> dict[str, str | None]:
             tokenizer.save_pretrained(folder)
             write_json(folder / "adaptation.json", copied)
     names = {"decoder": args.model_name_or_path, "encoder": args.encoder or args.model_name_or_path}
-    follow = f"accelerate launch pre_train_t5.py --model_name_or_path {args.output_dir}"
+    follow = f"python pre_train_t5.py --model_name_or_path {args.output_dir}"
     anew = None in copied.values()
     end_summary(
         {

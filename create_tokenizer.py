@@ -118,7 +118,7 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
     trained = f"--model_name_or_path {args.output_dir if changed else '...'}" + (
         "" if changed else f" --tokenizer_name {args.output_dir}"
     )
-    return rows | {"written to": args.output_dir, "next": f"accelerate launch fine_tune_t5.py {trained} ..."}
+    return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {trained} ..."}
 
 
 def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments) -> tuple[str, Iterator[str]]:
