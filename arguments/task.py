@@ -24,10 +24,15 @@ class TaskArguments:
 
     _argument_group_name = "task"
 
-    task: str | None = option(
-        None, f"As glue/cola, several glue/cola,super_glue/rte, or glue/all. Of {', '.join(DATASET_VALS)} "
-        f"(constants.py). Not set: {'/'.join(_BUILTIN)}."
-    )  # fmt: skip
+    task: str | None = dataclasses.field(
+        default=None,
+        kw_only=True,  # the first flag that is shown, not the first argument
+        metadata={
+            "help": f"As glue/cola, several glue/cola,super_glue/rte, or glue/all. Of {', '.join(DATASET_VALS)} "
+            f"(constants.py). Not set: {'/'.join(_BUILTIN)}.",
+            "limits": {},
+        },
+    )
     benchmark: str | None = option(None, "The part of --task before the slash, in its older spelling.")
     dataset_name: str | None = option(None, "The part behind it: cola, several as cola,sst2, or all.")
     data_dir: str | None = option(None, "Folder with the task's files (GLUE: its official layout). Not set: the Hub.")

@@ -404,7 +404,7 @@ class FlagsTest(BenchmarkTest):
         (["stp"], "argument command: invalid choice: 'stp'"),
         ([], "the following arguments are required: command"),
         (["step", "--rows", "plain,fusion"], "--rows fusion: no such row; there are plain, dropout_0, compile_sdpa"),
-        (["step", "--model", "huge"], "--model huge: no such shape; there are tiny, mini, small, base, large, xl"),
+        (["step", "--model", "huge"], r"--model huge: neither a shape \(tiny, mini, small, base, large, xl, xxl\)"),
         (["step", "--batch", "0"], "argument --batch: 0: must be a whole number of at least 1"),
         (["step", "--bath", "4"], "unrecognized arguments: --bath 4"),
         (["all", "--minutes", "-1"], "argument --minutes: -1: must be a number greater than 0"),

@@ -143,6 +143,7 @@ class RecipeTest(TestCase):
         results, _, _ = run_main(script.main, ROOT / "recipes" / f"{name}.yaml", *given)
         self.assertGreater(results["eval_loss"], 0)
         used = json.loads((self.out / "run.json").read_text())["arguments"]
+        used["task"] = f"{used.get('benchmark')}/{used.get('dataset_name')}"
         for flag, value in recipe.items():
             if flag not in (*flags, key):
                 self.assertEqual(used[flag], value, flag)

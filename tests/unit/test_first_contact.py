@@ -186,6 +186,15 @@ class PrintedTest(parameterized.TestCase):
         self.assertIn("--link 0.0: must be above 0", errors)
 
 
+class MachineTest(parameterized.TestCase):
+    def test_apple_s_gpu_is_refused_in_words(self):
+        there = mock.patch("arguments.training.has_accelerator", return_value=True)
+        apple = mock.patch("torch.backends.mps.is_available", return_value=True)
+        message = r"Apple's GPU \(MPS\) is not tested here; .* --use_cpu true"
+        with there, apple, self.assertRaisesRegex(ValueError, message):
+            FineTuningArguments(output_dir=str(self.folder), report_to=["none"])
+
+
 class SoonTest(parameterized.TestCase):
     def test_without_torch(self):
         """What only reads files, and the mistakes in their flags, are answered before torch is loaded."""
