@@ -154,10 +154,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     bf16_residual: bool = option(False, "With --bf16: the residual stream in bfloat16 too.")
     generation_cache: str = option("dynamic", "Static: compiled on a GPU.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
-    speed: str = option(
-        "auto", "Attention, compilation, micro-batch and data workers that suit the machine.", choices=SPEEDS
-    )
-    assume_gpu: str | None = option(None, "With --dry_run: the plan for this GPU.", choices=tuple(GPUS))
+    speed: str = option("auto", "Attention, compilation, micro-batch: what suits the machine.", choices=SPEEDS)
+    assume_gpu: str | None = option(None, "--dry_run for it.", choices=tuple(GPUS))
 
     trust_checkpoint: bool = option(False, "Resume from DeepSpeed files that can run code of whoever wrote them.")
 

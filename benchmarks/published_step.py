@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+UNTIED = dict(tie_word_embeddings=False, decoder_start_token_id=0)  # as T5 v1.1 is
+
 
 def nanot5(folder: str, shape: dict, device: str):  # noqa: ARG001
     """(model, optimizer) of nanoT5, as its configs/default.yaml has them."""
@@ -23,7 +25,7 @@ def nanot5(folder: str, shape: dict, device: str):  # noqa: ARG001
     package = types.ModuleType("nanoT5.utils")  # without its __init__, which imports data sets and metrics
     package.__path__ = [str(Path(folder, "nanoT5", "utils"))]
     sys.modules["nanoT5.utils"] = package
-    config = importlib.import_module("transformers").T5Config(**shape, dropout_rate=0.0, decoder_start_token_id=0)
+    config = importlib.import_module("transformers").T5Config(**shape, **UNTIED, dropout_rate=0.0)
     config.is_bf16 = False
     model = importlib.import_module("nanoT5.utils.t5_model").MyT5(config)
     return model, importlib.import_module("nanoT5.utils.copied_utils").AdamWScale(model.parameters(), lr=1e-5)
@@ -33,7 +35,7 @@ def fat5(folder: str, shape: dict, device: str):
     """(model, optimizer) of FAT5, as its configs/flan/fat5-flan-base.yaml has them; on a CPU without Triton."""
     sys.path.insert(0, folder)
     config = importlib.import_module("src.model.configuration_flash_t5").FlashT5Config(
-        **shape | {"tie_word_embeddings": False}, dropout_rate=0.0, use_glu_mlp=True, label_smoothing=0.1, z_loss=1e-4,
+        **shape, **UNTIED, dropout_rate=0.0, use_glu_mlp=True, label_smoothing=0.1, z_loss=1e-4,
         attention_type="triton" if device == "cuda" else "ref", attention_scale=1.0, pad_token_id=0,
         max_sequence_length=1024,
     )  # fmt: skip
