@@ -7,6 +7,7 @@ import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from common.processes import print_once
 
@@ -16,7 +17,7 @@ _MARK = ".t5_foundry"  # in the folder of the build; locked while we build, and 
 
 def watch_deepspeed_build() -> None:
     """From here on `_build` stands around what DeepSpeed does when it sets up a group of processes on CPUs."""
-    backend = importlib.import_module("deepspeed.comm.torch")  # the package shows torch itself under this name
+    backend: Any = importlib.import_module("deepspeed.comm.torch")  # the package shows torch itself under this name
     if not isinstance(backend.build_shm_op, functools.partial):
         backend.build_shm_op = functools.partial(_build, backend.build_shm_op)
 
