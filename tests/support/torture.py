@@ -51,6 +51,7 @@ SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixt
 # Figures of the machine, and of the stretch between two logs, which a resumed run begins anew.
 TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparation_time", "seconds_left")
 TIMES += ("padding_share",)
+TIMES += ("total_flos",)  # under ZeRO-3, whose weights are in pieces, a resumed run counts other operations
 
 
 class Kind(NamedTuple):
@@ -347,7 +348,7 @@ def full_disks(folder: Path, script: str, seed: int, show=print) -> dict:  # noq
         prepare = functools.partial(full_from, number, out, counted)
         size = log.stat().st_size if log.exists() else 0
         code = exit_code(start(script, [*argv, "--output_dir", str(out), *flags], log, prepare=prepare))
-        return code, log.read_text(errors="replace")[size:]
+        return code, log.read_bytes()[size:].decode(errors="replace")
 
     code, text = run(folder / f"{script}_disk_whole", 0)
     assert code == 0, text[-2000:]
@@ -395,7 +396,7 @@ def damaged(folder: Path, script: str, seed: int, show=print) -> dict:
             victim.unlink()
         size = log.stat().st_size
         code = exit_code(start(script, [*argv, "--output_dir", str(out), "--resume_from_checkpoint"], log))
-        text = log.read_text(errors="replace")[size:]
+        text = log.read_bytes()[size:].decode(errors="replace")
         good = code == 0 and last.name in text and outcome(out)["weights"] == expected["weights"]
         wrong += [] if good else [f"{path.name} {how}: exit code {code}: {text[-400:]}"]
         show(f"damaged, {script}: {path.name} {how}{'' if good else ': NOT as promised'}")
