@@ -19,8 +19,8 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, set_seed
 
 from benchmarks.measure import table
-from benchmarks.optimizers import COLUMNS, pre_training_rows
 from benchmarks.settings import ROOT, SETTINGS, finish, parse, read, run
+from benchmarks.token_curves import COLUMNS, pre_training_rows
 from common.command_line import exit_on_user_error
 from constants import VOCAB_SIZE_MULTIPLE
 from corpora.files import read_documents
