@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from common.reports import read_json
+from modeling.families import output_head
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."  # of a tensor's name in peft's files
@@ -33,8 +34,8 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     model.base_checksum = checksum(model)
-    linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    layers = sorted({name.rpartition(".")[2] for name in linears} - {"lm_head"})
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    layers = sorted({n.rpartition(".")[2] for n, module in linears.items() if module is not output_head(model)})
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, task_type="SEQ_2_SEQ_LM")
     config.base_model_name_or_path = base
     inject_adapter_in_model(config, model)
