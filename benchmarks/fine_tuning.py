@@ -16,8 +16,9 @@ from arguments.training import FineTuningArguments, check_training
 from benchmarks.material import benchmark_config, padded, random_sources, setting_of, use_plain_activation
 from benchmarks.measure import compared, interleaved, synchronize
 from constants import IGNORE_INDEX
-from model_t5 import create_model, set_dropout, set_generation_length
-from tasks.batching import BucketCollator, bucket_lengths
+from model_t5 import create_model, flops_per_sequence, set_dropout, set_generation_length
+from modeling.segment_masks import enable_packing
+from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
 from tasks.metrics.scoring import STATISTICS
 from trainer_t5 import T5Trainer
 
@@ -33,7 +34,8 @@ EVALUATE_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}"}
 class Way:
     """A way to fine-tune. flags: of the training arguments; compiled: only where compilation is asked for.
 
-    pads: "all" to --source_length, "batch" to a batch's longest row, "buckets" to one of four lengths, as T5Trainer.
+    pads: "all" to --source_length, "batch" to a batch's longest row; of T5Trainer "buckets", to one of four lengths,
+    and "packs", several examples into a row.
     """
 
     text: str
@@ -45,7 +47,7 @@ class Way:
 
     @property
     def ours(self) -> bool:
-        return self.pads == "buckets"
+        return self.pads in ("buckets", "packs")
 
 
 _BY_LENGTH = dict(train_sampling_strategy="group_by_length")
@@ -58,7 +60,8 @@ WAYS = {
     "run_glue_like": Way("Seq2SeqTrainer, rows in random order, all padded to --source_length", "all"),
     "by_length": Way(_SORTED, "batch", _BY_LENGTH),
     "buckets": Way(f"T5Trainer, --length_buckets {BUCKETS}"),
-    "t5_fused": Way("the same, --dropout_rate 0 --attn_implementation t5_fused", **_NO_DROPOUT),
+    "packing": Way("T5Trainer, --packing true", "packs"),
+    "t5_fused": Way("T5Trainer with buckets, --dropout_rate 0 --attn_implementation t5_fused", **_NO_DROPOUT),
     "compiled": Way("the same, --torch_compile, fused projections, bf16 residual stream", flags=_FUSED, **_COMPILED),
     "cuda_graphs": Way("the same, --torch_compile_mode reduce-overhead", flags=_GRAPHS, **_COMPILED),
 }
@@ -131,8 +134,9 @@ def measure_fine_tune(args: Namespace) -> dict:
     rates = {name: rows[name]["sequences_per_second"] for name in seconds}
     result = described(args, list(rows.values()), sources)
     result |= compared(rates, [name for name in rates if ways[name].ours], "run_glue_like")
-    if result["strongest_peer"] and "buckets" in rates:
-        result["ratio_same_dropout"] = rates["buckets"] / rates[result["strongest_peer"]]
+    same = [rates[name] for name in rates if ways[name].ours and ways[name].dropout]
+    if result["strongest_peer"] and same:
+        result["ratio_same_dropout"] = max(same) / rates[result["strongest_peer"]]
     return result
 
 
@@ -148,12 +152,16 @@ def make_trainer(way: Way, config, dataset: list[dict], args: Namespace, folder:
         collator = partial(padded, source_length=args.source_length if way.pads == "all" else None)
         arguments = Seq2SeqTrainingArguments(**flags)
         return Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
-    buckets = bucket_lengths([len(row["input_ids"]) for row in dataset], BUCKETS)
-    target_length = bucket_lengths(LABEL_LENGTHS, 1)[0]
-    shapes = BucketCollator(config.pad_token_id, config.decoder_start_token_id, buckets, target_length, args.batch)
     arguments = FineTuningArguments(**flags)
     check_training(arguments, "fine-tuning from scratch")
-    return T5Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=padded, train_collator=shapes)
+    tokens = (config.pad_token_id, config.decoder_start_token_id)
+    if way.pads == "packs":
+        enable_packing(model)
+        collator = PackingCollator(*tokens, cost=partial(flops_per_sequence, config))
+    else:
+        buckets = bucket_lengths([len(row["input_ids"]) for row in dataset], BUCKETS)
+        collator = BucketCollator(*tokens, buckets, bucket_lengths(LABEL_LENGTHS, 1)[0], args.batch)
+    return T5Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=padded, train_collator=collator)
 
 
 # ---------------------------------------------------------------- evaluation
