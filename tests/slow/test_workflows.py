@@ -134,7 +134,7 @@ class RecipeTest(TestCase):
         else:
             folder = workspace() / "tied"
             flags |= dict(data_dir=articles(), max_source_length=32, max_target_length=8, max_train_samples=8)
-            flags |= dict(num_train_epochs=1)
+            flags |= dict(num_train_epochs=1, gradient_accumulation_steps=1)
             flags.pop("max_steps")
         if name in OF_GEMMA:
             folder = gemma()
