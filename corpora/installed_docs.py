@@ -294,7 +294,8 @@ def build(output_dir: Path, site_packages: Path | None = None, num_workers: int 
         raise ValueError(f"{output_dir} is neither empty nor an earlier build (it has no info.json); give a new folder")
 
     jobs = [(site_packages, path) for path in _files(site_packages)]
-    with multiprocessing.Pool(num_workers) as pool:
+    # Not by fork: a lock that a thread of this process holds would never be free in a copy of it.
+    with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
         results = pool.imap(_read_module, jobs, chunksize=32)
         bar = tqdm(results, "reading the installed documentation", len(jobs), unit="file", disable=not progress)
         results = list(bar)
