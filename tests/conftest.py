@@ -14,7 +14,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests that run side by side must not wait for each other
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The longest files begin, so that with `-n 2 --no-loadscope-reorder` no worker is left with one at the end.
-LONGEST = "launchers checkpoints zoo wandb_agent fuzz sweep_t5 tracking trainer_t5 step streams triton_kernel attention_t5 benchmark_t5"
+LONGEST = "launchers checkpoints zoo wandb_agent fuzz sweep_t5 tracking trainer_t5 step streams triton_kernel "
+LONGEST += "attention_t5 benchmark_t5"
 
 
 def pytest_configure(config):
