@@ -234,9 +234,6 @@ def switch_vocabulary(model: PreTrainedModel, args, tokenizer) -> str | None:
 def check_model_source(args, training_args=None, packed: str | None = None) -> None:
     """Raises ValueError for a name, shape or architecture that cannot be, or that lacks what other flags ask for (see
     `check_options`), before any text or weight is read. args: the ModelArguments."""
-    if args.lora_rank and not args.model_name_or_path:
-        raise ValueError(f"--lora_rank {args.lora_rank}: adapts a checkpoint, and none is named: give "
-                         "--model_name_or_path")  # fmt: skip
     if args.model_name_or_path:
         config = _load_config(args.model_name_or_path)
     elif args.config_name:

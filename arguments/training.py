@@ -284,6 +284,8 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     """Fills in what the flags leave open, by `job`, a name in TRAINING_DEFAULTS; ValueError for contradictions."""
     if wants_fsdp(args):
         _check_fsdp(args)
+    if job not in TRAINING_DEFAULTS:
+        raise ValueError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
     if job.endswith(LORA):
         refuse(args, "fused_projections fused_cross_projections", "joins matrices in one product, past those of "
                "--lora_rank: leave one of them out")  # fmt: skip

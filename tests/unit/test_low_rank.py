@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM
 from arguments.model import ModelArguments, check_model
 from arguments.training import FineTuningArguments, check_training
 from constants import LORA, OPTIMIZERS
-from model_t5 import build_config, check_model_source, count_parameters, create_model, get_model, load_model
+from model_t5 import build_config, count_parameters, create_model, get_model, load_model
 from modeling.low_rank import add_low_rank, load_low_rank, low_rank_state
 from training.optimizers import optimizer_class_and_kwargs
 
@@ -169,8 +169,8 @@ class FlagsTest(parameterized.TestCase):
     def test_refusals(self):
         with self.assertRaisesRegex(ValueError, "--fused_projections True: joins matrices in one product"):
             check_training(self.training(fused_projections=True), f"fine-tuning a checkpoint{LORA}")
-        with self.assertRaisesRegex(ValueError, "--lora_rank 4: adapts a checkpoint, and none is named"):
-            check_model_source(ModelArguments(config_name="tiny", lora_rank=4))
+        with self.assertRaisesRegex(ValueError, "--lora_rank: adapts a checkpoint, and none is named"):
+            check_training(self.training(), f"fine-tuning from scratch{LORA}")
         check_model(ModelArguments(model_name_or_path="somewhere", lora_rank=4))
         create_model(build_config("tiny", 64, SHAPE)).save_pretrained(self.folder / "base")
         args = ModelArguments(model_name_or_path=str(self.folder / "base"), lora_rank=4)
