@@ -415,7 +415,7 @@ class FlagsTest(BenchmarkTest):
         (["load", "--workers", "-2"], "--workers -2: must not be negative"),
         (["collator", "--source_length", "2"], "--source_length 2: must be at least 3"),
         (["collator", "--nanot5", "."], r"--nanot5 \.: has no nanoT5/utils/copied_utils.py; name a checkout"),
-        (["gpu", "--also", "vast"], "--model vast: no such shape"),
+        (["gpu", "--also", "vast"], r"--model vast: neither a shape"),
         (["collator", "--output", "."], r"--output \.: is a folder; name a file"),
         (["plan", "--gpu", "H900"], "--gpu H900: must be one of H200, H100, A100"),
         (["plan", "--optim", "sgd"], "--optim sgd: must be one of adamw_torch, "),
