@@ -98,7 +98,7 @@ class TestCase(parameterized.TestCase):
         flags = f"--benchmark mine --dataset_name {task} --model_name_or_path base --output_dir {self.out} "
         flags += f"--data_cache_dir {workspace()}/cache --max_steps 40 --learning_rate 2e-2 --use_cpu true "
         flags += "--eval_strategy steps --eval_steps 40 --save_strategy steps --save_steps 40 "
-        flags += "--per_device_train_batch_size 4 --disable_tqdm true --report_to none"
+        flags += "--per_device_train_batch_size 4 --disable_tqdm true --report_to none --speed plain"
         data = [] if "--train_file" in more else ["--data_dir", "data"]
         results, self.printed = run(fine_tune_t5.main, *flags.split(), *data, *more)
         return reported(results)
