@@ -47,11 +47,8 @@ MODEL_SHAPES = {
 }
 T5_VOCAB_SIZE = 32_128  # rows of the embedding when a built-in shape is used without a tokenizer of its own
 VOCAB_SIZE_MULTIPLE = 64  # a tokenizer's size is rounded up to this, so that matrix units are fed whole tiles
-ATTENTION_IMPLEMENTATIONS = (
-    "eager",
-    "sdpa",
-    "t5_fused",
-)  # the last is modeling/attention.py's; flex_attention is wrong on T5
+# `--attn_implementation`: transformers' two that are right for T5 (flex_attention is not), and modeling/attention.py's.
+ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa", "t5_fused")
 NUM_SENTINELS = 100  # <extra_id_0> ... <extra_id_99>
 IGNORE_INDEX = -100  # labels that no loss and no metric counts
 
@@ -146,7 +143,6 @@ SHOWN_SEQUENCES, SHOWN_TOKENS = 128, 128 * 568
 PREEMPTED_EXIT_CODE = 75
 
 # ---------------------------------------------------------------- the built-in corpus
-PREEMPTED_EXIT_CODE = 75  # of a run that a signal or its time limit stopped: it is to be started again
 BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, made by corpora/installed_docs.py
 
 # Labels of its task builtin/package_topic: the packages that requirements.txt brings in with the most prose.

@@ -273,8 +273,8 @@ def load_model(
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
     A separate `lm_head.weight` stays separate, and is saved as such. LoRA's matrices are merged into the checkpoint
-    that their folder names. config_from: the folder of its configuration, if
-    that is another. state_dict: its weights, if they are not to be read. ValueError naming the folder if it is none.
+    that their folder names. config_from: the folder of its configuration, if that is another. state_dict: its weights,
+    if they are not to be read. ValueError naming the folder if it is no checkpoint.
     """
     config = _in_float32(_load_config(config_from or name_or_path))
     check_options(config, attn_implementation)

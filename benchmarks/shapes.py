@@ -12,6 +12,7 @@ import math
 from benchmarks.material import benchmark_config, parameter_shapes
 from common.reports import human_bytes, human_count
 from constants import MODEL_SHAPES
+from modeling.families import shape_of
 from runs import memory
 
 RANK, BATCH, SOURCE, TARGET = 16, 8, 512, 114
@@ -19,11 +20,10 @@ RANK, BATCH, SOURCE, TARGET = 16, 8, 512, 114
 
 def low_rank_parameters(config) -> int:
     """Weights of LoRA's matrices beside all linear layers but the head."""
-    inner = config.num_heads * config.d_kv
-    attention = 4 * RANK * (config.d_model + inner)
-    feed_forward = (3 if config.is_gated_act else 2) * RANK * (config.d_model + config.d_ff)
-    encoder, decoder = attention + feed_forward, 2 * attention + feed_forward
-    return config.num_layers * encoder + config.num_decoder_layers * decoder
+    encoder, decoder = shape_of(config).encoder, shape_of(config).decoder
+    attention = 4 * RANK * (encoder.width + encoder.inner)
+    feed_forward = (3 if encoder.gated else 2) * RANK * (encoder.width + encoder.feed_forward)
+    return encoder.layers * (attention + feed_forward) + decoder.layers * (2 * attention + feed_forward)
 
 
 def row(name: str) -> list[str]:

@@ -8,6 +8,8 @@ from torch.distributed.tensor import DTensor
 from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
+from modeling.families import output_head
+
 OWN_SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant", "constant_with_warmup")
 
 
@@ -224,8 +226,8 @@ def _stacks(matrices: list[torch.Tensor]) -> list[list[int]]:
 
 def layer_matrices(model: torch.nn.Module) -> set[int]:
     """id() of the weights of all linear layers but the head."""
-    linears = (m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "lm_head" not in n)
-    return {id(linear.weight) for linear in linears}
+    head = output_head(model)
+    return {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head}
 
 
 def optimizer_class_and_kwargs(args, model: torch.nn.Module | None = None) -> tuple[type, dict] | None:
