@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> dict:
             tokenizer = load_tokenizer(name) if name else default_tokenizer(model_args, task_args.data_cache_dir)
         model, vocabulary = get_model(model_args, tokenizer)
         source, target = tasks.most_tokens
-        job = job_of(model, source, target, args.length_buckets, args.max_steps, checkpoint)
+        job = job_of(model, source, target, args.length_buckets, args.max_steps, checkpoint, not task_args.streaming)
         speed = make_fast(model, job, model_args, args)
         with args.main_process_first(desc="preparing the task"):
             tasks.load(tokenizer, args)

@@ -277,7 +277,9 @@ class FineTuningArguments(T5TrainingArguments):
     length_buckets: int = option(
         0, "Pad training sources to one of N lengths. 0: to the longest row.", at_least=0, at_most=1000
     )
-    packing: bool = option(False, "Train on several examples in a row, kept apart by masks: the same loss, no padding.")
+    packing: bool = option(
+        False, "Several examples in a row, kept apart by masks: the same loss, no padding. Not set: chosen by --speed."
+    )
 
 
 def check_training(args: T5TrainingArguments, job: str) -> None:

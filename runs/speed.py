@@ -63,7 +63,8 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained. source, target: tokens of the longest row. shapes: that batches have, 0 for any number.
+    """What is trained. source, target: tokens of the longest row. shapes: that batches have, 0 for any number. packable:
+    whether a batch's examples may be packed into fewer rows.
 
     weights: shapes of the model's tensors. attention: what the model has now. steps: -1 where only epochs are known.
     earlier: the recorded flags of the run that is resumed.
@@ -78,6 +79,7 @@ class Job:
     attention: str = "sdpa"
     weights: list[tuple[int, ...]] = field(default_factory=list)
     earlier: dict = field(default_factory=dict)
+    packable: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     attention = _attention(gpu, job, args)
     choices = [bf16, attention, _compilation(gpu, job, args, launcher)]
     if gpu is None:
-        return choices
+        return [*choices, *_packing(job, args)]
     choices += [_micro_batch(gpu, job, args, launcher, attention.value, bf16.value), *_loading(args, launcher)]
     return [*choices, *_products(gpu, job, args), *_allocator()]
 
@@ -165,6 +167,22 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> Choice:
     if seconds is not None and seconds < (REPAYS_ON_A_CPU if gpu is None else REPAYS_COMPILING):
         return choice(False, f"a run of about {seconds:.0f} s: compiling would not pay")
     return choice(True, shapes)
+
+
+def _packing(job: Job, args) -> list[Choice]:
+    """Of fine-tuning on a CPU, which computes what is padding at the full price."""
+    name = "packing"
+    if not job.packable:
+        return []
+    if name in args.given:
+        return [Choice(name, args.packing, "given")]
+    if name in family_of(job.config).lacks:
+        return [Choice(name, False, f"{family_of(job.config).names} has no mask for it")]
+    if job.shapes or args.torch_compile or args.auto_find_batch_size:
+        return [Choice(name, False, "a packed batch has a shape of its own")]
+    if job.earlier:
+        return [Choice(name, bool(job.earlier.get(name)), "as the run that is resumed")]
+    return [Choice(name, True, "several examples in a row, hardly any padding")]
 
 
 def _compiler_is_there(gpu: Gpu | None) -> bool:
@@ -293,6 +311,8 @@ def make_fast(model, job: Job, model_args, args) -> str:
     model_args.attn_implementation = values["attn_implementation"]
     if values["torch_compile"] and not args.torch_compile:
         args.torch_compile, args.torch_compile_backend = True, "inductor"
+    if "packing" in values:
+        args.packing = values["packing"]
     if gpu is not None:
         args.per_device_train_batch_size, args.gradient_accumulation_steps = values["micro-batch"]
         _set_up_gpu(values, args)
@@ -312,7 +332,8 @@ def _set_up_gpu(values: dict, args) -> None:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
-def job_of(model, source: int, target: int, shapes: int, steps: int, checkpoint: str | None) -> Job:
+def job_of(model, source: int, target: int, shapes: int, steps: int, checkpoint: str | None, packable=False) -> Job:
     """The job of a model that is about to be trained; checkpoint: which the run resumes, or None."""
     now, weights = model.config._attn_implementation, [tuple(p.shape) for p in model.parameters()]
-    return Job(model.config, source, target, shapes, steps, dropout_of(model), now, weights, flags_of_run(checkpoint))
+    earlier = flags_of_run(checkpoint)
+    return Job(model.config, source, target, shapes, steps, dropout_of(model), now, weights, earlier, packable)

@@ -12,7 +12,7 @@ from helpers import OVERRIDES, argv_of, run_main, sentences
 
 import fine_tune_t5
 import pre_train_t5
-from arguments.training import GPUS, PreTrainingArguments
+from arguments.training import GPUS, FineTuningArguments, PreTrainingArguments
 from benchmarks.material import parameter_shapes
 from common.reports import read_json
 from model_t5 import build_config
@@ -130,6 +130,26 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(list(found), ["bf16", "attn_implementation", "torch_compile"])
         self.assertEqual(found["attn_implementation"].value, attention)
         self.assertEqual(found["torch_compile"].value, compiled)
+
+    @parameterized.parameters(
+        # job, flags given or None -> packing, why
+        (dict(), None, True, "hardly any padding"),
+        (dict(), dict(packing=False), False, "given"),
+        (dict(shapes=4), None, False, "a shape of its own"),
+        (dict(earlier={"packing": False}), None, False, "resumed"),
+        (dict(config=mock.Mock(wraps=BASE, model_type="longt5")), None, False, "no mask"),
+        (dict(packable=False), None, None, ""),  # a stream
+    )
+    def test_fine_tuning_on_a_cpu_packs(self, job, flags, packing, why):
+        args = FineTuningArguments(output_dir=str(self.folder), report_to="none", **flags or {})
+        args.given = frozenset(flags or ())
+        job = Job(**JOB | dict(shapes=0, packable=True) | job)
+        found = {choice.name: choice for choice in choose(None, job, args, Launcher(cores=2))}
+        if packing is None:
+            self.assertNotIn("packing", found)
+        else:
+            self.assertEqual(found["packing"].value, packing)
+            self.assertIn(why, found["packing"].reason)
 
     def test_names_of_gpus(self):
         self.assertEqual(list(GPUS), ["h200", "h100", "a100", "l40s", "rtx4090", "rtx3090", "l4", "t4"])
