@@ -63,8 +63,8 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained. source, target: tokens of the longest row. shapes: that batches have, 0 for any number. packable:
-    whether a batch's examples may be packed into fewer rows.
+    """What is trained. source, target: tokens of the longest row. shapes: that batches have, 0 for any number.
+    packable: whether a batch's examples may be packed into fewer rows.
 
     weights: shapes of the model's tensors. attention: what the model has now. steps: -1 where only epochs are known.
     earlier: the recorded flags of the run that is resumed.
