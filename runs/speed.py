@@ -103,9 +103,9 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     names the flags that win ("attn_implementation" among them where the model's flags give it)."""
     bf16 = _bf16(gpu, args)
     attention = _attention(gpu, job, args)
-    choices = [bf16, attention, _compilation(gpu, job, args, launcher)]
+    choices = [bf16, attention, _compilation(gpu, job, args, launcher), *_packing(gpu, job, args)]
     if gpu is None:
-        return [*choices, *_packing(job, args)]
+        return choices
     choices += [_micro_batch(gpu, job, args, launcher, attention.value, bf16.value), *_loading(args, launcher)]
     return [*choices, *_products(gpu, job, args), *_allocator()]
 
@@ -169,8 +169,8 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> Choice:
     return choice(True, shapes)
 
 
-def _packing(job: Job, args) -> list[Choice]:
-    """Of fine-tuning on a CPU, which computes what is padding at the full price."""
+def _packing(gpu: Gpu | None, job: Job, args) -> list[Choice]:
+    """Of fine-tuning: a CPU computes padding at the full price. What it gains on a GPU is not known yet."""
     name = "packing"
     if not job.packable:
         return []
@@ -182,6 +182,8 @@ def _packing(job: Job, args) -> list[Choice]:
         return [Choice(name, False, "a packed batch has a shape of its own")]
     if job.earlier:
         return [Choice(name, bool(job.earlier.get(name)), "as the run that is resumed")]
+    if gpu is not None:
+        return []
     return [Choice(name, True, "several examples in a row, hardly any padding")]
 
 

@@ -20,7 +20,7 @@ import torch
 from arguments.training import T5TrainingArguments, wants_fsdp
 from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
 from common.command_line import RESUME_NEWEST, check_folder
-from common.manifests import fsync, write_manifest
+from common.manifests import MANIFEST, fsync, write_manifest
 from common.processes import is_first_process, print_once
 from common.trust import check_deepspeed_files
 from tasks.task_records import TASK_RECORD
@@ -150,6 +150,8 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
     if checkpoint is None:
         return
     flag, folder = "--resume_from_checkpoint", Path(checkpoint)
+    if not (folder / MANIFEST).is_file():
+        print_once(f"{folder} has no {MANIFEST}, by which its files could be checked")
     if args.deepspeed:
         missing = [] if any(folder.glob("global_step*")) else ["global_step* of DeepSpeed"]
         check_deepspeed_files(flag, folder, args.trust_checkpoint)

@@ -152,7 +152,12 @@ class StateTest(TestCase):
 
     def test_a_whole_one(self):
         check_saved_state(self.training(), None)
-        check_saved_state(self.training(), self.checkpoint("optimizer.pt", "scheduler.pt"))
+        check_saved_state(self.training(), self.checkpoint("optimizer.pt", "scheduler.pt", "manifest.json"))
+
+    def test_one_without_a_manifest_is_named(self):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            check_saved_state(self.training(), self.checkpoint("optimizer.pt", "scheduler.pt"))
+        self.assertIn("checkpoint-5 has no manifest.json", printed.getvalue())
 
     def test_a_manifest_without_files_is_not_whole(self):
         (self.folder / "manifest.json").write_text('{"files": {}}')

@@ -139,12 +139,15 @@ class ChoiceTest(parameterized.TestCase):
         (dict(earlier={"packing": False}), None, False, "resumed"),
         (dict(config=mock.Mock(wraps=BASE, model_type="longt5")), None, False, "no mask"),
         (dict(packable=False), None, None, ""),  # a stream
+        (dict(gpu="h200"), None, None, ""),
+        (dict(gpu="h200", earlier={"packing": True}), None, True, "resumed"),
     )
     def test_fine_tuning_on_a_cpu_packs(self, job, flags, packing, why):
-        args = FineTuningArguments(output_dir=str(self.folder), report_to="none", **flags or {})
-        args.given = frozenset(flags or ())
+        gpu = dict(dry_run=True, assume_gpu=job.pop("gpu")) if "gpu" in job else {}
+        args = FineTuningArguments(output_dir=str(self.folder), report_to="none", **gpu, **flags or {})
+        args.optim, args.given = "adamw_rms_scaled", frozenset(flags or ())
         job = Job(**JOB | dict(shapes=0, packable=True) | job)
-        found = {choice.name: choice for choice in choose(None, job, args, Launcher(cores=2))}
+        found = {choice.name: choice for choice in choose(find_gpu(args), job, args, Launcher(cores=2))}
         if packing is None:
             self.assertNotIn("packing", found)
         else:
