@@ -27,7 +27,7 @@ from transformers import DataCollatorForSeq2Seq
 
 from arguments.task import TaskArguments, check_task, check_tasks, split_task
 from arguments.training import FineTuningArguments, T5TrainingArguments
-from common.command_line import exit_on_user_error, option, parse_arguments
+from common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
 from common.processes import finish_process_group, is_first_process, print_once, run_script
 from common.reports import end_summary
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS
@@ -192,16 +192,9 @@ def build_job(name: str, evaluation: EvaluationArguments, task_args: TaskArgumen
 
 def prepare_output_dir(args: EvaluationRunArguments, jobs: list[Job]) -> None:
     """Removes an earlier evaluation's files, if that is allowed. ValueError where something else would be lost."""
-    folder = Path(args.output_dir)
-    models = [Path(job.model).resolve() for job in jobs]
-    if any(folder.resolve() in (model, *model.parents) for model in models):
-        raise ValueError(f"--output_dir {folder} holds the model: name another folder")
-    if folder.is_file():
-        raise ValueError(f"--output_dir {folder}: is a file")
-    if folder.is_dir() and any(folder.iterdir()) and not args.overwrite_output_dir:
-        raise ValueError(f"--output_dir {folder} is not empty: name another folder, or give --overwrite_output_dir")
+    check_output_dir(args.output_dir, args.overwrite_output_dir, [job.model for job in jobs])
     for name in OUTPUT_FILES if is_first_process() else ():
-        (folder / name).unlink(missing_ok=True)
+        (Path(args.output_dir) / name).unlink(missing_ok=True)
 
 
 def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Job], dict[str, str]]:

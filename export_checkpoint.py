@@ -25,7 +25,7 @@ from arguments.task import task_arguments
 from arguments.training import PreTrainingArguments
 from common.cached_folders import made_aside
 from common.command_line import (
-    check_folder,
+    check_output_dir,
     check_repository_name,
     did_you_mean,
     exit_on_user_error,
@@ -113,13 +113,7 @@ def check_flags(args: ExportArguments) -> None:
         check_file("--samples_file", Path(args.samples_file))
     if args.config_name and not (Path(args.config_name) / "config.json").is_file():
         raise ValueError(f"--config_name {args.config_name}: no config.json there")
-    check_folder("--output_dir", args.output_dir)
-    folder, model = Path(args.output_dir).resolve(), Path(args.model_name_or_path).resolve()
-    if folder == model or folder in model.parents:
-        raise ValueError(f"--output_dir {args.output_dir} holds the checkpoint: name another folder")
-    if folder.is_dir() and any(folder.iterdir()) and not args.overwrite_output_dir:
-        raise ValueError(f"--output_dir {args.output_dir} is not empty: name another folder, or give "
-                         "--overwrite_output_dir")  # fmt: skip
+    check_output_dir(args.output_dir, args.overwrite_output_dir, [args.model_name_or_path])
     if args.push_to_hub:
         check_repository_name("--push_to_hub", args.push_to_hub)
 

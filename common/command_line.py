@@ -15,6 +15,7 @@ import operator
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import field
 from pathlib import Path
 
@@ -378,6 +379,17 @@ def check_folder(flag: str, path: str) -> None:
         raise ValueError(f"{flag} {path}: {'is a file' if there == wanted else f'{there} is a file'}, not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ValueError(f"{flag} {path}: no permission to write in {there}")
+
+
+def check_output_dir(path: str, overwrite: bool, models: Iterable[str] = ()) -> None:
+    """ValueError unless --output_dir can be written, holds none of the models that are read, and is empty or may be
+    overwritten."""
+    check_folder("--output_dir", path)
+    folder = Path(path).resolve()
+    if any(folder in (model, *model.parents) for model in (Path(name).resolve() for name in models)):
+        raise ValueError(f"--output_dir {path} holds the model: name another folder")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise ValueError(f"--output_dir {path} is not empty: name another folder, or give --overwrite_output_dir")
 
 
 def check_repository_name(flag: str, name: str) -> None:

@@ -46,7 +46,7 @@ from runs.speed import device_peak_flops, find_gpu
 from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
 from training.batch_size import find_micro_batch
-from training.checkpoints import clear_output_dir, is_disk_full, old_files, resumed_batch_notice
+from training.checkpoints import delete, is_disk_full, old_files, resumed_batch_notice
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 
@@ -188,7 +188,7 @@ class TrainingRun(Run):
         old = old_files(args, self.checkpoint)  # before the trackers write theirs
         record = self._record() if is_first_process() else {}
         self.track(self.trainer, record and tracked_configuration(record, self.trainer.model), self.checkpoint)
-        clear_output_dir(args, self.checkpoint, old)
+        delete(old)
         if is_first_process():
             with side_file(self.output_dir / "run.json") as path:
                 write_json(path, record)

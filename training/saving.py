@@ -1,6 +1,9 @@
 """Saving and resuming: checkpoints on the disk, and their copies on the Hub."""
 
 import shutil
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,8 +27,9 @@ class SavingTrainer(RowOrderTrainer):
     """The part of T5Trainer that saves, resumes and uploads."""
 
     _is_saving = False  # while a checkpoint is being written aside
-    _resumed_from = None  # the checkpoint with which this training began
-    task_record = None  # of a fine-tuning (tasks/task_records.py), saved with every model
+    _resumed_from: str | None = None  # the checkpoint with which this training began
+    _uploads: list[Future] = []  # to the Hub, in the background; init_hf_repo gives each trainer its own
+    task_record: dict | None = None  # of a fine-tuning (tasks/task_records.py), saved with every model
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
@@ -80,14 +84,9 @@ class SavingTrainer(RowOrderTrainer):
             super()._save_checkpoint(model, trial)
         finally:
             self._is_saving = False
-        save_loss_state(
-            aside,
-            self.args.process_index,
-            self._tr_loss.item(),
-            self._total_loss_scalar,
-            self._globalstep_last_logged,
-            self._tr_z_loss.item(),
-        )
+        losses = {"running_loss": self._tr_loss.item(), "total_loss": self._total_loss_scalar}
+        losses |= {"last_logged_step": self._globalstep_last_logged, "running_z_loss": self._tr_z_loss.item()}
+        save_loss_state(aside, self.args.process_index, losses)
         if hasattr(self.train_dataset, "save_place"):
             self.train_dataset.save_place(aside)
 
@@ -96,9 +95,9 @@ class SavingTrainer(RowOrderTrainer):
             self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
             publish(aside, final)
 
-    def _is_disk_full(self, write, *args) -> bool:
-        """Calls write(*args); whether there was no room for it on any rank. Then a line says so, and the half-written
-        checkpoint is gone."""
+    def _is_disk_full(self, write: Callable, *args) -> bool:
+        """Calls write(*args); whether any rank had no room for it. Then a line says so, and the half-written checkpoint
+        is deleted."""
         full = None
         try:
             write(*args)
@@ -109,24 +108,19 @@ class SavingTrainer(RowOrderTrainer):
         if not self.any_rank(full is not None):
             return False
         shutil.rmtree(Path(self.args.output_dir) / SAVING, ignore_errors=True)
-        print_once(
-            f"step {self.state.global_step:,}: no room for a checkpoint in {self.args.output_dir} "
-            f"({full or 'on another rank'}); the last whole one is kept, and the training continues until the next "
-            "save. Free some space."
-        )
+        print_once(f"step {self.state.global_step:,}: no room for a checkpoint in {self.args.output_dir} "
+                   f"({full or 'on another rank'}); the last whole one is kept, and the training continues until the "
+                   "next save. Free some space.")  # fmt: skip
         return True
 
     def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
-        if self.args.world_size <= 1:
-            return flag
         flags = torch.tensor([int(flag)], device=self.args.device)
         return bool(self.accelerator.reduce(flags, reduction="sum").item())
 
     # ------------------------------------------------------------ from the disk
     def _issue_warnings_after_load(self, load_result):
-        """Overrides Trainer to skip embeddings that share another's tensor: they are not in the file, and not
-        missing."""
+        """Overrides Trainer to name no embedding that shares another's tensor: it is not in the file, nor missing."""
         missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
@@ -150,18 +144,17 @@ class SavingTrainer(RowOrderTrainer):
 
     def restore_loss_state(self) -> None:
         """Restores the losses that the resumed run had not yet logged."""
-        state = self._resumed_from and load_loss_state(
-            Path(self._resumed_from), self.args.process_index, self.args.world_size
-        )
-        if state:
+        if not self._resumed_from:
+            return
+        if state := load_loss_state(Path(self._resumed_from), self.args.process_index, self.args.world_size):
             self._tr_loss.fill_(state["running_loss"])
             self._total_loss_scalar = state["total_loss"]
             self._globalstep_last_logged = self._z_loss_last_logged = state["last_logged_step"]
             self._tr_z_loss.fill_(state.get("running_z_loss", 0.0))
 
     # ------------------------------------------------------------ to the Hub
-    def init_hf_repo(self, token=None, private=None):
-        """Overrides Trainer to report a Hub that refuses as the user's error; a dry run makes no repository."""
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Overrides Trainer to report a refusal of the Hub as the user's error; a dry run creates no repository."""
         self._uploads = []
         if self.is_world_process_zero() and not self.args.dry_run:
             name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
@@ -171,21 +164,20 @@ class SavingTrainer(RowOrderTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Overrides Trainer, which calls this while the checkpoint is still being written, to upload when it is whole.
-        The model is uploaded without the states of the training; `--hub_strategy` adds those."""
+        The model is uploaded without the training's states; `--hub_strategy` adds those."""
         if self._is_saving or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
         folder, message = Path(checkpoint_folder), f"Training in progress, step {self.state.global_step:,}"
-        token = self.args.hub_token
-        self._uploads.append(start_upload(folder, self.hub_model_id, message, token, ignore=NOT_PUBLISHED))
+        start = partial(start_upload, folder, self.hub_model_id, token=self.args.hub_token)
+        self._uploads.append(start(message, ignore=NOT_PUBLISHED))
         whole = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: folder.name}
-        if self.args.hub_strategy in whole:
-            into = whole[self.args.hub_strategy]
-            self._uploads.append(start_upload(folder, self.hub_model_id, f"{message}, {into}", token, into=into))
+        if into := whole.get(self.args.hub_strategy):
+            self._uploads.append(start(f"{message}, {into}", into=into))
 
     def _finish_current_push(self) -> None:
         """Waits for the uploads in the background and names those that failed; the training continues without them."""
-        for upload_ in self.__dict__.pop("_uploads", []):
-            if error := upload_.exception():
+        for started in self._uploads:
+            if error := started.exception():
                 print_once(f"an upload to {self.hub_model_id} failed ({reason(error)}); the next save tries again")
         self._uploads = []
 

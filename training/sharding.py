@@ -6,34 +6,34 @@ import torch
 from accelerate.utils import save_fsdp_optimizer
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from transformers import PreTrainedModel, Trainer
 from transformers.trainer import SCHEDULER_NAME
 
 from common.processes import is_first_process
 from modeling.low_rank import has_low_rank, low_rank_state
 
 
-def save_sharded_optimizer(trainer, folder: Path) -> None:
+def save_sharded_optimizer(trainer: Trainer, folder: Path) -> None:
     """Writes the whole optimizer's state and the schedule. Trainer would add a second copy of the weights."""
-    save_fsdp_optimizer(
-        trainer.accelerator.state.fsdp_plugin, trainer.accelerator, trainer.optimizer, trainer.model, str(folder)
-    )
+    plugin = trainer.accelerator.state.fsdp_plugin
+    save_fsdp_optimizer(plugin, trainer.accelerator, trainer.optimizer, trainer.model, str(folder))
     if trainer.args.should_save:
         torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER_NAME)
 
 
-def load_sharded_weights(model, folder: Path) -> None:
+def load_sharded_weights(model: PreTrainedModel, folder: Path) -> None:
     """Gives every rank its slices of the weights in `folder`, which rank 0 reads. RuntimeError if some are missing.
 
     Trainer's own loading fails on T5's embedding, which has one tensor and three names.
     """
-    weights, expected = {}, lambda name: name not in model.all_tied_weights_keys
-    if has_low_rank(model):
-        expected = lambda name: ".lora_" in name  # noqa: E731
-        weights = low_rank_state(model, folder) if is_first_process() else {}
+    weights, low_rank = {}, has_low_rank(model)
+    if is_first_process() and low_rank:
+        weights = low_rank_state(model, folder)
     elif is_first_process():
         for path in sorted(folder.glob("model*.safetensors")):
             weights |= load_file(path)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-    missing = set(filter(expected, set_model_state_dict(model, weights, options=options).missing_keys))
+    lacking = set_model_state_dict(model, weights, options=options).missing_keys
+    missing = {n for n in lacking if (".lora_" in n if low_rank else n not in model.all_tied_weights_keys)}
     if missing:
         raise RuntimeError(f"{folder}: the weights lack {len(missing)} tensors: {sorted(missing)[:5]}")

@@ -442,7 +442,7 @@ class BadInputTest(TestCase):
         ("no_config", ["--model_name_or_path", "{folder}/bare", "--tokenizer_name", "{good}/tokenizer"],
          "no config.json in .*bare or .*--config_name"),
         ("config_name", ["--config_name", "{folder}"], "--config_name .*: no config.json there"),
-        ("output", ["--output_dir", "{good}"], "--output_dir .* holds the checkpoint: name another folder"),
+        ("output", ["--output_dir", "{good}"], "--output_dir .* holds the model: name another folder"),
         ("not_empty", ["--output_dir", "{folder}"], "--output_dir .* is not empty: .* --overwrite_output_dir"),
         ("repository", ["--push_to_hub", "a/b/c"], "--push_to_hub a/b/c: "),
         ("samples", ["--samples_file", "{folder}/none.txt"], "--samples_file .*none.txt: no such file"),
