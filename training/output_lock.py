@@ -37,7 +37,7 @@ def lock_output_dir(args: T5TrainingArguments) -> None:
         except BlockingIOError:
             file.seek(0)
             raise ValueError(f"--output_dir {folder}: another run writes there ({_described(file.read())}); wait for "
-                             f"it, or name another folder. If it has surely ended, delete {path}") from None  # fmt: skip
+                             f"it, or name another folder. If it surely ended, delete {path}") from None  # fmt: skip
         except OSError as error:
             print_once(f"{folder} cannot be locked ({error.strerror}): make sure that no other run writes there")
             return
