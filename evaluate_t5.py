@@ -236,7 +236,7 @@ def build_trainer(job: Job, run_args: EvaluationRunArguments, attn_implementatio
         processing_class=tokenizer,
         class_label_ids=judged.class_label_ids,
     )
-    install_callbacks(trainer, [T5ProgressCallback()])
+    install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
     return trainer
 
 

@@ -198,12 +198,10 @@ class TrainingRun(Run):
         peak = device_peak_flops(args.device, args.bf16)
         flops = partial(self._flops_per_sequence, self.trainer.model.config)
         flops = flops() if self.tokens_per_step else flops  # of tasks it depends on a batch's lengths
-        callbacks = [
-            ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * ranks, ranks),
-            MetricsFileCallback(self.output_dir),
-            LossCurveCallback(self.output_dir),
-            T5ProgressCallback(),
-        ]
+        callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * ranks, ranks)]
+        if is_first_process():
+            callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir)]
+            callbacks.append(T5ProgressCallback())
         if args.early_stopping_patience is not None:
             callbacks.append(PatienceCallback(args.early_stopping_patience))
         install_callbacks(self.trainer, callbacks)
