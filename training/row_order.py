@@ -26,7 +26,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
             return self.train_dataset.loader(self.data_collator, self.args, worker_init_fn=workers)
         for_evaluation = self.data_collator
         self.data_collator = self.train_collator or for_evaluation
-        rows, whole = self.train_dataset, self.args.train_batch_size * max(1, self.args.world_size)
+        rows, whole = self.train_dataset, self.args.train_batch_size * self.args.world_size
         order = self._get_train_sampler()
         if self.args.world_size > 1 and len(order) % whole:
             self.train_dataset = FilledRows(rows, -len(order) % whole, order)
