@@ -71,10 +71,8 @@ class Task:
         self.tokenizer = tokenizer
         for split, rows in self.rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
-            self.data[split], self.examples[split] = prepare_split(
-                self.name, self.entry, self.args, tokenizer, split, limit, rows
-            )
-            self.rows[split] = rows[:limit]
+            self.data[split] = prepare_split(self.name, self.entry, self.args, tokenizer, split, limit, rows)
+            self.rows[split], self.examples[split] = rows[:limit], len(rows)
 
     def judge(self, split: str, with_generate: bool) -> EvaluationTask:
         """How the answers to a split are found and judged. with_generate: decode also where scoring labels would do."""
