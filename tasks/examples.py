@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ from corpora.tokenizers import encode_targets, tokenizer_fingerprint
 from tasks.metrics.scoring import STATISTICS, score_predictions, token_metrics
 from tasks.registry import preprocess_of, reference_texts, source_text, target_text
 from tasks.rows import row_splitter
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def build_tokenize_function(
@@ -165,7 +169,7 @@ def prepare_split(
     split: str,
     limit: int | None,
     rows: list[dict],
-) -> "datasets.Dataset":
+) -> "Dataset":
     """The tokens of the first `limit` rows, kept in `--data_cache_dir` under a key of everything that decides them."""
     import datasets
 
