@@ -9,9 +9,10 @@ from pathlib import Path
 
 from arguments.own_pairs import OWN, SHAPES, has_training_rows, own_entry
 from arguments.task import TaskArguments
+from common.command_line import listed
 from common.processes import print_once
 from tasks.registry import as_list
-from tasks.rows import first_record, listed, rows_of_split
+from tasks.rows import first_record, rows_of_split
 
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
 
