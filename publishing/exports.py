@@ -265,16 +265,20 @@ class CTranslate2Engine:
         return [[self.names[number] for number in text] for text in texts]
 
     def tokens(self, sources: list[list[int]], search: dict) -> list[list[int]]:
-        """What it writes to each text, EOS included. search: arguments of translate_batch."""
-        options = dict(max_decoding_length=NEW_TOKENS, return_end_token=True)
-        results = self.translator.translate_batch(self._named(sources), **options, **search)
-        return [[self.ids[name] for name in result.hypotheses[0]] for result in results]
+        """Tokens of every hypothesis, the best first, EOS included. search: arguments of translate_batch."""
+        options = dict(max_decoding_length=NEW_TOKENS, max_input_length=0, return_end_token=True) | search
+        results = self.translator.translate_batch(self._named(sources), **options)
+        return [[self.ids[name] for name in names] for result in results for names in result.hypotheses]
+
+    def log_probs(self, sources: list[list[int]], targets: list[list[int]], eos: int) -> list[list[float]]:
+        """Log-probabilities [T] of the tokens of each target."""
+        bodies = [target[:-1] if target[-1:] == [eos] else target for target in targets]  # it adds the EOS
+        scores = self.translator.score_batch(self._named(sources), self._named(bodies))
+        return [scored.log_probs[: len(target)] for scored, target in zip(scores, targets, strict=True)]
 
     def answers(self, sources: list[list[int]], wanted: Answers, eos: int) -> Answers:
         """Its greedy tokens, and its log-probabilities [T] of the wanted ones."""
-        bodies = [found[:-1] if found[-1:] == [eos] else found for found in wanted.tokens]  # the EOS is added
-        scores = self.translator.score_batch(self._named(sources), self._named(bodies))
-        log_probs = [np.array(s.log_probs[: len(found)]) for s, found in zip(scores, wanted.tokens, strict=True)]
+        log_probs = [np.array(scored) for scored in self.log_probs(sources, wanted.tokens, eos)]
         return Answers(self.tokens(sources, ctranslate2_search(None)), log_probs)
 
 
