@@ -68,17 +68,17 @@ def check_limits(flags) -> None:
 
 
 def check_value(name: str, value, limits: dict) -> None:
-    """ValueError if the value of a flag breaks the limits, as nan breaks all bounds; of a list each number counts."""
+    """ValueError if the value of a flag breaks the limits, as nan breaks all bounds; of a list each item counts."""
     bounds = {bound: limit for bound, limit in limits.items() if bound in _BOUNDS}
     usual = {} if {"at_most", "below"} & bounds.keys() else {"at_most": MOST}
-    for number in value if isinstance(value, list) else [value]:
-        broken = next((b for b in (bounds, usual) if _is_number(number) and not _keeps(number, b)), None)
+    for item in value if isinstance(value, list) else [value]:
+        broken = next((b for b in (bounds, usual) if _is_number(item) and not _keeps(item, b)), None)
         if broken:
             words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in broken.items()]
             words[0] += f" {limits['unit']}" if "unit" in limits else ""
-            raise ValueError(f"--{name} {number}: must be {' and '.join(words)}")
-    if value not in limits.get("choices", [value]):
-        raise ValueError(f"--{name} {value}: must be one of {', '.join(limits['choices'])}")
+            raise ValueError(f"--{name} {item}: must be {' and '.join(words)}")
+        if item not in limits.get("choices", [item]):
+            raise ValueError(f"--{name} {item}: must be one of {', '.join(limits['choices'])}")
 
 
 def _is_number(value) -> bool:
