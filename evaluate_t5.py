@@ -201,7 +201,7 @@ def prepare_output_dir(args: EvaluationRunArguments, jobs: list[Job]) -> None:
 
 
 def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Job], dict[str, str]]:
-    """(jobs with tokenizer and rows, {task: what it lacks}). ValueError if a task that must be there lacks something."""
+    """(jobs with tokenizer and rows, {task: what it lacks}). ValueError if a task that must be there lacks some."""
     tokenizers, missing = {}, {}
     several_models = "{task}" in evaluation.model_name_or_path
     for job in jobs:
