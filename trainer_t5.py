@@ -28,7 +28,7 @@ from transformers.trainer_utils import PredictionOutput, TrainOutput
 
 from arguments.training import T5TrainingArguments, global_batch_size
 from common.processes import finish_process_group, is_first_process, print_once
-from constants import IGNORE_INDEX
+from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from data_collator_t5 import shift_right
 from model_t5 import use_one_embedding_module
 from modeling.families import family_of, shape_of
@@ -45,7 +45,7 @@ from tasks.batching import BucketCollator, PackingCollator
 from tasks.examples import EvaluationTask
 from tasks.metrics.scoring import STATISTICS
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
-from training.preemption import PreemptionCallback, exit_preempted
+from training.preemption import PreemptionCallback
 from training.saving import SavingTrainer
 
 
@@ -191,7 +191,9 @@ class T5Trainer(SavingTrainer):
         if self.preemption.reason is not None:
             self.callback_handler.on_train_end(self.args, self.state, self.control)
             finish_process_group()
-            exit_preempted(self.preemption.reason, self.args.output_dir)
+            print_once(f"{self.preemption.reason}; resume with the same command and --resume_from_checkpoint "
+                       f"(output: {self.args.output_dir})")  # fmt: skip
+            raise SystemExit(PREEMPTED_EXIT_CODE)
         return super()._finalize_training(*args, **kwargs)
 
     def compute_loss(

@@ -9,13 +9,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-
-from common.processes import print_once
-from constants import PREEMPTED_EXIT_CODE
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # Seconds kept free before the job's time limit, beside twice the longest step: for writing the checkpoint.
@@ -79,9 +75,3 @@ def outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> No
         signal.signal(number, signal.SIG_IGN)
     if initialise is not None:
         initialise(worker)
-
-
-def exit_preempted(reason: str, output_dir: str) -> NoReturn:
-    """Prints why the run stopped and how to resume it, and ends the process with PREEMPTED_EXIT_CODE."""
-    print_once(f"{reason}; resume with the same command and --resume_from_checkpoint (output: {output_dir})")
-    raise SystemExit(PREEMPTED_EXIT_CODE)

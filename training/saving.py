@@ -7,20 +7,23 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers.trainer import TRAINER_STATE_NAME
+from accelerate.utils import save_fsdp_optimizer
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from transformers import PreTrainedModel
+from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import HubStrategy
 
 from common.command_line import exit_on_user_error
 from common.manifests import share
-from common.processes import print_once
+from common.processes import is_first_process, print_once
 from common.reports import write_json
-from modeling.low_rank import has_low_rank, load_low_rank
+from modeling.low_rank import has_low_rank, load_low_rank, low_rank_state
 from publishing.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
 from publishing.model_cards import model_card, read_run
 from tasks.task_records import TASK_RECORD
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
 from training.row_order import RowOrderTrainer
-from training.sharding import load_sharded_weights, save_sharded_optimizer
 
 
 class SavingTrainer(RowOrderTrainer):
@@ -42,10 +45,14 @@ class SavingTrainer(RowOrderTrainer):
             write_json(Path(output_dir or self.args.output_dir) / TASK_RECORD, self.task_record)
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        if self.is_fsdp_enabled:
-            save_sharded_optimizer(self, Path(output_dir))
-        else:
-            super()._save_optimizer_and_scheduler(output_dir)
+        """Overrides Trainer, which would add a second copy of FSDP2's weights."""
+        if not self.is_fsdp_enabled:
+            return super()._save_optimizer_and_scheduler(output_dir)
+        plugin = self.accelerator.state.fsdp_plugin
+        save_fsdp_optimizer(plugin, self.accelerator, self.optimizer, self.model, output_dir)
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+        return None
 
     def _get_output_dir(self, trial):
         folder = super()._get_output_dir(trial)
@@ -190,3 +197,21 @@ class SavingTrainer(RowOrderTrainer):
         card = model_card(self.hub_model_id, read_run(folder), self.model, has_curve=(folder / "loss.png").is_file())
         (folder / "README.md").write_text(card, encoding="utf-8")
         return upload(folder, self.hub_model_id, self.args.hub_private_repo, commit_message, self.args.hub_token)
+
+
+def load_sharded_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Gives every rank its slices of the weights in `folder`, which rank 0 reads. RuntimeError if some are missing.
+
+    Trainer's own loading fails on T5's embedding, which has one tensor and three names.
+    """
+    weights, low_rank = {}, has_low_rank(model)
+    if is_first_process() and low_rank:
+        weights = low_rank_state(model, folder)
+    elif is_first_process():
+        for path in sorted(folder.glob("model*.safetensors")):
+            weights |= load_file(path)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    lacking = set_model_state_dict(model, weights, options=options).missing_keys
+    missing = {n for n in lacking if (".lora_" in n if low_rank else n not in model.all_tied_weights_keys)}
+    if missing:
+        raise RuntimeError(f"{folder}: the weights lack {len(missing)} tensors: {sorted(missing)[:5]}")
