@@ -173,8 +173,6 @@ class TrainingRun(Run):
             finish_process_group()
             raise SystemExit(0)
         if args.precompile:  # two steps that leave no trace but the compiler's cache
-            for callback in (MetricsFileCallback, LossCurveCallback):
-                self.trainer.remove_callback(callback)
             return
         with exit_on_user_error():
             if is_first_process():
@@ -194,15 +192,16 @@ class TrainingRun(Run):
         flops = partial(self._flops_per_sequence, self.trainer.model.config)
         flops = flops() if self.tokens_per_step else flops  # of tasks it depends on a batch's lengths
         callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * ranks, ranks)]
-        if is_first_process():
+        if is_first_process() and not args.precompile:
             callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir)]
+        if is_first_process():
             callbacks.append(T5ProgressCallback())
         if args.early_stopping_patience is not None:
             callbacks.append(PatienceCallback(args.early_stopping_patience))
         install_callbacks(self.trainer, callbacks)
         if wants_fsdp(args) and not self.trainer.is_fsdp_enabled:
-            print_once("FSDP was asked for and is not in force: accelerate shards on GPUs only. Here every process "
-                       "holds the whole model (plain data parallelism)")  # fmt: skip
+            print_once("FSDP was asked for and has no effect: accelerate shards on GPUs only. Here every process holds "
+                       "the whole model (plain data parallelism)")  # fmt: skip
 
     def _flops_per_sequence(self, *args) -> float:
         """Operations of a training step's sequence; a third of them, which LoRA saves, are for weights' gradients."""
