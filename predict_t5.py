@@ -57,7 +57,7 @@ class PredictionArguments:
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     input_file: str | None = option(None, "Inputs: a text file, or .json .jsonl .csv .tsv .parquet, also compressed.")
     output_file: str | None = option(None, "Answers as JSON lines. Not set: <input_file>.answers.jsonl.")
-    overwrite_output_file: bool = option(False, "Begin anew instead of continuing --output_file.")
+    overwrite_output_file: bool = option(False, "Start anew instead of continuing --output_file.")
     source_column: list[str] | None = option(None, "Columns of --input_file that are read. Not set: the task's.")
     source_prefix: str | None = option(None, "Begins each text. Not set: the task's.")
     dataset_name: str | None = option(None, "Of a checkpoint of several tasks, the one to do.")
@@ -114,7 +114,7 @@ DATACLASSES = [PredictionArguments, SearchArguments]
 
 
 def parse_flags(argv: list[str] | None) -> tuple[PredictionArguments, Plan]:
-    """The flags, checked, and completed by what the checkpoint's task.json says."""
+    """The flags, checked, and completed from the checkpoint's task.json."""
     args, search_args = parse_arguments(DATACLASSES, argv, about=__doc__)
     if args.input_file is None:
         raise ValueError("--input_file: name the file whose lines or rows are to be answered")
@@ -161,7 +161,7 @@ def engine_folder(name: str) -> Path:
 
 
 def read_inputs(args: PredictionArguments, plan: Plan) -> Iterator[Input]:
-    """The inputs that are to be answered, read anew each time."""
+    """The inputs to be answered, read from the file each time."""
     return itertools.islice(plan.reader.read(Path(args.input_file)), args.max_samples)
 
 

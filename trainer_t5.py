@@ -305,7 +305,7 @@ class T5Trainer(SavingTrainer):
         self.state.global_step, self.state.epoch = before["step"], before["epoch"]
 
     def _stop_for(self, grad_norm: float, model) -> None:
-        """Saves the weights as they were before this step, says where it happened, and exits with code 1."""
+        """Saves the weights from before this step, prints the step and its examples, and exits with code 1."""
         kept = "nothing was saved (--save_strategy no)"
         if self.args.save_strategy != "no":
             self._save_checkpoint(model, None)

@@ -36,11 +36,11 @@ def upload(folder: Path, name: str, private: bool | None, message: str, token: s
 def start_upload(
     folder: Path, name: str, message: str, token: str | None, into: str | None = None, ignore: Iterable[str] = ()
 ) -> Future:
-    """The commit of a folder's files, below `into`, which goes on in the background."""
+    """The commit of a folder's files, below `into`, which runs in the background."""
     where = dict(repo_id=name, folder_path=folder, path_in_repo=into, ignore_patterns=list(ignore))
     return HfApi(token=token).upload_folder(**where, commit_message=message, run_as_future=True)
 
 
 def reason(error: Exception) -> str:
-    """One line about what the Hub or the network said."""
+    """The error of the Hub or the network, in one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,4 +1,4 @@
-"""What a run tells the world while it goes: metrics.jsonl, loss.png, throughput, the progress bar.
+"""What a run shows while it trains: metrics.jsonl, loss.png, throughput, the progress bar.
 
 throughput = ThroughputCallback(sequences_per_step=128, tokens_per_step=80_128)
 of_rank_0 = [MetricsFileCallback(output_dir), LossCurveCallback(output_dir), T5ProgressCallback()]

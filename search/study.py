@@ -122,7 +122,7 @@ def take_trial(study: "Study", sweep: dict, folder: Path, seed: int) -> tuple["F
         trials = study.get_trials(deepcopy=False)
         others = {trial.user_attrs["run"]: trial for trial in trials if not trial.state.is_finished()}
         for run, trial in others.items():
-            # In this order: an agent that is done first tells the study, and then lets go of the trial.
+            # In this order: an agent ends a trial in the study before it deletes the trial's .beat.
             is_silent = silence(folder, run) >= SILENCE
             if is_silent and not study.get_trials(deepcopy=False)[trial.number].state.is_finished():
                 end_orphans(folder, run)

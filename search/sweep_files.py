@@ -25,7 +25,7 @@ OWN_FLAGS = {"output_dir", "resume_from_checkpoint", "overwrite_output_dir"}
 # A folder that the file's own command gives to each run: `--output_dir "out/sweeps/x/$WANDB_RUN_ID"`.
 RUN_FOLDER = re.compile(r"(--output[_-]dir[=\s\0]+[\"']?)([^\s\"'\0]*)(/(?:\$\{envvar:|\$\{?)WANDB_RUN_ID\}?)(?![\w/])")
 ENVVAR = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
-TEXT_NUMBER = re.compile(r"([-+]?\d+)(\.\d+)?\.?[eE]([-+]?)(\d+)")  # a number for everybody but YAML
+TEXT_NUMBER = re.compile(r"([-+]?\d+)(\.\d+)?\.?[eE]([-+]?)(\d+)")  # a number, but not in YAML
 
 # W&B's definitions at the quantile u, or for `categorical` at the index u; the other arguments are keys of the file.
 DISTRIBUTIONS = {

@@ -36,7 +36,7 @@ from tasks.registry import as_list, columns_of, eval_splits, may_hide_answers, p
 
 Files = list[Path] | dict[str, list[Path]] | None  # of a split; by column where lines of files belong together
 MISSING = object()  # no such column, where None is an empty one
-HELD_OUT = 1_000  # rows of a streamed text, where neither --validation_file nor --max_eval_samples says otherwise
+HELD_OUT = 1_000  # rows of a streamed text without --validation_file and --max_eval_samples
 
 
 def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int | None = None) -> list[dict]:

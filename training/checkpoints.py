@@ -72,7 +72,7 @@ def rotate(output_dir: Path, keep: int | None, best: str | None) -> None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an exception of torch, safetensors or Python says that nothing more can be written."""
+    """Whether an exception of torch, safetensors or Python is about a full disk, quota or file size."""
     while error is not None:
         if getattr(error, "errno", None) in _FULL or any(words in str(error) for words in _FULL_MESSAGES):
             return True
@@ -142,7 +142,7 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
         missing += [] if (folder / "scheduler.pt").is_file() else ["scheduler.pt"]
     if missing:
         raise ValueError(f"{flag} {checkpoint}: it has no {' and no '.join(missing)} (saved with --save_only_model or "
-                         "another launcher?), without which the optimizer and the schedule would begin anew: take only "
+                         "another launcher?), without which optimizer and schedule would start anew: take only "
                          f"the weights with --model_name_or_path {checkpoint}")  # fmt: skip
 
 
@@ -206,8 +206,8 @@ def check_resumed(
     held |= {name: flags.get(name) for name in ("lora_rank", "train_only")}
     for name, before in held.items():
         if flags and before != now.get(name):
-            raise ValueError(f"{resumed} it holds the state of --{name} {before}, which --{name} {now.get(name)} "
-                             "cannot take up")  # fmt: skip
+            raise ValueError(f"{resumed} it holds the state of --{name} {before}, from which --{name} {now.get(name)} "
+                             "cannot resume")  # fmt: skip
     for name, described in (("train", "training data"), ("tokenizer", "a tokenizer")):
         if name in saved and name in fingerprints and saved[name] != fingerprints[name]:
             raise ValueError(f"{resumed} its run had {described} of other contents: resume with the flags of that run, "
@@ -243,7 +243,7 @@ def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:
 
 
 def _recorded(path: Path) -> dict:
-    """What a JSON file holds; {} where it cannot be read: a checkpoint moved elsewhere, or of other code."""
+    """The content of a JSON file; {} if it cannot be read, as of a checkpoint that was moved or made by other code."""
     try:
         return read_json(path)
     except (OSError, ValueError):

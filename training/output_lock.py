@@ -82,4 +82,4 @@ def _described(text: str) -> str:
         job = f", SLURM job {holder['job']}" if holder["job"] else ""
         return f"process {holder['pid']} on {holder['host']}{job}, since {holder['since']}"
     except (ValueError, KeyError, TypeError):
-        return "it has not said which"
+        return "which one is unknown"
