@@ -648,7 +648,7 @@ class ResumeTest(TestCase):
         ("text", dict(train_file="{bad}/other.txt"),
          "its run had training data of other contents: .*--model_name_or_path"),
         ("optimizer", dict(optim="adafactor"),
-         "it holds the state of --optim adamw_rms_scaled, which --optim adafactor"),
+         "it holds the state of --optim adamw_rms_scaled, from which --optim adafactor"),
     )  # fmt: skip
     def test_of_another_run(self, changes, message):
         train_tokenizer(sentences(900, seed=1), self.folder / "other", 300)
