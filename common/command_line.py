@@ -15,6 +15,7 @@ import operator
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import field
 from pathlib import Path
 
@@ -67,17 +68,17 @@ def check_limits(flags) -> None:
 
 
 def check_value(name: str, value, limits: dict) -> None:
-    """ValueError if the value of a flag breaks the limits, as nan breaks all bounds; of a list each number counts."""
+    """ValueError if the value of a flag breaks the limits, as nan breaks all bounds; of a list each item counts."""
     bounds = {bound: limit for bound, limit in limits.items() if bound in _BOUNDS}
     usual = {} if {"at_most", "below"} & bounds.keys() else {"at_most": MOST}
-    for number in value if isinstance(value, list) else [value]:
-        broken = next((b for b in (bounds, usual) if _is_number(number) and not _keeps(number, b)), None)
+    for item in value if isinstance(value, list) else [value]:
+        broken = next((b for b in (bounds, usual) if _is_number(item) and not _keeps(item, b)), None)
         if broken:
             words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in broken.items()]
             words[0] += f" {limits['unit']}" if "unit" in limits else ""
-            raise ValueError(f"--{name} {number}: must be {' and '.join(words)}")
-    if value not in limits.get("choices", [value]):
-        raise ValueError(f"--{name} {value}: must be one of {', '.join(limits['choices'])}")
+            raise ValueError(f"--{name} {item}: must be {' and '.join(words)}")
+        if item not in limits.get("choices", [item]):
+            raise ValueError(f"--{name} {item}: must be one of {', '.join(limits['choices'])}")
 
 
 def _is_number(value) -> bool:
@@ -378,6 +379,17 @@ def check_folder(flag: str, path: str) -> None:
         raise ValueError(f"{flag} {path}: {'is a file' if there == wanted else f'{there} is a file'}, not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ValueError(f"{flag} {path}: no permission to write in {there}")
+
+
+def check_output_dir(path: str, overwrite: bool, models: Iterable[str] = ()) -> None:
+    """ValueError unless --output_dir can be written, holds none of the models that are read, and is empty or may be
+    overwritten."""
+    check_folder("--output_dir", path)
+    folder = Path(path).resolve()
+    if any(folder in (model, *model.parents) for model in (Path(name).resolve() for name in models)):
+        raise ValueError(f"--output_dir {path} holds the model: name another folder")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise ValueError(f"--output_dir {path} is not empty: name another folder, or give --overwrite_output_dir")
 
 
 def check_repository_name(flag: str, name: str) -> None:
