@@ -51,7 +51,7 @@ _SWITCH = dict(action=argparse.BooleanOptionalAction)
 _RUNGS = ", ".join(rung.name for rung in step.LADDER)
 # Options of argparse. default: a pair is what a training run has on a GPU, and what a CPU does in seconds.
 # fmt: off
-FLAGS = {
+FLAGS: dict[str, dict] = {
     "output": dict(help="Write the results there as JSON, with hardware, versions and commit."),
     "device": dict(choices=("cuda", "cpu"), help="Not set: the GPU if there is one."),
     "rounds": dict(type=int, default=(5, 3), help="Turns A B A B of which the median counts."),

@@ -67,7 +67,7 @@ def train(setting: dict, batch: int) -> dict:
         return loss.item()  # which waits for the GPU
 
     start = time.perf_counter()
-    found = {"batch": batch, "first_loss": steps(1), "first_step_seconds": time.perf_counter() - start}
+    found: dict = {"batch": batch, "first_loss": steps(1), "first_step_seconds": time.perf_counter() - start}
     steps(3)
     found["seconds"] = []
     for _ in range(setting["rounds"]):

@@ -247,7 +247,7 @@ def measure_steps(args: Namespace) -> dict:
     predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
     rows = {rung.name: dict(name=rung.name, adds=rung.text, expected=None, peer=rung.peer) for rung in args.rungs}
     lengths = dict(source_length=collator.inputs_length, target_length=collator.targets_length)
-    ceiling = measure.Ceiling.of(config, *lengths.values(), args)
+    ceiling = measure.Ceiling.of(config, collator.inputs_length, collator.targets_length, args)
     result = material.setting_of(args) | lengths | dict(compiled=args.compile, gflops_per_sequence=ceiling.flops / 1e9)
     result["order"] = "in turn: A B C A B C" if in_turn else "one after the other: A A B B"
     result |= dict(raw_tokens_per_sequence=collator.tokens_length, matrix_product_tflops=ceiling.product / 1e12)

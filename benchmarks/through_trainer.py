@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -154,12 +155,11 @@ def measure_trainer(args: Namespace) -> dict:
         return trainer
 
     with tempfile.TemporaryDirectory() as folder:
-        keep = dict(each_round=lambda seconds: args.keep(so_far(seconds)))
-        return so_far(trained_in_turn(rows, make, args, warm_up=0, **keep))
+        return so_far(trained_in_turn(rows, make, args, warm_up=0, each_round=lambda found: args.keep(so_far(found))))
 
 
 def first_trainer(
-    way: Way, config: PreTrainedConfig, data: tuple[Dataset | list, Callable], args: Namespace, folder: str, size: int
+    way: Way, config: PreTrainedConfig, data: tuple[Dataset | list, Any], args: Namespace, folder: str, size: int
 ) -> Seq2SeqTrainer:
     """The trainer of a way after its first steps, which compile and reserve memory; batches of `size` sequences are
     accumulated to --batch. data: what it trains on, and its collator."""
