@@ -3,18 +3,18 @@
     python adapt_decoder.py --model_name_or_path google/gemma-2-2b --output_dir out/t5gemma
     python adapt_decoder.py --model_name_or_path google/gemma-2-2b --encoder google/gemma-2-9b --output_dir out/9b_2b
 
-The encoder reads with bidirectional attention, the decoder gets a cross-attention in each layer: a copy of the layer's
-self-attention, or where the encoder has other sizes new weights, which are to be trained alone first. Writes the model
-in T5Gemma's layout, its tokenizer, and adaptation.json: from which tensor each one was copied. docs/t5gemma.md tells
-what it is worth. Gemma 2's 2B becomes 5.6B parameters; source and result lie in memory in the checkpoint's own type, in
-bfloat16 16 GB together.
+The encoder's attention is bidirectional. Each layer of the decoder gets a cross-attention: a copy of the layer's
+self-attention, or new weights where the encoder has other sizes; train these alone first. Writes the model in T5Gemma's
+layout, its tokenizer, and adaptation.json: from which tensor each one was copied. docs/t5gemma.md says what it is
+worth. Gemma 2's 2B becomes 5.6B parameters; source and result together take 16 GB of memory in bfloat16, the
+checkpoint's own type.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from common.cached_folders import made_aside
 from common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
@@ -46,8 +46,10 @@ def check_flags(args: AdaptationArguments) -> None:
     check_output_dir(args.output_dir, args.overwrite_output_dir)
 
 
-def load_halves(args: AdaptationArguments) -> tuple:
-    """(tokenizer, decoder, encoder or None). ValueError if they do not go together."""
+def load_halves(
+    args: AdaptationArguments,
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, PreTrainedModel | None]:
+    """(tokenizer, decoder, encoder or None). ValueError if the tokenizers differ."""
     tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
     if args.encoder and not same_vocabulary(tokenizer, load_tokenizer(args.encoder, "--encoder")):
         raise ValueError(f"--encoder {args.encoder}: its tokenizer is not that of {args.model_name_or_path}")
@@ -60,10 +62,10 @@ def described_copies(copied: dict[str, str | None], names: dict[str, str]) -> di
     counts: Counter = Counter()
     for name, source in copied.items():
         part = "head" if name.startswith("lm_head") else name.split(".")[1]
-        is_cross = "cross_attn" in name
-        half = source and source.split()[0]
-        origin = "drawn anew" if half is None else f"{'self-attention of ' if is_cross else ''}{names[half]}"
-        counts["cross-attention" if is_cross else part, origin] += 1
+        origin = names[source.split()[0]] if source else "drawn anew"
+        if "cross_attn" in name:
+            part, origin = "cross-attention", f"self-attention of {origin}" if source else origin
+        counts[part, origin] += 1
     return {part: f"{count} tensor{'s'[: count > 1]}: {origin}" for (part, origin), count in counts.items()}
 
 
@@ -81,20 +83,14 @@ def main(argv: list[str] | None = None) -> dict[str, str | None]:
             tokenizer.save_pretrained(folder)
             write_json(folder / "adaptation.json", copied)
     names = {"decoder": args.model_name_or_path, "encoder": args.encoder or args.model_name_or_path}
-    follow = f"python pre_train_t5.py --model_name_or_path {args.output_dir}"
-    anew = None in copied.values()
-    end_summary(
-        {
-            "model": f"{human_count(count_parameters(model))} parameters ({shape_of(model.config).described})",
-            **described_copies(copied, names),
-            "written to": args.output_dir,
-            "next": f"{follow} --train_only cross_attn --max_steps {WARM_UP_STEPS} --output_dir out/warm; then from "
-            "out/warm, without --train_only"
-            if anew
-            else f"{follow} --objective ul2   # or prefix_lm",
-        },
-        title="adapted",
-    )
+    rows = {"model": f"{human_count(count_parameters(model))} parameters ({shape_of(model.config).described})"}
+    rows |= described_copies(copied, names) | {"written to": args.output_dir}
+    follow = "--objective ul2   # or prefix_lm"
+    if None in copied.values():
+        warm_up = f"--train_only cross_attn --max_steps {WARM_UP_STEPS} --output_dir out/warm"
+        follow = f"{warm_up}; then from out/warm, without --train_only"
+    rows["next"] = f"python pre_train_t5.py --model_name_or_path {args.output_dir} {follow}"
+    end_summary(rows, title="adapted")
     return copied
 
 

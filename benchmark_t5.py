@@ -9,113 +9,109 @@
     python benchmark_t5.py gpu --output out/gpu.json --train_file my_text.txt     # make gpu: 25 minutes on a new GPU
 
 What is compared runs in one process, in the order A B A B, and medians are reported. It needs torch, transformers and
-numpy (and triton on a GPU); a peer or a part that is not there is named and the rest goes on. Peers are the published
-files where --nanot5 names a checkout of nanoT5, otherwise stand-ins, which are called so. A readable table comes first,
-and one JSON object as the last line; --output writes it as it grows, with hardware, versions and commit, and beside it
-a log and a picture.
+numpy (and triton on a GPU); a missing peer or part is named, and the others are measured. Peers are the published files
+where --nanot5 names a checkout of nanoT5, otherwise stand-ins, which are named so. Prints tables, and JSON as the last
+line; --output writes it as it grows, with hardware, versions and commit, and beside it a log and a picture.
 """
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn, TextIO
 
-import torch
 import transformers
 
 from benchmarks import attention, fine_tuning, generation, inputs, plan, scripts, step, through_trainer
-from benchmarks.material import ATTENTION, full_name
-from benchmarks.measure import free_memory, machine, pick_device, recording, table
+from benchmarks.material import full_name
+from benchmarks.measure import TIME_IS_UP, free_memory, machine, pick_device, recording, table
 from benchmarks.picture import bars_of, draw_bars
-from common.command_line import check_folder, exit_on_user_error
+from common.command_line import check_folder, check_value, exit_on_user_error
 from common.reports import environment_record, human_time, introduction, plain_json, write_json
+from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS
 from data_collator_t5 import compute_input_and_target_lengths
+from runs.memory import OPTIMIZER_STATES
 
 
 # ---------------------------------------------------------------- flags
 class Parser(argparse.ArgumentParser):
     """argparse, whose errors are one line as everywhere in this project."""
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         raise ValueError(f"{self.prog.split('.py')[-1].strip()}: {message}".lstrip(": "))
-
-
-def count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
-    return int(text)
-
-
-def number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: must be a number greater than 0")
-    return value
 
 
 _SWITCH = dict(action=argparse.BooleanOptionalAction)
 _RUNGS = ", ".join(rung.name for rung in step.LADDER)
+# Options of argparse. default: a pair is what a training run has on a GPU, and what a CPU does in seconds.
 # fmt: off
-FLAGS = {
+FLAGS: dict[str, dict] = {
     "output": dict(help="Write the results there as JSON, with hardware, versions and commit."),
     "device": dict(choices=("cuda", "cpu"), help="Not set: the GPU if there is one."),
-    "rounds": dict(type=count, help="Turns A B A B of which the median counts."),
-    "batch": dict(type=count, help="Sequences of a batch."),
-    "source_length": dict(type=count, help="Tokens of a source."),
-    "model": dict(help="Shape: tiny, mini, small, base, large or xl."),
-    "bf16": dict(help="bfloat16 autocast. Not set: on a GPU.", **_SWITCH),
-    "minutes": dict(type=number, help="Begin nothing new after so long."),
-    "compile": dict(help="torch.compile where it belongs. Not set: on a GPU.", **_SWITCH),
-    "rows": dict(help=f"Rungs: all, peers, best, or some of {_RUNGS}."),
-    "steps": dict(type=count, default=4, help="Steps timed together in a turn."),
-    "alone": dict(action="store_true", help="What a rung adds on the lowest rung instead of all below it."),
-    "target_length": dict(type=count, help="Target tokens. Not set: T5's for the source."),
-    "implementations": dict(default=",".join(ATTENTION), help="Names with commas between."),
-    "megabytes": dict(type=number, help="Size of the text."),
+    "rounds": dict(type=int, default=(5, 3), help="Turns A B A B of which the median counts."),
+    "batch": dict(type=int, default=(128, 8), help="Sequences of a batch; of plan: of a micro-batch on one GPU."),
+    "source_length": dict(type=int, default=(512, 64), help="Tokens of a source."),
+    "model": dict(default=("base", "tiny"), help="Shape: tiny, mini, small ... xxl, or a folder with a config.json."),
+    "bf16": dict(default=(True, False), help="bfloat16 autocast. Not set: on a GPU.", **_SWITCH),
+    "minutes": dict(type=float, default=(8.0, 2.0), help="Begin nothing new after so long."),
+    "compile": dict(default=(True, False), help="torch.compile where it belongs. Not set: on a GPU.", **_SWITCH),
+    "rows": dict(default="all", help=f"Rungs: all, peers, best, or some of {_RUNGS}."),
+    "steps": dict(type=int, default=4, help="Steps timed together in a turn."),
+    "alone": dict(action="store_true", default=False, help="Puts a rung on the lowest one, not on all below it."),
+    "target_length": dict(type=int, help="Target tokens. Not set: T5's for the source."),
+    "implementations": dict(default=",".join(ATTENTION_IMPLEMENTATIONS), help="Names with commas between."),
+    "megabytes": dict(type=float, default=(4.0, 1.0), help="Size of the text."),
     "text_file": dict(nargs="+", help="Lines of text to tokenise. Not set: made-up ones."),
-    "gigabytes": dict(type=number, nargs="+", help="Sizes of the synthetic corpora."),
+    "gigabytes": dict(type=float, nargs="+", default=[0.1], help="Sizes of the synthetic corpora."),
     "workers": dict(type=int, default=min(8, os.cpu_count() or 1), help="Of the DataLoader."),
-    "seconds": dict(type=number, default=5.0, help="Time for each size."),
+    "seconds": dict(type=float, default=5.0, help="Time for each size."),
     "folder": dict(help="Where the corpora are written for the time. Not set: the system's."),
-    "examples": dict(type=count, help="Rows of the classification task."),
-    "new_tokens": dict(type=count, help="Tokens to generate for each source."),
-    "beams": dict(type=count, default=1, help="Beams."),
-    "pre_train_args": dict(help="Recipe and flags of pre_train_t5.py, such as --max_steps."),
+    "examples": dict(type=int, default=(2048, 64), help="Rows of the classification task."),
+    "new_tokens": dict(type=int, default=(64, 16), help="Tokens to generate for each source."),
+    "beams": dict(type=int, default=1, help="Beams."),
+    "pre_train_args": dict(default="", help="Recipe and flags of pre_train_t5.py, such as --max_steps."),
     "train_file": dict(nargs="+", help="Text of the pre-training. Not set: English made here."),
-    "also": dict(nargs="*", help="Further shapes for the ladder."),
+    "also": dict(nargs="*", default=(["small", "large"], []), help="Further shapes for the ladder."),
     "nanot5": dict(help="Folder of a checkout of nanoT5: its collator, model and optimizer are peers."),
     "fat5": dict(help="Folder of a checkout of FAT5 (flashT5): its model and optimizer are a peer."),
     "peers": dict(default="out/peers", help="Folder of the packages that these need, made by make peers."),
+    "nodes": dict(type=int, default=1, help="Machines."),
+    "gpus": dict(type=int, default=8, help="GPUs of a machine."),
+    "gpu": dict(default="H200", help=f"One of {', '.join(HARDWARE_PEAKS)}."),
+    "link": dict(type=float, help="GB/s from a GPU to another of its machine. Not set: as HARDWARE_PEAKS has it."),
+    "network": dict(type=float, help="GB/s from a machine to another, for each GPU of it. Not set: the same."),
+    "accumulation": dict(type=int, default=1, help="Micro-batches of a step."),
+    "attention": dict(default="t5_fused", choices=ATTENTION_IMPLEMENTATIONS),
+    "optim": dict(default="adamw_torch", help=f"One of {', '.join(OPTIMIZER_STATES)}."),
+    "mfu": dict(type=float, default=0.45, help="MFU of one GPU without communication, assumed."),
 }
 # fmt: on
+_COUNTS = "rounds batch steps target_length examples new_tokens beams nodes gpus accumulation"
+LIMITS = dict.fromkeys(_COUNTS.split(), dict(at_least=1)) | dict(workers=dict(at_least=0), mfu=dict(above=0, at_most=1))
+LIMITS |= dict.fromkeys("minutes megabytes gigabytes seconds link network".split(), dict(above=0))
+LIMITS |= dict(gpu=dict(choices=[*HARDWARE_PEAKS]), optim=dict(choices=OPTIMIZER_STATES))
+LIMITS |= dict(source_length=dict(at_least=3, unit="(a kept token, a sentinel, EOS)"))
 CHECKOUTS = {"nanot5": inputs.NANOT5_COLLATOR, "fat5": "src/model/modeling_flash_t5.py"}  # a file of each
-FLAGS_OF_ALL = ("output", "device", "rounds", "batch", "source_length")
-# Where a flag is not given. A pair: what a training run has on a GPU, and what a CPU does in seconds.
-DEFAULTS = dict(model=("base", "tiny"), batch=(128, 8), source_length=(512, 64), rounds=(5, 3), minutes=(8.0, 2.0))
-DEFAULTS |= dict(bf16=(True, False), compile=(True, False), megabytes=(4.0, 1.0), examples=(2048, 64))
-DEFAULTS |= dict(new_tokens=(64, 16), gigabytes=[0.1], rows="all", also=(["small", "large"], []))
-DEFAULTS |= dict(pre_train_args="")
 _COLLATOR = dict(batch=128, source_length=512, rounds=25)
 _GLUE = dict(source_length=128)  # run_glue's --max_seq_length, to which it pads every row
 _FINE_TUNING = _GLUE | dict(batch=(32, 8))
+_PLAN = dict(model="t5-v1_1-xl", batch=16, source_length=512)
 
 
 # ---------------------------------------------------------------- commands
 @dataclass(frozen=True)
 class Command:
-    """What measures, its flags beside FLAGS_OF_ALL, what is printed of the result, and its bars in the picture.
+    """What measures, its flags, what is printed of the result, and its bars in the picture.
 
     tables: {key of the result: columns}, one below the other, and under them `note`, filled in from the result. bars:
-    title, and rate: the key of a row's figure. defaults: where they are not those of DEFAULTS. in_all: what holds
-    within a suite, whatever is given.
+    title, and rate: the key of a row's figure. defaults: where they are not those of FLAGS. in_all: values within a
+    suite, which no flag overrides. shared: flags that most commands have.
     """
 
     measure: Callable[[argparse.Namespace], dict]
@@ -127,8 +123,10 @@ class Command:
     note: str = ""
     defaults: dict = field(default_factory=dict)
     in_all: dict = field(default_factory=dict)
+    shared: str = "output device rounds batch source_length"
 
     def text_of(self, result: dict) -> str:
+        """The tables of a result, and the note."""
         tables = "\n\n".join(table(result[key], columns) for key, columns in self.tables.items())
         return tables + (f"\n{self.note.format(**result)}" if self.note else "")
 
@@ -164,7 +162,10 @@ PARTS = {  # in the order of `all`, the slowest last; two for `gpu` alone
     "generate": Command(
         generation.measure_generate, "generate() with a growing and a static cache.",
         "model bf16 new_tokens beams", {"rows": generation.COLUMNS}, "generation, tokens/s", "tokens_per_second"),
-    "plan": Command(plan.make_plan, "Memory per GPU, communication and speed of a large run, on paper."),
+    "plan": Command(
+        plan.make_plan, "Memory per GPU, communication and speed of a large run, on paper.",
+        "model nodes gpus gpu link network accumulation attention optim mfu", defaults=_PLAN,
+        in_all=_PLAN | dict(nodes=8), shared="output batch source_length"),
     "step": Command(
         step.measure_steps, "The training step: peers and what is added to them, rung by rung.",
         "model bf16 minutes compile rows steps alone nanot5 fat5 peers", {"rows": step.COLUMNS},
@@ -198,23 +199,22 @@ def run_part(name: str, args: argparse.Namespace) -> dict:
 
 
 def run_suite(args: argparse.Namespace) -> dict:
-    """The parts of `all` or `gpu`; one that fails is recorded and the others go on. What is measured is written at
-    once, and not lost if the next rung ends the process."""
+    """The results of all parts of `all` or `gpu`; a part that fails is recorded and the others are measured. Results
+    are written at once, and survive a rung that ends the process."""
     results = {}
     for label, name, changes in parts_of(args):
         print(f"\n---- {label} ({human_time(time.monotonic() - args.start)} so far) ----", flush=True)
         result = results[label] = {}
+
+        def keep(so_far: dict, result: dict = result) -> None:
+            result.update(so_far)
+            save(args, {"results": results})
+
         if time.monotonic() > args.deadline:
-            result["error"] = "not started: the time (--minutes) was up"
+            result["error"] = TIME_IS_UP
         else:
-            part = within_suite(name, args, changes)
-            part.rate = results.get("trainer", {}).get("rate_of_ours")
-
-            def keep(so_far: dict, result: dict = result) -> None:
-                result.update(so_far)
-                save(args, {"results": results})
-
-            part.keep = keep
+            part = argparse.Namespace(**vars(args) | PARTS[name].in_all | changes)
+            part.keep, part.rate = keep, results.get("trainer", {}).get("rate_of_ours")
             with recording(result):
                 result |= run_part(name, part)
         if "error" in result:
@@ -234,30 +234,20 @@ def parts_of(args: argparse.Namespace) -> list[tuple[str, str, dict]]:
         if name == "also":
             ladders = dict(changes, rows="best", rungs=step.chosen_rungs("best"))
             parts += [(f"step {model}", "step", ladders | dict(model=full_name(model))) for model in args.also]
-        else:
-            parts.append((name, name, changes))
+            continue
+        if name == "fine_tune":
+            changes |= dict(rounds=min(args.rounds, 3), examples=min(args.examples, 1024))
+            changes["batch"] = min(args.batch, _FINE_TUNING["batch"][args.device.type == "cpu"])
+            # One graph for each length takes minutes: `gpu` and `benchmark_t5.py fine_tune` have them.
+            changes["compile"] = args.compile and args.command == "gpu"
+        parts.append((name, name, changes))
     return parts
 
 
-def within_suite(name: str, args: argparse.Namespace, changes: dict) -> argparse.Namespace:
-    """The flags of a part within `all` or `gpu`."""
-    if name == "plan":
-        part = build_parser().parse_args(["plan", "--model", "xl", "--nodes", "8", "--gpus", "8"])
-        complete(part)
-        return part
-    part = argparse.Namespace(**vars(args) | PARTS[name].in_all | changes)
-    if name == "fine_tune":
-        # One graph for each length takes minutes: `gpu` and `benchmark_t5.py fine_tune` have them.
-        part.compile = args.compile and args.command == "gpu"
-        part.rounds, part.examples = min(args.rounds, 3), min(args.examples, 1024)
-        part.batch = min(args.batch, _FINE_TUNING["batch"][args.device.type == "cpu"])
-    return part
-
-
 def suite(name: str, help: str, **defaults) -> Command:
-    """The command of a suite: the flags of all of its parts."""
-    parts = [PARTS[part].flags.split() if part in PARTS else [part] for part in SUITES[name]]
-    return Command(run_suite, help, " ".join(dict.fromkeys(sum(parts, []))), defaults=defaults)
+    """The command of a suite: the flags of all of its parts but the plan."""
+    flags = [PARTS[part].flags.split() if part in PARTS else [part] for part in SUITES[name] if part != "plan"]
+    return Command(run_suite, help, " ".join(dict.fromkeys(sum(flags, []))), defaults=defaults)
 
 
 COMMANDS = {
@@ -269,65 +259,61 @@ COMMANDS = {
 
 # ---------------------------------------------------------------- command line
 def build_parser() -> Parser:
+    """The parser of all commands. A flag that is not given is None, and set by `complete`."""
     rest = __doc__.split("\n\n", 2)[2]
     options = dict(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, epilog=rest)
     parser = Parser(prog="benchmark_t5.py", description=introduction(__doc__), **options)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="command")
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
-        flags = {flag: FLAGS[flag] for flag in (*FLAGS_OF_ALL, *command.flags.split())}
-        for flag, options in ({"output": FLAGS["output"]} | plan.FLAGS if name == "plan" else flags).items():
-            added.add_argument(f"--{flag}", **options)
+        for flag in f"{command.shared} {command.flags}".split():
+            added.add_argument(f"--{flag}", **FLAGS[flag] | {"default": None})
     return parser
 
 
 def complete(args: argparse.Namespace) -> None:
-    """Fills in what depends on the device, and checks what can be checked before any work."""
+    """Fills in what is not given or depends on the device, and checks what can be checked before any work."""
+    args.recorded = sorted(vars(args).keys() - {"output", "folder"})
+    args.environment, args.start = environment_record(), time.monotonic()
+    args.device = pick_device(getattr(args, "device", None))
+    defaults = {name: options.get("default") for name, options in FLAGS.items()} | COMMANDS[args.command].defaults
+    for name, value in defaults.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value[args.device.type == "cpu"] if isinstance(value, tuple) else value)
     if args.output:
         check_folder("--output", str(Path(args.output).parent))
         if Path(args.output).is_dir():
             raise ValueError(f"--output {args.output}: is a folder; name a file, such as results/benchmark.json")
-    args.recorded = sorted(vars(args).keys() - {"output", "folder"})
-    args.environment, args.start = environment_record(), time.monotonic()
-    if args.source_length is not None and args.source_length < 3:
-        raise ValueError(f"--source_length {args.source_length}: must be at least 3 (a kept token, a sentinel, EOS)")
-    if args.command == "plan":
-        args.model = full_name(args.model)
-        plan.check_flags(args)
-        return
-    args.device = pick_device(args.device)
-    for name, value in (DEFAULTS | COMMANDS[args.command].defaults).items():
-        if getattr(args, name, None) is None:
-            setattr(args, name, value[args.device.type == "cpu"] if isinstance(value, tuple) else value)
+    for name, limits in LIMITS.items():
+        if getattr(args, name) is not None:
+            check_value(name, getattr(args, name), limits)
     args.model, args.rungs = full_name(args.model), step.chosen_rungs(args.rows)
     args.deadline, args.rate = args.start + 60 * args.minutes, None
     args.keep = lambda so_far: save(args, so_far)
     check_checkouts(args)
-    for model in getattr(args, "also", None) or []:
+    for model in args.also:
         full_name(model)
-    for file in getattr(args, "text_file", None) or []:
+    for file in args.text_file or []:
         if not Path(file).is_file():
             raise ValueError(f"--text_file {file}: there is no such file")
-    if getattr(args, "workers", 0) < 0:
-        raise ValueError(f"--workers {args.workers}: must not be negative")
-    if getattr(args, "target_length", None) is None:
+    if args.target_length is None:
         args.target_length = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
 
 
 def check_checkouts(args: argparse.Namespace) -> None:
-    """ValueError for a folder that is no checkout of the peer whose flag names it; None where a command has no flag."""
+    """ValueError for a folder that is no checkout of the peer whose flag names it."""
     for name, file in CHECKOUTS.items():
-        folder = getattr(args, name, None)
-        setattr(args, name, folder)
+        folder = getattr(args, name)
         if folder and not Path(folder, file).is_file():
             raise ValueError(f"--{name} {folder}: has no {file}; name a checkout of the project")
 
 
 def save(args: argparse.Namespace, result: dict) -> None:
+    """Writes what is measured so far to --output."""
     if args.output:
         flags = {name: getattr(args, name) for name in args.recorded}
         record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
-        record["hardware"] = record["hardware"] | machine(getattr(args, "device", torch.device("cpu")))
+        record["hardware"] = record["hardware"] | machine(args.device)
         write_json(args.output, record | result)
 
 
@@ -348,40 +334,30 @@ def draw(args: argparse.Namespace, result: dict) -> None:
         print(f"{path.name} was not drawn: matplotlib is not installed here")
 
 
-class Tee:
-    """A stream that writes to two."""
+class Tee(io.TextIOBase):
+    """A stream that writes to several."""
 
-    def __init__(self, shown, kept):
-        self.shown, self.kept = shown, kept
+    def __init__(self, *streams: TextIO):
+        self.streams = streams
 
     def write(self, text: str) -> int:
-        self.kept.write(text)
-        return self.shown.write(text)
-
-    def flush(self) -> None:
-        self.kept.flush()
-        self.shown.flush()
-
-
-@contextlib.contextmanager
-def logged(output: str | None) -> Iterator[None]:
-    """Within it, what is printed is also written to a .log beside --output."""
-    if not output:
-        yield
-        return
-    path = Path(output).with_suffix(".log")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(Tee(sys.stdout, file)):
-        yield
+        for stream in self.streams:
+            stream.write(text)
+            stream.flush()
+        return len(text)
 
 
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it prints as its last line."""
     transformers.logging.set_verbosity_error()
-    with exit_on_user_error():
+    with exit_on_user_error(), contextlib.ExitStack() as log:
         args = build_parser().parse_args(argv)
         complete(args)
-    with exit_on_user_error(), logged(args.output):
+        if args.output:  # what is printed is also written to a .log beside it
+            path = Path(args.output).with_suffix(".log")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = log.enter_context(path.open("w", encoding="utf-8"))
+            log.enter_context(contextlib.redirect_stdout(Tee(sys.stdout, file)))
         result = run_suite(args) if args.command in SUITES else run_part(args.command, args)
         if args.command not in SUITES:  # which write as they go
             save(args, result)

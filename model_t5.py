@@ -1,27 +1,30 @@
-"""Build, load and measure T5 models; works around two defects of transformers 5.
+"""Builds, loads and measures T5 models; works around two defects of transformers 5.
 
   1. `T5Config(tie_word_embeddings=False)` builds a tied model all the same. From scratch that is a head of standard
      deviation 1 without T5 v1.0's output scaling, and a first loss of about 175 instead of ln(vocabulary).
   2. `T5ForConditionalGeneration.forward` swallows `num_items_in_batch`, so that Trainer believes the loss is already
      averaged over the global batch, and gradients grow with the number of accumulation steps.
 
-What replaces a method of the model, all of it:
+All that replaces a method of the model:
   - its forward, by one that ends in the loss: `compute_loss_in_forward` (modeling/loss.py) gives the model a subclass
     of its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py); without labels the model answers as before.
-  - products of its blocks, where asked: --fused_projections, --bf16_residual (modeling/fused_projections.py).
-  - its save_pretrained, where LoRA's matrices are trained, which alone are saved (modeling/low_rank.py).
+  - products of its blocks, on request: --fused_projections, --bf16_residual (modeling/fused_projections.py).
+  - its save_pretrained, with LoRA, to save LoRA's matrices alone (modeling/low_rank.py).
   - its masks, where rows hold several examples: hooks before both stacks (modeling/segment_masks.py).
 
 Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_model, I heads * d_kv, F d_ff.
 """
 
+import contextlib
 import copy
 import itertools
 import logging
 import pickle
 import re
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -36,6 +39,7 @@ from transformers import (
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     T5Config,
 )
 
@@ -43,14 +47,13 @@ import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fuse
 from common.command_line import check_value
 from common.processes import answers
 from common.reports import first_line
-from constants import IGNORE_INDEX, MODEL_SHAPES, T5_VOCAB_SIZE, VOCAB_SIZE_MULTIPLE
+from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.adaptation import SOURCES
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
 from modeling.fused_projections import fuse_activation
-from modeling.loss import loss_sums
 from modeling.low_rank import add_low_rank, base_of, merged
-from modeling.new_vocabulary import change_vocabulary, same_vocabulary
+from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
 
 # Of --config_overrides; other numbers have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys("d_model d_kv d_ff num_heads relative_attention_max_distance".split(),
@@ -69,21 +72,11 @@ def build_config(name_or_path: str, vocab_size: int | None = None, overrides: di
     overrides: {"d_model": 64, ...} applied last. Raises ValueError for an unknown name, key or another architecture.
     """
     if name_or_path in MODEL_SHAPES:
-        rows = T5_VOCAB_SIZE if vocab_size is None else -(-vocab_size // VOCAB_SIZE_MULTIPLE) * VOCAB_SIZE_MULTIPLE
-        values = dict(
-            vocab_size=rows,
-            feed_forward_proj="gated-gelu",
-            tie_word_embeddings=False,
-            decoder_start_token_id=0,
-        )
-        return _overridden(T5Config(**values | MODEL_SHAPES[name_or_path]), overrides or {})
-    try:
-        config = _read_config(name_or_path)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"--config_name {name_or_path}: neither a built-in shape ({', '.join(MODEL_SHAPES)}) nor a readable "
-            f"folder or Hub name with a config.json ({first_line(error)})"
-        ) from None
+        rows = T5_VOCAB_SIZE if vocab_size is None else embedding_rows(vocab_size)
+        v1_1 = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0)
+        return _overridden(T5Config(**v1_1 | dict(vocab_size=rows) | MODEL_SHAPES[name_or_path]), overrides or {})
+    known = f"neither a built-in shape ({', '.join(MODEL_SHAPES)}) nor a readable"
+    config = _load_config(name_or_path, "--config_name", f"{known} folder or Hub name with a config.json")
     check_architecture(config, f"--config_name {name_or_path}")
     if overrides:
         refuse_lacking(config, "config_overrides")
@@ -110,7 +103,7 @@ def parse_overrides(text: str | None) -> dict:
 
 
 def _overridden(config: T5Config, overrides: dict) -> T5Config:
-    """`config`, built anew if there are `overrides`, since some of its values follow from others."""
+    """`config` with `overrides`; built again, since some of its values follow from others."""
     if not overrides:
         return config
     for key, value in overrides.items():
@@ -127,8 +120,8 @@ def _overridden(config: T5Config, overrides: dict) -> T5Config:
 
 
 def _read_config(name_or_path: str) -> T5Config:
-    """Never through code that lies beside it, which transformers would offer to run. Of LoRA's matrices without a
-    configuration that of their checkpoint."""
+    """The configuration of a folder or Hub name, or where LoRA's matrices come without one, that of their checkpoint.
+    Code that lies beside it, which transformers would offer to run, is never run."""
     base = base_of(name_or_path)
     if base and not (Path(name_or_path) / "config.json").is_file():
         return _read_config(base)
@@ -140,16 +133,18 @@ def _only_local(name_or_path: str) -> bool:
     return Path(name_or_path).exists() or not answers(ENDPOINT)
 
 
-def check_architecture(config, name: str) -> None:
+def check_architecture(config: PreTrainedConfig, name: str) -> None:
     """Raises ValueError unless `config` is of the T5 family."""
     if config.model_type not in FAMILIES:
         known = ", ".join(f"{family.names} ({kind})" for kind, family in FAMILIES.items())
         raise ValueError(f"{name} is a {config.model_type} model: these scripts train {known}")
 
 
-def check_options(config, attention: str | None = None, training_args=None, packed: str | None = None) -> None:
-    """Raises ValueError naming a flag that asks of a family what it has not. attention: --attn_implementation. packed:
-    the flag and value that put several examples into a row, if one does."""
+def check_options(
+    config: PreTrainedConfig, attention: str | None = None, training_args: object = None, packed: str | None = None
+) -> None:
+    """Raises ValueError naming a flag that the family of the model does not support. attention: --attn_implementation.
+    packed: the flag and value that put several examples into a row, if one does."""
     for option in family_of(config).lacks:
         if getattr(training_args, option, False):
             refuse_lacking(config, option)
@@ -159,11 +154,11 @@ def check_options(config, attention: str | None = None, training_args=None, pack
         refuse_lacking(config, "packing", packed)
 
 
-def create_model(config: T5Config, attn_implementation: str | None = None) -> PreTrainedModel:
-    """A model with fresh weights, as its family begins: of T5 v1.1 with a head of its own and a first loss near
-    ln V + 1/2, 10.8 at 32,128 words (modeling/families.py)."""
+def create_model(config: PreTrainedConfig, attn_implementation: str | None = None) -> PreTrainedModel:
+    """A model with fresh weights. T5 v1.1 has a head of its own and a first loss near ln V + 1/2, 10.8 at 32,128 tokens
+    (modeling/families.py)."""
     check_options(config, attn_implementation)
-    kwargs = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    kwargs = {"attn_implementation": attn_implementation} if attn_implementation else {}
     # A copy: _prepared writes the untied head into the model's configuration, from which a second model would get three
     # embeddings.
     model = AutoModelForSeq2SeqLM.from_config(_in_float32(copy.deepcopy(config)), **kwargs)
@@ -171,14 +166,15 @@ def create_model(config: T5Config, attn_implementation: str | None = None) -> Pr
     return _prepared(model)
 
 
-def get_model(args, tokenizer, dropout: float | None = None, modes: int = 0) -> tuple[PreTrainedModel, str | None]:
-    """(model, what became of the vocabulary or None): the checkpoint that the flags name, or a new model whose
+def get_model(
+    args: Any, tokenizer: PreTrainedTokenizerBase, dropout: float | None = None, modes: int = 0
+) -> tuple[PreTrainedModel, str | None]:
+    """(model, summary of a switched vocabulary or None): the checkpoint that the flags name, or a new model whose
     vocabulary fits the tokenizer.
 
-    args: the ModelArguments. dropout: the rate where they give none, which leaves the configuration as it is (T5 v1.1
-    was pre-trained with 0 and is fine-tuned with 0.1); None: the configuration's own, which a given rate replaces.
-    modes: of the tokenizer's tokens, how many an objective has added. ValueError where tokenizer and model do not go
-    together.
+    args: the ModelArguments. dropout: the rate if args give none; the saved configuration then keeps its own (T5 v1.1
+    was pre-trained with 0 and is fine-tuned with 0.1). None: the rate of args goes into the configuration, too.
+    modes: how many of the tokenizer's tokens an objective has added. ValueError if tokenizer and model do not fit.
     """
     changed = None
     if args.model_name_or_path:
@@ -219,11 +215,11 @@ def train_only(model: PreTrainedModel, pattern: str) -> None:
         parameter.requires_grad_(parameter.requires_grad and name in chosen)
 
 
-def switch_vocabulary(model: PreTrainedModel, args, tokenizer) -> str | None:
+def switch_vocabulary(model: PreTrainedModel, args: Any, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Switches the checkpoint to the vocabulary of `--tokenizer_name`; returns a summary, None if it is its own."""
     folder = Path(args.model_name_or_path)
     if folder.is_dir() and not has_tokenizer(folder):
-        return "the checkpoint has no tokenizer: --tokenizer_name is taken for its own"
+        return "the checkpoint has no tokenizer: it gets that of --tokenizer_name"
     own = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
     if same_vocabulary(own, tokenizer):
         return None
@@ -231,11 +227,11 @@ def switch_vocabulary(model: PreTrainedModel, args, tokenizer) -> str | None:
     return f"{tokens['kept']:,} tokens keep their embeddings, {tokens['new']:,} new ones start at their mean"
 
 
-def check_model_source(args, training_args=None, packed: str | None = None) -> None:
-    """Raises ValueError for a name, shape or architecture that cannot be, or that lacks what other flags ask for (see
+def check_model_source(args: Any, training_args: object = None, packed: str | None = None) -> None:
+    """Raises ValueError for an unknown name, shape or architecture, or one that does not support other flags (see
     `check_options`), before any text or weight is read. args: the ModelArguments."""
     if args.model_name_or_path:
-        config = _load_config(args.model_name_or_path)
+        config = _t5_config(args.model_name_or_path)
     elif args.config_name:
         config = build_config(args.config_name, None, parse_overrides(args.config_overrides))
     else:
@@ -243,20 +239,36 @@ def check_model_source(args, training_args=None, packed: str | None = None) -> N
     check_options(config, args.attn_implementation, training_args, packed)
 
 
-def _load_config(name_or_path: str) -> T5Config:
+def _load_config(
+    name_or_path: str, flag: str, wrong: str = "not a folder or Hub name with a model"
+) -> PreTrainedConfig:
+    """The configuration of a checkpoint. ValueError naming the flag, and what is wrong with its value, if there is
+    none."""
     try:
-        config = _read_config(name_or_path)
+        return _read_config(name_or_path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last three: odd JSON
         reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error)
-        raise ValueError(
-            f"--model_name_or_path {name_or_path}: not a folder or Hub name with a model ({reason})"
-        ) from None
+        raise ValueError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
+
+
+def _t5_config(name_or_path: str) -> T5Config:
+    """The configuration of `--model_name_or_path`. ValueError unless it is of the T5 family."""
+    config = _load_config(name_or_path, "--model_name_or_path")
     check_architecture(config, f"--model_name_or_path {name_or_path}")
     return config
 
 
+@contextlib.contextmanager
+def _reading_weights(shown: str) -> Iterator[None]:
+    """Within it weights are read; where that fails a ValueError begins with `shown`, the flag and its value."""
+    try:
+        yield
+    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{shown}: its weights cannot be read ({first_line(error)})") from None
+
+
 def _in_float32(config):
-    """The configuration without types of its parts: T5Gemma 2's would win over the type asked for."""
+    """The configuration with parts in float32: the type of T5Gemma 2's parts would override the one asked for."""
     for part in vars(config).values():
         if isinstance(part, PreTrainedConfig):
             part.dtype = torch.float32
@@ -276,67 +288,46 @@ def load_model(
     that their folder names. config_from: the folder of its configuration, if that is another. state_dict: its weights,
     if they are not to be read. ValueError naming the folder if it is no checkpoint.
     """
-    config = _in_float32(_load_config(config_from or name_or_path))
+    config = _in_float32(_t5_config(config_from or name_or_path))
     check_options(config, attn_implementation)
     if base := None if state_dict else base_of(name_or_path):
         return _load_merged(name_or_path, base, attn_implementation, config_from)
     kwargs = {"local_files_only": _only_local(name_or_path), "trust_remote_code": False}
-    if attn_implementation is not None:
+    if attn_implementation:
         kwargs["attn_implementation"] = attn_implementation
     if config_from:  # else transformers looks for it beside the weights
         stored = (Path(config_from) / "generation_config.json").is_file()
         kwargs["generation_config"] = (
             GenerationConfig.from_pretrained(config_from) if stored else GenerationConfig.from_model_config(config)
         )
-    try:
-        with UntiedHeadIsIntended():
-            model, report = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
-                None if state_dict else name_or_path,
-                config=config,
-                state_dict=state_dict,
-                dtype=torch.float32,
-                output_loading_info=True,
-                **kwargs,
-            )
-    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
-        raise ValueError(
-            f"--model_name_or_path {name_or_path}: its weights cannot be read ({first_line(error)})"
-        ) from None
+    kwargs |= dict(config=config, state_dict=state_dict, dtype=torch.float32, output_loading_info=True)
+    kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"--model_name_or_path {name_or_path}"
+    with _reading_weights(shown), UntiedHeadIsIntended():
+        model, report = kind.from_pretrained(None if state_dict else name_or_path, **kwargs)
     missing = sorted(report["missing_keys"])
     if missing:
-        raise ValueError(
-            f"--model_name_or_path {name_or_path}: the checkpoint lacks {len(missing)} tensors: {missing[:5]}"
-        )
+        raise ValueError(f"{shown}: the checkpoint lacks {len(missing)} tensors: {missing[:5]}")
     return _prepared(model)
 
 
 def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
     """A decoder-only checkpoint that can become an encoder-decoder (modeling/adaptation.py), in its own type.
     ValueError naming the flag if it is none."""
-    try:
-        config = _read_config(name_or_path)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"{flag} {name_or_path}: not a folder or Hub name with a model ({first_line(error)})"
-        ) from None
+    config = _load_config(name_or_path, flag)
     if config.model_type not in SOURCES:
         known = ", ".join(f"{names} ({kind})" for kind, names in SOURCES.items())
         raise ValueError(f"{flag} {name_or_path} is a {config.model_type} model: only {known} has the layers of an "
                          "encoder-decoder of transformers (docs/t5gemma.md)")  # fmt: skip
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            name_or_path, dtype="auto", trust_remote_code=False, local_files_only=_only_local(name_or_path)
-        )
-    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{flag} {name_or_path}: its weights cannot be read ({first_line(error)})") from None
+    options = dict(dtype="auto", trust_remote_code=False, local_files_only=_only_local(name_or_path))
+    with _reading_weights(f"{flag} {name_or_path}"):
+        return AutoModelForCausalLM.from_pretrained(name_or_path, **options)
 
 
 def _load_merged(folder: str, base: str, attn_implementation: str | None, config_from: str | None) -> PreTrainedModel:
     """The checkpoint `base` with the LoRA matrices of a folder merged into it."""
     own = folder if (Path(folder) / "config.json").is_file() else None
     try:
-        model = load_model(base, attn_implementation, config_from or own)
-        return merged(model, folder)
+        return merged(load_model(base, attn_implementation, config_from or own), folder)
     except ImportError:
         raise ValueError(f"--model_name_or_path {folder}: holds LoRA matrices, which need peft: pip install -r "
                          "requirements/lora.txt") from None  # fmt: skip
@@ -346,12 +337,12 @@ def _load_merged(folder: str, base: str, attn_implementation: str | None, config
 
 
 def _prepared(model: PreTrainedModel) -> PreTrainedModel:
-    """What both ways of getting a model share: the config tells the truth about the head, the loss is ours."""
+    """Corrects what transformers leaves wrong, in a new model and in a loaded one."""
     fuse_activation(model)
     family = family_of(model.config)
     model.config.decoder_start_token_id = family.start_token(model.config)
     family.prepare(model)
-    model.accepts_loss_kwargs = False  # forward() must not be handed the loss's divisor: it would swallow it
+    model.accepts_loss_kwargs = False  # forward() would swallow the loss's divisor: it must not get it
     if model.generation_config is not None:
         model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id
     return model
@@ -385,7 +376,7 @@ def set_dropout(model: PreTrainedModel, rate: float) -> None:
 
 
 def dropout_of(model: PreTrainedModel) -> float:
-    """The rate that training runs with, whatever the configuration says."""
+    """The dropout rate that training runs with, which may not be the configuration's."""
     return next(module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
 
 
@@ -397,8 +388,8 @@ def set_generation_length(model: PreTrainedModel, max_target_length: int, labels
 
 
 def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) -> None:
-    """Raises ValueError when the tokenizer has ids that the model has no embedding for. modes: how many of its tokens
-    are mode tokens that an objective has added."""
+    """Raises ValueError if the tokenizer has ids without an embedding in the model. modes: how many of its tokens are
+    mode tokens that an objective has added."""
     rows = model.get_input_embeddings().num_embeddings
     if tokenizer_size - modes <= rows < tokenizer_size:
         raise ValueError(
@@ -413,7 +404,7 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) 
 
 
 def use_one_embedding_module(model: PreTrainedModel) -> None:
-    """Makes encoder and decoder look words up in one module instead of in modules of their own with its tensor.
+    """Makes encoder and decoder look tokens up in one module instead of in modules of their own with its tensor.
 
     FSDP2 takes a tensor from one module only. The names in state dicts, and what is saved, stay as they are.
     """
@@ -421,23 +412,6 @@ def use_one_embedding_module(model: PreTrainedModel) -> None:
     for stack in stacks(model):
         if stack.embed_tokens.weight is shared.weight:
             stack.embed_tokens = shared
-
-
-# ---------------------------------------------------------------- loss
-def token_mean_loss(
-    outputs, labels: torch.Tensor, num_items_in_batch=None, label_smoothing: float = 0.0
-) -> torch.Tensor:
-    """Cross-entropy summed over the target tokens of this micro-batch, divided by those of the global batch.
-
-    outputs.logits [B, T, V], labels [B, T] with -100 where nothing counts; num_items_in_batch: target tokens of all
-    micro-batches and ranks of the optimizer step (Trainer's count), None for this batch alone. One batch of 32, four
-    of 8 and two ranks with 2 x 8 therefore have the same loss and gradient. Matches Trainer's `compute_loss_func`;
-    T5Trainer computes the same within the model's forward pass (modeling/loss.py).
-    """
-    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[1]
-    labels = labels.to(logits.device)
-    total, _ = loss_sums(logits, labels, label_smoothing)
-    return total / (num_items_in_batch if num_items_in_batch is not None else labels.ne(IGNORE_INDEX).sum())
 
 
 # ---------------------------------------------------------------- figures
@@ -453,8 +427,8 @@ def flops_per_sequence(config: T5Config, source_length: int, target_length: int)
     A product of [m, k] with [k, n] costs 2mkn. Per encoder layer: Q, K, V and output projections 8 S D I, feed-forward
     6 S D F (three matrices if gated, else 4), scores and weighted values 4 S^2 I. Per decoder layer: self-attention
     8 T D I and 4 T^2 I, cross-attention Q and output 4 T D I, its K and V 4 S D I, scores 4 T S I, feed-forward; head
-    2 T D V. The backward pass costs twice the forward. Embedding look-ups, norms and softmaxes are not counted. What a
-    family's attention costs instead stands in modeling/families.py.
+    2 T D V. The backward pass costs twice the forward. Embedding look-ups, norms and softmaxes are not counted. For
+    families whose attention costs something else see modeling/families.py.
     """
     s, t, shape, family = source_length, target_length, shape_of(config), family_of(config)
     of_encoder, of_decoder = shape.encoder, shape.decoder

@@ -4,8 +4,8 @@
     python plot_runs.py out/a out/b --x tokens --metric bits_per_byte,learning_rate,sequences_per_second
     python plot_runs.py adam=out/adam_1,out/adam_2,out/adam_3 lion=out/lion_1,out/lion_2 --metric eval_accuracy
 
-A run is the --output_dir of a training script, while it trains or afterwards; `label=folder,folder,...` puts several
-seeds together. It takes seconds and no GPU. The table:
+A run is the --output_dir of a training script, during training or afterwards; `label=folder,folder,...` puts several
+seeds together. Takes seconds, and no GPU. The table:
 
     run   n  steps  train loss     eval loss      accuracy         time
     adam  3  2,000  2.314 ± 0.012  2.402 ± 0.009  0.8133 ± 0.0042  7 min 05 s
@@ -27,16 +27,14 @@ from common.reports import aligned, human_time, introduction, mean_and_deviation
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "plot_runs.py", description=introduction(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """The flags. SystemExit, with argparse's message, if they are wrong."""
+    form = dict(description=introduction(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser("plot_runs.py", **form)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder, or label=folder,folder,... for several seeds")
     parser.add_argument("--output", type=Path, default=Path("runs.png"), help="picture: .png, .pdf, .svg (runs.png)")
     parser.add_argument("--x", choices=("steps", "tokens", "seconds"), default="steps", help="horizontal axis")
-    parser.add_argument(
-        "--metric",
-        help="such as accuracy, or accuracy,f1,learning_rate for a panel each; default: the first evaluation metric",
-    )
+    metric = "such as accuracy, or accuracy,f1,learning_rate for a panel each; default: the first evaluation metric"
+    parser.add_argument("--metric", help=metric)
     parser.add_argument("--labels", help="names of the runs, separated by commas, instead of their folders' names")
     return parser.parse_args(argv)
 

@@ -4,9 +4,9 @@
     python report_glue.py --model_name_or_path out/pre_train_t5 --data_dir glue --tasks cola sst2 rte --seeds 1 2 3
     python report_glue.py --model_name_or_path out/base --data_dir glue -- --num_train_epochs 3 --optim adafactor
 
-Flags after -- go to fine_tune_t5.py as they are (a recipe would be the first). The runs come one after the other, each
-with its log beside its folder. The same command resumes where it stopped: finished runs are not repeated, an unfinished
-one resumes from its newest checkpoint. Cost: the sum of the runs (--dry_run prints their commands).
+Flags after -- go to fine_tune_t5.py as they are (a recipe comes first). The runs come one after the other, each with
+its log beside its folder. The same command resumes: finished runs are not repeated, an unfinished one resumes from its
+newest checkpoint. Cost: the sum of the runs (--dry_run prints their commands).
 
 Writes into --output_dir, anew after each run: glue.md and glue.tex (the table), glue.json (every number, seed and
 command), glue.png and glue.pdf; at the end best/<task> (each task's best seed) and, by evaluate_t5.py,
@@ -96,9 +96,8 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
             hint = f"; give --{name} before the --" if hasattr(args, name) else ""
             raise ValueError(f"-- --{name}: the report sets it for each run{hint}")
     if not args.model_name_or_path and "config_name" not in names:
-        raise ValueError(
-            "--model_name_or_path: the checkpoint to start from is missing (-- --config_name: from scratch)"
-        )
+        raise ValueError("--model_name_or_path: the checkpoint to start from is missing (-- --config_name: from "
+                         "scratch)")  # fmt: skip
     for name in args.tasks:
         if name not in TASKS:
             raise ValueError(f"--tasks {name}: there is {', '.join(TASKS)}{did_you_mean(name, TASKS)}")
@@ -127,13 +126,13 @@ def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
     runs = []
     for seed, task in itertools.product(args.seeds, args.tasks):
         folder = Path(args.output_dir) / task / f"seed_{seed}"
-        runs.append(Run(task, seed, folder, flags_of(args, more, task, seed, folder)))
-    for run in runs:
+        run = Run(task, seed, folder, flags_of(args, more, task, seed, folder))
         record = run.beside(".json")
         begun = record.is_file() and (run.results() or newest_whole_checkpoint(run.folder))
         if begun and read_json(record).get("flags") != run.flags:
             raise ValueError(f"--output_dir {args.output_dir}: {record} was made with other flags; name another "
                              "folder, or delete this one")  # fmt: skip
+        runs.append(run)
     return runs
 
 
@@ -212,12 +211,11 @@ def summed_up(values: dict[int, float]) -> dict:
 
 def numbers_of_task(name: str, done: list[Run]) -> dict:
     """Of a task's finished runs: metrics, score, training rows, and how each was made."""
-    keys, results = metric_keys(name), {run.seed: run.results() for run in done}
-    metrics = {
-        metric: summed_up({seed: 100 * numbers[key] for seed, numbers in results.items()})
-        for metric, key in keys.items()
-    }
-    scored = [metrics[metric]["seeds"] for metric in keys if (name, metric) not in UNSCORED]
+    results = {run.seed: run.results() for run in done}
+    metrics = {}
+    for metric, key in metric_keys(name).items():
+        metrics[metric] = summed_up({seed: 100 * numbers[key] for seed, numbers in results.items()})
+    scored = [values["seeds"] for metric, values in metrics.items() if (name, metric) not in UNSCORED]
     record = read_json(done[0].folder / "run.json")
     rows, limit = record["examples"]["train"], record["arguments"]["max_train_samples"]
     return {
@@ -232,9 +230,8 @@ def average(tasks: dict[str, dict]) -> dict | None:
     """The mean score of the tasks, from the seeds that all of them have; None if there is none."""
     scores = [task["score"]["seeds"] for task in tasks.values()]
     seeds = sorted(set.intersection(*map(set, scores))) if scores else []
-    if not seeds:
-        return None
-    return {"tasks": list(tasks)} | summed_up({seed: statistics.fmean(s[seed] for s in scores) for seed in seeds})
+    means = {seed: statistics.fmean(score[seed] for score in scores) for seed in seeds}
+    return {"tasks": list(tasks)} | summed_up(means) if means else None
 
 
 def gather(args: ReportArguments, runs: list[Run]) -> dict:
@@ -294,10 +291,10 @@ def write_report(args: ReportArguments, runs: list[Run]) -> dict:
     report, folder = gather(args, runs), Path(args.output_dir)
     if report["tasks"]:
         write_json(folder / "glue.json", report)
-        write_aside(folder / "glue.md", lambda aside: aside.write_text(table(report, args.seeds), encoding="utf-8"))
+        for name, text in (("glue.md", table(report, args.seeds)), ("glue.tex", latex(report, args.seeds))):
+            write_aside(folder / name, lambda aside, text=text: aside.write_text(text, encoding="utf-8"))
         rows = {title(name): task["score"] for name, task in report["tasks"].items()}
         rows |= {f"average {label}": numbers for label, numbers in report["averages"].items()}
-        write_aside(folder / "glue.tex", lambda aside: aside.write_text(latex(report, args.seeds), encoding="utf-8"))
         scores = {name: (shown(score), list(score["seeds"].values())) for name, score in rows.items()}
         for name in ("glue.png", "glue.pdf"):
             draw_scores(scores, folder / name, "score on the development set")
@@ -306,7 +303,7 @@ def write_report(args: ReportArguments, runs: list[Run]) -> dict:
 
 # ---------------------------------------------------------------- submission
 def submit(args: ReportArguments, report: dict) -> str:
-    """Predicts the test sets with the best seed of each task; a line about what came of it."""
+    """Predicts the test sets with the best seed of each task; returns a line about the result."""
     best = Path(args.output_dir) / "best"
     best.mkdir(parents=True, exist_ok=True)
     for name, task in report["tasks"].items():
@@ -339,15 +336,9 @@ def main(argv: list[str] | None = None) -> dict:
         done = sum(bool(run.results()) for run in runs)
         if not args.report_only and done < len(runs):
             check_data(args, task_args)
-    start_summary(
-        {
-            "checkpoint": args.model_name_or_path or "scratch",
-            "runs": f"{len(runs)} ({len(args.tasks)} tasks x {len(args.seeds)} seeds), {done} of them finished",
-            "flags": shlex.join(more) or None,
-            "folder": args.output_dir,
-        },
-        "GLUE",
-    )
+    counts = f"{len(runs)} ({len(args.tasks)} tasks x {len(args.seeds)} seeds), {done} of them finished"
+    rows = {"checkpoint": args.model_name_or_path or "scratch", "runs": counts, "flags": shlex.join(more) or None}
+    start_summary(rows | {"folder": args.output_dir}, "GLUE")
     for number, run in enumerate(runs, start=1):
         if not run.results() and not args.report_only:
             print(f"run {number} of {len(runs)}: {run.task}, seed {run.seed}", flush=True)
@@ -359,9 +350,8 @@ def main(argv: list[str] | None = None) -> dict:
         return report
     print(table(report, args.seeds))
     submission = submit(args, report) if args.submission and not args.report_only else None
-    end_summary(
-        {"written to": f"{args.output_dir}: glue.md, glue.tex, glue.json, glue.png, glue.pdf", "submission": submission}
-    )
+    written = f"{args.output_dir}: glue.md, glue.tex, glue.json, glue.png, glue.pdf"
+    end_summary({"written to": written, "submission": submission})
     return report
 
 

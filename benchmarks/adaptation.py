@@ -10,22 +10,19 @@ Runs that are complete are not repeated. Prints a table, writes it with all curv
 
 import math
 import shlex
-import subprocess
-import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, set_seed
+from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from benchmarks.measure import table
-from benchmarks.settings import ROOT, SETTINGS, finish, parse, read, run
-from benchmarks.token_curves import COLUMNS, pre_training_rows
+from benchmarks.settings import SETTINGS, finish, parse, report_pre_training, run
 from common.command_line import exit_on_user_error
-from constants import VOCAB_SIZE_MULTIPLE
 from corpora.files import read_documents
 from corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
 from modeling.adaptation import adapt
+from modeling.new_vocabulary import embedding_rows
 
 VOCABULARY = 2000
 SIZES = dict(hidden_size=96, head_dim=24, num_attention_heads=4, num_key_value_heads=2, intermediate_size=288,
@@ -44,7 +41,7 @@ FLAGS = {
 }
 
 
-def make_tokenizer(documents: list[str], folder: Path):
+def make_tokenizer(documents: list[str], folder: Path) -> PreTrainedTokenizerBase:
     """A T5 tokenizer trained on the text. Its <unk>, which no text has, is the token that a decoder begins with."""
     if not folder.is_dir():
         train_tokenizer(documents, folder, VOCABULARY, byte_fallback=True)
@@ -74,12 +71,11 @@ def trained_decoder(tokens: np.ndarray, rows: int, steps: int, seed: int) -> Pre
     return model.eval()
 
 
-def adapted(args, seed: int, tokens: np.ndarray, tokenizer) -> Path:
+def adapted(args: Namespace, seed: int, tokens: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> Path:
     """The folder of an encoder-decoder adapted from a decoder that this trains."""
     folder = args.folder / f"adapted_{seed}"
     if not (folder / "config.json").is_file():
-        rows = -(-len(tokenizer) // VOCAB_SIZE_MULTIPLE) * VOCAB_SIZE_MULTIPLE
-        model, _ = adapt(trained_decoder(tokens, rows, args.decoder_steps, seed))
+        model, _ = adapt(trained_decoder(tokens, embedding_rows(len(tokenizer)), args.decoder_steps, seed))
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
     return folder
@@ -107,13 +103,8 @@ def main(argv: list[str] | None = None) -> dict:
                     words_of_run = [*shlex.split(args.pre_train_args), "--train_file", args.train_file, *words]
                     run("pre_train_t5.py", setting, seed, out, words_of_run)
                     runs.setdefault(label, []).append(out)
-        rows, target = pre_training_rows(runs, args.target_loss)
-        print(f"\ntarget: held-out loss {target:.3f}\n{table(rows, COLUMNS)}", flush=True)
-        groups = [f"{name}={','.join(map(str, folders))}" for name, folders in runs.items()]
-        plot = [sys.executable, str(ROOT / "plot_runs.py"), *groups, "--x", "tokens", "--output", str(args.picture)]
-        subprocess.run(plot, check=True)
-        seconds = sum(read(folder, "all_results.json")["train_runtime"] for some in runs.values() for folder in some)
-        record = {"target_loss": target, "decoder_tokens": args.decoder_steps * BATCH * LENGTH, "pre_training": rows}
+        record = report_pre_training(runs, args) | {"decoder_tokens": args.decoder_steps * BATCH * LENGTH}
+        seconds = sum(row["seconds"] * row["runs"] for row in record["pre_training"])
         return finish(args, record, seconds)
 
 

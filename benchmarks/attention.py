@@ -8,6 +8,7 @@ from functools import partial
 from statistics import median
 
 import torch
+from transformers import T5Config
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -31,10 +32,11 @@ class AttentionCase:
     """One kind of T5's attention with random inputs; `run(name)` is a forward and a backward pass.
 
     kind: "encoder" (Q = K = S, learned bias), "decoder" (Q = K = T, causal, learned bias) or "cross" (Q = T, K = S, no
-    bias: transformers hands zeros without gradient over). The bias [1, H, Q, K] is one leaf, so its gradient is seen.
+    bias: transformers passes zeros without gradient). The bias [1, H, Q, K] is one leaf, so its gradient is seen.
     """
 
-    def __init__(self, kind: str, config, batch: int, source: int, target: int, device: torch.device, dtype):
+    def __init__(self, kind: str, config: T5Config, batch: int, args: Namespace, dtype: torch.dtype):
+        source, target, device = args.source_length, args.target_length, args.device
         self.kind, self.config = kind, type(config)(**config.to_dict() | {"is_decoder": kind != "encoder"})
         queries, keys = (source if kind == "encoder" else target), (target if kind == "decoder" else source)
         heads, depth = config.num_heads, config.d_kv
@@ -50,7 +52,7 @@ class AttentionCase:
         self.module = module.to(device).train()
 
     def mask(self, name: str) -> torch.Tensor | None:
-        """The mask that this implementation is handed for unpadded batches."""
+        """The mask that transformers passes to this implementation for unpadded batches."""
         self.config._attn_implementation = name
         # Masks take shapes and dtype from hidden states; no more than that.
         hidden, source_states = (x.new_zeros(len(x), x.shape[2], 1) for x in (self.q, self.k))
@@ -89,13 +91,12 @@ def measure_attention(args: Namespace) -> dict:
     memory, relative errors.
 
     Errors are |x - reference| / |reference| against eager attention in float64 on the same (rounded) inputs, with a
-    small batch. What is not there or fails has "error".
+    small batch. What is missing or fails has "error".
     """
     dtype = torch.bfloat16 if args.bf16 else torch.float32
     config, peak, rows = benchmark_config(args.model), peak_flops(args.device, dtype), []
     for kind in KINDS:
-        shape = (args.source_length, args.target_length, args.device, dtype)
-        case, small = (AttentionCase(kind, config, batch, *shape) for batch in (args.batch, min(args.batch, 2)))
+        case, small = (AttentionCase(kind, config, batch, args, dtype) for batch in (args.batch, min(args.batch, 2)))
         reference, named = small.run("eager", dtype=torch.float64), {}
         for name in args.implementations.split(","):
             row = named[name] = {"name": f"{kind} {name}", "kind": kind, "implementation": name}
@@ -110,17 +111,16 @@ def measure_attention(args: Namespace) -> dict:
             named[name] |= dict(ms=1000 * median(seconds), tflops=rate / 1e12, share_of_peak=rate / peak)
     lengths = dict(source_length=args.source_length, target_length=args.target_length)
     result = dict(config_name=args.model, batch=args.batch, **lengths, dtype=str(dtype).removeprefix("torch."))
-    return result | dict(
-        rows=rows, bias_gradients=measure_bias_gradients(args, dtype), matrix_product_tflops=peak / 1e12
-    )
+    gradients = measure_bias_gradients(args, dtype)
+    return result | dict(rows=rows, bias_gradients=gradients, matrix_product_tflops=peak / 1e12)
 
 
 # ---------------------------------------------------------------- d(bias) alone
 def measure_bias_gradients(args: Namespace, dtype: torch.dtype) -> list[dict]:
     """A row for each way to compute d(bias): ms, and the relative error on two examples against float64.
 
-    Plain tensor algebra everywhere; on a GPU with Triton its kernel too, as a block of each of TILES. "chosen" marks
-    what training takes, so that one run on a GPU tells whether another tile should be taken there.
+    Plain tensor algebra everywhere; on a GPU with Triton its kernel too, with each of TILES. "chosen" marks what
+    training takes, so that one run on a GPU shows whether another tile would be quicker.
     """
     config, rows = benchmark_config(args.model), []
     for kind, length, causal in (("encoder", args.source_length, False), ("decoder", args.target_length, True)):

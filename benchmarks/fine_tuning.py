@@ -2,21 +2,20 @@
 
 import copy
 import tempfile
-import time
 from argparse import Namespace
-from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
 import numpy as np
 import torch
-from transformers import PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config
 
 from arguments.training import FineTuningArguments, check_training
 from benchmarks.material import benchmark_config, padded, random_sources, setting_of, use_plain_activation
-from benchmarks.measure import compared, interleaved, synchronize
+from benchmarks.measure import compared, interleaved
+from benchmarks.through_trainer import Way, model_of, timed, trained_in_turn, trainer_flags
 from constants import IGNORE_INDEX
-from model_t5 import create_model, flops_per_sequence, set_dropout, set_generation_length
+from model_t5 import create_model, flops_per_sequence, set_generation_length
 from modeling.segment_masks import enable_packing
 from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
 from tasks.metrics.scoring import STATISTICS
@@ -28,54 +27,30 @@ CLASSES = 4
 NOTE = "sources of {mean_source_length:.0f} tokens on average, at most {source_length}"
 FINE_TUNE_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}", "training_loss": "{:.3f}"}
 EVALUATE_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}"}
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way to fine-tune. flags: of the training arguments; compiled: only where compilation is asked for.
-
-    pads: "all" to --source_length, "batch" to a batch's longest row; of T5Trainer "buckets", to one of four lengths,
-    and "packs", several examples into a row.
-    """
-
-    text: str
-    pads: str = "buckets"
-    flags: dict = field(default_factory=dict)
-    dropout: float = 0.1
-    attention: str = "sdpa"
-    compiled: bool = False
-
-    @property
-    def ours(self) -> bool:
-        return self.pads in ("buckets", "packs")
-
-
+# pads: "all" to --source_length, "batch" to a batch's longest row; of T5Trainer "buckets", to one of four lengths, and
+# "packs", several examples into a row.
 _BY_LENGTH = dict(train_sampling_strategy="group_by_length")
+_SORTED = "the same, --train_sampling_strategy group_by_length, padded to a batch's longest row"
+_OURS = dict(pads="buckets", ours=True)
+_FAST = _OURS | dict(attention="t5_fused")
 _FUSED = dict(bf16_residual=True, fused_projections=True, fused_cross_projections=True, torch_compile=True)
 _GRAPHS = _FUSED | dict(torch_compile_mode="reduce-overhead")
-_NO_DROPOUT = dict(dropout=0.0, attention="t5_fused")
-_COMPILED = _NO_DROPOUT | dict(compiled=True)
-_SORTED = "the same, --train_sampling_strategy group_by_length, padded to a batch's longest row"
 WAYS = {
-    "run_glue_like": Way("Seq2SeqTrainer, rows in random order, all padded to --source_length", "all"),
-    "by_length": Way(_SORTED, "batch", _BY_LENGTH),
-    "buckets": Way(f"T5Trainer, --length_buckets {BUCKETS}"),
-    "packing": Way("T5Trainer, --packing true", "packs"),
-    "t5_fused": Way("T5Trainer with buckets, --dropout_rate 0 --attn_implementation t5_fused", **_NO_DROPOUT),
-    "compiled": Way("the same, --torch_compile, fused projections, bf16 residual stream", flags=_FUSED, **_COMPILED),
-    "cuda_graphs": Way("the same, --torch_compile_mode reduce-overhead", flags=_GRAPHS, **_COMPILED),
+    "run_glue_like": Way("Seq2SeqTrainer, rows in random order, all padded to --source_length", "all", dropout=0.1),
+    "by_length": Way(_SORTED, "batch", _BY_LENGTH, dropout=0.1),
+    "buckets": Way(f"T5Trainer, --length_buckets {BUCKETS}", dropout=0.1, **_OURS),
+    "packing": Way("T5Trainer, --packing true", "packs", dropout=0.1, ours=True),
+    "t5_fused": Way("T5Trainer with buckets, --dropout_rate 0 --attn_implementation t5_fused", **_FAST),
+    "compiled": Way(
+        "the same, --torch_compile, fused projections, bf16 residual stream", flags=_FUSED, compiled=True, **_FAST
+    ),
+    "cuda_graphs": Way("the same, --torch_compile_mode reduce-overhead", flags=_GRAPHS, compiled=True, **_FAST),
 }
 EVALUATIONS = {
     "ours": "rows by length, little padding; all labels scored in one pass",
     "generate": "the same batches; generate(), greedy, and the loss",
     "run_glue_like": "rows in file order, all padded to --source_length; Seq2SeqTrainer with predict_with_generate",
 }
-
-
-def trainer_flags(args: Namespace, folder: str) -> dict:
-    """Training arguments that all trainers here share."""
-    silent = dict(report_to="none", disable_tqdm=True, eval_strategy="no", save_strategy="no", logging_strategy="no")
-    return dict(output_dir=folder, use_cpu=args.device.type == "cpu", bf16=args.bf16, **silent)
 
 
 def described(args: Namespace, rows: list[dict], sources: list[list[int]]) -> dict:
@@ -85,24 +60,12 @@ def described(args: Namespace, rows: list[dict], sources: list[list[int]]) -> di
 
 
 # ---------------------------------------------------------------- fine-tuning
-class EpochTimer(TrainerCallback):
-    """`seconds` of the last epoch, from the first batch's loading to the last update."""
-
-    def on_epoch_begin(self, *_, **__):
-        synchronize()
-        self.begun = time.perf_counter()
-
-    def on_epoch_end(self, *_, **__):
-        synchronize()
-        self.seconds = time.perf_counter() - self.begun
-
-
 def measure_fine_tune(args: Namespace) -> dict:
     """Rows/s of an epoch in each of WAYS, in turn A B A B, and the best of ours to the strongest peer.
 
     Sources are as `random_sources` makes them, labels have two or three tokens. Every way trains the same rows with
     batches of as many rows, at a learning rate at which nothing changes; a first epoch, which compiles, is not counted.
-    "ratio_same_dropout": ours with the peers' dropout 0.1. What fails has "error", and the others go on.
+    "ratio_same_dropout": ours with the peers' dropout 0.1. What fails has "error", and the others are measured.
     """
     generator, config = np.random.default_rng(0), benchmark_config(args.model)
     sources = random_sources(args.examples, args.source_length, config.vocab_size)
@@ -110,58 +73,38 @@ def measure_fine_tune(args: Namespace) -> dict:
     labels = [[*generator.integers(3, 100, length - 1).tolist(), config.eos_token_id] for length in lengths]
     dataset = [{"input_ids": source, "labels": label} for source, label in zip(sources, labels, strict=True)]
     ways = {name: way for name, way in WAYS.items() if args.compile or not way.compiled}
-    rows, trainers = {name: {"name": name, "what": way.text} for name, way in ways.items()}, {}
-
-    def epoch(name: str) -> float:
-        """Trains an epoch; its seconds. The first call of a way makes its trainer."""
-        if name not in trainers:
-            timer = EpochTimer()
-            trainers[name] = make_trainer(ways[name], config, dataset, args, folder), timer
-            trainers[name][0].remove_callback(PrinterCallback)
-            trainers[name][0].add_callback(timer)
-        trainer, timer = trainers.pop(name)  # what fails is freed
-        loss = rows[name]["training_loss"] = trainer.train().training_loss
-        if not np.isfinite(loss):
-            raise ArithmeticError(f"the loss became {loss}")
-        trainers[name] = trainer, timer
-        return timer.seconds
-
+    rows = {name: {"name": name, "what": way.text} for name, way in ways.items()}
     with tempfile.TemporaryDirectory() as folder:
-        runs = {name: partial(epoch, name) for name in ways}
-        seconds = interleaved(runs, args.rounds, args.deadline, rows=rows, clock=lambda run: run())
+        seconds = trained_in_turn(rows, lambda name: make_trainer(ways[name], config, dataset, args, folder), args)
     for name, values in seconds.items():
         rows[name] |= {"sequences_per_second": args.examples / median(values), "settings": {"ours": ways[name].ours}}
-    rates = {name: rows[name]["sequences_per_second"] for name in seconds}
     result = described(args, list(rows.values()), sources)
-    result |= compared(rates, [name for name in rates if ways[name].ours], "run_glue_like")
-    same = [rates[name] for name in rates if ways[name].ours and ways[name].dropout]
+    result |= compared(rows, [name for name in ways if ways[name].ours], "run_glue_like")
+    same = [rows[name]["sequences_per_second"] for name in seconds if ways[name].ours and ways[name].dropout]
     if result["strongest_peer"] and same:
-        result["ratio_same_dropout"] = max(same) / rates[result["strongest_peer"]]
+        result["ratio_same_dropout"] = max(same) / rows[result["strongest_peer"]]["sequences_per_second"]
     return result
 
 
-def make_trainer(way: Way, config, dataset: list[dict], args: Namespace, folder: str) -> Seq2SeqTrainer:
-    """The trainer of a way, with a model of its own that has the same weights."""
+def make_trainer(way: Way, config: T5Config, dataset: list[dict], args: Namespace, folder: str) -> Seq2SeqTrainer:
+    """The trainer of a way for one epoch."""
     flags = trainer_flags(args, folder) | way.flags
-    flags |= dict(per_device_train_batch_size=args.batch, num_train_epochs=1, learning_rate=1e-7)
-    torch.manual_seed(0)
-    model = create_model(config, way.attention)
-    set_dropout(model, way.dropout)
+    flags |= dict(per_device_train_batch_size=args.batch, num_train_epochs=1)
+    model, tokens = model_of(way, config), (config.pad_token_id, config.decoder_start_token_id)
     if not way.ours:
-        use_plain_activation(model)
         collator = partial(padded, source_length=args.source_length if way.pads == "all" else None)
         arguments = Seq2SeqTrainingArguments(**flags)
-        return Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
+        return timed(Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator))
     arguments = FineTuningArguments(**flags)
     check_training(arguments, "fine-tuning from scratch")
-    tokens = (config.pad_token_id, config.decoder_start_token_id)
     if way.pads == "packs":
         enable_packing(model)
         collator = PackingCollator(*tokens, cost=partial(flops_per_sequence, config))
     else:
         buckets = bucket_lengths([len(row["input_ids"]) for row in dataset], BUCKETS)
         collator = BucketCollator(*tokens, buckets, bucket_lengths(LABEL_LENGTHS, 1)[0], args.batch)
-    return T5Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=padded, train_collator=collator)
+    data = dict(train_dataset=dataset, data_collator=padded, train_collator=collator)
+    return timed(T5Trainer(model=model, args=arguments, **data))
 
 
 # ---------------------------------------------------------------- evaluation

@@ -14,9 +14,12 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import PaddingStrategy
 
 from arguments.text import PreTrainingDataArguments
@@ -38,11 +41,13 @@ LOAD_COLUMNS |= {"private_gib": "{:.2f}", "mapped_gib": "{:.2f}", "processes": "
 
 
 # ---------------------------------------------------------------- collator
-def per_example_collator(tokenizer, noise_density: float, mean_span_length: float, lengths: tuple[int, int]):
-    """A stand-in for the peer: the algorithm of the widely used scripts, by example where it can be no other way.
+def per_example_collator(
+    tokenizer: SimpleNamespace, noise_density: float, mean_span_length: float, lengths: tuple[int, int]
+) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
+    """A stand-in for the peer: the algorithm of the widely used scripts, written anew.
 
     A mask per example by a random segmentation of kept and masked tokens; sentinels by a cumulative sum over the spans'
-    starts; a filter that drops the rest of each span; EOS; decoder inputs by a shift. Written anew from the algorithm.
+    starts; a filter that drops the rest of each span; EOS; decoder inputs by a shift.
     """
     last_sentinel_plus_one = max(tokenizer.get_vocab().values()) + 1
 
@@ -54,9 +59,9 @@ def per_example_collator(tokenizer, noise_density: float, mean_span_length: floa
 
     def noise_mask(length: int) -> np.ndarray:
         num_noise, num_spans = noise_counts(length, noise_density, mean_span_length)
-        hidden, kept = segmentation(num_noise, num_spans), segmentation(length - num_noise, num_spans)
+        masked, kept = segmentation(num_noise, num_spans), segmentation(length - num_noise, num_spans)
         starts = np.zeros(length, dtype=np.int8)
-        starts[np.cumsum(np.stack([kept, hidden], axis=1).reshape(-1))[:-1]] = 1
+        starts[np.cumsum(np.stack([kept, masked], axis=1).reshape(-1))[:-1]] = 1
         return np.cumsum(starts) % 2 == 1
 
     def sentinels(mask: np.ndarray) -> np.ndarray:
@@ -90,6 +95,7 @@ def peer_collator(nanot5: str | None, ours: T5DataCollator, vocab_size: int) -> 
     tokenizer, lengths = bare_tokenizer(vocab_size), (ours.inputs_length, ours.targets_length)
     if nanot5 is None:
         return per_example_collator(tokenizer, 0.15, 3.0, lengths), "stand-in: the per-example algorithm, written anew"
+    # Names that an older transformers handed on to the file.
     handed_on = dict(Union=typing.Union, Optional=typing.Optional, PaddingStrategy=PaddingStrategy)
     published = load_file(Path(nanot5, NANOT5_COLLATOR), **handed_on).DataCollatorForT5MLM
     sized = type("Sized", (), {"__len__": lambda _: vocab_size, "eos_token_id": tokenizer.eos_token_id})()
@@ -99,9 +105,9 @@ def peer_collator(nanot5: str | None, ours: T5DataCollator, vocab_size: int) -> 
 def measure_collator(args: Namespace) -> dict:
     """{"rows": ours and the peer in examples/s, "ratio": ours over the peer} on one core, in turn A B A B.
 
-    Both get what their data set hands over: the peer `datasets`' rows, lists of numbers; ours a slice of a
-    memory-mapped array. Rates are those of the quickest turn, since other work on the machine only adds;
-    "ratio_of_medians" tells how much it did.
+    Both get what their data set gives: the peer `datasets`' rows, lists of numbers; ours a slice of a memory-mapped
+    array. Rates are those of the quickest turn, since other work on the machine only slows down; "ratio_of_medians"
+    shows how much it did.
     """
     tokenizer, batch, generator = bare_tokenizer(VOCABULARY), args.batch, np.random.default_rng(0)
     ours = T5DataCollator(tokenizer, args.source_length)
@@ -109,7 +115,7 @@ def measure_collator(args: Namespace) -> dict:
     tokens = generator.integers(3, VOCABULARY - 110, size=(batch, ours.tokens_length), dtype=np.uint16)
     rows_of_peer = [{"input_ids": row.tolist()} for row in tokens]
     for_ours = {"input_ids": tokens, "key": generator.integers(0, 2**63, size=batch, dtype=np.uint64)}
-    # The quicker one is called several times a turn, so that both turns are long against the clock and its neighbours.
+    # The quicker one is called several times a turn, so that the clock is precise enough for both.
     repeat = 10
     runs = {"ours": lambda: [ours(for_ours) for _ in range(repeat)], "peer": lambda: peer(rows_of_peer)}
     seconds = interleaved(runs, args.rounds, warm_up=2)
@@ -135,15 +141,8 @@ def generated_documents() -> Iterator[str]:
         yield " ".join(words[number] for number in numbers) + "."
 
 
-def lines_of(files: list[str]) -> Iterator[str]:
-    """The lines of the files' documents that are not blank."""
-    for file in files:
-        for document in read_documents(Path(file), "text"):
-            yield from (line for line in document.split("\n") if line.strip())
-
-
 def first_megabytes(texts: Iterator[str], megabytes: float) -> tuple[list[str], float]:
-    """(so many texts that they fill this, each with its line end, or all there are; their megabytes)."""
+    """(the first texts that fill so many megabytes, with their line ends, or all there are; their megabytes)."""
     taken, size = [], 0
     for text in texts:
         taken.append(text)
@@ -153,11 +152,8 @@ def first_megabytes(texts: Iterator[str], megabytes: float) -> tuple[list[str], 
     return taken, size / 1e6
 
 
-def small_tokenizer(documents: list[str]):
+def small_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
     """A unigram tokenizer in T5's layout, trained with the `tokenizers` library, which transformers brings along."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
     backend = Tokenizer(models.Unigram())
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     special = ["<pad>", "</s>", "<unk>", *(f"<extra_id_{number}>" for number in range(100))]
@@ -168,14 +164,14 @@ def small_tokenizer(documents: list[str]):
 
 
 def measure_tokenise(args: Namespace) -> dict:
-    """{"rows": MB/s of text to chunks of so many tokens, "ratio"}: ours, and datasets.map with per-example grouping.
+    """{"rows": MB/s from text to chunks of --source_length tokens, "ratio"}: ours, and datasets.map with grouping.
 
-    The text is made up (20,000 words), or the lines of --text_file: natural text has many more words, of which each is
-    new once. Both write their result to disk, on the threads that the tokenizer takes. Each turn starts without a
-    cache.
+    The text is made up (20,000 words), or the lines of --text_file: natural text has many more words. Both write their
+    result to disk, on the threads that the tokenizer takes. Each turn starts without a cache.
     """
-    texts = lines_of(args.text_file) if args.text_file else generated_documents()
-    documents, size = first_megabytes(texts, args.megabytes)
+    texts = (document for file in args.text_file or [] for document in read_documents(Path(file), "text"))
+    lines = (line for text in texts for line in text.split("\n") if line.strip())
+    documents, size = first_megabytes(lines if args.text_file else generated_documents(), args.megabytes)
     tokenizer, length, turn = small_tokenizer(documents), args.source_length, itertools.count()
     whats = {"ours": "tokenised() into one flat file, chunks are views of it"}
     whats["peer"] = "datasets.map(batched), then grouping in a second map"
@@ -189,9 +185,8 @@ def measure_tokenise(args: Namespace) -> dict:
         options = dict(validation_split_percentage=0.0, preprocessing_num_workers=os.cpu_count())
         flags = PreTrainingDataArguments(data_cache_dir=str(text.with_name(f"ours{next(turn)}")), **options)
         source = Source("generated", "generated", [text], "text", size=text.stat().st_size)
-        rows["ours"]["chunks"] = len(
-            ChunkDataset(tokenised(flags, {"train": source}, tokenizer)["train"].tokens, length)
-        )
+        tokens = tokenised(flags, {"train": source}, tokenizer)["train"].tokens
+        rows["ours"]["chunks"] = len(ChunkDataset(tokens, length))
 
     def group(batch: dict) -> dict:
         joined = list(itertools.chain.from_iterable(batch["input_ids"]))
@@ -273,9 +268,6 @@ def load_for(path: Path, args: Namespace) -> dict:
     after = process_memory(pids)
     del batches, loader  # ends the workers
     gib = {"private_before": before["private"], "private": after["private"], "mapped": after["mapped"]}
-    return {f"{name}_gib": size / 2**30 for name, size in gib.items()} | dict(
-        sequences=len(chunks),
-        sequences_per_second=rate,
-        raw_tokens_per_second=rate * collator.tokens_length,
-        processes=len(pids),
-    )
+    rates = dict(sequences_per_second=rate, raw_tokens_per_second=rate * collator.tokens_length)
+    found = {f"{name}_gib": size / 2**30 for name, size in gib.items()} | rates
+    return found | dict(sequences=len(chunks), processes=len(pids))

@@ -15,11 +15,13 @@ import shlex
 import statistics
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.measure import table
-from benchmarks.settings import SETTINGS, finish, parse, read, run
+from benchmarks.settings import SETTINGS, finish, parse, run
 from common.command_line import exit_on_user_error
-from common.curves import COLOURS
-from common.reports import human_count, mean_and_deviation, write_aside
+from common.curves import COLOURS, new_figure, save_figure
+from common.reports import human_count, mean_and_deviation, read_json
 
 WIDTHS = ("tiny", "tiny:d_model=224,d_kv=32,num_heads=7,d_ff=544,num_layers=3,num_decoder_layers=3", "mini")
 RATES = [f"{optimizer}:{rate}" for rate in ("2e-2", "4e-2", "8e-2") for optimizer in ("adamw_rms_scaled", "muon")]
@@ -39,13 +41,13 @@ def best_rate(losses: dict[float, float]) -> float | None:
     place = min(range(len(rates)), key=lambda number: losses[rates[number]])
     if place in (0, len(rates) - 1):
         return None
-    (x0, y0), (x1, y1), (x2, y2) = ((math.log(rate), losses[rate]) for rate in rates[place - 1 : place + 2])
-    left, right = (x1 - x0) * (y1 - y2), (x1 - x2) * (y1 - y0)
-    return math.exp(x1 - 0.5 * ((x1 - x0) * left - (x1 - x2) * right) / (left - right))
+    near = rates[place - 1 : place + 2]
+    a, b, _ = np.polyfit(np.log(near), [losses[rate] for rate in near], 2)
+    return math.exp(-b / (2 * a))
 
 
 def key_of(one: dict) -> tuple:
-    """What tells runs of a study apart."""
+    """What identifies a run of a study."""
     return one["shape"], one["optimizer"], one["rate"], one["seed"]
 
 
@@ -54,7 +56,7 @@ def found_runs(folder: Path, earlier: list[dict]) -> list[dict]:
     `folder`, and of the `earlier` ones, smaller models and lower rates first."""
     runs = {key_of(one): one for one in earlier}
     for path in folder.glob("*/*/all_results.json"):
-        record, results = read(path.parent, "run.json"), read(path.parent, "all_results.json")
+        record, results = read_json(path.parent / "run.json"), read_json(path)
         given = record["arguments"]
         one = {"shape": path.parts[-3], "parameters": record["parameters"], "optimizer": given["optim"]}
         one |= {"rate": given["learning_rate"], "seed": given["seed"], "tokens": results["train_tokens"]}
@@ -83,27 +85,25 @@ def report(runs: list[dict]) -> list[dict]:
 
 def draw(rows: list[dict], path: Path) -> None:
     """Held-out loss over the learning rate, a panel for each size, a line for each optimizer, a dot for each run."""
-    from matplotlib.figure import Figure
-
     sizes, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("parameters", "optimizer"))
-    figure = Figure(figsize=(4 * len(sizes), 3.6), layout="constrained")
-    for axes, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
+    figure, panels = new_figure(4 * len(sizes), 3.6, columns=len(sizes))
+    for axes, size in zip(panels, sizes, strict=True):
         for name, colour in zip(names, COLOURS, strict=False):
             same = [row for row in rows if (row["parameters"], row["optimizer"]) == (size, name)]
             axes.plot([r["rate"] for r in same], [statistics.mean(r["losses"]) for r in same], color=colour, label=name)
             points = [(row["rate"], loss) for row in same for loss in row["losses"]]
             axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=4)
         axes.set(title=f"{size} parameters", xscale="log", xlabel="peak learning rate")
-    figure.axes[0].set_ylabel("held-out loss, nats per token")
-    figure.axes[0].legend()
-    write_aside(path, lambda file: figure.savefig(file, dpi=110, format="png"))
+    panels[0].set_ylabel("held-out loss, nats per token")
+    panels[0].legend()
+    save_figure(figure, path)
 
 
 def main(argv: list[str] | None = None) -> dict:
     """Runs what is missing, reports on all; returns what it writes."""
     with exit_on_user_error():
         args = parse("learning_rates", __doc__, FLAGS, PRE_TRAIN_ARGS, argv)
-        earlier = read(args.output.parent, args.output.name)["runs"] if args.output.is_file() else []
+        earlier = read_json(args.output).get("runs", [])
         for seed in args.seeds:
             for shape in args.shapes:
                 name, _, overrides = shape.partition(":")

@@ -1,4 +1,4 @@
-"""What is measured on: model shapes, random batches as pre-training makes them, attention implementations by name.
+"""What is measured on: model shapes, attention implementations by name, random batches as training makes them.
 
 Legend of shapes: B batch, S source length, T target length.
 """
@@ -8,7 +8,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -27,8 +27,6 @@ from tasks.batching import MULTIPLE
 SMALL_VOCABULARY = 4096  # of the shapes that are trained with a tokenizer of their own
 # Tokens of a GLUE sentence or pair under T5's vocabulary, as a share of run_glue's --max_seq_length 128: log-normal.
 MEDIAN_SHARE, SIGMA = 0.28, 0.5
-# Attention implementations in the order of the tables, each with the module that registers it (None: transformers).
-ATTENTION = {"eager": None, "sdpa": None, "t5_fused": "modeling.attention"}
 
 
 # ---------------------------------------------------------------- models
@@ -63,16 +61,14 @@ def use_plain_activation(model: torch.nn.Module) -> None:
 def attention_function(name: str) -> Callable:
     """The function that transformers calls for `--attn_implementation name`; NotAvailableError if there is none."""
     try:
-        if ATTENTION.get(name):
-            importlib.import_module(ATTENTION[name])
         return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
-    except (ImportError, KeyError) as error:
+    except KeyError as error:
         raise NotAvailableError(f"attention {name}: {str(error).strip(chr(34))}") from None
 
 
-def load_file(path: Path, **names):
-    """The module that a file of another project is, without the package around it; names: what it has beforehand, such
-    as those that an older transformers handed on. NotAvailableError if it fails."""
+def load_file(path: Path, **names: object) -> ModuleType:
+    """A file of another project as a module, without the package around it; names: what it finds defined.
+    NotAvailableError if it fails."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # a dataclass looks for its module there

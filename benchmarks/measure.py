@@ -1,4 +1,4 @@
-"""The harness of benchmark_t5.py: warm up, time in turn, note failures, the machine's own ceiling, tables.
+"""The harness of benchmark_t5.py: warm up, time in turn, record failures, the machine's own ceiling, tables.
 
 rows = {"ours": {"name": "ours"}, "peer": {"name": "peer"}}
 seconds = interleaved({"ours": ours, "peer": peer}, rounds=5, rows=rows)    # {"ours": [5 times], "peer": [5 times]}
@@ -11,13 +11,22 @@ import functools
 import gc
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import torch
+from transformers import PreTrainedConfig
+
+from model_t5 import flops_per_sequence
+from runs.speed import device_peak_flops
 
 MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is taken against
+TIME_IS_UP = "not started: the time (--minutes) was up"
+Built = TypeVar("Built")
 
 
 class NotAvailableError(Exception):
@@ -26,10 +35,10 @@ class NotAvailableError(Exception):
 
 # ---------------------------------------------------------------- failures
 @contextlib.contextmanager
-def recording(row: dict, device: torch.device | None = None):
-    """Lets the block fail: what is raised becomes row["error"], in one line for the table, and the others go on.
+def recording(row: dict, device: torch.device | None = None) -> Iterator[None]:
+    """Lets the block fail: the error becomes row["error"], in one line for the table.
 
-    device: what earlier measurements held is freed first, and the most memory of a GPU within the block becomes
+    device: memory of earlier measurements is freed first, and the peak of a GPU's memory within the block becomes
     row["peak_memory_gib"].
     """
     gpu = device is not None and device.type == "cuda"
@@ -49,9 +58,16 @@ def recording(row: dict, device: torch.device | None = None):
         row["error"] = f"not available: {error}" if known else f"{type(error).__name__}: {first[:300]}"
 
 
-def is_out_of_memory(row: dict) -> bool:
-    """Whether that is what a row failed of."""
-    return "outofmemory" in row.get("error", "").replace(" ", "").lower()
+def first_that_fits(row: dict, device: torch.device, build: Callable[[int], Built], batch: int) -> Built | None:
+    """build(batch), or where memory is short, build() of a half, a quarter or an eighth of it; None if it fails, with
+    the reason in row["error"]."""
+    for divisor in (divisor for divisor in (1, 2, 4, 8) if batch % divisor == 0):
+        row.pop("error", None)
+        with recording(row, device):
+            return build(batch // divisor)
+        if "outofmemory" not in row["error"].replace(" ", "").lower():
+            break
+    return None
 
 
 def free_memory() -> None:
@@ -84,13 +100,14 @@ def interleaved(
     warm_up: int = 1,
     rows: dict[str, dict] | None = None,
     clock: Callable[[Callable], float] = seconds_of,
+    each_round: Callable[[dict[str, list[float]]], object] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds of every call, in the order A B C A B C ...: a machine that slows down or is shared does so for all.
 
     deadline: of time.monotonic(); no round begins after it, but there are at least two. warm_up: rounds that are not
-    counted. rows: a function that raises drops out, and its row has the reason in "error", as one has from the start
-    whose row has an error already; without rows the error is raised. clock: measures a call otherwise than by its wall
-    time.
+    counted. rows: a function that raises, or whose row has an error already, drops out, with the reason in its row's
+    "error"; without rows the error is raised. clock: measures a call otherwise than by its wall time. each_round: is
+    called with the seconds so far after each counted round.
     """
     seconds = {name: [] for name in functions if not rows or "error" not in rows[name]}
     for number in range(-warm_up, rounds):
@@ -101,12 +118,9 @@ def interleaved(
                 seconds[name].append(clock(functions[name]))
             if rows and "error" in rows[name]:
                 del seconds[name]
+        if number >= 0 and each_round:
+            each_round({name: values[warm_up:] for name, values in seconds.items()})
     return {name: values[warm_up:] for name, values in seconds.items()}
-
-
-def spread(values: Sequence[float]) -> float:
-    """Half the distance between the quickest and the slowest, as a share of the median: what is less is noise."""
-    return (max(values) - min(values)) / 2 / median(values)
 
 
 # ---------------------------------------------------------------- the machine
@@ -120,7 +134,7 @@ def pick_device(name: str | None) -> torch.device:
 
 @functools.cache
 def peak_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> float:
-    """FLOP/s of a large square matrix product on random numbers: the ceiling that this machine really has; printed.
+    """FLOP/s of a large square matrix product on random numbers, the ceiling that this machine really has; printed.
 
     Random, because a GPU does products of zeros faster (it draws less power). 2 n^3 operations, the quickest of
     `rounds` groups of products, so that a busy machine does not lower the ceiling.
@@ -137,6 +151,31 @@ def peak_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> fl
     peak = 2 * n**3 * repeat / min(interleaved({"product": group}, rounds)["product"])
     print(f"matrix product in {str(dtype).removeprefix('torch.')}: {peak / 1e12:.4g} TFLOP/s", flush=True)
     return peak
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What MFU is taken against. flops: of a sequence's training. product: FLOP/s of a matrix product on this machine.
+    sheet: FLOP/s of the data sheet, None for an unknown device."""
+
+    flops: float
+    product: float
+    sheet: float | None
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig, source: int, target: int, args: Namespace) -> "Ceiling":
+        """That of a model, lengths in tokens, and the device and precision of the flags."""
+        product = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32)
+        return cls(flops_per_sequence(config, source, target), product, device_peak_flops(args.device, args.bf16))
+
+    def rates(self, seconds: list[float], batch: int) -> dict[str, float | None]:
+        """Of the seconds of `batch` sequences, timed several times: their rate, MFU, and "spread", half the distance
+        between the quickest and the slowest as a share of the median: what is less is noise."""
+        rate = batch / median(seconds)
+        spread = (max(seconds) - min(seconds)) / 2 / median(seconds)
+        of_sheet = self.sheet and rate * self.flops / self.sheet
+        shares = dict(mfu=rate * self.flops / self.product, mfu_of_data_sheet=of_sheet)
+        return dict(sequences_per_second=rate, spread=spread, **shares)
 
 
 def machine(device: torch.device) -> dict:
@@ -168,18 +207,11 @@ def process_memory(pids: Iterable[int | str] = ("self",)) -> dict[str, int]:
 
 
 # ---------------------------------------------------------------- results
-def rates_of(rows: dict[str, dict]) -> dict[str, float]:
-    """{name: sequences/s} of the rows that have them and no error."""
-    return {
-        n: row["sequences_per_second"]
-        for n, row in rows.items()
-        if row.get("sequences_per_second") and "error" not in row
-    }
-
-
-def compared(rates: dict[str, float], own: list[str], plain: str) -> dict:
-    """Of rates by name: "strongest_peer", the name of the quickest that is not our own, or None; "ratio" of our
-    quickest to it; and "ratio_to_" that peer which is `plain`."""
+def compared(rows: dict[str, dict], own: list[str], plain: str) -> dict:
+    """Of the rows that have sequences/s and no error: "strongest_peer", the name of the quickest that is not our own,
+    or None; "ratio" of our quickest to it; and "ratio_to_" that peer which is `plain`."""
+    rates = {name: row.get("sequences_per_second") for name, row in rows.items() if "error" not in row}
+    rates = {name: rate for name, rate in rates.items() if rate}
     ours = max((rates[name] for name in own if name in rates), default=None)
     peers = {name: rate for name, rate in rates.items() if name not in own}
     found: dict = {"strongest_peer": max(peers, key=peers.__getitem__, default=None)}
@@ -196,12 +228,12 @@ def table(rows: list[dict], columns: dict[str, str]) -> str:
     for row in rows:
         cells = ["" if row.get(key) is None else (form or "{}").format(row[key]) for key, form in columns.items()]
         lines.append([cells[0], row["error"]] if row.get("error") else cells)
-    widths = [max(len(line[i]) for line in lines if len(line) == len(columns)) for i in range(len(columns))]
+    whole = [line for line in lines if len(line) == len(columns)]
+    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
     widths[0] = max(len(line[0]) for line in lines)
+    sides = [str.rjust if ":" in form else str.ljust for form in columns.values()]
     shown = []
     for line in lines:
-        whole, aligned = len(line) == len(columns), []
-        for cell, width, form in zip(line, widths, columns.values(), strict=False):
-            aligned.append(cell.rjust(width) if whole and ":" in form else cell.ljust(width))
-        shown.append("  ".join(aligned).rstrip())
+        aligned = sides if line in whole else [str.ljust, str.ljust]
+        shown.append("  ".join(side(*cell) for side, *cell in zip(aligned, line, widths, strict=False)).rstrip())
     return "\n".join(shown)

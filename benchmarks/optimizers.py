@@ -12,14 +12,11 @@ minute a fine-tuning.
 """
 
 import shlex
-import subprocess
-import sys
 
 from benchmarks.measure import table
-from benchmarks.settings import ROOT, SETTINGS, finish, parse, read, run
-from benchmarks.token_curves import COLUMNS, pre_training_rows
+from benchmarks.settings import SETTINGS, finish, parse, report_pre_training, run
 from common.command_line import exit_on_user_error
-from common.reports import mean_and_deviation
+from common.reports import mean_and_deviation, read_json
 
 SCRATCH = "from scratch"
 PRE_TRAIN_ARGS = "recipes/pre_train_installed_docs.yaml"
@@ -42,11 +39,7 @@ def main(argv: list[str] | None = None) -> dict:
             for name, folders in runs.items():
                 folders.append(args.folder / f"pre_train_{name.replace(':', '_')}_{seed}")
                 run("pre_train_t5.py", name, seed, folders[-1], shlex.split(args.pre_train_args))
-        rows, target = pre_training_rows(runs, args.target_loss)
-        print(f"\npre-training; target: held-out loss {target:.3f}\n{table(rows, COLUMNS)}\n", flush=True)
-        groups = [f"{name}={','.join(map(str, folders))}" for name, folders in runs.items()]
-        plot = [sys.executable, str(ROOT / "plot_runs.py"), *groups, "--x", "tokens", "--output", str(args.picture)]
-        subprocess.run(plot, check=True)
+        record = report_pre_training(runs, args)
         scores = {name: {fine: [] for fine in args.fine_tune} for name in [*runs, SCRATCH]}
         shape = str(runs[args.pre_train[0]][0])  # all checkpoints have it, and the tokenizer
         for place, seed in enumerate(args.seeds):
@@ -58,14 +51,14 @@ def main(argv: list[str] | None = None) -> dict:
                     label = f"fine_tune_{fine}_from_{name.removeprefix('from ')}_{seed}".replace(":", "_")
                     words = [*shlex.split(args.fine_tune_args), *start]
                     run("fine_tune_t5.py", fine, seed, args.folder / label, words)
-                    found.append(read(args.folder / label, "all_results.json")[args.metric])
+                    found.append(read_json(args.folder / label / "all_results.json")[args.metric])
         shown = []
         for name, by_fine in scores.items():
             texts = {fine: mean_and_deviation(found, "{:.3f}") for fine, found in by_fine.items()}
             shown.append({"checkpoint": name} | texts)
         print(f"\nfine-tuning: {args.metric}\n{table(shown, dict.fromkeys(shown[0], ''))}")
-        record = {"target_loss": target, "pre_training": rows, "metric": args.metric, "fine_tuning": scores}
-        done = [read(path.parent, path.name) for path in args.folder.glob("*_*/all_results.json")]
+        done = [read_json(path) for path in args.folder.glob("*_*/all_results.json")]
+        record |= {"metric": args.metric, "fine_tuning": scores}
         return finish(args, record, sum(one["train_runtime"] for one in done))
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from common.curves import COLOURS
-from common.reports import short_number, write_aside
+from common.curves import COLOURS, new_figure, save_figure
+from common.reports import short_number
 
 
 def bars_of(results: dict[str, dict], rates: dict[str, tuple[str, str]]) -> dict[str, list[tuple[str, float, bool]]]:
@@ -26,11 +26,9 @@ def is_ours(row: dict) -> bool:
 
 def draw_bars(panels: dict[str, list[tuple[str, float, bool]]], path: Path, title: str) -> None:
     """Draws what `bars_of` gives to the PNG `path`, ours in blue. ImportError without matplotlib."""
-    from matplotlib.figure import Figure
-
     heights = [len(bars) for bars in panels.values()]
-    figure = Figure(figsize=(8, 0.25 * sum(heights) + 0.4 * len(panels) + 0.3), layout="constrained", dpi=150)
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    height = 0.25 * sum(heights) + 0.4 * len(panels) + 0.3
+    figure, axes = new_figure(8, height, rows=len(panels), height_ratios=heights)
     for panel, (name, bars) in zip(axes, panels.items(), strict=True):
         names, rates, ours = zip(*bars, strict=True)
         drawn = panel.barh(range(len(bars)), rates, color=[COLOURS[0] if own else "0.7" for own in ours], height=0.7)
@@ -38,6 +36,6 @@ def draw_bars(panels: dict[str, list[tuple[str, float, bool]]], path: Path, titl
         panel.set_yticks(range(len(bars)), names, fontsize=8)
         panel.set(xlim=(0, 1.15 * max(rates)), ylim=(len(bars) - 0.5, -0.5), xticks=[])
         panel.set_title(name, loc="left", fontsize=9)
-        panel.spines[["top", "right", "bottom"]].set_visible(False)
+        panel.spines["bottom"].set_visible(False)
     figure.suptitle(title, fontsize=9)
-    write_aside(path, lambda aside: figure.savefig(aside, format="png"))
+    save_figure(figure, path)

@@ -1,42 +1,26 @@
 """A large run on paper: memory on each GPU, bytes sent and the time of a step, for every way of sharding it.
 
-What is assumed is printed with the table: the peak and links of the GPU (HARDWARE_PEAKS), and the MFU of one GPU, which
-`benchmark_t5.py step` measures. Formulas and their sources stand in runs/memory.py and at `step_seconds`.
+Its assumptions are printed with the table: the GPU's peak and links (HARDWARE_PEAKS), and the MFU of one GPU, which
+`benchmark_t5.py step` measures. Formulas and their sources are in runs/memory.py and at `step_seconds`.
 """
 
-import json
 import math
 from argparse import Namespace
 from pathlib import Path
 
 from benchmarks.material import benchmark_config, parameter_shapes
 from benchmarks.measure import table
-from common.reports import human_count
+from common.reports import human_count, read_json
 from constants import HARDWARE_PEAKS, NOT_UNDER_FSDP, NOT_UNDER_ZERO
 from data_collator_t5 import compute_input_and_target_lengths
 from model_t5 import flops_per_sequence
 from runs import memory
 
 ROOT = Path(__file__).resolve().parent.parent
-ZERO_CONFIGS = {"zero2": "zero_stage2_config.json", "zero3": "zero_stage3_config.json"}
 NAMES = {"ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
 # Optimizers that need whole matrices, which these strategies divide.
 REFUSED = {"zero2": NOT_UNDER_ZERO[2], "zero3": NOT_UNDER_ZERO[3], "fsdp2": NOT_UNDER_FSDP}
 UPDATE_BYTES = 28  # read and written for a weight by AdamW: weight, gradient and two moments, three of them written
-FLAGS = {
-    "model": dict(default="xl", help="Shape: tiny, mini, small, base, large, xl, xxl, or a folder with a config.json."),
-    "nodes": dict(type=int, default=1, help="Machines."),
-    "gpus": dict(type=int, default=8, help="GPUs of a machine."),
-    "gpu": dict(default="H200", help=f"One of {', '.join(HARDWARE_PEAKS)}."),
-    "link": dict(type=float, help="GB/s from a GPU to another of its machine. Not set: as HARDWARE_PEAKS has it."),
-    "network": dict(type=float, help="GB/s from a machine to another, for each GPU of it. Not set: the same."),
-    "batch": dict(type=int, default=16, help="Sequences of a micro-batch on one GPU."),
-    "accumulation": dict(type=int, default=1, help="Micro-batches of a step."),
-    "source_length": dict(type=int, default=512, help="Tokens of a source."),
-    "attention": dict(default="t5_fused", choices=("eager", "sdpa", "t5_fused")),
-    "optim": dict(default="adamw_torch", help=f"One of {', '.join(memory.OPTIMIZER_STATES)}."),
-    "mfu": dict(type=float, default=0.45, help="MFU of one GPU without communication, assumed."),
-}
 # Two tables, so that each fits a terminal.
 MEMORY = {"name": ""} | {name: "{:.2f}" for name in ("weights", "gradients", "optimizer", "working", "stored")}
 MEMORY |= {"attention": "{:.2f}", "loss": "{:.2f}", "total": "{:.1f}", "fits": ""}
@@ -44,22 +28,9 @@ TIME = {"name": "", "sent_gb": "{:.1f}", "communication_ms": "{:.0f}", "exposed_
 TIME |= {"mfu": "{:.1%}", "sequences_per_second": "{:,.0f}"}
 
 
-def check_flags(args: Namespace) -> None:
-    """ValueError for what cannot be planned."""
-    for name in ("nodes", "gpus", "batch", "accumulation"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name} {getattr(args, name)}: must be at least 1")
-    for name, known in (("gpu", HARDWARE_PEAKS), ("optim", memory.OPTIMIZER_STATES)):
-        if getattr(args, name) not in known:
-            raise ValueError(f"--{name} {getattr(args, name)}: must be one of {', '.join(known)}")
-    for name in ("link", "network"):
-        if getattr(args, name) is not None and not getattr(args, name) > 0:
-            raise ValueError(f"--{name} {getattr(args, name)}: must be above 0")
-    if not 0 < args.mfu <= 1:
-        raise ValueError(f"--mfu {args.mfu}: must lie between 0 and 1")
-
-
-def step_seconds(flops: float, weights_updated: float, sent, hardware: dict, bandwidth: float, mfu: float) -> dict:
+def step_seconds(
+    flops: float, weights_updated: float, sent: memory.Communication, hardware: dict, bandwidth: float, mfu: float
+) -> dict[str, float]:
     """{"compute", "communication", "exposed", "step"} in seconds.
 
     compute: FLOPs at the single GPU's MFU. The forward pass is a third of it, the backward pass two; what is sent with
@@ -90,24 +61,26 @@ def make_plan(args: Namespace) -> dict:
         where = [NAMES[strategy] for strategy, refused in REFUSED.items() if name in refused]
         note = f"not under {' and '.join(where)}: needs whole matrices" if where else ""
         optimizers.append(dict(name=name, gib=size, divided_gib=size / processes, note=note))
-    result = {name: getattr(args, name) for name in FLAGS if name not in ("gpus", "mfu")}
+    flags = "model nodes gpu link network batch accumulation source_length attention optim"
+    result = {name: getattr(args, name) for name in flags.split()}
     result |= dict(gpus_per_node=args.gpus, target_length=target, parameters=sum(map(math.prod, shapes)))
     result["assumed"] = dict(peak_tflops=hardware["bf16"], single_gpu_mfu=args.mfu, bus_gb_per_second=bandwidth)
     result["assumed"]["gpu_memory_gb"] = hardware["memory_gb"]
-    rows = [plan_of(*case, args, config, shapes, target, hardware, 1e9 * bandwidth) for case in cases]
+    rows = [plan_of(*case, args, target, 1e9 * bandwidth) for case in cases]
     return result | dict(optimizers=optimizers, rows=rows)
 
 
-def plan_of(
-    strategy: str, checkpointing: bool, args, config, shapes: list, target: int, hardware: dict, bandwidth: float
-) -> dict:
-    """The row of a strategy: GiB on each GPU, bytes sent, and the time of a step."""
+def plan_of(strategy: str, checkpointing: bool, args: Namespace, target: int, bandwidth: float) -> dict:
+    """The row of a strategy: GiB on each GPU, bytes sent, and the time of a step. target: its length; bandwidth: bytes
+    a second from GPU to GPU."""
+    config, hardware = benchmark_config(args.model), HARDWARE_PEAKS[args.gpu]
     row = {"name": strategy.upper() + (" + checkpointing" if checkpointing else "")}
     if args.optim in REFUSED.get(strategy, ()):
         return row | {"error": f"--optim {args.optim}: not under {NAMES[strategy]}, it needs whole matrices"}
-    processes, weights = args.nodes * args.gpus, sum(map(math.prod, shapes))
-    path = ROOT / ZERO_CONFIGS[strategy] if strategy in ZERO_CONFIGS else None
-    zero = json.loads(path.read_text(encoding="utf-8"))["zero_optimization"] if path else {}
+    processes, shapes = args.nodes * args.gpus, parameter_shapes(config)
+    weights = sum(map(math.prod, shapes))
+    config_file = ROOT / f"zero_stage{strategy[-1]}_config.json"  # there is none for DDP and FSDP2
+    zero = read_json(config_file).get("zero_optimization") if strategy.startswith("zero") else None
     states = memory.state_bytes(strategy, config, shapes, args.optim, processes, True, zero)
     kept = memory.activation_bytes(config, args.batch, args.source_length, target, args.attention, True, checkpointing)
     # ZeRO and FSDP2 hold the bfloat16 weights that autocast would make copies of.

@@ -9,9 +9,9 @@ from statistics import median
 
 from benchmarks.material import setting_of
 from benchmarks.measure import NotAvailableError, recording
-from benchmarks.settings import read, run_script
+from benchmarks.settings import run_script
 from common.curves import draw_curves
-from common.reports import read_metrics
+from common.reports import read_json, read_metrics
 
 PARITY_COLUMNS = {"name": "", "checked": "{:d}", "wrong": "{:d}"}
 PRE_TRAIN_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}", "mfu": "{:.1%}"}
@@ -31,7 +31,7 @@ def measure_parity(args: Namespace) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         words = ["--device", args.device.type, "--output", f"{folder}/parity.json"]
         code = run_script("tests/support/check_attention.py", words, Path(folder, "log"), wrong=1)
-        report = read(Path(folder), "parity.json")
+        report = read_json(Path(folder, "parity.json"))
     found = {"error": f"{report['wrong']} of {report['checked']} are wrong"} if code else {}
     row = {"name": "attention kernels", "checked": report["checked"], "wrong": report["wrong"]}
     return report | {"rows": [row | found]} | found
@@ -41,21 +41,21 @@ def measure_pre_train(args: Namespace) -> dict:
     """A row of pre_train_t5.py with its own defaults, for what is left of --minutes: speed as logged, held-out loss and
     curve, which is drawn beside nanoT5's by tokens.
 
-    Within `gpu` the steps are those that the rate of the part `trainer` allows, less what preparing, compiling and
-    evaluating take; --max_steps in --pre_train_args wins. The run lies beside --output, in a folder of its name, or is
-    deleted without one. What fails, or has too little time left, has "error".
+    Within `gpu` there are as many steps as the rate of the part `trainer` allows, less what preparing, compiling and
+    evaluating take; --max_steps in --pre_train_args overrides them. The run is written beside --output, in a folder of
+    its name; without --output it is deleted. What fails, or has too little time left, has "error".
     """
-    words = shlex.split(args.pre_train_args)
+    words, on_cpu = shlex.split(args.pre_train_args), args.device.type == "cpu"
     words += ["--config_name", args.model, "--input_seq_length", str(args.source_length)]
-    words += ["--overwrite_output_dir", "--report_to", "none", "--disable_tqdm"] + ["--use_cpu"] * on_a_cpu(args)
+    words += ["--overwrite_output_dir", "--report_to", "none", "--disable_tqdm"] + ["--use_cpu"] * on_cpu
     if args.train_file:
         words += ["--train_file", *args.train_file]
     if args.batch != SEQUENCES:
         words += ["--per_device_train_batch_size", str(args.batch), "--gradient_accumulation_steps", "1"]
-    if args.bf16 == on_a_cpu(args):
+    if args.bf16 == on_cpu:  # else it is what pre_train_t5.py takes there by itself
         words += ["--bf16", str(args.bf16).lower()]
     if "--max_steps" not in words:
-        left, steps = args.deadline - time.monotonic(), 20 if on_a_cpu(args) else 400
+        left, steps = args.deadline - time.monotonic(), 20 if on_cpu else 400
         words += argv_of_steps(steps_left(left, args.rate / args.batch) if args.rate else steps)
     row = {"name": args.model, "what": shlex.join(words), "settings": {"ours": True}}
     result = setting_of(args) | {"rows": [row]}
@@ -64,7 +64,7 @@ def measure_pre_train(args: Namespace) -> dict:
         folder.mkdir(parents=True, exist_ok=True)
         words += ["--output_dir", str(folder)]
         run_script("pre_train_t5.py", words, folder.with_name("pre_train.log"))
-        lines, results = read_metrics(folder / "metrics.jsonl"), read(folder, "all_results.json")
+        lines, results = read_metrics(folder / "metrics.jsonl"), read_json(folder / "all_results.json")
         for key in ("sequences_per_second", "mfu", "peak_memory_gib"):
             values = [line[key] for line in lines if key in line]
             row |= {key: median(values)} if values else {}
@@ -74,10 +74,6 @@ def measure_pre_train(args: Namespace) -> dict:
         if args.output:
             draw_beside_nanot5(row["curve"], folder.with_suffix(".png"))
     return result
-
-
-def on_a_cpu(args: Namespace) -> bool:
-    return args.device.type == "cpu"
 
 
 def steps_left(seconds: float, steps_per_second: float) -> int:

@@ -1,40 +1,37 @@
-"""What the studies share: their flags, one run of a script with OPTIMIZER:RATE, a seed and a folder, and the report."""
+"""What the studies share: their flags, one run of a script with OPTIMIZER:RATE, a seed and a folder, and reports."""
 
 import argparse
-import json
 import math
 import os
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.measure import NotAvailableError
-from common.reports import environment_record, human_time, write_json
+from benchmarks.measure import NotAvailableError, table
+from common.reports import environment_record, human_time, mean_and_deviation, read_json, read_metrics, write_json
 from constants import OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def setting(text: str) -> str:
-    """OPTIMIZER:RATE as it was written, if it is one."""
+    """OPTIMIZER:RATE as it was written. argparse.ArgumentTypeError if it is none."""
     name, _, rate = text.partition(":")
     try:
-        valid = name in OPTIMIZERS and 0 < float(rate) < math.inf
+        if name in OPTIMIZERS and 0 < float(rate) < math.inf:
+            return text
     except ValueError:
-        valid = False
-    if not valid:
-        raise argparse.ArgumentTypeError(f"{text}: write OPTIMIZER:RATE, one of {', '.join(OPTIMIZERS)} and its rate")
-    return text
+        pass
+    raise argparse.ArgumentTypeError(f"{text}: write OPTIMIZER:RATE, one of {', '.join(OPTIMIZERS)} and its rate")
 
 
 SETTINGS = dict(nargs="+", type=setting, metavar="OPTIMIZER:RATE")  # of a flag that takes several
 
 
-def parse(
-    name: str, doc: str, flags: dict[str, dict], pre_train_args: str, argv: list[str] | None
-) -> argparse.Namespace:
+def parse(name: str, doc: str, flags: dict, pre_train_args: str, argv: list[str] | None) -> argparse.Namespace:
     """The values of `flags`, {name: options of argparse}, and of the flags that every study has.
 
     name: of the module, and of the folder below out/ for its runs.
@@ -57,8 +54,8 @@ def parse(
 
 
 def run_script(script: str, words: list[str], log: Path, wrong: int = 0, **environment: str) -> int:
-    """Runs a script with its output in `log`; its exit code: 0, or `wrong`. ValueError with its last words if it ends
-    with another, NotAvailableError if it lacks a package."""
+    """The exit code of a script, 0 or `wrong`; its output goes to `log`. ValueError with its last words for another
+    code, NotAvailableError if it lacks a package."""
     command = [sys.executable, str(ROOT / script), *words]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"} | environment
     with log.open("w") as file:
@@ -83,9 +80,51 @@ def run(script: str, setting_text: str, seed: int, folder: Path, words: list[str
     run_script(script, words, folder.with_name(f"{folder.name}.log"))  # a rate may have a dot
 
 
-def read(folder: Path, name: str) -> dict:
-    """A JSON file of a run."""
-    return json.loads((folder / name).read_text())
+# ---------------------------------------------------------------- held-out loss over the tokens trained on
+CURVES = {"setting": "", "runs": "{:d}", "held_out_loss": "", "tokens_to_target": "", "seconds": "{:,.0f}"}
+
+
+def evaluations(folder: Path) -> list[dict]:
+    """[{"step", "tokens", "loss"}] of the held-out text, in order; tokens trained on until then."""
+    per_step = read_json(folder / "run.json")["tokens_per_step"]
+    lines = [line for line in read_metrics(folder / "metrics.jsonl") if "eval_loss" in line]
+    return [{"step": n["step"], "tokens": n["step"] * per_step, "loss": n["eval_loss"]} for n in lines]
+
+
+def tokens_to(curve: list[dict], loss: float) -> float | None:
+    """Tokens after which the curve first falls to `loss`, on a straight line between evaluations; None if never."""
+    for before, after in zip(curve, curve[1:], strict=False):
+        if before["loss"] > loss >= after["loss"]:
+            share = (before["loss"] - loss) / (before["loss"] - after["loss"])
+            return before["tokens"] + share * (after["tokens"] - before["tokens"])
+    return curve[0]["tokens"] if curve and curve[0]["loss"] <= loss else None
+
+
+def report_pre_training(runs: dict[str, list[Path]], args: argparse.Namespace) -> dict:
+    """Prints the table of a study's pre-trainings, draws their curves, and returns both for its JSON file.
+
+    runs: the folders of each setting, in the order of the seeds.
+    """
+    all_curves = {name: [evaluations(folder) for folder in folders] for name, folders in runs.items()}
+    target = args.target_loss
+    if target is None:
+        target = max(curve[-1]["loss"] for curves in all_curves.values() for curve in curves)
+    rows = []
+    for name, curves in all_curves.items():
+        tokens = [tokens_to(curve, target) for curve in curves]
+        reached = [count / 1e6 for count in tokens if count is not None]
+        text = mean_and_deviation(reached, "{:.2f} M") if reached else ""
+        if len(reached) < len(tokens):
+            text += f" ({len(reached)} of {len(tokens)})"
+        row = {"setting": name, "runs": len(curves), "tokens_to_target": text, "curves": curves}
+        row["held_out_loss"] = mean_and_deviation([curve[-1]["loss"] for curve in curves], "{:.3f}")
+        results = [read_json(folder / "all_results.json") for folder in runs[name]]
+        rows.append(row | {"seconds": statistics.mean(result["train_runtime"] for result in results)})
+    print(f"\npre-training; target: held-out loss {target:.3f}\n{table(rows, CURVES)}\n", flush=True)
+    groups = [f"{name}={','.join(map(str, folders))}" for name, folders in runs.items()]
+    plot = [sys.executable, str(ROOT / "plot_runs.py"), *groups, "--x", "tokens", "--output", str(args.picture)]
+    subprocess.run(plot, check=True)
+    return {"target_loss": target, "pre_training": rows}
 
 
 def finish(args: argparse.Namespace, record: dict, seconds: float) -> dict:

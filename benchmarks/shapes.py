@@ -9,6 +9,8 @@ LoRA only its matrices, of rank 16, have gradients and moments.
 
 import math
 
+from transformers import PreTrainedConfig
+
 from benchmarks.material import benchmark_config, parameter_shapes
 from common.reports import human_bytes, human_count
 from constants import MODEL_SHAPES
@@ -18,7 +20,7 @@ from runs import memory
 RANK, BATCH, SOURCE, TARGET = 16, 8, 512, 114
 
 
-def low_rank_parameters(config) -> int:
+def low_rank_parameters(config: PreTrainedConfig) -> int:
     """Weights of LoRA's matrices beside all linear layers but the head."""
     encoder, decoder = shape_of(config).encoder, shape_of(config).decoder
     attention = 4 * RANK * (encoder.width + encoder.inner)

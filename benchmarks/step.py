@@ -1,10 +1,10 @@
 """The training step, measured as a ladder: each rung adds one thing to the rung before, and each can be run alone.
 
 Peers are transformers' own model and loss with the settings people train with; the rungs above them are this
-project's. All of them take the same batches from the same weights, in the same process, in the order A B C A B C, with
-one untimed step after each switch. TF32 is on for all. Peers get what ours get: compilation in every mode, eager
-attention (which compiled can beat sdpa, pytorch issue 149857), the larger batch. A rung whose gradients are not those
-of eager float32 has an error and no speed.
+project's. All train on the same batches from the same weights, in one process, in the order A B C A B C, with one
+untimed step after each switch. TF32 is on for all. Peers get what ours get: compilation in every mode, eager attention
+(which compiled can beat sdpa, pytorch issue 149857), the larger batch. A rung whose gradients are not those of eager
+float32 has an error and no speed.
 
 Legend of shapes: B batch, S source length, T target length.
 """
@@ -16,32 +16,22 @@ import os
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+from transformers import T5Config
 
-from benchmarks import material
-from benchmarks.measure import (
-    NotAvailableError,
-    compared,
-    free_memory,
-    interleaved,
-    is_out_of_memory,
-    peak_flops,
-    rates_of,
-    recording,
-    seconds_of,
-    spread,
-)
-from benchmarks.settings import read, run_script
+from benchmarks import material, measure
+from benchmarks.settings import run_script
+from common.reports import read_json
 from data_collator_t5 import T5DataCollator
-from model_t5 import create_model, flops_per_sequence, set_dropout
-from runs.speed import device_peak_flops
+from model_t5 import create_model, set_dropout
 from trainer_t5 import set_up_step
 from training.optimizers import optimizer_class_and_kwargs
 
@@ -56,9 +46,7 @@ REFERENCE_ROWS = 8  # that eager float32 takes at a time
 @dataclass(frozen=True)
 class Rung:
     """name, what it adds to the rung before, and the prediction in sequences/s (lowest, highest) of a paper study.
-
-    peer: settings that others train with. on: no part of the ladder, but on top of this rung.
-    """
+    peer: settings that others train with. on: the rung that it stands on, if it is not part of the ladder."""
 
     name: str
     text: str
@@ -108,7 +96,7 @@ COLUMNS |= {"peak_memory_gib": "{:.2f}", "first_step_seconds": "{:.1f}", "gradie
 
 # ---------------------------------------------------------------- settings
 def settings_of(name: str, alone: bool = False) -> dict:
-    """Settings of a rung with all that it stands on, or (alone) of the lowest rung with this one's addition only."""
+    """Settings of a rung with all below it, or (alone) of the lowest rung with this one's addition only."""
     rungs = {rung.name: rung for rung in LADDER}
     if name not in rungs:
         raise ValueError(f"--rows {name}: no such row; there are {', '.join(rungs)}")
@@ -138,7 +126,7 @@ def chosen_rungs(rows: str) -> list[Rung]:
 class TrainingStep:
     """One model in training under the settings of a rung; `run(n)` makes n optimizer steps."""
 
-    def __init__(self, settings: dict, config, batches: list[dict], device: torch.device, bf16: bool):
+    def __init__(self, settings: dict, config: T5Config, batches: list[dict], device: torch.device, bf16: bool):
         self.batches, self.bf16, self.device, self.done = batches, bf16, device, 0
         self.dropout, self.inputs = settings["dropout"], {}
         material.attention_function(settings["attention"])
@@ -214,7 +202,7 @@ def float32_products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def reference_gradients(config, batch: dict, device: torch.device) -> dict[str, torch.Tensor]:
+def reference_gradients(config: T5Config, batch: dict, device: torch.device) -> dict[str, torch.Tensor]:
     """As TrainingStep.gradients: transformers' eager attention in float32, a few rows at a time."""
     torch.manual_seed(0)
     model = create_model(config, "eager").to(device).train()
@@ -229,36 +217,28 @@ def reference_gradients(config, batch: dict, device: torch.device) -> dict[str, 
     return {name: p.grad.cpu() for name, p in model.named_parameters()}
 
 
-def gradient_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[float, str]:
-    """(the largest error of a parameter's gradient, relative to its norm; the parameter's name)."""
+def check_gradients(row: dict, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], bf16: bool) -> None:
+    """Writes into the row the largest error of a parameter's gradient, relative to its norm, and the parameter's name;
+    ArithmeticError where the error is beyond rounding."""
     errors = {name: float((found[name] - right).norm() / right.norm()) for name, right in expected.items()}
     worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
-    return errors[worst], worst
-
-
-def check_gradients(row: dict, found: dict, expected: dict, bf16: bool) -> None:
-    """Writes the error into the row; ArithmeticError where it is beyond rounding."""
-    row["gradient_error"], row["worst_gradient"] = gradient_error(found, expected)
+    row["gradient_error"], row["worst_gradient"] = errors[worst], worst
     if not row["gradient_error"] <= GRADIENT_TOLERANCE[bf16]:
         raise ArithmeticError(f"the gradient of {row['worst_gradient']} is off by {row['gradient_error']:.2g} of its "
                               "norm from eager float32's")  # fmt: skip
 
 
 # ---------------------------------------------------------------- the ladder
+@float32_products("high")
 def measure_steps(args: Namespace) -> dict:
     """{"rows": [a dict a rung], "order": ..., ...}: sequences/s, raw tokens/s, TFLOP/s, MFU and peak memory of each.
 
     args.compile: False leaves torch.compile out of all rungs, which on a CPU would take minutes. MFU is taken against
-    a matrix product on this machine, and against the data sheet. A rung that fails has "error" and the others go on;
-    one that runs out of memory is tried with half the batch, down to an eighth. Rungs are built one by one until
-    `args.deadline`, each timed once, and then all in turn; where their states together would fill the GPU's memory,
-    each is timed alone instead. args.keep is called with the result so far after every rung and round.
+    a matrix product on this machine, and against the data sheet. A rung that fails has "error" and the others are
+    measured; one that runs out of memory is tried with half the batch, down to an eighth. Rungs are built one by one
+    until `args.deadline`, each timed once, and then all in turn; where their states together would fill the GPU's
+    memory, each is timed alone instead. args.keep is called with the result so far after every rung and round.
     """
-    with float32_products("high"):
-        return _measure_steps(args)
-
-
-def _measure_steps(args: Namespace) -> dict:
     config = material.benchmark_config(args.model)
     collator = T5DataCollator(material.bare_tokenizer(config.vocab_size), args.source_length)
     # float32 weights and two moments; gradients are freed after each step.
@@ -266,29 +246,29 @@ def _measure_steps(args: Namespace) -> dict:
     in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
     predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
     rows = {rung.name: dict(name=rung.name, adds=rung.text, expected=None, peer=rung.peer) for rung in args.rungs}
-    steps, references = {}, {}
-    peak = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32)
     lengths = dict(source_length=collator.inputs_length, target_length=collator.targets_length)
-    flops = flops_per_sequence(config, *lengths.values())
-    result = material.setting_of(args) | lengths | dict(compiled=args.compile, gflops_per_sequence=flops / 1e9)
+    ceiling = measure.Ceiling.of(config, collator.inputs_length, collator.targets_length, args)
+    result = material.setting_of(args) | lengths | dict(compiled=args.compile, gflops_per_sequence=ceiling.flops / 1e9)
     result["order"] = "in turn: A B C A B C" if in_turn else "one after the other: A A B B"
-    result |= dict(raw_tokens_per_sequence=collator.tokens_length, matrix_product_tflops=peak / 1e12)
-    sheet = device_peak_flops(args.device, args.bf16)
-    result["data_sheet_tflops"] = sheet and sheet / 1e12
+    result |= dict(raw_tokens_per_sequence=collator.tokens_length, matrix_product_tflops=ceiling.product / 1e12)
+    result["data_sheet_tflops"] = ceiling.sheet and ceiling.sheet / 1e12
 
     def so_far() -> dict:
         for row in rows.values():
             if row.get("seconds"):
-                complete(row, flops, peak, sheet, collator.tokens_length)
+                row |= ceiling.rates(row["seconds"], row["batch"]) | dict(ms_per_step=1000 * median(row["seconds"]))
+                rate = row["sequences_per_second"]
+                row |= dict(tflops=rate * ceiling.flops / 1e12, raw_tokens_per_second=rate * collator.tokens_length)
         own = [name for name, row in rows.items() if not row["peer"]]
-        return result | {"rows": list(rows.values()), **compared(rates_of(rows), own, LADDER[0].name)}
+        return result | {"rows": list(rows.values()), **measure.compared(rows, own, LADDER[0].name)}
 
+    steps, references = {}, {}
     for rung in args.rungs:
         row = rows[rung.name]
         if predicted and rung.expected:
             row["expected"] = "{}-{}".format(*rung.expected)
         if time.monotonic() > args.deadline:
-            row["error"] = "not started: the time (--minutes) was up"
+            row["error"] = measure.TIME_IS_UP
             continue
         if not args.compile and {"compile", "compile_mode"} & rung.adds.keys():
             row["error"] = "not available: nothing is compiled here (--compile)"
@@ -297,83 +277,77 @@ def _measure_steps(args: Namespace) -> dict:
         settings = settings_of(rung.name, args.alone)
         settings["compile"] &= args.compile
         row["settings"] = {name: value for name, value in settings.items() if value != PLAIN[name]}
-        steps[rung.name] = first_steps(row, settings, config, args, references)
+        build = partial(first_steps, row, settings, config, args, references)
+        steps[rung.name] = measure.first_that_fits(row, args.device, build, args.batch * settings["batch_factor"])
+        # Once even where all take turns, so that a run that is cut short counts.
+        time_steps(rows, {rung.name: steps[rung.name]}, args, 1 if in_turn else args.rounds, so_far)
         if not in_turn:
-            time_steps(rows, steps, args, args.rounds, so_far)
             steps.clear()
-        else:  # so that a run that is cut short counts
-            time_steps(rows, {rung.name: steps[rung.name]}, args, 1, so_far)
-        free_memory()
+        measure.free_memory()
     time_steps(rows, steps, args, args.rounds - 1, so_far)
     steps.clear()
-    free_memory()
+    measure.free_memory()
     for name, text in PUBLISHED.items():
         if checkout := getattr(args, name):
             row = rows[name] = dict(name=name, adds=text, expected=None, peer=True)
-            with recording(row):
+            with measure.recording(row):
                 row |= published_steps(name, checkout, config, lengths, args)
             args.keep(so_far())
     return so_far()
 
 
-def published_steps(name: str, checkout: str, config, lengths: dict, args: Namespace) -> dict:
+def published_steps(name: str, checkout: str, config: T5Config, lengths: dict[str, int], args: Namespace) -> dict:
     """What benchmarks/published_step.py finds, in a process with the packages of --peers. NotAvailableError without."""
     if not Path(args.peers).is_dir():
-        raise NotAvailableError(f"there is no {args.peers}: make peers puts transformers 4 there")
+        raise measure.NotAvailableError(f"there is no {args.peers}: make peers puts transformers 4 there")
     fields = "vocab_size d_model d_kv d_ff num_heads num_layers num_decoder_layers feed_forward_proj"
-    shape = {field: getattr(config, field) for field in fields.split()}
+    setting = lengths | {name: getattr(args, name) for name in ("batch", "steps", "rounds", "bf16", "compile")}
+    setting |= dict(peer=name, checkout=checkout, device=args.device.type)
+    setting["shape"] = {field: getattr(config, field) for field in fields.split()}
+    paths = os.pathsep.join([str(Path(args.peers).absolute()), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
-        flags = lengths | dict(batch=args.batch, steps=args.steps, rounds=args.rounds, device=args.device.type)
-        flags |= dict(shape=json.dumps(shape), output=f"{folder}/found.json")
-        words = [name, checkout, *(word for flag, value in flags.items() for word in (f"--{flag}", str(value)))]
-        words += ["--bf16"] * args.bf16 + ["--compile"] * args.compile
-        paths = os.pathsep.join([str(Path(args.peers).absolute()), os.environ.get("PYTHONPATH", "")])
+        words = [json.dumps(setting), f"{folder}/found.json"]
         run_script("benchmarks/published_step.py", words, Path(folder, "log"), PYTHONPATH=paths)
-        return read(Path(folder), "found.json")
+        return read_json(Path(folder, "found.json"))
 
 
-def complete(row: dict, flops: float, peak: float, sheet: float | None, raw_tokens: float) -> None:
-    """Writes the rates of a row that has seconds. sheet: the data sheet's peak FLOP/s, None if it is not known."""
-    step = median(row["seconds"])
-    rate = row["batch"] / step
-    row |= dict(ms_per_step=1000 * step, spread=spread(row["seconds"]), sequences_per_second=rate)
-    row |= dict(tflops=rate * flops / 1e12, mfu=rate * flops / peak, raw_tokens_per_second=rate * raw_tokens)
-    row["mfu_of_data_sheet"] = sheet and rate * flops / sheet
+def first_steps(
+    row: dict, settings: dict, config: T5Config, args: Namespace, references: dict[int, dict], batch: int
+) -> TrainingStep:
+    """The rung after its first steps, which compile and reserve memory. ArithmeticError for wrong gradients.
+
+    references: {batch: gradients of eager float32}, made once for each batch.
+    """
+    row["batch"] = batch
+    batches = material.random_batches(config, batch, args.source_length, 4, args.device)
+    step = TrainingStep(settings, config, batches, args.device, args.bf16)
+    if batch not in references:
+        references[batch] = reference_gradients(config, batches[0], args.device)
+    start = time.perf_counter()
+    check_gradients(row, step.gradients(), references[batch], args.bf16)
+    row["first_loss"] = step.run(1)
+    row["first_step_seconds"] = time.perf_counter() - start
+    step.run(3)
+    return step
 
 
-def first_steps(row: dict, settings: dict, config, args: Namespace, references: dict) -> TrainingStep | None:
-    """The rung after its first steps (compilation, memory); None if it fails, which is then written into its row."""
-    for divisor in (1, 2, 4, 8):
-        row.pop("error", None)
-        row["batch"] = max(1, args.batch * settings["batch_factor"] // divisor)
-        step = None
-        with recording(row, args.device):
-            batches = material.random_batches(config, row["batch"], args.source_length, 4, args.device)
-            step = TrainingStep(settings, config, batches, args.device, args.bf16)
-            if row["batch"] not in references:
-                references[row["batch"]] = reference_gradients(config, batches[0], args.device)
-            start = time.perf_counter()
-            check_gradients(row, step.gradients(), references[row["batch"]], args.bf16)
-            row["first_loss"] = step.run(1)
-            row["first_step_seconds"] = time.perf_counter() - start
-            step.run(3)
-            return step
-        if not is_out_of_memory(row):
-            break
-    return None
+def time_steps(
+    rows: dict[str, dict],
+    steps: dict[str, TrainingStep | None],
+    args: Namespace,
+    rounds: int,
+    so_far: Callable[[], dict],
+) -> None:
+    """Times what was built, in turn, one untimed step before each, and adds the seconds of a step to the rows."""
 
-
-def time_steps(rows: dict, steps: dict[str, TrainingStep | None], args: Namespace, rounds: int, so_far) -> None:
-    """Times what was prepared, in turn, one untimed step before each, and adds the seconds of a step to the rows."""
-
-    def clock(run) -> float:
+    def clock(run: Callable[[int], float]) -> float:
         run(1)
-        return seconds_of(lambda: run(args.steps)) / args.steps
+        return measure.seconds_of(lambda: run(args.steps)) / args.steps
 
     for _ in range(rounds):
         runs = {name: step.run for name, step in steps.items() if step and "error" not in rows[name]}
         if not runs or time.monotonic() > args.deadline and len(rows[next(iter(runs))].get("seconds", ())) >= 2:
             return
-        for name, seconds in interleaved(runs, 1, warm_up=0, rows=rows, clock=clock).items():
+        for name, seconds in measure.interleaved(runs, 1, warm_up=0, rows=rows, clock=clock).items():
             rows[name].setdefault("seconds", []).extend(seconds)
         args.keep(so_far())

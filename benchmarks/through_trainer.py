@@ -1,33 +1,27 @@
-"""Pre-training steps through the real Trainer, data loader and optimizer, of this project and of its peers."""
+"""Training through a Trainer, this project's or transformers' own, timed in turn; and the ways to pre-train so."""
 
 import tempfile
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
+import transformers
+from torch.utils.data import Dataset
+from transformers import PreTrainedConfig, PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from arguments.training import PreTrainingArguments, check_training
 from benchmarks.inputs import peer_collator
 from benchmarks.material import bare_tokenizer, benchmark_config, setting_of, use_plain_activation
-from benchmarks.measure import (
-    compared,
-    interleaved,
-    is_out_of_memory,
-    peak_flops,
-    rates_of,
-    recording,
-    spread,
-    synchronize,
-)
+from benchmarks.measure import Ceiling, compared, first_that_fits, interleaved, synchronize
 from corpora.examples import ChunkDataset
 from data_collator_t5 import T5DataCollator
-from model_t5 import create_model, flops_per_sequence, set_dropout
-from runs.speed import device_peak_flops, job_of, make_fast
+from model_t5 import create_model, set_dropout
+from runs.speed import job_of, make_fast
 from trainer_t5 import T5Trainer
 
 COLUMNS = {"name": "", "what": "", "batch": "", "sequences_per_second": "{:,.1f}", "spread": "{:.0%}"}
@@ -38,38 +32,90 @@ LONG_RUN = 65_536  # steps of the run that --speed is to choose for
 
 @dataclass(frozen=True)
 class Way:
-    """A way to pre-train. flags: of the training arguments; compiled: only where compilation is asked for."""
+    """A way to train. pads: of a fine-tuning, what rows are padded to. flags: of the training arguments. ours: through
+    T5Trainer. compiled: only where compilation is asked for."""
 
     text: str
+    pads: str = ""
     flags: dict = field(default_factory=dict)
-    attention: str | None = None
     dropout: float = 0.0
+    attention: str = "sdpa"
     ours: bool = False
     compiled: bool = False
 
 
-_WORKERS = dict(dataloader_num_workers=4, dataloader_pin_memory=True)
-WAYS = {
-    "plain_trainer": Way("Seq2SeqTrainer as it comes: sdpa, fused AdamW, dropout 0.1", dropout=0.1),
-    "tuned_trainer": Way("Seq2SeqTrainer, no dropout, no cache, data workers", _WORKERS),
-    "compiled_eager": Way("the same, eager attention, compiled", _WORKERS, attention="eager", compiled=True),
-    "compiled_sdpa": Way("the same, sdpa, compiled", _WORKERS, compiled=True),
-    "ours": Way("T5Trainer with what --speed chooses, RMS-scaled AdamW", ours=True),
-    "ours_muon": Way("the same, Muon", dict(optim="muon"), ours=True),
-}
+def trainer_flags(args: Namespace, folder: str) -> dict:
+    """Training arguments that all trainers here share. At this learning rate nothing changes."""
+    silent = dict(report_to="none", disable_tqdm=True, eval_strategy="no", save_strategy="no", logging_strategy="no")
+    return dict(output_dir=folder, use_cpu=args.device.type == "cpu", bf16=args.bf16, learning_rate=1e-7, **silent)
 
 
-class StepTimer(TrainerCallback):
-    """`seconds` of a training's steps from the second on, waiting for data included."""
+def model_of(way: Way, config: PreTrainedConfig) -> PreTrainedModel:
+    """A model for one trainer, with the weights that all of them begin with."""
+    torch.manual_seed(0)
+    model = create_model(config, way.attention)
+    set_dropout(model, way.dropout)
+    if not way.ours:
+        use_plain_activation(model)
+    return model
 
-    def on_step_end(self, args, state, control, **_):  # noqa: ARG002
-        if state.global_step == 1:  # the untimed one
+
+class Timer(transformers.TrainerCallback):
+    """`seconds` of a training from the end of its step `untimed` (0: from its beginning) to the end of its last epoch,
+    waiting for data included."""
+
+    def __init__(self, untimed: int):
+        self.untimed = untimed
+
+    def on_epoch_begin(self, _args, state: transformers.TrainerState, _control, **_) -> None:
+        if state.global_step == self.untimed:
             synchronize()
             self.begun = time.perf_counter()
 
-    def on_train_end(self, *_, **__):
+    on_step_end = on_epoch_begin
+
+    def on_epoch_end(self, *_, **__) -> None:
         synchronize()
         self.seconds = time.perf_counter() - self.begun
+
+
+def timed(trainer: Seq2SeqTrainer, untimed: int = 0) -> Seq2SeqTrainer:
+    """The trainer, silent, with a Timer in `trainer.timer`."""
+    trainer.timer = Timer(untimed)
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.add_callback(trainer.timer)
+    return trainer
+
+
+def trained_in_turn(rows: dict[str, dict], make: Callable[[str], Seq2SeqTrainer], args: Namespace, **options) -> dict:
+    """{name of a row: seconds of each of its trainings}; a non-finite loss is an ArithmeticError, in its row.
+
+    make: the `timed` trainer of a row, asked for once. options: of `interleaved`.
+    """
+    trainers = {}
+
+    def train(name: str) -> float:
+        trainer = trainers.pop(name, None) or make(name)  # what fails is freed
+        loss = rows[name]["training_loss"] = trainer.train().training_loss
+        if not np.isfinite(loss):
+            raise ArithmeticError(f"the loss became {loss}")
+        trainers[name] = trainer
+        return trainer.timer.seconds
+
+    runs = {name: partial(train, name) for name in rows}
+    return interleaved(runs, args.rounds, args.deadline, rows=rows, clock=lambda run: run(), **options)
+
+
+# ---------------------------------------------------------------- pre-training
+_WORKERS = dict(flags=dict(dataloader_num_workers=4, dataloader_pin_memory=True))
+WAYS = {
+    "plain_trainer": Way("Seq2SeqTrainer as it comes: sdpa, fused AdamW, dropout 0.1", dropout=0.1),
+    "tuned_trainer": Way("Seq2SeqTrainer, no dropout, no cache, data workers", **_WORKERS),
+    "compiled_eager": Way("the same, eager attention, compiled", attention="eager", compiled=True, **_WORKERS),
+    "compiled_sdpa": Way("the same, sdpa, compiled", compiled=True, **_WORKERS),
+    "ours": Way("T5Trainer with what --speed chooses, RMS-scaled AdamW", ours=True),
+    "ours_muon": Way("the same, Muon", flags=dict(optim="muon"), ours=True),
+}
 
 
 def measure_trainer(args: Namespace) -> dict:
@@ -88,87 +134,52 @@ def measure_trainer(args: Namespace) -> dict:
     lists = [{"input_ids": row.tolist()} for row in chunks.chunks[: min(CHUNKS, 64 * args.batch)]]
     ways = {name: way for name, way in WAYS.items() if args.compile or not way.compiled}
     rows = {name: {"name": name, "what": way.text, "settings": {"ours": way.ours}} for name, way in ways.items()}
-    flops = flops_per_sequence(config, ours.inputs_length, ours.targets_length)
-    peak = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32)
-    sheet, trainers, seconds = device_peak_flops(args.device, args.bf16), {}, {name: [] for name in ways}
+    ceiling = Ceiling.of(config, ours.inputs_length, ours.targets_length, args)
     result = setting_of(args) | dict(peers_collator=peers_name, steps=args.steps, compiled=args.compile)
 
-    def steps(name: str, folder: str) -> float:
-        """Seconds of a step; the first call of a way makes its trainer, which then has been compiled."""
-        if name not in trainers:
-            data = (chunks, ours) if ways[name].ours else (lists, peers)
-            trainers[name] = first_trainer(rows[name], ways[name], config, data, args, folder)
-        trainer, timer = trainers.pop(name)  # what fails is freed
-        trainer.train()
-        trainers[name] = trainer, timer
-        return timer.seconds / args.steps
-
-    def so_far() -> dict:
+    def so_far(seconds: dict[str, list[float]]) -> dict:
         for name, values in seconds.items():
-            if values:
-                rate = args.batch / median(values)
-                rows[name] |= dict(sequences_per_second=rate, spread=spread(values), mfu=rate * flops / peak)
-                rows[name]["mfu_of_data_sheet"] = sheet and rate * flops / sheet
-        rates = {name: rate for name, rate in rates_of(rows).items() if name != "ours_muon"}
-        ratios = compared(rates, ["ours"], "plain_trainer")
-        return result | ratios | {"rows": list(rows.values()), "rate_of_ours": rates.get("ours")}
+            rows[name] |= ceiling.rates([value / args.steps for value in values], args.batch)
+        ratios = compared({name: row for name, row in rows.items() if name != "ours_muon"}, ["ours"], "plain_trainer")
+        of_ours = None if "error" in rows["ours"] else rows["ours"].get("sequences_per_second")
+        return result | ratios | {"rows": list(rows.values()), "rate_of_ours": of_ours}
+
+    def make(name: str) -> Seq2SeqTrainer:
+        data = (chunks, ours) if ways[name].ours else (lists, peers)
+        build = partial(first_trainer, ways[name], config, data, args, folder)
+        trainer = first_that_fits(rows[name], args.device, build, args.batch)
+        if trainer is None:
+            raise RuntimeError(rows[name].pop("error"))
+        size, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
+        rows[name] |= dict(batch=f"{size} x {accumulated}", speed=getattr(trainer, "speed", None))
+        return trainer
 
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(args.rounds):
-            if number and time.monotonic() > args.deadline:
-                break
-            runs = {name: partial(steps, name, folder) for name in ways}
-            found = interleaved(runs, 1, warm_up=0, rows=rows, clock=lambda run: run())
-            for name, values in found.items():
-                seconds[name] += values
-            args.keep(so_far())
-    return so_far()
+        return so_far(trained_in_turn(rows, make, args, warm_up=0, each_round=lambda found: args.keep(so_far(found))))
 
 
-def first_trainer(row: dict, way: Way, config, data: tuple, args: Namespace, folder: str):
-    """(the trainer of a way after its first steps, its timer); smaller batches, accumulated, where memory is short."""
-    for divisor in (1, 2, 4, 8):
-        if args.batch % divisor:
-            break
-        attempt = {}
-        with recording(attempt, args.device):
-            trainer = make_trainer(way, config, data, args, folder, divisor)
-            timer = StepTimer()
-            trainer.remove_callback(PrinterCallback)
-            trainer.add_callback(timer)
-            trainer.train()
-            per_device, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
-            row |= dict(batch=f"{per_device} x {accumulated}", speed=getattr(trainer, "speed", None))
-            row |= {name: value for name, value in attempt.items() if name != "error"}
-            return trainer, timer
-        if not is_out_of_memory(attempt):
-            break
-    raise RuntimeError(attempt["error"])
-
-
-def make_trainer(way: Way, config, data: tuple, args: Namespace, folder: str, divisor: int):
-    """The trainer of a way, with a model of its own that has the same weights. divisor: of the batch."""
-    flags = dict(report_to="none", disable_tqdm=True, eval_strategy="no", save_strategy="no", logging_strategy="no")
-    flags |= dict(output_dir=folder, use_cpu=args.device.type == "cpu", bf16=args.bf16, learning_rate=1e-7)
-    flags |= dict(per_device_train_batch_size=args.batch // divisor, gradient_accumulation_steps=divisor)
-    flags |= way.flags | dict(max_steps=args.steps + 1)
+def first_trainer(
+    way: Way, config: PreTrainedConfig, data: tuple[Dataset | list, Any], args: Namespace, folder: str, size: int
+) -> Seq2SeqTrainer:
+    """The trainer of a way after its first steps, which compile and reserve memory; batches of `size` sequences are
+    accumulated to --batch. data: what it trains on, and its collator."""
+    model, (dataset, collator) = model_of(way, config), data
+    flags = trainer_flags(args, folder) | way.flags | dict(max_steps=args.steps + 1)
+    flags |= dict(per_device_train_batch_size=size, gradient_accumulation_steps=args.batch // size)
     if flags["use_cpu"]:
         flags.pop("dataloader_num_workers", None)  # the cores compute
-    torch.manual_seed(0)
-    model = create_model(config, way.attention)
-    set_dropout(model, way.dropout)
-    dataset, collator = data
-    if not way.ours:
-        use_plain_activation(model)
+    if way.ours:
+        arguments = PreTrainingArguments(**flags, warmup_steps=0)
+        check_training(arguments, "pre-training from scratch")
+        given = {"bf16", "torch_compile" * (not args.compile), "per_device_train_batch_size" * (size < args.batch)}
+        arguments.given = frozenset(given)
+        job = job_of(model, collator.inputs_length, collator.targets_length, 1, LONG_RUN, None)
+        speed = make_fast(model, job, Namespace(attn_implementation=None), arguments)
+        trainer = T5Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
+        trainer.speed = speed
+    else:
         model.config.use_cache = model.decoder.config.use_cache = way.dropout > 0  # it comes with a cache
         arguments = Seq2SeqTrainingArguments(**flags, torch_compile=way.compiled, remove_unused_columns=False)
-        return Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
-    arguments = PreTrainingArguments(**flags, warmup_steps=0)
-    check_training(arguments, "pre-training from scratch")
-    given = {"bf16", "torch_compile" * (not args.compile), "per_device_train_batch_size" * (divisor > 1)}
-    arguments.given = frozenset(given)
-    job = job_of(model, collator.inputs_length, collator.targets_length, 1, LONG_RUN, None)
-    row = make_fast(model, job, Namespace(attn_implementation=None), arguments)
-    trainer = T5Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
-    trainer.speed = row
+        trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
+    timed(trainer, untimed=1).train()
     return trainer

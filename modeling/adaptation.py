@@ -4,14 +4,14 @@
     model, copied = adapt(decoder, encoder)     # the encoder from another one
 
 The encoder is the decoder-only model with bidirectional attention, in its windows too. The decoder is that model with a
-cross-attention in each layer. Of a balanced model it begins as the layer's self-attention, norms included; of an
-unbalanced one, whose encoder has other sizes, it is drawn anew, and is to be trained alone first.
+cross-attention in each layer. In a balanced model it begins as the layer's self-attention, norms included; in an
+unbalanced one, whose encoder has other sizes, it gets new weights, which should be trained alone first.
 """
 
 import re
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, T5GemmaConfig
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, T5GemmaConfig
 from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
 
 SOURCES = {"gemma2": "Gemma 2"}  # decoder-only families whose layers are an encoder-decoder's, by model_type
@@ -26,32 +26,29 @@ _CROSS = re.compile(r"cross_attn")
 _NOT_SIZES = {"model_type", "architectures", "transformers_version", "is_decoder", "dtype", "torch_dtype"}
 
 
-def is_balanced(decoder, encoder) -> bool:
+def is_balanced(decoder: PreTrainedConfig, encoder: PreTrainedConfig) -> bool:
     """Whether two configurations have the same sizes, so that a cross-attention can begin as a self-attention."""
     return _module_values(decoder) == _module_values(encoder)
 
 
 def _module_values(config) -> dict:
-    """The values of a decoder-only configuration that a half of T5Gemma's has too."""
+    """The values of a decoder-only configuration that the configuration of T5Gemma's halves has too."""
     known = T5GemmaModuleConfig().to_dict().keys() - _NOT_SIZES
     return {name: value for name, value in config.to_dict().items() if name in known}
 
 
-def adapted_config(decoder, encoder) -> T5GemmaConfig:
+def adapted_config(decoder: PreTrainedConfig, encoder: PreTrainedConfig) -> T5GemmaConfig:
     """The configuration of the encoder-decoder that two decoder-only configurations make. ValueError if the model would
     have two vocabularies."""
     if encoder.vocab_size != decoder.vocab_size:
         raise ValueError(f"the encoder has {encoder.vocab_size:,} tokens and the decoder {decoder.vocab_size:,}: both "
                          "must read the same tokenizer")  # fmt: skip
-    halves = (T5GemmaModuleConfig(**_module_values(one)) for one in (encoder, decoder))
-    encoder_half, decoder_half = halves
-    eos = decoder.eos_token_id
-    special = dict(bos_token_id=decoder.bos_token_id, pad_token_id=decoder.pad_token_id,
-                   eos_token_id=eos[0] if isinstance(eos, list) else eos)  # fmt: skip
-    return T5GemmaConfig(
-        encoder=encoder_half.to_dict(), decoder=decoder_half.to_dict(), vocab_size=decoder.vocab_size,
-        tie_word_embeddings=decoder.tie_word_embeddings, **special,
-    )  # fmt: skip
+    halves = {name: T5GemmaModuleConfig(**_module_values(half)).to_dict()
+              for name, half in (("encoder", encoder), ("decoder", decoder))}  # fmt: skip
+    eos = decoder.eos_token_id[0] if isinstance(decoder.eos_token_id, list) else decoder.eos_token_id
+    shared = {name: getattr(decoder, name) for name in
+              ("bos_token_id", "pad_token_id", "vocab_size", "tie_word_embeddings")}  # fmt: skip
+    return T5GemmaConfig(**halves, **shared, eos_token_id=eos)
 
 
 def source_name(name: str) -> tuple[str, str]:
@@ -70,10 +67,10 @@ def source_name(name: str) -> tuple[str, str]:
 def adapt(
     decoder: PreTrainedModel, encoder: PreTrainedModel | None = None
 ) -> tuple[PreTrainedModel, dict[str, str | None]]:
-    """(the encoder-decoder, {its tensor: the tensor it was copied from, None where it was drawn anew}).
+    """(the encoder-decoder, {its tensor: the tensor it was copied from, None if its weights are new}).
 
     decoder, encoder: of SOURCES; without an encoder both halves come from the decoder. The weights keep their type.
-    What is drawn anew comes from torch's generator.
+    New ones are drawn from torch's generator.
     """
     encoder = decoder if encoder is None else encoder
     balanced = is_balanced(decoder.config, encoder.config)

@@ -1,11 +1,11 @@
-"""What the parts of this project may ask of a family of models: its sizes, its parts, and what it does not have.
+"""Families of models: their sizes and parts, and the options that they do not support.
 
     shape = shape_of(model.config)              # shape.encoder.width, shape.decoder.layers ...
     family_of(model.config).lacks               # {option: why it is refused}
     output_head(model), stacks(model)
 
-Nothing else asks for a `model_type`, or for the names that one family has for its parts. A family is an entry of
-FAMILIES, under its model_type in config.json.
+No other module reads `model_type`, or the names that one family gives its parts. A family is an entry of FAMILIES,
+under its model_type in config.json.
 
 Legend of shapes: S source length, T target length, D width, I heads * head width, J the same of keys and values, F
 feed-forward, V vocabulary.
@@ -14,8 +14,11 @@ feed-forward, V vocabulary.
 from dataclasses import dataclass, field
 
 import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from constants import ATTENTION_IMPLEMENTATIONS
+
+Window = tuple[int, int] | None  # tokens (before, after) its own that a token sees in a layer with a window
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,9 @@ class Shape:
 class Family:
     """T5 and its variants. names: for people. lacks: {option: why not}, an option being a flag's name, "packing" for
     several examples in a row, or "engines" for other formats than Hugging Face's. attentions: values of
-    --attn_implementation. head_is_scaled: by transformers, also where it is apart from the embedding. body: the model's
-    part without the head, where the head is a module of its own beside it. rotary: whether the decoder takes the places
-    of its tokens, which begin anew with each example of a row. gap: a sentinel as the tokenizer writes it."""
+    --attn_implementation. head_is_scaled: by transformers, also where it is untied. body: the attribute that holds the
+    model without its head, where there is one. rotary: whether the decoder takes positions, which begin anew with each
+    example of a row. gap: a sentinel as the tokenizer writes it."""
 
     names: str
     lacks: dict[str, str] = field(default_factory=dict)
@@ -111,7 +114,7 @@ class Family:
     gap: str = "<extra_id_{}>"
     rotary = False
 
-    def shape(self, config) -> Shape:
+    def shape(self, config: PreTrainedConfig) -> Shape:
         tied = getattr(config, "scale_decoder_outputs", False)
         sizes = dict(
             width=config.d_model, heads=config.num_heads, head_width=config.d_kv, feed_forward=config.d_ff,
@@ -120,29 +123,28 @@ class Family:
         encoder, decoder = (Stack(layers=count, **sizes) for count in (config.num_layers, config.num_decoder_layers))
         return Shape(encoder, decoder, config.vocab_size, (1 if tied else 2) * config.vocab_size * config.d_model)
 
-    def encoder_attention_flops(self, config, source: int) -> int:
+    def encoder_attention_flops(self, config: PreTrainedConfig, source: int) -> int:
         """Of a layer's scores and weighted values in one forward pass: 4 S^2 I."""
         return 4 * source * source * self.shape(config).encoder.inner
 
-    def configs(self, config) -> tuple:
-        """(encoder's, decoder's): where sizes and special tokens stand, beside `config` itself."""
+    def configs(self, config: PreTrainedConfig) -> tuple:
+        """(encoder's, decoder's): the parts of `config` that hold sizes and special tokens."""
         return config, config
 
-    def windows(self, config) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:  # noqa: ARG002
-        """How many places (before, after) its own a token of the encoder and of the decoder sees in the layers that see
-        a window; None: no layer does."""
+    def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:  # noqa: ARG002
+        """Those of the encoder and of the decoder; None where no layer has one."""
         return None, None
 
-    def logit_cap(self, config) -> float | None:  # noqa: ARG002
+    def logit_cap(self, config: PreTrainedConfig) -> float | None:  # noqa: ARG002
         """c of the logits' soft cap c tanh(logit / c); None: there is none."""
         return None
 
-    def start_token(self, config) -> int:
+    def start_token(self, config: PreTrainedConfig) -> int:
         """What the decoder reads first. T5's is the padding; not every config.json says so."""
         start = getattr(config, "decoder_start_token_id", None)
         return config.pad_token_id if start is None else start
 
-    def complete_new(self, model) -> None:
+    def complete_new(self, model: PreTrainedModel) -> None:
         """Finishes a model with fresh weights: v1.1 configurations get a head of their own, drawn from N(0, D^-0.5).
 
         The head's deviation makes the first logits about N(0, 1), hence a first loss near ln V + 1/2. T5 v1.0
@@ -154,15 +156,14 @@ class Family:
             deviation = config.initializer_factor * config.d_model**-0.5
             torch.nn.init.normal_(model.lm_head.weight, mean=0.0, std=deviation)
 
-    def prepare(self, model) -> None:
-        """Puts right what transformers leaves wrong, of a model new or loaded."""
+    def prepare(self, model: PreTrainedModel) -> None:
+        """Corrects what transformers leaves wrong, in a new model and in a loaded one."""
         if not is_tied(model):
             # Saved as `tie_word_embeddings: false`, which is what Google's v1.1 files say and every reader expects.
             model.config.tie_word_embeddings = False
             model.all_tied_weights_keys.pop("lm_head.weight", None)
         for block in model.decoder.block:
-            # umT5 of transformers 5.17 does not say so, and sdpa, its default, then lets the decoder see what comes
-            # next.
+            # umT5 of transformers 5.17 does not set it, and sdpa, its default, then shows the decoder later tokens.
             block.layer[0].SelfAttention.is_causal = True
 
 
@@ -170,7 +171,7 @@ class LongT5(Family):
     """Its encoder works in blocks of b = local_radius + 1 tokens, the last one filled up: S' = b ceil(S / b) queries
     see 3 b keys each, and with transient-global attention also the G = floor(S / global_block_size) global tokens."""
 
-    def encoder_attention_flops(self, config, source: int) -> int:
+    def encoder_attention_flops(self, config: PreTrainedConfig, source: int) -> int:
         """4 S' (3 b + G) I, and 4 G D I for the global tokens' K and V. Summing up a global token is not counted."""
         block = config.local_radius + 1
         is_global = config.encoder_attention_type == "transient-global"
@@ -186,10 +187,10 @@ class T5Gemma(Family):
     rotary = True
     query_norms, caps_scores = False, True
 
-    def configs(self, config) -> tuple:
+    def configs(self, config: PreTrainedConfig) -> tuple:
         return config.encoder, config.decoder
 
-    def shape(self, config) -> Shape:
+    def shape(self, config: PreTrainedConfig) -> Shape:
         encoder, decoder = (
             Stack(
                 one.num_hidden_layers, one.hidden_size, one.num_attention_heads, one.head_dim, one.intermediate_size,
@@ -204,116 +205,109 @@ class T5Gemma(Family):
         embeddings = vocabulary * (encoder.width + of_decoder * decoder.width)
         return Shape(encoder, decoder, vocabulary, embeddings)
 
-    def windows(self, config):
+    def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:
         encoder, decoder = self.configs(config)
         return (encoder.sliding_window, encoder.sliding_window), (decoder.sliding_window - 1, 0)
 
-    def logit_cap(self, config) -> float | None:
+    def logit_cap(self, config: PreTrainedConfig) -> float | None:
         return config.decoder.final_logit_softcapping
 
-    def start_token(self, config) -> int:
-        return config.decoder.bos_token_id  # what transformers shifts labels with, whatever else config.json says
+    def start_token(self, config: PreTrainedConfig) -> int:
+        return config.decoder.bos_token_id  # transformers shifts labels with it and ignores decoder_start_token_id
 
-    def complete_new(self, model) -> None:
+    def complete_new(self, model: PreTrainedModel) -> None:
         """Its fresh weights are as they should be."""
 
-    def prepare(self, model) -> None:
+    def prepare(self, model: PreTrainedModel) -> None:
         """Nothing is wrong."""
 
 
 class T5Gemma2(T5Gemma):
-    """Gemma 3 as an encoder-decoder: one embedding for all, one attention for what was written and what is read. Of its
-    two inputs only text is trained: the part that reads pictures keeps its weights."""
+    """Gemma 3 as an encoder-decoder: one embedding for all, one attention for the states of decoder and encoder. Only
+    text is trained: the part that reads pictures keeps its weights."""
 
     query_norms, caps_scores = True, False
 
-    def configs(self, config) -> tuple:
+    def configs(self, config: PreTrainedConfig) -> tuple:
         return config.encoder.text_config, config.decoder
 
     def _shape(self, encoder: Stack, decoder: Stack, vocabulary: int, of_decoder: int) -> Shape:
         return Shape(encoder, decoder, vocabulary, of_decoder * vocabulary * decoder.width, merged=True)
 
-    def windows(self, config):
+    def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:
         window = config.encoder.text_config.sliding_window
         return ((window + 1) // 2 - 1, window // 2), (config.decoder.sliding_window - 1, 0)
 
-    def prepare(self, model) -> None:
+    def prepare(self, model: PreTrainedModel) -> None:
         for part in (model.get_encoder().vision_tower, model.get_encoder().multi_modal_projector):
             part.requires_grad_(False)
 
 
-_ONLY_T5 = dict.fromkeys(
-    ("fused_projections", "fused_cross_projections"), "not for {kind} models, only for t5, mt5"
-)  # whose attention module is T5's
+# Which need T5's own attention module.
+_ONLY_T5 = dict.fromkeys(("fused_projections", "fused_cross_projections"), "not for {kind} models, only for t5, mt5")
 _NO_ENGINES = "not for {kind} models, only huggingface"
 _OF_GEMMA = _ONLY_T5 | {
     "bf16_residual": "not for {kind} models",
     "config_overrides": "not for {kind} models, whose sizes stand twice: change config.json in a folder of your own",
     "engines": _NO_ENGINES,
 }
+# fmt: off
 FAMILIES = {
     "t5": Family("T5 v1.0 and v1.1, Flan-T5, ByT5"),
     "mt5": Family("mT5"),
     "umt5": Family("umT5", _ONLY_T5, head_is_scaled=True),
     "longt5": LongT5(
         "LongT5",
-        _ONLY_T5
-        | {
+        _ONLY_T5 | {
             "attn_implementation": "LongT5's encoder has attention of its own, over neighbouring blocks: leave the "
-            "flag out, or give eager",
+                                   "flag out, or give eager",
             "packing": "LongT5's encoder takes no mask that keeps examples of one row apart: give --objective "
-            "span_corruption --packing chunks",
+                       "span_corruption --packing chunks",
             "torch_compile": "not for longt5 models: compiled, their encoder fails without a padding mask",
             "engines": _NO_ENGINES,
-        },
-        attentions=("eager",),
-    ),
+        }, attentions=("eager",)),
     "t5gemma": T5Gemma(
-        "T5Gemma",
-        _OF_GEMMA
-        | {"attn_implementation": "T5Gemma caps its attention scores, which only eager does: leave the flag out"},
-        attentions=("eager",),
-        body="model",
-        gap="<unused{}>",
-    ),
+        "T5Gemma", _OF_GEMMA | {
+            "attn_implementation": "T5Gemma caps its attention scores, which only eager does: leave the flag out",
+        }, attentions=("eager",), body="model", gap="<unused{}>"),
     "t5gemma2": T5Gemma2(
-        "T5Gemma 2, text only",
-        _OF_GEMMA | {"attn_implementation": "t5_fused is T5's relative bias: give sdpa or eager"},
-        attentions=("eager", "sdpa"),
-        body="model",
-        gap="<unused{}>",
-    ),
+        "T5Gemma 2, text only", _OF_GEMMA | {
+            "attn_implementation": "t5_fused is T5's relative bias: give sdpa or eager",
+        }, attentions=("eager", "sdpa"), body="model", gap="<unused{}>"),
 }
+# fmt: on
 
 
 # ---------------------------------------------------------------- of a configuration
-def family_of(config) -> Family:
+def family_of(config: PreTrainedConfig) -> Family:
+    """The family of a configuration. KeyError for a model_type that is none of FAMILIES."""
     return FAMILIES[config.model_type]
 
 
-def shape_of(config) -> Shape:
+def shape_of(config: PreTrainedConfig) -> Shape:
+    """The sizes of a configuration's model."""
     return family_of(config).shape(config)
 
 
-def refuse_lacking(config, option: str, shown: str | None = None) -> None:
-    """Raises ValueError if the family has no `option`. shown: the flag and value to name, else `--option`."""
+def refuse_lacking(config: PreTrainedConfig, option: str, shown: str | None = None) -> None:
+    """Raises ValueError if the family does not support `option`. shown: the flag and value to name, else `--option`."""
     reason = family_of(config).lacks.get(option)
     if reason is not None:
         raise ValueError(f"{shown or f'--{option}'}: {reason.format(kind=config.model_type)}")
 
 
 # ---------------------------------------------------------------- of a model
-def output_head(model) -> torch.nn.Linear:
+def output_head(model: PreTrainedModel) -> torch.nn.Linear:
     """The matrix that makes logits."""
     return model.get_output_embeddings()
 
 
-def stacks(model) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """(encoder, decoder): the modules that look words up in their `embed_tokens`."""
+def stacks(model: PreTrainedModel) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """(encoder, decoder): the modules that look tokens up in their `embed_tokens`."""
     encoder = model.get_encoder()
     return getattr(encoder, "text_model", encoder), model.get_decoder()
 
 
-def is_tied(model) -> bool:
+def is_tied(model: PreTrainedModel) -> bool:
     """Whether the head's matrix is the decoder's embedding."""
     return output_head(model).weight is model.get_decoder().embed_tokens.weight

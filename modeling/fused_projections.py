@@ -50,15 +50,9 @@ def _fused_attention(base: type[torch.nn.Module]) -> type:
     eager = sys.modules[base.__module__].eager_attention_forward
 
     def forward(
-        self,
-        hidden_states,
-        mask=None,
-        key_value_states=None,
-        position_bias=None,
-        past_key_values=None,
-        cross_keys_values=None,
-        **kwargs,
+        self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
     ):
+        cross_keys_values = kwargs.pop("cross_keys_values", None)
         if past_key_values is not None:  # generation: one token at a time has little to gain
             return base.forward(self, hidden_states, mask, key_value_states, position_bias, past_key_values, **kwargs)
         is_cross = key_value_states is not None
@@ -74,17 +68,8 @@ def _fused_attention(base: type[torch.nn.Module]) -> type:
             position_bias = self.compute_bias(query.shape[2], key.shape[2], device=query.device)
         # Cross-attention has no bias. The zeros that transformers adds there would only rule out faster kernels.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
-        output, weights = attend(
-            self,
-            query,
-            key,
-            value,
-            mask,
-            dropout=self.dropout if self.training else 0.0,
-            scaling=self.scaling,
-            position_bias=position_bias,
-            **kwargs,
-        )
+        options = dict(dropout=self.dropout if self.training else 0.0, scaling=self.scaling)
+        output, weights = attend(self, query, key, value, mask, position_bias=position_bias, **options, **kwargs)
         return self.o(output.flatten(2)), position_bias, weights
 
     return type(f"Fused{base.__name__}", (base,), {"forward": forward})

@@ -105,7 +105,7 @@ def chunked_loss_sums(
     chunk: int = 1024,
     cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As loss_sums of the logits hidden [..., D] @ weight [V, D].T, whose memory is that of `chunk` tokens' logits.
+    """loss_sums of the logits hidden [..., D] @ weight [V, D].T, in the memory of `chunk` tokens' logits.
     cap: c of logits that become c tanh(logit / c), None: they stay."""
     flat = hidden.flatten(0, -2)
     total, z = _ChunkedLossSums.apply(flat, weight, labels.reshape(-1), label_smoothing, z_loss, chunk, cap)

@@ -48,7 +48,7 @@ def has_low_rank(model: torch.nn.Module) -> bool:
 
 
 def _save(model, folder, state_dict: dict | None = None, is_main_process: bool = True, **_) -> None:
-    """What the model's `save_pretrained` does. state_dict: the whole model's, where it is sharded."""
+    """Replaces the model's `save_pretrained`. state_dict: the whole model's, where it is sharded."""
     if not is_main_process:
         return
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def _save(model, folder, state_dict: dict | None = None, is_main_process: bool =
 
 
 def checksum(model: torch.nn.Module) -> float:
-    """A number that tells a checkpoint's weights from others: of a part of every tensor."""
+    """A number, made of a part of every tensor, by which two checkpoints' weights are told apart."""
     return sum(float(p.detach().flatten()[:64].double().abs().sum()) for p in model.parameters())
 
 
@@ -118,5 +118,5 @@ def merged(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     _check_base(checksum(model), folder)
     model.config.__dict__.pop("base_checksum", None)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft's affair
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft sets it itself
         return PeftModel.from_pretrained(model, str(folder), torch_device="cpu").merge_and_unload()

@@ -1,17 +1,22 @@
-"""A checkpoint given another tokenizer: pieces that both know keep their weights, new ones start at the old mean."""
+"""Switches a model to another tokenizer: tokens of both keep their embeddings, new ones start at the old mean."""
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import VOCAB_SIZE_MULTIPLE
 from data_collator_t5 import SENTINEL_NAME, find_sentinel_ids, is_byte_level
 from modeling.families import family_of, output_head, stacks
 
-_ROLES = ("pad_token", "eos_token", "unk_token", "bos_token")  # matched by what they are for, whatever they are called
+_ROLES = ("pad_token", "eos_token", "unk_token", "bos_token")  # matched by their role, not by their text
 
 
-def matching_ids(old, new) -> dict[int, int]:
-    """{id in the new tokenizer: id in the old one} of equal pieces, sentinels by their numbers, and special tokens.
+def embedding_rows(tokens: int) -> int:
+    """Rows of an embedding for so many tokens: rounded up to a multiple of VOCAB_SIZE_MULTIPLE."""
+    return -(-tokens // VOCAB_SIZE_MULTIPLE) * VOCAB_SIZE_MULTIPLE
+
+
+def matching_ids(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> dict[int, int]:
+    """{id in the new tokenizer: id in the old one} of equal tokens, sentinels by their numbers, and special tokens.
 
     {"▁the": 5, "▁<extra_id_0>": 99} and {"▁the": 7, "<extra_id_0>": 199, "▁il": 8} -> {7: 5, 199: 99}
     """
@@ -31,18 +36,20 @@ def matching_ids(old, new) -> dict[int, int]:
     return pairs | dict(zip(*sentinels, strict=False))
 
 
-def same_vocabulary(old, new) -> bool:
-    """Whether two tokenizers give the same pieces the same ids."""
+def same_vocabulary(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers give the same tokens the same ids."""
     return old.get_vocab() == new.get_vocab()
 
 
 @torch.no_grad()
-def change_vocabulary(model: PreTrainedModel, old, new) -> dict[str, int]:
+def change_vocabulary(
+    model: PreTrainedModel, old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase
+) -> dict[str, int]:
     """Switches `model` from the tokenizer `old` to `new`; returns {"kept": tokens, "new": tokens}.
 
-    Embedding and output head alike, tied or not: a piece that `old` knows too keeps its row, every other row (also
-    those that round the vocabulary up) is the mean of all rows that `old` has tokens for. ValueError if `old` has
-    tokens that the model has no rows for.
+    In embedding and output head, tied or not, a token that `old` has too keeps its row; every other row (also those
+    that round the vocabulary up) is the mean of the rows of `old`. ValueError if the model has no rows for some tokens
+    of `old`, or if its decoder begins with a token that `new` does not have.
     """
     rows = model.get_input_embeddings().num_embeddings
     if new.bos_token_id is None and model.config.decoder_start_token_id == old.bos_token_id:
@@ -52,7 +59,7 @@ def change_vocabulary(model: PreTrainedModel, old, new) -> dict[str, int]:
         raise ValueError(f"the checkpoint's own tokenizer has {len(old)} tokens and the model only {rows} rows")
     pairs = matching_ids(old, new)
     to, source = (torch.tensor(ids, dtype=torch.long) for ids in (list(pairs), list(pairs.values())))
-    size = -(-len(new) // VOCAB_SIZE_MULTIPLE) * VOCAB_SIZE_MULTIPLE
+    size = embedding_rows(len(new))
 
     def replanted(weight: torch.Tensor) -> torch.nn.Parameter:
         """[rows, d_model] -> [size, d_model]."""

@@ -1,11 +1,11 @@
-"""Several examples in one row, blind to each other: block-diagonal masks of encoder, decoder and cross-attention.
+"""Several examples in one row that do not see each other: block-diagonal masks for all three kinds of attention.
 
 A packed batch carries small integers, `input_segments` [B, S] and `target_segments` [B, T]: the number of a position's
-example within its row, 0 where a position is not used. T5's positions are relative, so an example is what it would be
-alone, wherever in the row it stands. transformers' T5 hands one mask to the encoder and to the cross-attention, and
-passes unknown keywords on to both stacks. So the segments are passed as keywords, through whatever wraps the model, and
-forward pre-hooks of the stacks turn them into 4-D masks. T5Gemma's layers take two kinds of masks, with and without a
-window, and its decoder the places of its tokens, which begin anew with each example.
+example within its row, 0 where a position is not used. T5's positions are relative, so an example gets the same result
+anywhere in a row as alone. transformers' T5 gives encoder and cross-attention one mask, and passes unknown keywords on
+to both stacks. So the segments are passed as keywords, through whatever wraps the model, and forward pre-hooks of the
+stacks turn them into 4-D masks. T5Gemma's layers take two kinds of masks, with and without a window, and its decoder
+takes the positions of its tokens, which begin anew with each example.
 
 Legend of shapes: B rows, S and T input and target length of a row, Q queries, K keys.
 """
@@ -13,6 +13,7 @@ Legend of shapes: B rows, S and T input and target length of a row, Q queries, K
 from functools import partial
 
 import torch
+from transformers import PreTrainedModel
 
 from modeling.families import family_of
 
@@ -24,8 +25,8 @@ def segment_mask(
 ) -> torch.Tensor:
     """Additive mask [B, 1, Q, K] from segments [B, Q] and [B, K]: 0 within an example, else the lowest number.
 
-    segments 1 1 2 -> rows 0 0 -, 0 0 -, - - 0; causal: 0 - -, 0 0 -, - - 0. The lowest number rather than -inf: a
-    position that attends to nothing then has the mean of all values, which is not used, and no nan.
+    segments 1 1 2 -> rows 0 0 -, 0 0 -, - - 0; causal: 0 - -, 0 0 -, - - 0. The lowest number rather than -inf, which
+    would make nan of a position that attends to nothing.
     """
     allowed = queries[:, :, None].eq(keys[:, None, :])
     if causal:
@@ -33,14 +34,13 @@ def segment_mask(
     return torch.zeros((), dtype=dtype, device=queries.device).where(allowed, torch.finfo(dtype).min)[:, None]
 
 
-def enable_packing(model) -> None:
-    """Lets a T5 take `input_segments` and `target_segments`. Calls without them are unchanged."""
+def enable_packing(model: PreTrainedModel) -> None:
+    """Lets a model take `input_segments` and `target_segments`. Calls without them are unchanged."""
     family = family_of(model.config)
     encoder, decoder = family.windows(model.config)
-    masks = partial(_mask_encoder, window=encoder)
-    model.get_encoder().register_forward_pre_hook(masks, with_kwargs=True)
-    masks = partial(_mask_decoder, window=decoder, rotary=family.rotary)
-    model.get_decoder().register_forward_pre_hook(masks, with_kwargs=True)
+    of_encoder, of_decoder = partial(_mask_encoder, window=encoder), partial(_mask_decoder, window=decoder)
+    model.get_encoder().register_forward_pre_hook(of_encoder, with_kwargs=True)
+    model.get_decoder().register_forward_pre_hook(partial(of_decoder, rotary=family.rotary), with_kwargs=True)
 
 
 def _mask_encoder(module, args, kwargs, window):
@@ -66,10 +66,7 @@ def _by_kind(mask: torch.Tensor, window: tuple[int, int] | None) -> torch.Tensor
         return mask
     ahead = torch.arange(mask.shape[3], device=mask.device) - torch.arange(mask.shape[2], device=mask.device)[:, None]
     outside = (ahead < -window[0]) | (ahead > window[1])
-    return {
-        "full_attention": mask,
-        "sliding_attention": mask.masked_fill(outside, torch.finfo(mask.dtype).min),
-    }
+    return {"full_attention": mask, "sliding_attention": mask.masked_fill(outside, torch.finfo(mask.dtype).min)}
 
 
 def _places(segments: torch.Tensor) -> torch.Tensor:

@@ -18,11 +18,12 @@ from types import SimpleNamespace
 import torch
 import zoo
 from absl.testing import parameterized
+from helpers import token_mean_loss
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 from warm_python import warm_python
 
-from model_t5 import build_config, create_model, token_mean_loss
+from model_t5 import build_config, create_model
 from runs.memory import (
     STRATEGIES,
     activation_bytes,
@@ -264,7 +265,8 @@ RANK = """
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     from test_memory import batch_of, small_config
-    from model_t5 import create_model, token_mean_loss
+    from helpers import token_mean_loss
+    from model_t5 import create_model
 
     def nbytes(tensor):
         return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).nbytes

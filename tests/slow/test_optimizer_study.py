@@ -11,7 +11,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from benchmarks import learning_rates, optimizers, settings, token_curves
+from benchmarks import learning_rates, optimizers, settings
 
 FINAL = {"adamw_rms_scaled": 4.0, "muon": 4.2}  # held-out losses after 300 steps, less a tenth of the seed
 
@@ -147,6 +147,6 @@ class RunTest(parameterized.TestCase):
     @parameterized.parameters((3.5, 13_000), (4.0, 10_500), (5.0, 5000), (6.0, 5000), (2.9, None))
     def test_tokens_to_a_loss(self, loss, tokens):
         curve = [dict(tokens=5000, loss=5.0), dict(tokens=10_000, loss=4.1), dict(tokens=15_000, loss=3.1)]
-        self.assertEqual(token_curves.tokens_to(curve, loss), None if tokens is None else mock.ANY)
+        self.assertEqual(settings.tokens_to(curve, loss), None if tokens is None else mock.ANY)
         if tokens is not None:
-            self.assertAlmostEqual(token_curves.tokens_to(curve, loss), tokens)
+            self.assertAlmostEqual(settings.tokens_to(curve, loss), tokens)

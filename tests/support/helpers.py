@@ -9,8 +9,10 @@ from pathlib import Path
 
 import torch
 
+from constants import IGNORE_INDEX
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
+from modeling.loss import loss_sums
 
 SHAPE = dict(d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=1, num_decoder_layers=1)
 OVERRIDES = ",".join(f"{name}={value}" for name, value in SHAPE.items())  # as --config_overrides takes it
@@ -66,3 +68,19 @@ def write_programs(folder: Path, *names: str) -> dict[str, str]:
         (folder / name).write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
         (folder / name).chmod(0o755)
     return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def token_mean_loss(
+    outputs, labels: torch.Tensor, num_items_in_batch=None, label_smoothing: float = 0.0
+) -> torch.Tensor:
+    """Cross-entropy summed over the target tokens of this micro-batch, divided by those of the global batch.
+
+    outputs.logits [B, T, V], labels [B, T] with -100 where nothing counts; num_items_in_batch: target tokens of all
+    micro-batches and ranks of the optimizer step (Trainer's count), None for this batch alone. One batch of 32, four
+    of 8 and two ranks with 2 x 8 therefore have the same loss and gradient. Matches Trainer's `compute_loss_func`;
+    T5Trainer computes the same within the model's forward pass (modeling/loss.py).
+    """
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[1]
+    labels = labels.to(logits.device)
+    total, _ = loss_sums(logits, labels, label_smoothing)
+    return total / (num_items_in_batch if num_items_in_batch is not None else labels.ne(IGNORE_INDEX).sum())

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from absl.testing import parameterized
+from helpers import token_mean_loss
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.utils.flop_counter import FlopCounterMode
@@ -44,7 +45,6 @@ from model_t5 import (
     load_model,
     set_dropout,
     set_generation_length,
-    token_mean_loss,
 )
 
 TINY = dict(d_model=16, d_kv=8, d_ff=24, num_heads=3, num_layers=2, num_decoder_layers=1, dropout_rate=0.0)

@@ -151,7 +151,7 @@ class ScriptTest(parameterized.TestCase):
         model_of(False).save_pretrained(folder / "bare")
         args = ModelArguments(model_name_or_path=str(folder / "bare"), tokenizer_name=str(folder / "old"))
         model, said = get_model(args, OLD, dropout=0.0)
-        self.assertIn("taken for its own", said)
+        self.assertIn("it gets that of --tokenizer_name", said)
         self.assertEqual(model.config.vocab_size, 64)
         argv[argv.index("--max_steps") + 1] = "3"
         with contextlib.redirect_stdout(io.StringIO()):
