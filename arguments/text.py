@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from common.command_line import check_folder, option, refuse
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
-from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, expand_files, split_weights
-from corpora.own_ids import ID_TYPES, IdFormat, expand_id_files, holds_ids
+from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
+from corpora.own_ids import ID_TYPES, corpus_files, id_format
 
 PACKINGS = ("chunks", "documents")  # objectives/registry.py
 LONGEST = 10**6  # tokens of a row
@@ -61,7 +61,7 @@ class PreTrainingDataArguments:
 
 
 def check_pre_training_data(args: PreTrainingDataArguments) -> None:
-    """ValueError for contradictions among the flags of text and corruption, and for files that are not there."""
+    """ValueError for contradictions among the flags of text and corruption, and for missing files."""
     if args.dataset_name and args.train_file:
         raise ValueError("--dataset_name and --train_file exclude each other: name one source of text")
     if args.validation_file and not args.train_file:
@@ -76,18 +76,12 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     _check_packing(args)
     _check_validation(args)
     check_folder("--data_cache_dir", args.data_cache_dir)
-    own_ids = holds_ids(args.train_file, args.input_ids_column, args.input_ids_dtype)
-    if own_ids and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
+    ids = id_format(args)
+    if ids and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
         raise ValueError("--input_ids_column and --input_ids_dtype go with --train_file, or a data set of ids in "
                          "--dataset_name")  # fmt: skip
-    for flag, paths in (
-        ("--train_file", split_weights("--train_file", args.train_file or [])[0]),
-        ("--validation_file", args.validation_file or []),
-    ):
-        if own_ids:
-            expand_id_files(flag, paths, IdFormat(args.input_ids_column, args.input_ids_dtype))
-        else:
-            expand_files(flag, paths)
+    corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], ids)
+    corpus_files("--validation_file", args.validation_file or [], ids)
 
 
 def _check_packing(args: PreTrainingDataArguments) -> None:
