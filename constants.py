@@ -54,15 +54,14 @@ IGNORE_INDEX = -100  # labels that no loss and no metric counts
 
 
 # ---------------------------------------------------------------- hardware
-# From the makers' data sheets: dense matrix peaks in TFLOP/s (H200: what a matrix product reached), for MFU, and the
+# From the makers' data sheets: dense matrix peaks in TFLOP/s for MFU (H200: as measured in a matrix product), and the
 # memory in GB. For plans, GB/s of the memory, of a GPU's links within a machine in one direction (NVLink, else PCIe
 # x16) and of its network card (200 and 400 Gb/s in DGX A100 and H100/H200; 100 Gb/s assumed for the others). Below
-# compute capability 8 there is neither bf16 nor TF32: both peaks are float32's. The first name that is part of the
-# device's name, with no digit behind it, counts.
-def _gpu(bf16: float, tf32: float, memory: float, speed: float, link: float, network: float, capability: float):
-    names = ("bf16", "tf32", "memory_gb", "memory_gb_per_second", "link_gb_per_second", "network_gb_per_second")
-    values = (bf16, tf32, memory, speed, link, network, capability)
-    return dict(zip((*names, "capability"), values, strict=True))
+# compute capability 8 there is neither bf16 nor TF32: both peaks are float32's. A device has the first name that its
+# own name contains without a digit behind it.
+def _gpu(*values: float) -> dict[str, float]:
+    names = "bf16 tf32 memory_gb memory_gb_per_second link_gb_per_second network_gb_per_second capability"
+    return dict(zip(names.split(), values, strict=True))
 
 
 HARDWARE_PEAKS = {
@@ -102,17 +101,15 @@ OBJECTIVES = {
 }
 
 # ---------------------------------------------------------------- optimizer, learning rate and schedule
-# What a job uses where the flags say nothing; docs/defaults.md has the source of each value, and the scale it was shown
-# at. All optimizers but torch's AdamW scale a tensor's step by its RMS, which is near 0.05 in a matrix of T5: hence
-# AdamW's lower rates. warmup_steps below 1 is a share of the run: nanoT5's 10,000 of 65,536.
+# A job's defaults for flags that are not given; docs/defaults.md has the source and scale of each value. All optimizers
+# but torch's AdamW scale a tensor's step by its RMS, which is near 0.05 in a matrix of T5: hence AdamW's lower rates.
+# warmup_steps below 1 is a share of the run: nanoT5's 10,000 of 65,536.
 OPTIMIZERS = ("adamw_rms_scaled", "adamw_torch", "adamw_torch_fused", "adafactor", "muon")
 DEFAULT_OPTIMIZER = OPTIMIZERS[0]
-# ZeRO hands an optimizer flat slices of the weights. Of Adafactor's row and column means and Muon's products nothing is
-# left on them. RMS-scaled AdamW needs one number of a tensor: ZeRO-1 and 2 leave the whole weights on every rank, where
-# it is found; ZeRO-3 does not.
+# ZeRO gives an optimizer flat slices of the weights, which have no row and column means for Adafactor and no matrix
+# products for Muon. RMS-scaled AdamW needs the RMS of a whole tensor, which every rank has under ZeRO-1 and 2, not 3.
 NOT_UNDER_ZERO = {1: ("adafactor", "muon"), 2: ("adafactor", "muon"), 3: ("adafactor", "muon", "adamw_rms_scaled")}
-# FSDP2's slices know their whole: norms are right on them, but not the row and column means that Adafactor keeps, and
-# Muon's products have not been tried on them.
+# FSDP2 gives the norm of a whole tensor, but not Adafactor's row and column means; Muon is not tested with it.
 NOT_UNDER_FSDP = ("adafactor", "muon")
 _CHECKPOINT_RATES = dict(adamw_rms_scaled=1e-3, adafactor=1e-3, muon=1e-3, adamw_torch=1e-4, adamw_torch_fused=1e-4)
 TRAINING_DEFAULTS = {
@@ -136,10 +133,10 @@ LORA = " with LoRA"
 _LORA_RATES = dict(adamw_rms_scaled=2e-2, adafactor=2e-2, muon=2e-2, adamw_torch=1e-3, adamw_torch_fused=1e-3)
 for _job in ("continued pre-training", "fine-tuning a checkpoint"):
     TRAINING_DEFAULTS[_job + LORA] = TRAINING_DEFAULTS[_job] | dict(optim="adamw_torch", learning_rate=_LORA_RATES)
-# The step these rates were shown with: T5's and nanoT5's 128 sequences, in pre-training of 568 tokens of text each.
+# The batch for which these rates are known: T5's and nanoT5's 128 sequences, in pre-training of 568 raw tokens each.
 SHOWN_SEQUENCES, SHOWN_TOKENS = 128, 128 * 568
 
-# Of a run that a signal or its time limit stopped, and that is to be started again.
+# Of a run that a signal or its time limit stopped, and that should be started again.
 PREEMPTED_EXIT_CODE = 75
 
 # ---------------------------------------------------------------- the built-in corpus
@@ -173,15 +170,14 @@ def _texts(prefix: str | None, inputs: dict | str, target: str, metrics: str, le
 
 def _glue(name: str, folder: str, train: str = "train.tsv") -> dict:
     """Where an entry of GLUE is: on the Hub, in the official folders (CoLA/dev.tsv), in a submission (CoLA.tsv)."""
-    files = {"train": train, "validation": "dev.tsv", "test": "test.tsv"}
-    files = {split: f"{folder}/{file}" for split, file in files.items()}
+    files = {"train": f"{folder}/{train}", "validation": f"{folder}/dev.tsv", "test": f"{folder}/test.tsv"}
     return dict(hub=("nyu-mll/glue", name), files=files, submission_file=f"{folder}.tsv")
 
 
 def _super_glue(name: str, folder: str) -> dict:
-    """Where an entry of SuperGLUE is; its official files are BoolQ/train.jsonl, BoolQ/val.jsonl and so on."""
-    files = {"train": "train.jsonl", "validation": "val.jsonl", "test": "test.jsonl"}
-    return dict(hub=("aps/super_glue", name), files={split: f"{folder}/{file}" for split, file in files.items()})
+    """Where an entry of SuperGLUE is: on the Hub, in the official folders (BoolQ/val.jsonl)."""
+    files = {"train": f"{folder}/train.jsonl", "validation": f"{folder}/val.jsonl", "test": f"{folder}/test.jsonl"}
+    return dict(hub=("aps/super_glue", name), files=files)
 
 
 def _translation(prefix: str, columns: list[str], hub: tuple, **names: str) -> dict:
