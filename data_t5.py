@@ -61,8 +61,7 @@ def find_text(args: PreTrainingDataArguments, model_args: ModelArguments) -> "Te
 class Text:
     """What the user named as text: corpora, their weights, and the tokenizer that reads them.
 
-    After `examples` it has the data sets train and validation, and files, {corpus: {split: TokenFile}}: of a stream its
-    held-out text alone.
+    After `examples`: train and validation, the data sets; files, {corpus: {split: TokenFile}}, of a stream held out.
     """
 
     files: dict[str, dict[str, TokenFile]]

@@ -93,8 +93,7 @@ class T5ArgumentParser(HfArgumentParser):
     """HfArgumentParser with limits, near matches for unknown flags, and errors of one line.
 
     A dataclass may have a `_usage`, and `_usual_flags`, {theme: names of transformers' flags that `--help` shows, in
-    this order}. `--help_all` shows the others too, except those of `_without_effect`, which the script does not read,
-    or refuses.
+    this order}. `--help_all` shows the others too, except `_without_effect`: those that the script ignores or refuses.
     """
 
     def __init__(self, dataclass_types: list[type], show_all: bool, about: str | None = None):
@@ -302,8 +301,7 @@ def _as_flag(name: str, value) -> list[str]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses equal keys, of which PyYAML keeps the last one in silence, and merge keys, whose copies of copies fill
-    any memory."""
+    """Refuses equal keys, of which PyYAML keeps the last one in silence, and merge keys, which can fill any memory."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()

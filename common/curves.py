@@ -18,8 +18,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def eval_metrics(lines: list[dict]) -> list[str]:
-    """Evaluation metrics in order of appearance, the average of several tasks first, without losses and speeds:
-    ["eval_accuracy", "eval_f1"]."""
+    """Evaluation metrics (no losses, no speeds) in order of appearance, an average of several tasks first."""
     keys = sorted(dict.fromkeys(key for line in lines for key in line), key="eval_average".__ne__)
     return [key for key in keys if key.startswith("eval_") and not key.endswith(NO_METRIC)]
 

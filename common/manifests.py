@@ -15,8 +15,7 @@ MANIFEST = "manifest.json"
 
 
 def write_manifest(folder: Path) -> None:
-    """Describes all files of a finished folder in its manifest and syncs everything to the disk, with the permissions
-    of the umask."""
+    """Describes all files of a finished folder in its manifest, syncs them to the disk and sets their permissions."""
     files = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST):
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
@@ -61,8 +60,7 @@ def file_digest(path: Path) -> str:
 
 
 def share(paths: Iterable[Path]) -> None:
-    """Gives files and folders the permissions of the umask; those of temporary files, which safetensors makes too, are
-    the user's alone."""
+    """Gives files and folders the permissions of the umask, which temporary files, and so safetensors', do not have."""
     umask = os.umask(0)
     os.umask(umask)
     for path in paths:

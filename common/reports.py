@@ -156,8 +156,7 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextlib.contextmanager
 def side_file(path: Path) -> Iterator[Path]:
-    """Lets the `with` block write a file beside the model. If that fails, as on a full disk, a line says so and the run
-    continues."""
+    """Lets the `with` block write a file beside the model; if it fails, as on a full disk, a line says so, no more."""
     try:
         yield path
     except OSError as error:
@@ -234,8 +233,7 @@ def run_record(
 ) -> dict:
     """The content of run.json: which code, data and machine made a model.
 
-    arguments: all flags; secrets (SECRET_ENDINGS) are left out. examples: rows of each split, {"train": 10_000,
-    "validation": 500}.
+    arguments: all flags; secrets (SECRET_ENDINGS) are left out. examples: rows of each split, {"train": 10_000}.
     """
     # Tied tensors come once out of parameters(); ZeRO-3 leaves empty shells whose true size is ds_numel.
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())

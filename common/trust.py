@@ -45,8 +45,7 @@ def _refusal(flag: str, path: Path, name: str) -> Untrusted:
 
 @contextlib.contextmanager
 def only_weights(flag: str, path: Path, trusted: bool = False) -> Iterator[None]:
-    """Makes torch.load read tensors and plain values only, unless `trusted`. Untrusted, which names the flag and path,
-    for a file that needs more."""
+    """Makes torch.load read tensors and plain values only, unless `trusted`. Untrusted for a file that needs more."""
     if trusted:
         yield
         return

@@ -1,8 +1,7 @@
 """Training examples cut from token files, corpora drawn by weight, and the order of the examples.
 
 A data set of N examples takes any number n: it stands for example n % N in epoch n // N, with a key, and so a mask, of
-its own. Everything is a function of the number, and nothing is drawn in order: any rank, data worker or resumed run
-gets the same.
+its own. Everything is a function of the number, nothing is drawn in order: all ranks, workers and resumed runs agree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,8 +35,7 @@ def evaluation_shares(weights: Sequence[float], total: int) -> list[int]:
 
 # ---------------------------------------------------------------- data sets
 class Examples(torch.utils.data.Dataset):
-    """Examples by number. A subclass has `__len__`, `__getitems__` and `tokens_length`, raw tokens of an example on
-    average."""
+    """Examples by number. A subclass has `__len__`, `__getitems__`, and `tokens_length`: mean raw tokens of one."""
 
     tokens_length: float
 
@@ -133,8 +131,7 @@ class EpochSampler(torch.utils.data.Sampler):
         self.buckets, self.batch, self.epoch = buckets, batch, 0
 
     def _in_batches_of_one_bucket(self, order: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """The same examples in random batches of one bucket each. What remains of the buckets fills batches of its own;
-        one that is not full comes last."""
+        """The same examples in random batches of one bucket each, then batches of what remains, a shorter one last."""
         whole, remainders = [], []
         for bucket in np.unique(self.buckets):
             members = order[self.buckets[order] == bucket]

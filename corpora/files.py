@@ -223,8 +223,7 @@ def _reason(error: Exception) -> str:
 
 # ---------------------------------------------------------------- rows
 def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
-    """Rows of a JSON-lines, JSON, CSV, TSV or parquet file as dictionaries. ValueError names the file and line, also
-    where one of `columns` is missing."""
+    """Rows of a JSON-lines, JSON, CSV, TSV or parquet file. ValueError names the line, also for missing `columns`."""
     if is_plain_text(path):
         raise ValueError(f"{path}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and .gz, .xz ...)")
     if data_suffix(path) == ".parquet":
@@ -401,8 +400,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 def read_text_documents(path: Path) -> Iterator[str]:
     """Documents of a text file: its lines, or the pages of WikiExtractor's format, which stand between <doc ...> tags.
 
-    Control characters are removed, and entities of pages resolved ("&amp;" -> "&"). Empty documents are yielded as "",
-    to be counted.
+    Control characters are removed, and entities of pages resolved ("&amp;" -> "&"). Empty documents are yielded too.
     """
     return joined(read_text_parts(path))
 

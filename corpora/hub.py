@@ -17,8 +17,7 @@ SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
 def load_dataset_splits(
     name: str, config: str | None, flag: str, streaming: bool = False
 ) -> "dict[str, datasets.Dataset] | dict[str, datasets.IterableDataset]":
-    """{split: its rows} of a saved folder or a Hub name, with `streaming` not read yet. ValueError with the reason if
-    there is none."""
+    """{split: its rows} of a saved folder or a Hub name, with `streaming` not read yet. ValueError if there is none."""
     import datasets
 
     do_not_wait_for_the_hub(name)

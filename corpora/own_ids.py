@@ -3,8 +3,7 @@
 A list column of parquet or JSON files, `.npy` arrays (flat, or one document a row) and flat `.bin` memory maps.
 Without `--tokenizer_name` the ids 0 ... N - 1 become tokens 3 ... N + 2 of a vocabulary with T5's places: <pad> 0, </s>
 1, <unk> 2, then the data, and 100 sentinels at the end, <extra_id_0> last. Its tokens are the ids as decimal numbers,
-so that the saved run loads with AutoTokenizer and answers in them. With a tokenizer the ids are its own and are not
-moved.
+so that the saved run loads with AutoTokenizer and answers in them. With a tokenizer the ids are its own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,8 +57,7 @@ class IdFormat:
 
 
 def id_format(args: Any) -> IdFormat | None:
-    """How the files of the text's flags hold ready-made ids: a column or number type is named, or an .npy file. None:
-    text."""
+    """How the files hold ready-made ids, where the flags name a column or type of ids, or an .npy file; else None."""
     column, dtype, files = args.input_ids_column, args.input_ids_dtype, args.train_file or []
     return IdFormat(column, dtype) if column or dtype or any(Path(file).suffix == ".npy" for file in files) else None
 

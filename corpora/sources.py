@@ -188,8 +188,7 @@ def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
 def tokenizer_for(
     source: Source, vocab_size: int, cache: Path, byte_fallback: bool | None = None
 ) -> "PreTrainedTokenizerBase":
-    """A tokenizer trained on `source`, kept in the cache under a key of the text's contents, the size and
-    `byte_fallback` (`train_tokenizer`)."""
+    """A tokenizer trained on `source`, cached under a key of the text's contents, the size and `byte_fallback`."""
     decisive = f"{TOKENIZER_FORMAT} {source.fingerprint} {source.column} {vocab_size} {byte_fallback}"
     key = hashlib.sha256(decisive.encode()).hexdigest()
 
@@ -203,7 +202,6 @@ def tokenizer_for(
 
 
 def default_tokenizer(args: Any, cache_dir: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model from scratch where none is named: that of pre-training on the built-in text. args: the
-    flags of the model."""
+    """The tokenizer of a model from scratch where none is named, as in pre-training on the built-in text."""
     cache = Path(cache_dir).expanduser()
     return tokenizer_for(builtin_sources(cache)["train"], args.vocab_size, cache, args.byte_fallback)

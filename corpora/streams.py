@@ -350,8 +350,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
                 lanes[lane].seek(number // self.lanes)
 
     def passes_of(self, state: dict) -> float:
-        """Passes over the text up to a state, as this rank's lanes tell; of several corpora their mean under the
-        weights."""
+        """Passes over the text up to a state, by this rank's lanes; of several corpora their mean under the weights."""
         passes = [
             [source.passes_of(lane, place) for source, (_, place) in zip(self.sources, lanes, strict=True)]
             for lane, lanes in enumerate(state["lanes"])
@@ -382,8 +381,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
         return self.loader_in_use
 
     def epochs_done(self) -> float:
-        """Passes over the text up to the last batch given out. Trainer does not know the length of a stream and would
-        count shares of --max_steps."""
+        """Passes over the text up to the last batch given out; Trainer would count shares of --max_steps."""
         return self.passes_of(self.loader_in_use.state)
 
     def save_place(self, folder: Path) -> None:

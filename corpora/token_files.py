@@ -37,8 +37,7 @@ TOKENS_FORMAT = 5  # part of the cache's keys: raise it when the same text would
 
 @dataclass
 class TokenFile:
-    """The tokens of one split: a flat memory-mapped array, and the number of documents and UTF-8 bytes that they were
-    made of (0 bytes: ready-made ids)."""
+    """The tokens of one split, a flat memory-mapped array, and what they were made of (0 bytes: ready-made ids)."""
 
     tokens: np.ndarray
     documents: int

@@ -217,8 +217,7 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def cut_at_spaces(text: str, longest: int) -> Iterator[str]:
-    """Parts of at most `longest` characters: ("one two three", 8) -> "one two", "three". A part is cut within a word
-    only where there is no space."""
+    """Parts of at most `longest` characters, words whole if possible: ("one two three", 8) -> "one two", "three"."""
     for number, part in enumerate(whole_parts(text, longest)):
         yield part.removeprefix(" ") if number else part
 
@@ -243,8 +242,7 @@ def encode_targets(
 
 
 def ids_of(encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> list[np.ndarray]:
-    """The ids of each text as a `plain_encoder` gives them. Long texts are encoded part by part: lists of ids take far
-    more memory than text."""
+    """The ids of each text by a `plain_encoder`, of long texts part by part, since lists of ids take much memory."""
     if max(map(len, texts), default=0) <= LONGEST_PART:
         return [np.array(ids, dtype=np.uint32) for ids in encode(texts)]
     parts = (whole_parts(text, LONGEST_PART) for text in texts)

@@ -19,8 +19,7 @@ LETTERS_NAMED = 20
 
 @dataclass
 class Unknown:
-    """shares: {split: share of <unk> among its tokens}; letters: those lost, the most frequent first; rows: {split: how
-    many have a source or target of <unk> alone}."""
+    """{split: share of <unk> among its tokens}, letters lost, {split: rows with a source or target of <unk> alone}."""
 
     shares: dict[str, float]
     letters: str = ""

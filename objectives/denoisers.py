@@ -150,8 +150,7 @@ def _share_of_first(first: Denoiser, second: Denoiser, inputs_length: int, targe
 
 
 def _fill(index: int, denoiser: Denoiser, inputs: int, targets: int) -> list[Example]:
-    """The example, or pair of prefix examples, of exactly so many input and target tokens; ValueError if they are too
-    few."""
+    """The example, or pair of prefix examples, of exactly so many tokens on both sides; ValueError if too few."""
     if denoiser.is_prefix:
         noise = targets - 2 * (1 + denoiser.sentinels)
         kept = inputs - 2 * (denoiser.input_overhead + denoiser.sentinels)
@@ -204,8 +203,7 @@ class PackedChunks(Examples):
         return self.rows
 
     def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
-        """{"input_ids": [B, R] of the longest kind's length (of which shorter ones use the beginning), "row": [B], the
-        kinds, "key": [B]}."""
+        """{"input_ids": [B, R] for the longest kind, "row": [B] the kinds, "key": [B]}; others use a part of it."""
         numbers = np.asarray(numbers)
         epochs, rows = np.divmod(numbers, len(self))
         cycles, places = np.divmod(rows, len(self.pattern))
@@ -221,8 +219,7 @@ class PackedChunks(Examples):
 
 
 class DenoiserMixture(PackedObjective):
-    """Packed batches of a mixture of denoisers, from rows {"input_ids" [B, R], "row" [B] (which kind), "key" [B]} of
-    `PackedChunks`.
+    """Packed batches of a mixture of denoisers, from {"input_ids" [B, R], "row" [B], "key" [B]} of `PackedChunks`.
 
     Raises ValueError, naming what to change, if sentinels or mode tokens are missing or rows are too short.
     """
@@ -319,8 +316,7 @@ def _share_pairs(noise: np.ndarray, lengths: np.ndarray, first: np.ndarray, rand
 
 
 def with_mode_tokens(tokenizer: "PreTrainedTokenizerBase", objective: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer, or a copy, that knows the objective's mode tokens: missing ones get the next free ids, unless
-    unused tokens stand for them."""
+    """The tokenizer, or a copy with its missing mode tokens at the next free ids; unused tokens may stand for them."""
     modes = {denoiser.mode: None for denoiser, _ in denoisers_of(objective).values() if denoiser.mode}
     known = find_unused_ids(tokenizer)[1] | tokenizer.get_vocab()
     missing = [mode for mode in modes if mode not in known]

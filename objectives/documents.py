@@ -78,8 +78,7 @@ class RowLayout:
 class DocumentRows(Examples):
     """Rows of a flat array of tokens with EOS between documents, by the number of the row.
 
-    examples_per_row, tokens_length (raw tokens of a row, without EOS between examples): means. unused: share of the
-    text that is in no row.
+    tokens_length: mean raw tokens of a row, without EOS between examples. unused: share of the text that is in no row.
     """
 
     def __init__(self, tokens: np.ndarray, layout: RowLayout, eos_id: int, seed: int = 0, max_rows: int | None = None):
@@ -138,10 +137,9 @@ def find_rows(tokens: np.ndarray, layout: RowLayout, eos_id: int) -> tuple[np.nd
 
 # ---------------------------------------------------------------- corruption
 def share_out(totals: np.ndarray, capacities: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """[G] parts of each row's total [B] in proportion to its examples' capacities [G], none above its own.
+    """[G] parts of each row's total [B] in proportion to its examples' capacities [G], which are enough for it.
 
-    counts: [B] examples of a row. Largest remainder: 5 over capacities 4 4 2 -> 2 2 1. A row's total is at most the sum
-    of its capacities.
+    counts: [B] examples of a row. Largest remainder: 5 over capacities 4 4 2 -> 2 2 1.
     """
     first = np.cumsum(counts) - counts
     row = np.repeat(np.arange(len(counts)), counts)

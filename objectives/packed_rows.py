@@ -142,8 +142,7 @@ class PackedObjective(Objective):
 def statistics_by_kind(
     logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, kinds: torch.Tensor, count: int
 ) -> torch.Tensor:
-    """[B, 3 * count]: nats, tokens and correct tokens of each of `count` kinds of target. logits [B, T, V]; labels,
-    correct, kinds [B, T]."""
+    """[B, 3 * count]: nats, tokens and correct tokens of each kind. logits [B, T, V]; labels, correct, kinds [B, T]."""
     nats = F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
     columns = (torch.zeros(len(kinds), count, device=kinds.device) for _ in range(3))
     values = (nats, torch.ones_like(nats), correct.float())
