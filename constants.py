@@ -202,28 +202,19 @@ DATASET_VALS = {}
 
 # The texts are T5's own (prefix, keys, label words); the class order is the one of nyu-mll/glue.
 DATASET_VALS["glue"] = {
-    "cola": _classes(
-        "cola", "sentence", ["unacceptable", "acceptable"], "matthews_correlation accuracy", 128,
+    "cola": _classes("cola", "sentence", ["unacceptable", "acceptable"], "matthews_correlation accuracy", 128,
         file_columns={"label": 1, "sentence": 3},  # train and dev have no header line
-        **_glue("cola", "CoLA"),
-    ),
+        **_glue("cola", "CoLA")),
     "sst2": _classes("sst2", "sentence", ["negative", "positive"], "accuracy", 128, **_glue("sst2", "SST-2")),
-    "mrpc": _classes(
-        "mrpc", "sentence1 sentence2", ["not_equivalent", "equivalent"], "f1 accuracy", 256,
+    "mrpc": _classes("mrpc", "sentence1 sentence2", ["not_equivalent", "equivalent"], "f1 accuracy", 256,
         file_columns={"label": "Quality", "sentence1": "#1 String", "sentence2": "#2 String"},
         # GLUE's own train.tsv lacks a row: the original file without the pairs of dev_ids.tsv is the training set.
-        train_without={("#1 ID", "#2 ID"): "MRPC/dev_ids.tsv"}, **_glue("mrpc", "MRPC", "msr_paraphrase_train.txt"),
-    ),
-    "qqp": _classes(
-        "qqp", "question1 question2", ["not_duplicate", "duplicate"], "f1 accuracy", 256,
-        file_columns={"label": "is_duplicate"}, **_glue("qqp", "QQP"),
-    ),
-    "stsb": _task(
-        "stsb", "sentence1 sentence2", "pearson spearman", (256, 8), target="label", target_type="number",
-        file_columns={"label": "score"}, **_glue("stsb", "STS-B"),
-    ),
-    "mnli": _classes(
-        "mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "mnli"),
+        train_without={("#1 ID", "#2 ID"): "MRPC/dev_ids.tsv"}, **_glue("mrpc", "MRPC", "msr_paraphrase_train.txt")),
+    "qqp": _classes("qqp", "question1 question2", ["not_duplicate", "duplicate"], "f1 accuracy", 256,
+        file_columns={"label": "is_duplicate"}, **_glue("qqp", "QQP")),
+    "stsb": _task("stsb", "sentence1 sentence2", "pearson spearman", (256, 8), target="label", target_type="number",
+        file_columns={"label": "score"}, **_glue("stsb", "STS-B")),
+    "mnli": _classes("mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "mnli"),
         files={
             "train": "MNLI/train.tsv",
             "validation_matched": "MNLI/dev_matched.tsv", "validation_mismatched": "MNLI/dev_mismatched.tsv",
@@ -231,29 +222,23 @@ DATASET_VALS["glue"] = {
         },
         file_columns={"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label"},
         eval_splits=["validation_matched", "validation_mismatched"],
-        submission_file={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
-    ),
+        submission_file={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}),
     "qnli": _classes("qnli", "question sentence", _ENTAILS, "accuracy", 256, **_glue("qnli", "QNLI")),
     "rte": _classes("rte", "sentence1 sentence2", _ENTAILS, "accuracy", 256, **_glue("rte", "RTE")),
     "wnli": _classes(
-        "wnli", "sentence1 sentence2", ["not_entailment", "entailment"], "accuracy", 256, **_glue("wnli", "WNLI"),
-    ),
+        "wnli", "sentence1 sentence2", ["not_entailment", "entailment"], "accuracy", 256, **_glue("wnli", "WNLI")),
     # The diagnostic set has no training rows and no public labels: it is answered by a model trained on MNLI.
-    "ax": _classes(
-        "mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "ax"), train_with="mnli",
+    "ax": _classes("mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "ax"), train_with="mnli",
         files={"test": "diagnostic/diagnostic.tsv"}, submission_file="AX.tsv",
-        file_columns={"premise": "sentence1", "hypothesis": "sentence2"},
-    ),
+        file_columns={"premise": "sentence1", "hypothesis": "sentence2"}),
 }
 
 # Made from the documentation of the installed packages: real English tasks that need no download.
 DATASET_VALS["builtin"] = {
     "package_topic": _classes(
-        "package", "text", list(PACKAGE_TOPIC_LABELS), "accuracy f1_macro", 128, builtin="package_topic",
-    ),
+        "package", "text", list(PACKAGE_TOPIC_LABELS), "accuracy f1_macro", 128, builtin="package_topic"),
     "docstring_summary": _texts(
-        "summarize", "text", "summary", "rougeL rouge1 rouge2", (256, 48), builtin="docstring_summary",
-    ),
+        "summarize", "text", "summary", "rougeL rouge1 rouge2", (256, 48), builtin="docstring_summary"),
 }
 
 # Made from plain text in any language: --train_file names the text.
@@ -261,111 +246,77 @@ DATASET_VALS["text"] = {
     "restore_diacritics": _restoring("restore_diacritics"),
     # With Romanian's legacy letters mended, and Wikipedia as the text where none is named.
     "restore_romanian_diacritics": _restoring(
-        "restore_romanian_diacritics", hub=("wikimedia/wikipedia", "20231101.ro"),
-    ),
+        "restore_romanian_diacritics", hub=("wikimedia/wikipedia", "20231101.ro")),
 }
 
 # T5's texts; files of the official release, class order of aps/super_glue.
 DATASET_VALS["super_glue"] = {
-    "boolq": _classes(
-        "boolq", "passage question", ["False", "True"], "accuracy", 512, **_super_glue("boolq", "BoolQ"),
-    ),
-    "cb": _classes(
-        "cb", "hypothesis premise", ["entailment", "contradiction", "neutral"], "f1_macro accuracy", 256,
-        **_super_glue("cb", "CB"),
-    ),
-    "copa": _classes(
-        "copa", "choice1 choice2 premise question", ["choice1", "choice2"], "accuracy", 128,
-        **_super_glue("copa", "COPA"),
-    ),
-    "multirc": _classes(  # f1 is the paper's F1a: over all answers
-        "multirc", "question answer paragraph", ["False", "True"], "f1 question_exact_match", 512,
-        metric_columns=["idx.paragraph", "idx.question"], preprocess="multirc", **_super_glue("multirc", "MultiRC"),
-    ),
-    "record": _texts(
-        "record", {"query": "query", "entities": "entities", "passage": "passage"}, "answers",
-        "squad_f1 squad_exact_match", (512, 32), preprocess="record", **_super_glue("record", "ReCoRD"),
-    ),
+    "boolq": _classes("boolq", "passage question", ["False", "True"], "accuracy", 512, **_super_glue("boolq", "BoolQ")),
+    "cb": _classes("cb", "hypothesis premise", ["entailment", "contradiction", "neutral"], "f1_macro accuracy", 256,
+        **_super_glue("cb", "CB")),
+    "copa": _classes("copa", "choice1 choice2 premise question", ["choice1", "choice2"], "accuracy", 128,
+        **_super_glue("copa", "COPA")),
+    # f1 is the paper's F1a, over all answers.
+    "multirc": _classes("multirc", "question answer paragraph", ["False", "True"], "f1 question_exact_match", 512,
+        metric_columns=["idx.paragraph", "idx.question"], preprocess="multirc", **_super_glue("multirc", "MultiRC")),
+    "record": _texts("record", {"query": "query", "entities": "entities", "passage": "passage"}, "answers",
+        "squad_f1 squad_exact_match", (512, 32), preprocess="record", **_super_glue("record", "ReCoRD")),
     "rte": _classes("rte", "hypothesis premise", _ENTAILS, "accuracy", 256, **_super_glue("rte", "RTE")),
-    "wic": _classes(
-        "wic", "sentence1 sentence2 word", ["False", "True"], "accuracy", 128, **_super_glue("wic", "WiC"),
-    ),
-    "wsc": _texts(  # "wsc: ... *it* ...": what does the marked pronoun stand for?
-        "wsc", "text", "span1_text", "referent_accuracy", (256, 16), preprocess="wsc",
-        train_without={("label",): [(False,)]}, metric_columns=["label"], **_super_glue("wsc.fixed", "WSC"),
-    ),
+    "wic": _classes("wic", "sentence1 sentence2 word", ["False", "True"], "accuracy", 128, **_super_glue("wic", "WiC")),
+    # "wsc: ... *it* ...": what does the marked pronoun stand for?
+    "wsc": _texts("wsc", "text", "span1_text", "referent_accuracy", (256, 16), preprocess="wsc",
+        train_without={("label",): [(False,)]}, metric_columns=["label"], **_super_glue("wsc.fixed", "WSC")),
 }
 
 DATASET_VALS["translation"] = {
     "wmt16_en_ro": _translation(
         "translate English to Romanian", ["translation.en", "translation.ro"], ("wmt/wmt16", "ro-en"),
-        train="train", validation="dev", test="test",
-    ),
+        train="train", validation="dev", test="test"),
     "wmt16_en_de": _translation(
         "translate English to German", ["translation.en", "translation.de"], ("wmt/wmt16", "de-en"),
-        train="train", validation="dev", test="test",
-    ),
-    "multi30k_en_de": _translation(
-        "translate English to German", ["en", "de"], ("bentrevett/multi30k", None),
-        train="train", validation="val", test="test_2016_flickr",
-    ),
+        train="train", validation="dev", test="test"),
+    "multi30k_en_de": _translation("translate English to German", ["en", "de"], ("bentrevett/multi30k", None),
+        train="train", validation="val", test="test_2016_flickr"),
 }
 
 DATASET_VALS["summarization"] = {
-    "cnn_dailymail": _texts(
-        "summarize", "article", "highlights", _ROUGE, (512, 128),
-        hub=("abisee/cnn_dailymail", "3.0.0"), files=_SPLITS,
-    ),
+    "cnn_dailymail": _texts("summarize", "article", "highlights", _ROUGE, (512, 128),
+        hub=("abisee/cnn_dailymail", "3.0.0"), files=_SPLITS),
     "xsum": _texts(
-        "summarize", "document", "summary", _ROUGE, (512, 64), hub=("EdinburghNLP/xsum", None), files=_SPLITS,
-    ),
-    "samsum": _texts(
-        "summarize", "dialogue", "summary", _ROUGE, (512, 96), hub=("knkarthick/samsum", None),
-        files={"train": "train.json", "validation": "val.json", "test": "test.json"},
-    ),
-    "scitldr": _texts(  # abstracts as lists of sentences, several references in validation and test
-        "summarize", "source", "target", "rougeL rouge1 rouge2", (512, 64),
-        files=_SPLITS | {"validation": "dev.jsonl"},
-    ),
+        "summarize", "document", "summary", _ROUGE, (512, 64), hub=("EdinburghNLP/xsum", None), files=_SPLITS),
+    "samsum": _texts("summarize", "dialogue", "summary", _ROUGE, (512, 96), hub=("knkarthick/samsum", None),
+        files={"train": "train.json", "validation": "val.json", "test": "test.json"}),
+    # Abstracts as lists of sentences; several references in validation and test.
+    "scitldr": _texts("summarize", "source", "target", "rougeL rouge1 rouge2", (512, 64),
+        files=_SPLITS | {"validation": "dev.jsonl"}),
 }
 
 DATASET_VALS["question_answering"] = {
-    "squad": _texts(
-        None, {"question": "question", "context": "context"}, "answers.text", "squad_f1 squad_exact_match",
+    "squad": _texts(None, {"question": "question", "context": "context"}, "answers.text", "squad_f1 squad_exact_match",
         (512, 32), hub=("rajpurkar/squad", None), preprocess="squad",
-        files={"train": "train-v1.1.json", "validation": "dev-v1.1.json"},
-    ),
-    "gsm8k": _texts(  # has no validation rows
-        "solve", "question", "answer", "final_number_accuracy", (256, 320), hub=("openai/gsm8k", "main"),
-        files={"train": "train.jsonl", "test": "test.jsonl"}, eval_splits=["test"],
-    ),
+        files={"train": "train-v1.1.json", "validation": "dev-v1.1.json"}),
+    # It has no validation rows.
+    "gsm8k": _texts("solve", "question", "answer", "final_number_accuracy", (256, 320), hub=("openai/gsm8k", "main"),
+        files={"train": "train.jsonl", "test": "test.jsonl"}, eval_splits=["test"]),
 }
 
 DATASET_VALS["generation"] = {
-    "common_gen": _texts(
-        "generate a sentence with", "concepts", "target", "bleu rougeL", (48, 48),
+    "common_gen": _texts("generate a sentence with", "concepts", "target", "bleu rougeL", (48, 48),
         hub=("allenai/common_gen", None), merge_references=True,
         files={
             split: {"concepts": f"commongen.{name}.src_alpha.txt", "target": f"commongen.{name}.tgt.txt"}
             for split, name in (("train", "train"), ("validation", "dev"), ("test", "test"))
-        },
-    ),
-    "e2e_nlg": _texts(
-        "describe", "mr", "ref", "bleu rougeL", (128, 96), merge_references=True,
-        files={"train": "trainset.csv", "validation": "devset.csv", "test": "testset_w_refs.csv"},
-    ),
+        }),
+    "e2e_nlg": _texts("describe", "mr", "ref", "bleu rougeL", (128, 96), merge_references=True,
+        files={"train": "trainset.csv", "validation": "devset.csv", "test": "testset_w_refs.csv"}),
     "web_nlg": _texts(  # the JSON files of the GEM benchmark; triples "Aarhus_Airport | cityServed | Aarhus"
         "translate Graph to English", "input", "references", "bleu rougeL", (256, 128), preprocess="web_nlg",
-        files={split: f"web_nlg_en/{split}.json" for split in ("train", "validation", "test")},
-    ),
+        files={split: f"web_nlg_en/{split}.json" for split in ("train", "validation", "test")}),
     "disfl_qa": _texts(
         "correct the question", "disfluent", "original", "bleu exact_match", (96, 64), preprocess="rows_of_dictionary",
-        files={"train": "train.json", "validation": "dev.json", "test": "test.json"},
-    ),
-    "wiki_split": _texts(
-        "split", "complex", "simple", "bleu exact_match", (128, 128), preprocess="wiki_split",
+        files={"train": "train.json", "validation": "dev.json", "test": "test.json"}),
+    "wiki_split": _texts("split", "complex", "simple", "bleu exact_match", (128, 128), preprocess="wiki_split",
         files={"train": "train.tsv", "validation": "validation.tsv", "test": "test.tsv"},
-        file_columns={"complex": 0, "simple": 1},  # no header line
-    ),
+        file_columns={"complex": 0, "simple": 1}),  # no header line
 }
 # fmt: on
