@@ -49,9 +49,7 @@ class TokenizerArguments:
 
     _argument_group_name = "tokenizer"
 
-    from_tokenizer: str | None = option(
-        None, "Add to this one instead: folder, Hub name, .model. Not set: the model's."
-    )
+    from_tokenizer: str | None = option(None, "Add to this one: folder, Hub name, .model. Not set: the model's.")
     add_tokens: list[str] | None = option(None, "Texts that become tokens of it; \\n: the end of a line, \\t: a tab.")
     model_name_or_path: str | None = option(None, "Its checkpoint, to be written with rows for them.")
     train_file: list[str] | None = option(None, "Text: files, folders or globs, as for pre_train_t5.py.")

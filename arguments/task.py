@@ -55,9 +55,7 @@ class TaskArguments:
     mixing_cap: int = option(65_536, "Rows beyond which a task counts as no larger (T5: 524288).", at_least=1)
     mixing_temperature: float = option(2.0, "Root taken of the numbers of capped rows.", at_least=1)
     span_corruption_file: list[str] | None = option(None, "Plain text, corrupted as in pre-training and mixed in.")
-    span_corruption_share: float | None = option(
-        None, f"Its share of the rows. Not set: {CORRUPTED_SHARE}.", above=0, below=1
-    )
+    span_corruption_share: float | None = option(None, f"Share of rows. Not set: {CORRUPTED_SHARE}.", above=0, below=1)
     max_train_samples: int | None = option(None, "Train on the first N rows only.", at_least=1)
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.", at_least=1)
     streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")

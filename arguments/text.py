@@ -20,15 +20,12 @@ class PreTrainingDataArguments:
 
     _argument_group_name = "text and span corruption"
 
-    dataset_name: str | None = option(
-        None, f"A saved `datasets` folder, a Hub name, or (default) {BUILTIN_CORPUS}: English made here."
-    )
+    dataset_name: str | None = option(None, f"Saved `datasets` folder, Hub name, or {BUILTIN_CORPUS} (default).")
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
     train_file: list[str] | None = option(
-        None,
-        f"Text: files, folders, globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)}; other "
-        "names: plain text). a.txt:0.7 b.txt:0.3: corpora by weight.",
-    )
+        None, f"Text: files, folders, globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)}; other names: "
+        "plain text). a.txt:0.7 b.txt:0.3: corpora by weight.",
+    )  # fmt: skip
     validation_file: list[str] | None = option(None, "Validation text, as --train_file.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
     input_ids_column: str | None = option(None, "Column of parquet or JSON files with ready-made token ids, not text.")
@@ -40,9 +37,7 @@ class PreTrainingDataArguments:
     max_train_samples: int | None = option(None, "Use the first N training documents only.", at_least=1)
     max_eval_samples: int | None = option(None, "Use the first N validation chunks only, of all corpora.", at_least=1)
     objective: str = option("span_corruption", "What is masked.", choices=OBJECTIVES)
-    input_seq_length: int = option(
-        512, "Encoder length in tokens after corruption, EOS included.", at_least=3, at_most=LONGEST
-    )
+    input_seq_length: int = option(512, "Tokens of an input, EOS included.", at_least=3, at_most=LONGEST)
     noise_density: float = option(_SPANS["noise_density"], "Share of tokens masked.", above=0, below=1)
     mean_noise_span_length: float = option(
         _SPANS["mean_noise_span_length"], "Mean length of a masked span.", at_least=1, at_most=LONGEST, unit="token"

@@ -65,62 +65,50 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     # Shorter help of transformers' flags, and limits that it does not check.
     _inherited = {
-        "activation_checkpointing": dict(
-            help="Recompute activations in the backward pass: less memory, a fifth slower."
+        **dict.fromkeys("adam_beta1 adam_beta2 label_smoothing_factor".split(), dict(at_least=0, below=1)),
+        **dict.fromkeys(("eval_delay", "logging_steps"), dict(at_least=0)),
+        **dict.fromkeys(("eval_strategy", "logging_strategy"), dict(choices=tuple(IntervalStrategy))),
+        **dict.fromkeys(
+            "ddp_bucket_cap_mb ddp_timeout eval_accumulation_steps per_device_eval_batch_size "
+            "per_device_train_batch_size save_total_limit torch_empty_cache_steps".split(),
+            dict(at_least=1),
         ),
-        "adam_beta1": dict(at_least=0, below=1),
-        "adam_beta2": dict(at_least=0, below=1),
+        "activation_checkpointing": dict(
+            help="Recompute activations when going backward: less memory, a fifth slower."
+        ),
         "data_seed": dict(at_least=0, at_most=LARGEST_SEED),
         "dataloader_prefetch_factor": dict(at_least=1, at_most=1024),
-        "ddp_bucket_cap_mb": dict(at_least=1),
-        "ddp_timeout": dict(at_least=1),
         "deepspeed": dict(help="DeepSpeed's JSON file, such as zero_stage2_config.json."),
-        "eval_accumulation_steps": dict(at_least=1),
-        "eval_delay": dict(at_least=0),
         "eval_steps": dict(help="Steps between evaluations. Not set: --logging_steps.", at_least=0),
-        "eval_strategy": dict(choices=tuple(IntervalStrategy)),
         "generation_max_length": dict(at_least=1, at_most=LONGEST),
         "generation_num_beams": dict(
-            help="For --predict_with_generate. Not set: the model's own, else 1.", at_least=1, at_most=1000
+            help="Beams in evaluation. Not set: the model's, else 1.", at_least=1, at_most=1000
         ),
         "gradient_accumulation_steps": dict(help="Forward passes per optimizer step.", at_least=1),
         "hub_model_id": dict(help="Repository, such as me/my-t5. Not set: the name of --output_dir."),
-        "label_smoothing_factor": dict(at_least=0, below=1),
         "load_best_model_at_end": dict(help="End with the checkpoint that has the best main metric."),
         "local_rank": dict(at_least=-1),
-        "logging_steps": dict(at_least=0),
-        "logging_strategy": dict(choices=tuple(IntervalStrategy)),
         "max_grad_norm": dict(help="Gradients are clipped to this norm; 0: never.", at_least=0),
         "max_steps": dict(help="Optimizer steps; -1: as many as --num_train_epochs takes.", at_least=-1),
         "metric_for_best_model": dict(help="Main metric, such as eval_loss. Not set: the loss, or the task's first."),
         "neftune_noise_alpha": dict(at_least=0, at_most=1000),
-        "num_train_epochs": dict(
-            help="Passes over the training data, unless --max_steps is given.", above=0, at_most=10**6
-        ),
-        "per_device_eval_batch_size": dict(at_least=1),
-        "per_device_train_batch_size": dict(at_least=1),
+        "num_train_epochs": dict(help="Passes over the rows, unless --max_steps is given.", above=0, at_most=10**6),
         "predict_with_generate": dict(help="Evaluate the texts that the model generates, instead of scoring labels."),
         "push_to_hub": dict(help="Upload the model to the Hugging Face Hub; without it nothing leaves the machine."),
         "resume_from_checkpoint": dict(help="Resume from this folder; without a value: the newest in --output_dir."),
         "save_steps": dict(help="Steps between checkpoints, where --save_strategy is steps.", at_least=0),
         "save_strategy": dict(help="When to save.", choices=tuple(SaveStrategy)),
-        "save_total_limit": dict(at_least=1),
         "seed": dict(help="Seed of weights, data order, dropout and corruption.", at_least=0, at_most=LARGEST_SEED),
         "torch_compile": dict(help="Compile the model with torch.compile. Not set: --speed decides."),
-        "torch_empty_cache_steps": dict(at_least=1),
         "train_sampling_strategy": dict(choices=("random", "sequential", "group_by_length", "batch_rebalance")),
-        "weight_decay": dict(
-            help="Weight decay of the optimizer; biases and layer norms have none.", at_least=0, at_most=1000
-        ),
+        "weight_decay": dict(help="Weight decay, not of biases and layer norms.", at_least=0, at_most=1000),
     }
 
     output_dir: str | None = option(None, _OUTPUT)
     overwrite_output_dir: bool = option(False, "Start anew in an --output_dir that holds an earlier run's files.")
     dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
     optim: str | None = option(None, "Not set: the first.", choices=OPTIMIZERS)
-    learning_rate: float | None = option(
-        None, "Peak learning rate. Not set: docs/defaults.md has it.", at_least=0, at_most=100
-    )
+    learning_rate: float | None = option(None, "Peak. Not set: docs/defaults.md has it.", at_least=0, at_most=100)
     lr_scheduler_type: str | None = option(
         None, "Schedule: cosine, inverse_sqrt (T5's), linear, constant, or any of HF's.", choices=tuple(SchedulerType)
     )
@@ -131,9 +119,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", at_least=0, at_most=1)
     bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: on where the GPU has it, off on a CPU.")
-    report_to: list[str] | None = option(
-        None, "Trackers: wandb, tensorboard, trackio, none. Not set: wandb, if installed."
-    )
+    report_to: list[str] | None = option(None, "wandb, tensorboard, trackio or none. Not set: wandb, if installed.")
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
     dataloader_num_workers: int | None = option(
         None, "Processes that load data. Not set: up to 8 on a GPU, else 0.", at_least=0, at_most=MOST_PROCESSES
@@ -250,9 +236,7 @@ class PreTrainingArguments(T5TrainingArguments):
     eval_steps: float | None = option(2_000, "Steps between evaluations.")
     save_steps: float = option(2_000, "Steps between checkpoints.")
     save_total_limit: int | None = option(2, "Checkpoints kept.")
-    num_samples: int = option(
-        3, "Texts whose gaps the model fills at each evaluation, in samples.md.", at_least=0, at_most=1000
-    )
+    num_samples: int = option(3, "Texts that samples.md shows at each evaluation.", at_least=0, at_most=1000)
 
 
 @dataclass
@@ -269,9 +253,7 @@ class FineTuningArguments(T5TrainingArguments):
     save_total_limit: int | None = option(1, "Checkpoints kept beside the best one.")
     load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
     train_sampling_strategy: str = option("random", "Order of the rows.")
-    length_buckets: int = option(
-        0, "Pad training sources to one of N lengths. 0: to the longest row.", at_least=0, at_most=1000
-    )
+    length_buckets: int = option(0, "Pad sources to one of N lengths. 0: to the longest.", at_least=0, at_most=1000)
     packing: bool = option(False, "Train on several examples in a row, kept apart by masks: the same loss, no padding.")
 
 
