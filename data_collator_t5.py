@@ -47,8 +47,7 @@ def compute_input_and_target_lengths(
 ) -> tuple[int, int]:
     """Raw tokens that fill an input of `inputs_length`, and the length of their targets: (512, .15, 3) -> (568, 114).
 
-    All lengths in tokens, both outputs of the corruption with their EOS. Raises ValueError if `inputs_length` is too
-    short to hold a kept token, a sentinel and EOS.
+    Lengths in tokens, EOS included. ValueError if `inputs_length` cannot hold a kept token, a sentinel and EOS.
     """
     if inputs_length < 3:
         raise ValueError(

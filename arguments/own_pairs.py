@@ -121,8 +121,7 @@ def own_entry(args: Any) -> dict:
 
 
 def prefix_of(text: str | None) -> str | None:
-    """The prefix of an entry: "summarize: " -> "summarize", which a colon follows in the source; "TL;DR " -> "TL;DR ",
-    which ends in a space and is written as it is."""
+    """The prefix of an entry: "summarize: " -> "summarize", written with a colon; "TL;DR " -> "TL;DR ", as it is."""
     return text.rstrip(" ").removesuffix(":") if text and text.rstrip(" ").endswith(":") else text or None
 
 

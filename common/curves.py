@@ -30,8 +30,7 @@ def eval_loss_key(lines: list[dict]) -> str:
 
 
 def curve(lines: list[dict], x: str, y: str) -> tuple[list[float], list[float]]:
-    """(x values, y values) of a run by step. The first of two values at a step counts: the second is often that of the
-    best checkpoint, evaluated after the training."""
+    """(x values, y values) of a run by step. A second value at a step, often the best model's, is left out."""
     points = {}
     for line in lines:
         if y in line and line.get(x) is not None:

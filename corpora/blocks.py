@@ -9,8 +9,7 @@
                             a file; resuming within it reads again what comes before
     a Hub stream            a shard, or where there are few of them a row group
 
-`rows(block, start)` yields (place, row). A place given as `start` begins with that row again; it reads no more than the
-block, or where places are bytes, its rest.
+`rows(block, start)` yields (place, row). From a place as `start` it reads no more than the block, or its rest in bytes.
 """
 
 import csv

@@ -131,8 +131,7 @@ class LaneSource:
     """A corpus as the lanes of a stream read it.
 
     units: what is made of its rows (`one_by_one`, `packed`). lanes: into how many it is dealt out. buffer: units that a
-    lane shuffles at a time. seed, number: of the run and of the corpus, on which all its random orders depend. passes:
-    None, or after how many it ends (tests).
+    lane shuffles at a time. seed, number: of the run and the corpus, for its random orders. passes: its end (tests).
     """
 
     def __init__(
@@ -338,8 +337,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
                 return
 
     def _follow(self, lanes: list[MixedLane], after: int) -> None:
-        """Brings all lanes to this rank's last example before `after`, which another worker may have given out: states
-        do not depend on the number of workers."""
+        """Brings all lanes to this rank's last example before `after`, so that workers do not change the state."""
         newest = {}  # lane -> number
         for number in range(after - self.ranks + self.rank, -1, -self.ranks):
             newest.setdefault(number % self.lanes, number)

@@ -279,8 +279,7 @@ class DenoiserMixture(PackedObjective):
         return PackedChunks(tokens, self.raw_lengths, self.pattern, seed, most)
 
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:
-        """A row's first tokens and the pass over the text decide its kind: a row of a later pass may meet other
-        denoisers, and a resumed stream draws the same."""
+        """A row's first tokens and the pass decide its kind: later passes draw anew, a resumed stream the same."""
         key = example_keys(number, content_keys(tokens[None, : min(16, len(tokens))]))[0]
         kind = int(np.searchsorted(np.cumsum(self.shares), (key >> np.uint64(11)) * 2.0**-53, side="right"))
         kind = min(kind, len(self.raw_lengths) - 1)

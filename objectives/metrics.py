@@ -23,13 +23,11 @@ def language_model_metrics(eval_prediction: "EvalPrediction", bytes_per_token: f
     """Metrics of pre-training: loss, token accuracy, the same over masked text alone, perplexity and bits per byte.
 
     statistics: [N, 5 + 2], behind the usual columns correct text tokens and text tokens. text_token_accuracy leaves out
-    sentinels and EOS, which are soon always right and make up a third of the targets; also a masked EOS that stood
-    between two documents.
+    sentinels and all EOS, which are soon always right and make up a third of the targets.
 
     bits_per_byte = nats of all targets / ln 2 / bytes of the masked text: the cost of a masked byte, its sentinels and
     EOS included. It compares tokenizers, which the loss per token cannot. `bytes_per_token` is the mean over the
-    validation text, without EOS between documents. None means ready-made ids, which have nats_per_id = nats of all
-    targets / masked ids instead.
+    validation text, without EOS between documents. None: ready-made ids, and nats_per_id = nats of all / masked ids.
     """
     _, statistics = eval_prediction.predictions
     sums = statistics.astype(np.float64).sum(axis=0)
