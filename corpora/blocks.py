@@ -80,11 +80,8 @@ class Corpus:
     def _rows(self, block: int, start: int | None) -> Rows:
         raise NotImplementedError
 
-    def share_read(self, block: int, place: int | None) -> float:
+    def share_read(self, block: int, place: int | None) -> float:  # noqa: ARG002
         """Share of a block that lies before a place, 0 where only reading would tell."""
-        return self._share_read(block + self.first_block, place) if place else 0.0
-
-    def _share_read(self, block: int, place: int) -> float:  # noqa: ARG002
         return 0.0
 
     def all_rows(self) -> Rows:
@@ -158,9 +155,9 @@ class FileCorpus(Corpus):
         else:  # whole
             yield from itertools.islice(enumerate(self.read_whole(block.path)), start or 0, None)
 
-    def _share_read(self, block: int, place: int) -> float:
-        start, end = self.blocks[block].start, self.blocks[block].end
-        return min((place - start) / (end - start), 1.0) if end else 0.0
+    def share_read(self, block: int, place: int | None) -> float:
+        _, _, start, end = self.blocks[block + self.first_block]
+        return min((place - start) / (end - start), 1.0) if place and end else 0.0
 
     def _rows_of(self, path: Path) -> Iterator[dict]:
         return ({self.text_column: part} for part in read_text_parts(path)) if is_plain_text(path) else read_rows(path)

@@ -85,7 +85,8 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
     A corpus is named after its file, with a number where two are alike. ValueError unless all or none have a weight.
     """
     flag = "--train_file" if args.train_file else "--dataset_name"
-    given = args.train_file or _named_datasets(args.dataset_name)
+    text = args.dataset_name or BUILTIN_CORPUS
+    given = args.train_file or ([text] if Path(text).exists() else text.split(","))  # a saved folder may have commas
     paths, weights = split_weights(flag, given)
     configs = (args.dataset_config_name or "").split(",")
     if weights is None and not args.train_file and len(paths) > 1:
@@ -107,12 +108,6 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
             alone = dataclasses.replace(args, dataset_name=path, dataset_config_name=config)
         corpora[name] = weight / sum(weights), alone
     return corpora
-
-
-def _named_datasets(names: str | None) -> list[str]:
-    """The names between the commas; a saved folder may have commas in its own."""
-    names = names or BUILTIN_CORPUS
-    return [names] if Path(names).exists() else names.split(",")
 
 
 def joined(sources: list[Source]) -> Source:
