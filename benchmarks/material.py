@@ -28,7 +28,7 @@ SMALL_VOCABULARY = 4096  # of the shapes that are trained with a tokenizer of th
 # Tokens of a GLUE sentence or pair under T5's vocabulary, as a share of run_glue's --max_seq_length 128: log-normal.
 MEDIAN_SHARE, SIGMA = 0.28, 0.5
 # Attention implementations in the order of the tables, each with the module that registers it (None: transformers).
-ATTENTION = {"eager": None, "sdpa": None, "t5_fused": "modeling.attention"}
+ATTENTION = {"eager": None, "sdpa": None, "t5_fused": "modeling.attention", "t5_flex": "modeling.flex_attention"}
 
 
 # ---------------------------------------------------------------- models
