@@ -13,7 +13,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, Scheduler
 
 from arguments.task import TaskArguments
 from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
-from common.command_line import check_limits, check_repository_name, did_you_mean, option, refuse
+from common.command_line import check_folder, check_limits, check_repository_name, did_you_mean, option, refuse
 from common.deepspeed_build import watch_deepspeed_build
 from common.processes import end_with_launcher, has_accelerator, print_once
 from common.reports import is_secret
@@ -50,7 +50,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
         "final_learning_rate_factor weight_decay max_grad_norm z_loss",
         "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
-        "loss_chunk_size fused_projections fused_cross_projections bf16_residual generation_cache",
+        "loss_chunk_size fused_projections fused_cross_projections bf16_residual kernel_timings generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
         "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
         "metric_for_best_model early_stopping_patience",
@@ -134,6 +134,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     fused_projections: bool = option(False, "Q, K, V in one product; wi_0, wi_1 too.")
     fused_cross_projections: bool = option(False, "All cross-attention K, V in one product.")
     bf16_residual: bool = option(False, "With --bf16: the residual stream in bfloat16 too.")
+    kernel_timings: str | None = option(
+        None, "With t5_fused: a folder for the times of its kernels, by which it chooses."
+    )
     generation_cache: str = option("dynamic", "Static: compiled on a GPU.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
     speed: str = option("auto", "Attention, compilation, micro-batch: what suits the machine.", choices=SPEEDS)
@@ -357,6 +360,8 @@ def _check_fsdp(args: T5TrainingArguments) -> None:
 
 def _check_step(args: T5TrainingArguments) -> None:
     """ValueError for contradictions among the options of the training step."""
+    if args.kernel_timings is not None:
+        check_folder("--kernel_timings", args.kernel_timings)
     if args.bf16_residual and not args.bf16:
         raise ValueError("--bf16_residual goes with --bf16: in float32 there is nothing to cast")
     if zero_stage(args) == 3 or wants_fsdp(args):

@@ -10,7 +10,7 @@ order of the rows and the weights stay; a resumed run keeps what it had. Whateve
 import os
 import re
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -20,7 +20,7 @@ from arguments.training import GPUS, cores_of_a_process, wants_fsdp, zero_stage
 from constants import HARDWARE_PEAKS
 from model_t5 import dropout_of, flops_per_sequence
 from modeling.families import family_of
-from modeling.kernels.attention import triton_is_installed
+from modeling.kernels.attention import keep_kernel_timings, kernel_name, triton_is_installed
 from runs.memory import RESERVE, activation_bytes, state_bytes
 from training.batch_size import divisors_below
 from training.checkpoints import flags_of_run
@@ -301,6 +301,7 @@ def find_launcher(args) -> Launcher:
 
 def make_fast(model, job: Job, model_args, args) -> str:
     """Applies to model and flags what `choose` finds, of all processes what the first one finds; the plan's row."""
+    keep_kernel_timings(args.kernel_timings)
     if args.speed == "plain":
         return "plain: nothing is chosen"
     if model_args.attn_implementation:
@@ -308,6 +309,9 @@ def make_fast(model, job: Job, model_args, args) -> str:
     gpu = find_gpu(args)
     (choices,) = broadcast_object_list([choose(gpu, job, args, find_launcher(args))])
     values = {choice.name: choice.value for choice in choices}
+    if values["attn_implementation"] == "t5_fused" and not (job.dropout or args.assume_gpu):
+        found = f"; kernel {_kernel_of_encoder(job, values, args)}"
+        choices = [replace(c, reason=c.reason + found) if c.name == "attn_implementation" else c for c in choices]
     if values["attn_implementation"] != job.attention:
         model.set_attn_implementation(values["attn_implementation"])
     model_args.attn_implementation = values["attn_implementation"]
@@ -319,6 +323,12 @@ def make_fast(model, job: Job, model_args, args) -> str:
         args.per_device_train_batch_size, args.gradient_accumulation_steps = values["micro-batch"]
         _set_up_gpu(values, args)
     return "; ".join(map(str, choices))
+
+
+def _kernel_of_encoder(job: Job, values: dict, args) -> str:
+    """The kernel that serves the encoder's attention over whole rows."""
+    shape = (job.source, job.source, job.config.num_heads, job.config.d_kv)
+    return kernel_name(args.device, torch.bfloat16 if values["bf16"] else torch.float32, shape, (False, True), False)
 
 
 def _set_up_gpu(values: dict, args) -> None:
