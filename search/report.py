@@ -84,7 +84,7 @@ def draw_pictures(study: "Study", sweep: dict, valued: list["FrozenTrial"]) -> d
         points = [(t.number, t.value) for t in valued if t.user_attrs["end"]["state"] == state]
         if points:
             panel.plot(*zip(*points, strict=True), marker, color=COLOURS[0], label=state)
-    panel.xaxis.get_major_locator().set_params(integer=True)
+    panel.locator_params(axis="x", integer=True)
     panel.legend(frameon=False)
 
     panel = new("parallel_coordinates.png", 2 * len(specs) + 3.5, yticks=[], xlim=(-0.1, len(specs) + 0.5))

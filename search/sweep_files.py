@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.special import betaincinv, ndtri
@@ -103,7 +104,7 @@ def check_number(where: str, value: object, kind: str) -> None:
         raise ValueError(f"{where}: {value!r} must be {kind}")
 
 
-def check_parameter(where: str, spec: object, grid: bool) -> dict:
+def check_parameter(where: str, spec: Any, grid: bool) -> dict:
     """The entry of a parameter with its distribution, by W&B's rules; in a grid `constant` or `categorical`."""
     if isinstance(spec, dict) and "parameters" in spec:
         raise ValueError(f"{where}: nested parameters are not supported, flags have no levels")
