@@ -17,7 +17,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from common.cached_folders import made_aside
-from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
 from common.reports import end_summary, human_count, write_json
 from corpora.tokenizers import load_tokenizer
 from model_t5 import count_parameters, load_decoder
@@ -43,11 +43,7 @@ def check_flags(args: AdaptationArguments) -> None:
     """ValueError for what cannot work, before any weight is read."""
     if not args.model_name_or_path:
         raise ValueError("--model_name_or_path: name the decoder-only checkpoint, such as google/gemma-2-2b")
-    check_folder("--output_dir", args.output_dir)
-    folder = Path(args.output_dir)
-    if folder.is_dir() and any(folder.iterdir()) and not args.overwrite_output_dir:
-        raise ValueError(f"--output_dir {args.output_dir} is not empty: name another folder, or give "
-                         "--overwrite_output_dir")  # fmt: skip
+    check_output_dir(args.output_dir, args.overwrite_output_dir)
 
 
 def load_halves(

@@ -54,15 +54,14 @@ IGNORE_INDEX = -100  # labels that no loss and no metric counts
 
 
 # ---------------------------------------------------------------- hardware
-# From the makers' data sheets: dense matrix peaks in TFLOP/s (H200: what a matrix product reached), for MFU, and the
+# From the makers' data sheets: dense matrix peaks in TFLOP/s for MFU (H200: as measured in a matrix product), and the
 # memory in GB. For plans, GB/s of the memory, of a GPU's links within a machine in one direction (NVLink, else PCIe
 # x16) and of its network card (200 and 400 Gb/s in DGX A100 and H100/H200; 100 Gb/s assumed for the others). Below
-# compute capability 8 there is neither bf16 nor TF32: both peaks are float32's. The first name that is part of the
-# device's name, with no digit behind it, counts.
-def _gpu(bf16: float, tf32: float, memory: float, speed: float, link: float, network: float, capability: float):
-    names = ("bf16", "tf32", "memory_gb", "memory_gb_per_second", "link_gb_per_second", "network_gb_per_second")
-    values = (bf16, tf32, memory, speed, link, network, capability)
-    return dict(zip((*names, "capability"), values, strict=True))
+# compute capability 8 there is neither bf16 nor TF32: both peaks are float32's. A device has the first name that its
+# own name contains without a digit behind it.
+def _gpu(*values: float) -> dict[str, float]:
+    names = "bf16 tf32 memory_gb memory_gb_per_second link_gb_per_second network_gb_per_second capability"
+    return dict(zip(names.split(), values, strict=True))
 
 
 HARDWARE_PEAKS = {
@@ -102,17 +101,15 @@ OBJECTIVES = {
 }
 
 # ---------------------------------------------------------------- optimizer, learning rate and schedule
-# What a job uses where the flags say nothing; docs/defaults.md has the source of each value, and the scale it was shown
-# at. All optimizers but torch's AdamW scale a tensor's step by its RMS, which is near 0.05 in a matrix of T5: hence
-# AdamW's lower rates. warmup_steps below 1 is a share of the run: nanoT5's 10,000 of 65,536.
+# A job's defaults for flags that are not given; docs/defaults.md has the source and scale of each value. All optimizers
+# but torch's AdamW scale a tensor's step by its RMS, which is near 0.05 in a matrix of T5: hence AdamW's lower rates.
+# warmup_steps below 1 is a share of the run: nanoT5's 10,000 of 65,536.
 OPTIMIZERS = ("adamw_rms_scaled", "adamw_torch", "adamw_torch_fused", "adafactor", "muon")
 DEFAULT_OPTIMIZER = OPTIMIZERS[0]
-# ZeRO hands an optimizer flat slices of the weights. Of Adafactor's row and column means and Muon's products nothing is
-# left on them. RMS-scaled AdamW needs one number of a tensor: ZeRO-1 and 2 leave the whole weights on every rank, where
-# it is found; ZeRO-3 does not.
+# ZeRO gives an optimizer flat slices of the weights, which have no row and column means for Adafactor and no matrix
+# products for Muon. RMS-scaled AdamW needs the RMS of a whole tensor, which every rank has under ZeRO-1 and 2, not 3.
 NOT_UNDER_ZERO = {1: ("adafactor", "muon"), 2: ("adafactor", "muon"), 3: ("adafactor", "muon", "adamw_rms_scaled")}
-# FSDP2's slices know their whole: norms are right on them, but not the row and column means that Adafactor keeps, and
-# Muon's products have not been tried on them.
+# FSDP2 gives the norm of a whole tensor, but not Adafactor's row and column means; Muon is not tested with it.
 NOT_UNDER_FSDP = ("adafactor", "muon")
 _CHECKPOINT_RATES = dict(adamw_rms_scaled=1e-3, adafactor=1e-3, muon=1e-3, adamw_torch=1e-4, adamw_torch_fused=1e-4)
 TRAINING_DEFAULTS = {
@@ -136,10 +133,10 @@ LORA = " with LoRA"
 _LORA_RATES = dict(adamw_rms_scaled=2e-2, adafactor=2e-2, muon=2e-2, adamw_torch=1e-3, adamw_torch_fused=1e-3)
 for _job in ("continued pre-training", "fine-tuning a checkpoint"):
     TRAINING_DEFAULTS[_job + LORA] = TRAINING_DEFAULTS[_job] | dict(optim="adamw_torch", learning_rate=_LORA_RATES)
-# The step these rates were shown with: T5's and nanoT5's 128 sequences, in pre-training of 568 tokens of text each.
+# The batch for which these rates are known: T5's and nanoT5's 128 sequences, in pre-training of 568 raw tokens each.
 SHOWN_SEQUENCES, SHOWN_TOKENS = 128, 128 * 568
 
-# Of a run that a signal or its time limit stopped, and that is to be started again.
+# Of a run that a signal or its time limit stopped, and that should be started again.
 PREEMPTED_EXIT_CODE = 75
 
 # ---------------------------------------------------------------- the built-in corpus
@@ -173,15 +170,14 @@ def _texts(prefix: str | None, inputs: dict | str, target: str, metrics: str, le
 
 def _glue(name: str, folder: str, train: str = "train.tsv") -> dict:
     """Where an entry of GLUE is: on the Hub, in the official folders (CoLA/dev.tsv), in a submission (CoLA.tsv)."""
-    files = {"train": train, "validation": "dev.tsv", "test": "test.tsv"}
-    files = {split: f"{folder}/{file}" for split, file in files.items()}
+    files = {"train": f"{folder}/{train}", "validation": f"{folder}/dev.tsv", "test": f"{folder}/test.tsv"}
     return dict(hub=("nyu-mll/glue", name), files=files, submission_file=f"{folder}.tsv")
 
 
 def _super_glue(name: str, folder: str) -> dict:
-    """Where an entry of SuperGLUE is; its official files are BoolQ/train.jsonl, BoolQ/val.jsonl and so on."""
-    files = {"train": "train.jsonl", "validation": "val.jsonl", "test": "test.jsonl"}
-    return dict(hub=("aps/super_glue", name), files={split: f"{folder}/{file}" for split, file in files.items()})
+    """Where an entry of SuperGLUE is: on the Hub, in the official folders (BoolQ/val.jsonl)."""
+    files = {"train": f"{folder}/train.jsonl", "validation": f"{folder}/val.jsonl", "test": f"{folder}/test.jsonl"}
+    return dict(hub=("aps/super_glue", name), files=files)
 
 
 def _translation(prefix: str, columns: list[str], hub: tuple, **names: str) -> dict:
@@ -206,28 +202,19 @@ DATASET_VALS = {}
 
 # The texts are T5's own (prefix, keys, label words); the class order is the one of nyu-mll/glue.
 DATASET_VALS["glue"] = {
-    "cola": _classes(
-        "cola", "sentence", ["unacceptable", "acceptable"], "matthews_correlation accuracy", 128,
+    "cola": _classes("cola", "sentence", ["unacceptable", "acceptable"], "matthews_correlation accuracy", 128,
         file_columns={"label": 1, "sentence": 3},  # train and dev have no header line
-        **_glue("cola", "CoLA"),
-    ),
+        **_glue("cola", "CoLA")),
     "sst2": _classes("sst2", "sentence", ["negative", "positive"], "accuracy", 128, **_glue("sst2", "SST-2")),
-    "mrpc": _classes(
-        "mrpc", "sentence1 sentence2", ["not_equivalent", "equivalent"], "f1 accuracy", 256,
+    "mrpc": _classes("mrpc", "sentence1 sentence2", ["not_equivalent", "equivalent"], "f1 accuracy", 256,
         file_columns={"label": "Quality", "sentence1": "#1 String", "sentence2": "#2 String"},
         # GLUE's own train.tsv lacks a row: the original file without the pairs of dev_ids.tsv is the training set.
-        train_without={("#1 ID", "#2 ID"): "MRPC/dev_ids.tsv"}, **_glue("mrpc", "MRPC", "msr_paraphrase_train.txt"),
-    ),
-    "qqp": _classes(
-        "qqp", "question1 question2", ["not_duplicate", "duplicate"], "f1 accuracy", 256,
-        file_columns={"label": "is_duplicate"}, **_glue("qqp", "QQP"),
-    ),
-    "stsb": _task(
-        "stsb", "sentence1 sentence2", "pearson spearman", (256, 8), target="label", target_type="number",
-        file_columns={"label": "score"}, **_glue("stsb", "STS-B"),
-    ),
-    "mnli": _classes(
-        "mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "mnli"),
+        train_without={("#1 ID", "#2 ID"): "MRPC/dev_ids.tsv"}, **_glue("mrpc", "MRPC", "msr_paraphrase_train.txt")),
+    "qqp": _classes("qqp", "question1 question2", ["not_duplicate", "duplicate"], "f1 accuracy", 256,
+        file_columns={"label": "is_duplicate"}, **_glue("qqp", "QQP")),
+    "stsb": _task("stsb", "sentence1 sentence2", "pearson spearman", (256, 8), target="label", target_type="number",
+        file_columns={"label": "score"}, **_glue("stsb", "STS-B")),
+    "mnli": _classes("mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "mnli"),
         files={
             "train": "MNLI/train.tsv",
             "validation_matched": "MNLI/dev_matched.tsv", "validation_mismatched": "MNLI/dev_mismatched.tsv",
@@ -235,29 +222,23 @@ DATASET_VALS["glue"] = {
         },
         file_columns={"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label"},
         eval_splits=["validation_matched", "validation_mismatched"],
-        submission_file={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
-    ),
+        submission_file={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}),
     "qnli": _classes("qnli", "question sentence", _ENTAILS, "accuracy", 256, **_glue("qnli", "QNLI")),
     "rte": _classes("rte", "sentence1 sentence2", _ENTAILS, "accuracy", 256, **_glue("rte", "RTE")),
     "wnli": _classes(
-        "wnli", "sentence1 sentence2", ["not_entailment", "entailment"], "accuracy", 256, **_glue("wnli", "WNLI"),
-    ),
+        "wnli", "sentence1 sentence2", ["not_entailment", "entailment"], "accuracy", 256, **_glue("wnli", "WNLI")),
     # The diagnostic set has no training rows and no public labels: it is answered by a model trained on MNLI.
-    "ax": _classes(
-        "mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "ax"), train_with="mnli",
+    "ax": _classes("mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "ax"), train_with="mnli",
         files={"test": "diagnostic/diagnostic.tsv"}, submission_file="AX.tsv",
-        file_columns={"premise": "sentence1", "hypothesis": "sentence2"},
-    ),
+        file_columns={"premise": "sentence1", "hypothesis": "sentence2"}),
 }
 
 # Made from the documentation of the installed packages: real English tasks that need no download.
 DATASET_VALS["builtin"] = {
     "package_topic": _classes(
-        "package", "text", list(PACKAGE_TOPIC_LABELS), "accuracy f1_macro", 128, builtin="package_topic",
-    ),
+        "package", "text", list(PACKAGE_TOPIC_LABELS), "accuracy f1_macro", 128, builtin="package_topic"),
     "docstring_summary": _texts(
-        "summarize", "text", "summary", "rougeL rouge1 rouge2", (256, 48), builtin="docstring_summary",
-    ),
+        "summarize", "text", "summary", "rougeL rouge1 rouge2", (256, 48), builtin="docstring_summary"),
 }
 
 # Made from plain text in any language: --train_file names the text.
@@ -265,111 +246,77 @@ DATASET_VALS["text"] = {
     "restore_diacritics": _restoring("restore_diacritics"),
     # With Romanian's legacy letters mended, and Wikipedia as the text where none is named.
     "restore_romanian_diacritics": _restoring(
-        "restore_romanian_diacritics", hub=("wikimedia/wikipedia", "20231101.ro"),
-    ),
+        "restore_romanian_diacritics", hub=("wikimedia/wikipedia", "20231101.ro")),
 }
 
 # T5's texts; files of the official release, class order of aps/super_glue.
 DATASET_VALS["super_glue"] = {
-    "boolq": _classes(
-        "boolq", "passage question", ["False", "True"], "accuracy", 512, **_super_glue("boolq", "BoolQ"),
-    ),
-    "cb": _classes(
-        "cb", "hypothesis premise", ["entailment", "contradiction", "neutral"], "f1_macro accuracy", 256,
-        **_super_glue("cb", "CB"),
-    ),
-    "copa": _classes(
-        "copa", "choice1 choice2 premise question", ["choice1", "choice2"], "accuracy", 128,
-        **_super_glue("copa", "COPA"),
-    ),
-    "multirc": _classes(  # f1 is the paper's F1a: over all answers
-        "multirc", "question answer paragraph", ["False", "True"], "f1 question_exact_match", 512,
-        metric_columns=["idx.paragraph", "idx.question"], preprocess="multirc", **_super_glue("multirc", "MultiRC"),
-    ),
-    "record": _texts(
-        "record", {"query": "query", "entities": "entities", "passage": "passage"}, "answers",
-        "squad_f1 squad_exact_match", (512, 32), preprocess="record", **_super_glue("record", "ReCoRD"),
-    ),
+    "boolq": _classes("boolq", "passage question", ["False", "True"], "accuracy", 512, **_super_glue("boolq", "BoolQ")),
+    "cb": _classes("cb", "hypothesis premise", ["entailment", "contradiction", "neutral"], "f1_macro accuracy", 256,
+        **_super_glue("cb", "CB")),
+    "copa": _classes("copa", "choice1 choice2 premise question", ["choice1", "choice2"], "accuracy", 128,
+        **_super_glue("copa", "COPA")),
+    # f1 is the paper's F1a, over all answers.
+    "multirc": _classes("multirc", "question answer paragraph", ["False", "True"], "f1 question_exact_match", 512,
+        metric_columns=["idx.paragraph", "idx.question"], preprocess="multirc", **_super_glue("multirc", "MultiRC")),
+    "record": _texts("record", {"query": "query", "entities": "entities", "passage": "passage"}, "answers",
+        "squad_f1 squad_exact_match", (512, 32), preprocess="record", **_super_glue("record", "ReCoRD")),
     "rte": _classes("rte", "hypothesis premise", _ENTAILS, "accuracy", 256, **_super_glue("rte", "RTE")),
-    "wic": _classes(
-        "wic", "sentence1 sentence2 word", ["False", "True"], "accuracy", 128, **_super_glue("wic", "WiC"),
-    ),
-    "wsc": _texts(  # "wsc: ... *it* ...": what does the marked pronoun stand for?
-        "wsc", "text", "span1_text", "referent_accuracy", (256, 16), preprocess="wsc",
-        train_without={("label",): [(False,)]}, metric_columns=["label"], **_super_glue("wsc.fixed", "WSC"),
-    ),
+    "wic": _classes("wic", "sentence1 sentence2 word", ["False", "True"], "accuracy", 128, **_super_glue("wic", "WiC")),
+    # "wsc: ... *it* ...": what does the marked pronoun stand for?
+    "wsc": _texts("wsc", "text", "span1_text", "referent_accuracy", (256, 16), preprocess="wsc",
+        train_without={("label",): [(False,)]}, metric_columns=["label"], **_super_glue("wsc.fixed", "WSC")),
 }
 
 DATASET_VALS["translation"] = {
     "wmt16_en_ro": _translation(
         "translate English to Romanian", ["translation.en", "translation.ro"], ("wmt/wmt16", "ro-en"),
-        train="train", validation="dev", test="test",
-    ),
+        train="train", validation="dev", test="test"),
     "wmt16_en_de": _translation(
         "translate English to German", ["translation.en", "translation.de"], ("wmt/wmt16", "de-en"),
-        train="train", validation="dev", test="test",
-    ),
-    "multi30k_en_de": _translation(
-        "translate English to German", ["en", "de"], ("bentrevett/multi30k", None),
-        train="train", validation="val", test="test_2016_flickr",
-    ),
+        train="train", validation="dev", test="test"),
+    "multi30k_en_de": _translation("translate English to German", ["en", "de"], ("bentrevett/multi30k", None),
+        train="train", validation="val", test="test_2016_flickr"),
 }
 
 DATASET_VALS["summarization"] = {
-    "cnn_dailymail": _texts(
-        "summarize", "article", "highlights", _ROUGE, (512, 128),
-        hub=("abisee/cnn_dailymail", "3.0.0"), files=_SPLITS,
-    ),
+    "cnn_dailymail": _texts("summarize", "article", "highlights", _ROUGE, (512, 128),
+        hub=("abisee/cnn_dailymail", "3.0.0"), files=_SPLITS),
     "xsum": _texts(
-        "summarize", "document", "summary", _ROUGE, (512, 64), hub=("EdinburghNLP/xsum", None), files=_SPLITS,
-    ),
-    "samsum": _texts(
-        "summarize", "dialogue", "summary", _ROUGE, (512, 96), hub=("knkarthick/samsum", None),
-        files={"train": "train.json", "validation": "val.json", "test": "test.json"},
-    ),
-    "scitldr": _texts(  # abstracts as lists of sentences, several references in validation and test
-        "summarize", "source", "target", "rougeL rouge1 rouge2", (512, 64),
-        files=_SPLITS | {"validation": "dev.jsonl"},
-    ),
+        "summarize", "document", "summary", _ROUGE, (512, 64), hub=("EdinburghNLP/xsum", None), files=_SPLITS),
+    "samsum": _texts("summarize", "dialogue", "summary", _ROUGE, (512, 96), hub=("knkarthick/samsum", None),
+        files={"train": "train.json", "validation": "val.json", "test": "test.json"}),
+    # Abstracts as lists of sentences; several references in validation and test.
+    "scitldr": _texts("summarize", "source", "target", "rougeL rouge1 rouge2", (512, 64),
+        files=_SPLITS | {"validation": "dev.jsonl"}),
 }
 
 DATASET_VALS["question_answering"] = {
-    "squad": _texts(
-        None, {"question": "question", "context": "context"}, "answers.text", "squad_f1 squad_exact_match",
+    "squad": _texts(None, {"question": "question", "context": "context"}, "answers.text", "squad_f1 squad_exact_match",
         (512, 32), hub=("rajpurkar/squad", None), preprocess="squad",
-        files={"train": "train-v1.1.json", "validation": "dev-v1.1.json"},
-    ),
-    "gsm8k": _texts(  # has no validation rows
-        "solve", "question", "answer", "final_number_accuracy", (256, 320), hub=("openai/gsm8k", "main"),
-        files={"train": "train.jsonl", "test": "test.jsonl"}, eval_splits=["test"],
-    ),
+        files={"train": "train-v1.1.json", "validation": "dev-v1.1.json"}),
+    # It has no validation rows.
+    "gsm8k": _texts("solve", "question", "answer", "final_number_accuracy", (256, 320), hub=("openai/gsm8k", "main"),
+        files={"train": "train.jsonl", "test": "test.jsonl"}, eval_splits=["test"]),
 }
 
 DATASET_VALS["generation"] = {
-    "common_gen": _texts(
-        "generate a sentence with", "concepts", "target", "bleu rougeL", (48, 48),
+    "common_gen": _texts("generate a sentence with", "concepts", "target", "bleu rougeL", (48, 48),
         hub=("allenai/common_gen", None), merge_references=True,
         files={
             split: {"concepts": f"commongen.{name}.src_alpha.txt", "target": f"commongen.{name}.tgt.txt"}
             for split, name in (("train", "train"), ("validation", "dev"), ("test", "test"))
-        },
-    ),
-    "e2e_nlg": _texts(
-        "describe", "mr", "ref", "bleu rougeL", (128, 96), merge_references=True,
-        files={"train": "trainset.csv", "validation": "devset.csv", "test": "testset_w_refs.csv"},
-    ),
+        }),
+    "e2e_nlg": _texts("describe", "mr", "ref", "bleu rougeL", (128, 96), merge_references=True,
+        files={"train": "trainset.csv", "validation": "devset.csv", "test": "testset_w_refs.csv"}),
     "web_nlg": _texts(  # the JSON files of the GEM benchmark; triples "Aarhus_Airport | cityServed | Aarhus"
         "translate Graph to English", "input", "references", "bleu rougeL", (256, 128), preprocess="web_nlg",
-        files={split: f"web_nlg_en/{split}.json" for split in ("train", "validation", "test")},
-    ),
+        files={split: f"web_nlg_en/{split}.json" for split in ("train", "validation", "test")}),
     "disfl_qa": _texts(
         "correct the question", "disfluent", "original", "bleu exact_match", (96, 64), preprocess="rows_of_dictionary",
-        files={"train": "train.json", "validation": "dev.json", "test": "test.json"},
-    ),
-    "wiki_split": _texts(
-        "split", "complex", "simple", "bleu exact_match", (128, 128), preprocess="wiki_split",
+        files={"train": "train.json", "validation": "dev.json", "test": "test.json"}),
+    "wiki_split": _texts("split", "complex", "simple", "bleu exact_match", (128, 128), preprocess="wiki_split",
         files={"train": "train.tsv", "validation": "validation.tsv", "test": "test.tsv"},
-        file_columns={"complex": 0, "simple": 1},  # no header line
-    ),
+        file_columns={"complex": 0, "simple": 1}),  # no header line
 }
 # fmt: on

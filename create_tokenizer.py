@@ -6,11 +6,11 @@
     python create_tokenizer.py --from_tokenizer google/flan-t5-base --add_tokens '\\n' '{' '}'
     python create_tokenizer.py --model_name_or_path google/flan-t5-base --add_tokens '{' --output_dir out/new
 
-The folder loads with AutoTokenizer and AutoConfig, and goes into `--tokenizer_name` of the other scripts. 10 MB of text
-take about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus. With
---streaming a data set of the Hub is read as it arrives, which --max_train_samples should end. A checkpoint follows a
-tokenizer with added tokens when it is trained with both (--model_name_or_path and --tokenizer_name), or at once where
---model_name_or_path names it here: rows of its tokens, sentinels among them, stay, new ones begin at their mean.
+The folder loads with AutoTokenizer and AutoConfig, and is a `--tokenizer_name` of the other scripts. 10 MB of text take
+about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus. With --streaming
+a data set of the Hub is read as it arrives; --max_train_samples ends it. Added tokens get embedding rows in a
+checkpoint when it is trained with the new tokenizer (--model_name_or_path and --tokenizer_name), or at once if
+--model_name_or_path names it here. Rows of the old tokens, sentinels too, stay; new ones begin at their mean.
 """
 
 import itertools
@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from arguments.model import LEAST_VOCABULARY
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
@@ -35,19 +36,20 @@ from corpora.unknown import lost_letters, named
 from model_t5 import build_config, load_model
 from modeling.new_vocabulary import change_vocabulary
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: as it is.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
 
 
 @dataclass
 class TokenizerArguments:
-    """The text, the size, and how text becomes pieces."""
+    """Text, size, and how text becomes pieces."""
 
     _argument_group_name = "tokenizer"
 
-    from_tokenizer: str | None = option(
-        None, "Add to this one instead: folder, Hub name, .model. Not set: the model's."
-    )
+    from_tokenizer: str | None = option(None, "Add to this one: folder, Hub name, .model. Not set: the model's.")
     add_tokens: list[str] | None = option(None, "Texts that become tokens of it; \\n: the end of a line, \\t: a tab.")
     model_name_or_path: str | None = option(None, "Its checkpoint, to be written with rows for them.")
     train_file: list[str] | None = option(None, "Text: files, folders or globs, as for pre_train_t5.py.")
@@ -59,14 +61,11 @@ class TokenizerArguments:
     output_dir: str = option("out/tokenizer", "Folder to write; must be empty. It appears when it is whole.")
     vocab_size: int = option(32_100, f"Tokens, {NUM_SENTINELS} sentinels included (T5: 32,100).", **LEAST_VOCABULARY)
     byte_fallback: bool | None = option(
-        None, "Write letters without a word as bytes (256 words). Not set: if they are more than a tenth of the words."
+        None, "Write letters without a token as bytes (256 tokens). Not set: if letters exceed a tenth of the tokens."
     )
     normalization: str = option("nmt_nfkc", "SentencePiece's rule; nmt_nfkc is T5's.", choices=NORMALIZATIONS)
     character_coverage: float | None = option(
-        None,
-        "Share of the text's letters that get a piece. Not set: all, or with bytes the most frequent ones.",
-        at_least=0.9,
-        at_most=1,
+        None, "Share of letters with a piece. Not set: all, or with bytes the most frequent.", at_least=0.9, at_most=1
     )
     max_sentences: int = option(1_000_000, "Lines that SentencePiece samples from the text.", at_least=1)
     config_name: str | None = option(None, "Also write the config.json of this shape, with the tokenizer's vocabulary.")
@@ -74,7 +73,7 @@ class TokenizerArguments:
 
 
 def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
-    """The same text as flags of pre-training; ValueError for what cannot work."""
+    """The text's flags as those of pre-training. ValueError for contradictions."""
     if args.from_tokenizer or args.model_name_or_path or args.add_tokens:
         _check_adding(args)
     if args.streaming and args.dataset_name in (None, BUILTIN_CORPUS):
@@ -107,18 +106,16 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
     tokenizer, new = add_tokens(load_tokenizer(name), args.add_tokens)
     if not new:
         raise ValueError(f"--add_tokens {' '.join(args.add_tokens)}: all of them are tokens of {name} already")
-    changed = None
+    changed, flags = None, f"--model_name_or_path ... --tokenizer_name {args.output_dir}"
     if args.model_name_or_path:
         model = load_model(args.model_name_or_path)
         tokens = change_vocabulary(model, own, tokenizer)
         changed = f"{tokens['kept']:,} rows kept, {tokens['new']:,} new ones at their mean"
+        flags = f"--model_name_or_path {args.output_dir}"
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     rows = {"tokens": f"{len(tokenizer):,}, {len(new)} of them new: {' '.join(map(repr, new))}", "checkpoint": changed}
-    trained = f"--model_name_or_path {args.output_dir if changed else '...'}" + (
-        "" if changed else f" --tokenizer_name {args.output_dir}"
-    )
-    return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {trained} ..."}
+    return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {flags} ..."}
 
 
 def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments) -> tuple[str, Iterator[str]]:
@@ -148,8 +145,8 @@ def _with_first(documents: Iterator[str]) -> tuple[Iterator[str], str]:
     return itertools.chain([first], documents), first.strip()
 
 
-def described_letters(tokenizer, letters: Counter) -> str:
-    """How much of the sample's text the tokenizer has no word for."""
+def described_letters(tokenizer: "PreTrainedTokenizerBase", letters: Counter) -> str:
+    """How much of the sample's text the tokenizer has no token for."""
     lost = lost_letters(tokenizer, letters)
     share = sum(letters[letter] for letter in lost) / letters.total()
     shown = f": {named(lost)}; --byte_fallback keeps them" if lost else ""
@@ -171,31 +168,21 @@ def main(argv: list[str] | None = None) -> str:
         described, documents = find_documents(args, data_args)
         documents, first = _with_first(documents)
         with made_aside(Path(args.output_dir)) as folder:
-            letters = train_tokenizer(
-                documents,
-                folder,
-                args.vocab_size,
-                args.byte_fallback,
-                args.normalization,
-                args.character_coverage,
-                args.max_sentences,
-            )
+            how = args.normalization, args.character_coverage, args.max_sentences
+            letters = train_tokenizer(documents, folder, args.vocab_size, args.byte_fallback, *how)
             tokenizer = load_tokenizer(str(folder))
             if args.config_name:
                 build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
-    sample = first[:60]
-    end_summary(
-        {
-            "text": described,
-            "words": f"{len(tokenizer):,}, sentinels {tokenizer.convert_tokens_to_ids('<extra_id_0>')} downwards",
-            "unknown": described_letters(tokenizer, letters),
-            "example": f"{sample!r} -> {' '.join(tokenizer.tokenize(sample))}",
-            "written to": args.output_dir,
-            "next": f"python pre_train_t5.py --tokenizer_name {args.output_dir} "
-            f"--config_name {args.output_dir if args.config_name else 'mini'} ...",
-        },
-        title="tokenizer",
-    )
+    sample, shape = first[:60], args.output_dir if args.config_name else "mini"
+    rows = {
+        "text": described,
+        "tokens": f"{len(tokenizer):,}, sentinels {tokenizer.convert_tokens_to_ids('<extra_id_0>')} downwards",
+        "unknown": described_letters(tokenizer, letters),
+        "example": f"{sample!r} -> {' '.join(tokenizer.tokenize(sample))}",
+        "written to": args.output_dir,
+        "next": f"python pre_train_t5.py --tokenizer_name {args.output_dir} --config_name {shape} ...",
+    }
+    end_summary(rows, title="tokenizer")
     return args.output_dir
 
 

@@ -10,11 +10,15 @@ Legend of shapes: B batch, R raw tokens of a chunk, S source (input) length, T t
 import itertools
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from constants import DENOISERS, IGNORE_INDEX, NUM_SENTINELS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SENTINEL_NAME = re.compile(r"(▁?)<extra_id_(\d+)>")  # mT5's pieces begin with the mark of a space
 UNUSED_NAME = re.compile(r"<unused(\d+)>")  # Gemma's tokens for what is to come
@@ -43,8 +47,7 @@ def compute_input_and_target_lengths(
 ) -> tuple[int, int]:
     """Raw tokens that fill an input of `inputs_length`, and the length of their targets: (512, .15, 3) -> (568, 114).
 
-    All lengths in tokens, both outputs of the corruption with their EOS. Raises ValueError if `inputs_length` is too
-    short to hold a kept token, a sentinel and EOS.
+    Lengths in tokens, EOS included. ValueError if `inputs_length` cannot hold a kept token, a sentinel and EOS.
     """
     if inputs_length < 3:
         raise ValueError(
@@ -60,32 +63,18 @@ def compute_input_and_target_lengths(
 
 
 # ---------------------------------------------------------------- masks
-def random_spans_noise_mask(
-    length: int, noise_density: float, mean_noise_span_length: float, generator: np.random.Generator
-) -> np.ndarray:
-    """One random mask, bool [length], True where a token is masked. Starts kept, ends masked.
-
-    The number of masked tokens and of spans is exact; where the spans lie is uniform over all segmentations.
-    """
-    num_noise, num_spans = noise_counts(length, noise_density, mean_noise_span_length)
-    dtype = _dtype_of_cuts(length)
-    random = generator.integers(0, np.iinfo(dtype).max, size=(1, length - 2), dtype=dtype, endpoint=True)
-    return masks_from_random(random, num_noise, num_spans)[0]
-
-
-def _dtype_of_cuts(length: int) -> type:
-    """Of the random numbers that decide the masks of so many tokens: numpy partitions 32 bits seven times as fast."""
-    return np.uint32 if length <= 2**14 else np.uint64
-
-
 def masks_from_random(random: np.ndarray, num_noise: int, num_spans: int) -> np.ndarray:
-    """Masks, bool [B, R], from random uint32 or uint64 [B, R - 2]: a number for every place where a span may be cut."""
+    """Random masks, bool [B, R], True where a token is masked. Each starts kept, ends masked, and is uniform over all
+    segmentations with so many masked tokens and spans.
+
+    random: uint32 or uint64 [B, R - 2], a number for every place where a span may be cut.
+    """
     batch, length = random.shape[0], random.shape[1] + 2
     lengths = np.empty((batch, num_spans, 2), dtype=np.int64)
     lengths[:, :, 0] = _random_segmentation(random[:, num_noise - 1 :], length - num_noise, num_spans)
     lengths[:, :, 1] = _random_segmentation(random[:, : num_noise - 1], num_noise, num_spans)
-    kept_hidden = np.tile(np.array([False, True]), batch * num_spans)
-    return np.repeat(kept_hidden, lengths.ravel()).reshape(batch, length)
+    kept_masked = np.tile(np.array([False, True]), batch * num_spans)
+    return np.repeat(kept_masked, lengths.ravel()).reshape(batch, length)
 
 
 def _random_segmentation(random: np.ndarray, num_items: int, num_segments: int) -> np.ndarray:
@@ -122,7 +111,7 @@ def random_numbers(keys: np.ndarray, count: int) -> np.ndarray:
 
 def cut_numbers(keys: np.ndarray, length: int) -> np.ndarray:
     """[B, length - 2] random numbers for `masks_from_random`; of 32 bits, two come from each number of 64."""
-    dtype = _dtype_of_cuts(length)
+    dtype = np.uint32 if length <= 2**14 else np.uint64  # numpy partitions 32 bits seven times as fast
     count = -(-(length - 2) * np.dtype(dtype).itemsize // 8)
     return random_numbers(keys, count).view(dtype)[:, : length - 2]
 
@@ -146,8 +135,8 @@ def inputs_and_targets(
     Every row must mask as many tokens in as many spans as the first; ValueError if not, or if sentinels run out.
     """
     batch, length = tokens.shape
-    # Flat places and 32 bits instead of boolean indexing and 64: half the time. Every row has a place before its text,
-    # so that each masked span has one before it, which in the targets becomes its sentinel's.
+    # Flat places and 32 bits take half the time of boolean indexing and 64. Every row has a place before its text, so
+    # that each masked span has one before it: its sentinel's in the targets.
     width, rows = length + 1, np.arange(batch)
     masked = np.zeros((batch, width), dtype=bool)
     masked[:, 1:] = mask
@@ -161,25 +150,21 @@ def inputs_and_targets(
 
     def by_rows(places: np.ndarray) -> np.ndarray:
         """[B, n] of places in rising order, of which all rows must have as many."""
-        if (
-            not places.size
-            or places.size % batch
-            or (places.reshape(batch, -1)[:, [0, -1]] // width != rows[:, None]).any()
-        ):
-            raise ValueError(
-                "all masks of a batch must mask the same number of tokens in the same number of spans, one at least"
-            )
+        is_even = places.size and places.size % batch == 0
+        if not is_even or (places.reshape(batch, -1)[:, [0, -1]] // width != rows[:, None]).any():
+            raise ValueError("all masks of a batch must mask the same number of tokens in the same number of spans, "
+                             "one at least")  # fmt: skip
         return places.reshape(batch, -1)
 
     num_spans = by_rows(starts).shape[1]
     if num_spans > len(sentinel_ids):
         raise ValueError(f"{num_spans} masked spans need {num_spans} sentinels; the tokenizer has {len(sentinel_ids)}")
     sentinels = np.tile(sentinel_ids[:num_spans], batch)
-    first_hidden = text[starts]
+    first_masked = text[starts]
     text[starts] = sentinels
     inputs = _closed(text[by_rows(np.flatnonzero(kept))], eos_id if bos_id is None else bos_id)
     inputs = inputs if bos_id is None else np.roll(inputs, 1, axis=1)
-    text[starts - 1], text[starts] = sentinels, first_hidden
+    text[starts - 1], text[starts] = sentinels, first_masked
     targets = _closed(text[by_rows(np.flatnonzero(masked))], eos_id)
     return inputs, targets
 
@@ -191,29 +176,26 @@ def _closed(ids: np.ndarray, eos_id: int) -> np.ndarray:
     return closed
 
 
-def find_sentinel_ids(tokenizer, required: bool = True) -> np.ndarray:
+def find_sentinel_ids(tokenizer: "PreTrainedTokenizerBase", required: bool = True) -> np.ndarray:
     """Ids of the first sentinel, the second ... as the published checkpoints were trained with them.
 
-    T5, LongT5, umT5 and own tokenizers have words <extra_id_0>, <extra_id_1> ..., mT5 has pieces ▁<extra_id_0> ...
-    ByT5 counts down from its last byte, 258 257 ... 159: the words <extra_id_n> that its tokenizer adds after the bytes
-    were never trained. Gemma's tokenizers have <unused0> <unused1> ... Ids derived from a vocabulary size are wrong for
-    mT5, ByT5 and own tokenizers. ValueError if there is none, or an empty array if none is `required`.
+    T5, LongT5, umT5 and own tokenizers have tokens <extra_id_0>, <extra_id_1> ..., mT5 has pieces ▁<extra_id_0> ...
+    ByT5 counts down from its last byte, 258 257 ... 159: the tokens <extra_id_n> that its tokenizer adds after the
+    bytes were never trained. Gemma's tokenizers have <unused0> <unused1> ... Ids derived from a vocabulary size are
+    wrong for mT5, ByT5 and own tokenizers. ValueError if there is none, or an empty array if none is `required`.
     """
     if is_byte_level(tokenizer):
         last = tokenizer.offset + tokenizer.vocab_size - 1
         return np.arange(last, last - NUM_SENTINELS, -1)
-    vocabulary = tokenizer.get_vocab()
     found: dict[str, dict[int, int]] = {"▁": {}, "": {}}
-    for word, number in vocabulary.items():
-        if name := SENTINEL_NAME.fullmatch(word):
+    for token, number in tokenizer.get_vocab().items():
+        if name := SENTINEL_NAME.fullmatch(token):
             found[name[1]][int(name[2])] = number
-    by_number = found["▁"] or found[""]  # a word that is added to mT5's pieces has no trained row
+    by_number = found["▁"] or found[""]  # a token that is added to mT5's pieces has no trained row
     ids = _counted_up(by_number) or find_unused_ids(tokenizer)[0]
     if not ids and required:
-        raise ValueError(
-            f"the tokenizer {tokenizer.name_or_path} has no sentinels (<extra_id_0> ...): "
-            "train one with create_tokenizer.py, or use one of the T5 family"
-        )
+        raise ValueError(f"the tokenizer {tokenizer.name_or_path} has no sentinels (<extra_id_0> ...): train one with "
+                         "create_tokenizer.py, or use one of the T5 family")  # fmt: skip
     return np.array(ids, dtype=np.int64)
 
 
@@ -222,34 +204,34 @@ def _counted_up(by_number: dict[int, int]) -> list[int]:
     return list(itertools.takewhile(lambda i: i is not None, map(by_number.get, range(len(by_number)))))
 
 
-def find_unused_ids(tokenizer) -> tuple[list[int], dict[str, int]]:
+def find_unused_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], dict[str, int]]:
     """(sentinels, {mode token of DENOISERS: id}) of a tokenizer that has <unused0> <unused1> ... and no sentinels.
 
-    It has no room for new tokens, nor has the model: the last ones stand for the modes, the others are sentinels.
+    Neither it nor the model has room for new tokens: the last ones stand for the modes, the others are sentinels.
     """
     vocabulary = tokenizer.get_vocab()
-    if any(SENTINEL_NAME.fullmatch(word) for word in vocabulary):
+    if any(map(SENTINEL_NAME.fullmatch, vocabulary)):
         return [], {}
-    named = ((UNUSED_NAME.fullmatch(word), number) for word, number in vocabulary.items())
+    named = ((UNUSED_NAME.fullmatch(token), number) for token, number in vocabulary.items())
     ids = _counted_up({int(name[1]): number for name, number in named if name})
     modes = dict.fromkeys(mode for denoiser in DENOISERS.values() if (mode := dict(denoiser).get("mode")))
     sentinels = ids[: max(0, len(ids) - len(modes))]
     return sentinels[:NUM_SENTINELS], dict(zip(modes, reversed(ids), strict=False))
 
 
-def is_byte_level(tokenizer) -> bool:
-    """Whether the tokenizer's words are UTF-8's bytes, from id 3 on: ByT5's."""
+def is_byte_level(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether the tokenizer's tokens are UTF-8's bytes, from id 3 on: ByT5's."""
     return type(tokenizer).__name__ == "ByT5Tokenizer"
 
 
-def find_eos_id(tokenizer) -> int:
+def find_eos_id(tokenizer: "PreTrainedTokenizerBase") -> int:
     """The id of EOS; ValueError if the tokenizer has none."""
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path} has no EOS token, with which T5 ends every text")
     return tokenizer.eos_token_id
 
 
-def find_bos_id(tokenizer) -> int | None:
+def find_bos_id(tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """The id that the tokenizer puts before every input (Gemma's); None where it puts EOS behind it (T5's)."""
     bos = getattr(tokenizer, "bos_token_id", None)
     return bos if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else None
@@ -273,24 +255,19 @@ class T5DataCollator:
     """
 
     def __init__(
-        self,
-        tokenizer,
-        input_seq_length: int = 512,
-        noise_density: float = 0.15,
-        mean_noise_span_length: float = 3.0,
-        decoder_start_token_id: int = 0,
-    ):
+        self, tokenizer: "PreTrainedTokenizerBase", input_seq_length: int = 512, noise_density: float = 0.15,
+        mean_noise_span_length: float = 3.0, decoder_start_token_id: int = 0,
+    ):  # fmt: skip
         lengths = compute_input_and_target_lengths(input_seq_length, noise_density, mean_noise_span_length)
         self.tokens_length, self.targets_length = lengths
         self.num_noise, self.num_spans = noise_counts(self.tokens_length, noise_density, mean_noise_span_length)
         self.inputs_length = self.tokens_length - self.num_noise + self.num_spans + 1
         self.sentinel_ids = find_sentinel_ids(tokenizer)
         if self.num_spans > len(self.sentinel_ids):
-            raise ValueError(
-                f"--input_seq_length {input_seq_length} with --noise_density {noise_density} and "
-                f"--mean_noise_span_length {mean_noise_span_length} masks {self.num_spans} spans, but the tokenizer "
-                f"has {len(self.sentinel_ids)} sentinels: use longer spans, a lower density or a shorter input"
-            )
+            flags = (f"--input_seq_length {input_seq_length} with --noise_density {noise_density} and "
+                     f"--mean_noise_span_length {mean_noise_span_length}")  # fmt: skip
+            raise ValueError(f"{flags} masks {self.num_spans} spans, but the tokenizer has {len(self.sentinel_ids)} "
+                             "sentinels: use longer spans, a lower density or a shorter input")  # fmt: skip
         self.eos_id, self.bos_id = find_eos_id(tokenizer), find_bos_id(tokenizer)
         self.mean_noise_span_length = mean_noise_span_length
         self.decoder_start_token_id = decoder_start_token_id

@@ -10,9 +10,9 @@
 Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jsonl (a line per row) and, for
 `--dataset_name all --do_predict`, the GLUE server's submission.zip into --output_dir. Several tasks (cola,rte or all)
 are evaluated one after the other, by one checkpoint or each by its own ({task}); eval_average is the mean of their main
-metrics. A row costs one forward pass per class label; numbers, texts and whatever `--predict_with_generate` asks for
-are decoded. Several processes count every row once. A fine-tuned checkpoint's task.json gives the flags that decided
-the numbers of its fine-tuning, unless a flag says otherwise or names another task.
+metrics. Class labels are scored, one forward pass for each; numbers and texts, or all with `--predict_with_generate`,
+are decoded. Several processes count every row once. Flags that are not given, nor name another task, are those of the
+checkpoint's fine-tuning (its task.json).
 """
 
 import copy
@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from transformers import DataCollatorForSeq2Seq
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
 from arguments.task import TaskArguments, check_task, check_tasks, split_task
 from arguments.training import FineTuningArguments, T5TrainingArguments
-from common.command_line import exit_on_user_error, option, parse_arguments
+from common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
 from common.processes import finish_process_group, is_first_process, print_once, run_script
 from common.reports import end_summary
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS
@@ -61,14 +61,10 @@ class EvaluationArguments:
     )
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     attn_implementation: str | None = option(
-        None,
-        "Attention; t5_fused evaluates with sdpa. Not set: transformers' choice.",
-        choices=ATTENTION_IMPLEMENTATIONS,
+        None, "Attention; t5_fused evaluates with sdpa. Not set: transformers'.", choices=ATTENTION_IMPLEMENTATIONS
     )
     split: str | None = option(None, "Not set: the task's evaluation splits, or with --do_predict its test splits.")
-    interactive: bool = option(
-        False, "Answer the lines of standard input: gaps <extra_id_0> are filled, or a task done."
-    )
+    interactive: bool = option(False, "Answer lines of standard input: gaps <extra_id_0> are filled, or a task done.")
     allow_missing: bool = option(False, "Of several tasks leave out those without data or checkpoint.")
 
 
@@ -77,7 +73,7 @@ class EvaluationRunArguments(T5TrainingArguments):
     """transformers' flags with the defaults of an evaluation."""
 
     _argument_group_name = "other flags"
-    # The tasks' flags of training alone, and what T5TrainingArguments names, of which predicting is done here.
+    # What T5TrainingArguments names, but for do_predict, and the tasks' flags of training.
     _without_effect = T5TrainingArguments._without_effect.replace("do_predict ", "") + (
         " mixing mixing_cap mixing_temperature span_corruption_file span_corruption_share max_train_samples "
         "shuffle_buffer_size"
@@ -104,7 +100,7 @@ DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments]
 
 @dataclass
 class Job:
-    """One task, the checkpoint that answers it, and the splits that are asked."""
+    """One task, the checkpoint that answers it, and the splits to be answered."""
 
     task: Task
     model: str
@@ -115,12 +111,13 @@ class Job:
         return "_".join(filter(None, ("eval", self.task.label(split))))
 
 
-def parse_flags(argv: list[str] | None):
+def parse_flags(
+    argv: list[str] | None,
+) -> tuple[EvaluationArguments, TaskArguments, EvaluationRunArguments, list[Job]]:
     """The groups of flags, checked, and a Job for each task; the output folder is chosen if none was named."""
     given: set[str] = set()
-    evaluation, task_args, run_args = parse_arguments(
-        DATACLASSES, argv, fill_in=partial(flags_of_record, given), about=__doc__
-    )
+    fill_in = partial(flags_of_record, given)
+    evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv, fill_in=fill_in, about=__doc__)
     if run_args.push_to_hub:
         raise ValueError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
     if evaluation.interactive:
@@ -157,8 +154,8 @@ def is_submission(task_args: TaskArguments, run_args: EvaluationRunArguments) ->
 
 
 def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
-    """The flags that the checkpoint's own task.json adds to those given, with a line; `given` is filled with their
-    names. Where each task has a checkpoint of its own, build_job asks for the lengths."""
+    """The flags that the checkpoint's own task.json adds to those given, whose names are added to `given`; a line shows
+    them. If each task has a checkpoint of its own, build_job adds the lengths."""
     if values["task"]:
         names |= {"benchmark", "dataset_name"}
         values["benchmark"], values["dataset_name"] = split_task(values["task"])
@@ -174,9 +171,15 @@ def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
     return flags
 
 
-def build_job(name: str, evaluation: EvaluationArguments, task_args: TaskArguments, run_args, given: set[str]) -> Job:
+def build_job(
+    name: str,
+    evaluation: EvaluationArguments,
+    task_args: TaskArguments,
+    run_args: EvaluationRunArguments,
+    given: set[str],
+) -> Job:
     """The task's entry, checkpoint and splits, checked. AX is answered by mnli's checkpoint. given: names of flags."""
-    limit = task_args.max_eval_samples  # of any split, --split train too
+    limit = task_args.max_eval_samples  # also for --split train
     args = dataclasses.replace(task_args, dataset_name=name, max_train_samples=limit)
     trained = DATASET_VALS.get(args.benchmark, {}).get(name, {}).get("train_with", name)
     model = evaluation.model_name_or_path.replace("{task}", trained)
@@ -191,21 +194,14 @@ def build_job(name: str, evaluation: EvaluationArguments, task_args: TaskArgumen
 
 
 def prepare_output_dir(args: EvaluationRunArguments, jobs: list[Job]) -> None:
-    """Removes an earlier evaluation's files, if that is allowed. ValueError where something else would be lost."""
-    folder = Path(args.output_dir)
-    models = [Path(job.model).resolve() for job in jobs]
-    if any(folder.resolve() in (model, *model.parents) for model in models):
-        raise ValueError(f"--output_dir {folder} holds the model: name another folder")
-    if folder.is_file():
-        raise ValueError(f"--output_dir {folder}: is a file")
-    if folder.is_dir() and any(folder.iterdir()) and not args.overwrite_output_dir:
-        raise ValueError(f"--output_dir {folder} is not empty: name another folder, or give --overwrite_output_dir")
+    """Deletes an earlier evaluation's files, if that is allowed. ValueError if something else would be lost."""
+    check_output_dir(args.output_dir, args.overwrite_output_dir, [job.model for job in jobs])
     for name in OUTPUT_FILES if is_first_process() else ():
-        (folder / name).unlink(missing_ok=True)
+        (Path(args.output_dir) / name).unlink(missing_ok=True)
 
 
 def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Job], dict[str, str]]:
-    """(jobs with their tokenizer and rows, {task: what it lacks}). ValueError if one lacks something it must have."""
+    """(jobs with tokenizer and rows, {task: what it lacks}). ValueError if a task that must be there lacks some."""
     tokenizers, missing = {}, {}
     several_models = "{task}" in evaluation.model_name_or_path
     for job in jobs:
@@ -228,8 +224,10 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
     return [job for job in jobs if job.task.name not in missing], missing
 
 
-def build_trainer(job: Job, run_args: EvaluationRunArguments, attn_implementation: str | None, model=None) -> T5Trainer:
-    """A T5Trainer that answers the task's rows with its checkpoint; nothing is trained. model: if it is loaded."""
+def build_trainer(
+    job: Job, run_args: EvaluationRunArguments, attn_implementation: str | None, model: PreTrainedModel | None
+) -> T5Trainer:
+    """A T5Trainer that answers the task's rows with its checkpoint; model: the checkpoint, if it is loaded."""
     model, tokenizer = model or load_model(job.model, attn_implementation), job.task.tokenizer
     fit_vocabulary(model, len(tokenizer))
     judged = job.task.judge(job.splits[0], run_args.predict_with_generate)
@@ -243,7 +241,7 @@ def build_trainer(job: Job, run_args: EvaluationRunArguments, attn_implementatio
         processing_class=tokenizer,
         class_label_ids=judged.class_label_ids,
     )
-    install_callbacks(trainer, [T5ProgressCallback()])
+    install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
     return trainer
 
 
@@ -270,52 +268,39 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
 
 
 def copying_baseline(job: Job, split: str) -> dict[str, float]:
-    """The task's metrics of the sources themselves, as eval_copied_{metric}: what a model that changes nothing of a
-    text would score in restoring it."""
+    """The task's metrics of the sources themselves, as eval_copied_{metric}: the score of a model that changes nothing
+    of a text."""
     entry, rows = job.task.entry, job.task.rows[split]
     references = [reference_texts(job.task.name, entry, row) for row in rows]
     scores = score_predictions(entry, [source_text(entry, row) for row in rows], references)
     return {f"{job.prefix(split)}_copied_{name}": value for name, value in scores.items()}
 
 
-def write_predictions(folder: Path, task: Task, split: str, answers: list[str]) -> list[dict]:
-    """Adds the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known (a
-    list where there are several). Returns them."""
-    labelled = "labels" in task.data[split].column_names
+def write_answers(task: Task, split: str, answers: list[str], trainer: T5Trainer, submits: bool) -> None:
+    """Appends the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known
+    (a list where there are several). The first go to the trackers, and the answers to a submission if there is one."""
+    folder, records = Path(trainer.args.output_dir), []
     folder.mkdir(parents=True, exist_ok=True)
-    records = []
     for index, (row, answer) in enumerate(zip(task.rows[split], answers, strict=True)):
         record = {"task": task.name, "split": split, "index": index}
         record |= {"source": source_text(task.entry, row), "prediction": answer}
-        if labelled:
+        if "labels" in task.data[split].column_names:
             texts = reference_texts(task.name, task.entry, row)
             record["target"] = texts[0] if len(texts) == 1 else texts
         records.append(record)
     with (folder / "predictions.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    return records
-
-
-def write_answers(task: Task, split: str, answers: list[str], trainer: T5Trainer, submits: bool) -> None:
-    """Adds a split to predictions.jsonl, to what the trackers show, and to a submission if there is one."""
-    folder = Path(trainer.args.output_dir)
-    records = write_predictions(folder, task, split, answers)
     columns = [name for name in ("source", "prediction", "target") if name in records[0]]
-    rows = [[as_text(record[name]) for name in columns] for record in records[:TRACKED_ROWS]]
+    rows = [[" | ".join(as_list(record[name])) for name in columns] for record in records[:TRACKED_ROWS]]
     log_table(trainer, f"predictions/{task.name}_{split}", columns, rows)
     if submits:
         write_submission(folder, task, split, answers)
 
 
-def as_text(answer: str | list[str]) -> str:
-    """One text for a table's cell: ["a", "b"] -> "a | b"."""
-    return answer if isinstance(answer, str) else " | ".join(answer)
-
-
 def write_submission(folder: Path, task: Task, split: str, answers: list[str]) -> None:
     """Adds the split to submission.zip: rte, ["not_entailment", ""] -> RTE.tsv, "index\\tprediction\\n0\\tnot_..." ...
 
-    An answer that is no label goes in as the first class, one that is no number as 0; STS-B's scale ends at 5.
+    An answer that is no label is written as the first class, one that is no number as 0; STS-B's scale ends at 5.
     """
     lines = ["index\tprediction\n"]
     for index, value in enumerate(values_of_texts(task.entry, answers)):
@@ -330,26 +315,24 @@ def write_submission(folder: Path, task: Task, split: str, answers: list[str]) -
 
 
 def finish(run: Run, jobs: list[Job], results: dict, missing: dict[str, str]) -> None:
-    """Writes all_results.json and says what came out, where it is and what can be run next."""
-    folder = run.output_dir
+    """Writes all_results.json and prints the results, where they are and the next command."""
     run.write_results(results)
-    next_step = f"python plot_runs.py {jobs[0].model}" if (Path(jobs[0].model) / "metrics.jsonl").is_file() else None
+    folder, submission, model = run.output_dir, run.output_dir / "submission.zip", jobs[0].model
+    next_step = f"python plot_runs.py {model}" if (Path(model) / "metrics.jsonl").is_file() else None
     if missing:
         next_step = "the same with what is left out"
-        if (folder / "submission.zip").exists():
-            next_step += ": the server takes whole submissions only"
-    elif (folder / "submission.zip").exists():
-        next_step = f"upload {folder / 'submission.zip'} at https://gluebenchmark.com/submit"
+        next_step += ": the server takes whole submissions only" if submission.exists() else ""
+    elif submission.exists():
+        next_step = f"upload {submission} at https://gluebenchmark.com/submit"
     elif "submission_file" in jobs[0].task.entry and len(jobs) == 1:
-        next_step = "python evaluate_t5.py --benchmark glue --dataset_name all --do_predict --model_name_or_path "
-        next_step += "'out/glue/{task}'"
+        next_step = "python evaluate_t5.py --task glue/all --do_predict --model_name_or_path 'out/glue/{task}'"
     files = ", ".join(name for name in OUTPUT_FILES if (folder / name).exists())
     left_out = {f"{name} left out": reason for name, reason in missing.items()}
     end_summary(shown_numbers(results) | left_out | {"written to": f"{folder}: {files}", "next": next_step})
 
 
 def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments) -> dict:
-    """Answers lines at a prompt, or piped in; {"lines": how many}. Writes no file."""
+    """{"lines": how many were answered}, from a prompt or a pipe. Writes no file."""
     tokenizer = load_tokenizer(evaluation.tokenizer_name or evaluation.model_name_or_path, "--model_name_or_path")
     model = load_model(evaluation.model_name_or_path, evaluation.attn_implementation).to(run_args.device).eval()
     fit_vocabulary(model, len(tokenizer))

@@ -6,12 +6,11 @@
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats encoder sentence_transformers
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --push_to_hub me/my-t5
 
-Takes what our runs write under any launcher, the shards of DeepSpeed's ZeRO-1 to 3 and of FSDP, and LoRA's matrices,
-which are merged into their checkpoint. Each format is
-loaded again and compared with PyTorch on real texts before it is kept: greedy tokens must be equal, log-probabilities
-within a tolerance that the end says. CTranslate2 ends a beam search by another rule: of a checkpoint that is decoded
-with beams the end says how many texts are the same, and with which settings. The folder appears when all of it is
-whole. A model of 1M parameters takes 20 s of one core in all formats.
+Reads the checkpoints of our runs under any launcher, the shards of DeepSpeed's ZeRO-1 to 3 and of FSDP, and LoRA's
+matrices, which it merges. Each format is loaded again and compared with PyTorch on real texts before it is kept: greedy
+tokens must be equal, log-probabilities within a tolerance, which is printed. CTranslate2 ends a beam search by another
+rule: if the checkpoint is decoded with beams, the number of equal texts is printed too. The folder appears when all of
+it is whole. A model of 1M parameters takes 20 s of one core in all formats.
 """
 
 import importlib.util
@@ -20,18 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from arguments.task import task_arguments
 from arguments.training import PreTrainingArguments
 from common.cached_folders import made_aside
-from common.command_line import (
-    check_folder,
-    check_repository_name,
-    did_you_mean,
-    exit_on_user_error,
-    option,
-    parse_arguments,
-)
+from common.command_line import check_output_dir, check_repository_name, exit_on_user_error, option, parse_arguments
 from common.processes import print_once
 from common.reports import end_summary, human_count, start_summary
 from constants import DATASET_VALS
@@ -76,21 +69,17 @@ class ExportArguments:
 
     _argument_group_name = "export"
 
-    model_name_or_path: str = option(
-        PreTrainingArguments.output_dir, "Run's folder, checkpoint-N, folder of shards, or Hub name."
-    )
+    model_name_or_path: str = option(PreTrainingArguments.output_dir, "Run's folder, checkpoint, shards or Hub name.")
     config_name: str | None = option(None, "Folder with config.json, where shards have none in or above them.")
     tokenizer_name: str | None = option(None, "Tokenizer. Not set: the checkpoint's own, or that of the folder above.")
     trust_checkpoint: bool = option(False, "Read shards that can run code of whoever wrote them.")
     output_dir: str = option("out/export", "Folder to write. Must be empty or overwritten.")
     overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new export is whole.")
     formats: list[str] = option(
-        ["huggingface"], f"{', '.join(TOLERANCES)}; the first is always written, the others into folders of it."
+        ["huggingface"], "The first is always written, the others into folders of it.", choices=tuple(TOLERANCES)
     )
-    dtype: str = option("float32", "Weights of the Hugging Face folder: float32, bfloat16.")
-    samples_file: str | None = option(
-        None, "Texts to compare on: a line each, or rows with a column `source` (a predictions.jsonl)."
-    )
+    dtype: str = option("float32", "Weights of the Hugging Face folder.", choices=tuple(DTYPES))
+    samples_file: str | None = option(None, "Texts to compare on: lines, or rows with `source` (predictions.jsonl).")
     num_samples: int = option(8, "Texts that are compared.", at_least=1)
     license: str | None = option(None, "Licence for the model card, such as apache-2.0.")
     language: list[str] | None = option(None, "Languages for the model card, such as en it.")
@@ -101,30 +90,19 @@ class ExportArguments:
 def check_flags(args: ExportArguments) -> None:
     """ValueError for what cannot work, before any weight is read."""
     for kind in args.formats:
-        if kind not in TOLERANCES:
-            raise ValueError(f"--formats {kind}: no such format{did_you_mean(kind, TOLERANCES)}; there is "
-                             f"{', '.join(TOLERANCES)}")  # fmt: skip
         missing = [package for package in NEEDS.get(kind, ()) if importlib.util.find_spec(package) is None]
         if missing:
             raise ValueError(f"--formats {kind}: needs {' and '.join(missing)}: pip install -r requirements/export.txt")
-    if args.dtype not in DTYPES:
-        raise ValueError(f"--dtype {args.dtype}: must be one of {', '.join(DTYPES)}")
     if args.samples_file:
         check_file("--samples_file", Path(args.samples_file))
     if args.config_name and not (Path(args.config_name) / "config.json").is_file():
         raise ValueError(f"--config_name {args.config_name}: no config.json there")
-    check_folder("--output_dir", args.output_dir)
-    folder, model = Path(args.output_dir).resolve(), Path(args.model_name_or_path).resolve()
-    if folder == model or folder in model.parents:
-        raise ValueError(f"--output_dir {args.output_dir} holds the checkpoint: name another folder")
-    if folder.is_dir() and any(folder.iterdir()) and not args.overwrite_output_dir:
-        raise ValueError(f"--output_dir {args.output_dir} is not empty: name another folder, or give "
-                         "--overwrite_output_dir")  # fmt: skip
+    check_output_dir(args.output_dir, args.overwrite_output_dir, [args.model_name_or_path])
     if args.push_to_hub:
         check_repository_name("--push_to_hub", args.push_to_hub)
 
 
-def find_tokenizer(args: ExportArguments, checkpoint: str):
+def find_tokenizer(args: ExportArguments, checkpoint: str) -> PreTrainedTokenizerBase:
     """The tokenizer that was named, or the one in the checkpoint's folder or the folder above."""
     if args.tokenizer_name:
         return load_tokenizer(args.tokenizer_name)
@@ -136,7 +114,7 @@ def find_tokenizer(args: ExportArguments, checkpoint: str):
 
 
 def run_folder(checkpoint: str) -> Path:
-    """Where run.json of the checkpoint's run is: its folder, or the one above."""
+    """The folder with the run.json of the checkpoint's run: its own, or the one above."""
     folder = Path(checkpoint)
     return folder.parent if not (folder / "run.json").is_file() and (folder.parent / "run.json").is_file() else folder
 
@@ -166,11 +144,11 @@ def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
     return list(TEXTS[: args.num_samples]), "built-in sentences"
 
 
-def write_hugging_face(folder: Path, model, tokenizer, dtype: torch.dtype):
-    """Writes weights, configuration, generation settings and tokenizer; returns the model as the folder holds it.
-
-    ValueError unless every tensor comes back with the very bits of the checkpoint, rounded to `dtype`.
-    """
+def write_hugging_face(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
+) -> PreTrainedModel:
+    """The model as it is loaded again from `folder`, where it and the tokenizer are saved. ValueError unless every
+    tensor has the bits of the checkpoint, rounded to `dtype`."""
     wanted = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
     model.to(dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -184,9 +162,16 @@ def write_hugging_face(folder: Path, model, tokenizer, dtype: torch.dtype):
     return again
 
 
-def export(args: ExportArguments, folder: Path, model, tokenizer, texts: list[str], search: dict | None) -> dict:
-    """Writes all formats into `folder`: {format: what its comparison found}. search: publishing.exports.beam_search.
-    ValueError if one differs."""
+def export(
+    args: ExportArguments,
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: list[str],
+    search: dict | None,
+) -> dict[str, dict]:
+    """{format: its comparison}, after writing all formats into `folder`. search: publishing.exports.beam_search.
+    ValueError if a format differs from PyTorch."""
     sources, found = encode(tokenizer, texts), {}
     again = write_hugging_face(folder, model, tokenizer, DTYPES[args.dtype])
     if encode(load_tokenizer(str(folder)), texts) != sources:
@@ -201,21 +186,19 @@ def export(args: ExportArguments, folder: Path, model, tokenizer, texts: list[st
 
 
 def described(result: dict) -> str:
-    """What the comparison of a format found, as a line."""
+    """The comparison of a format, as a line."""
     within = f"within {result['largest_difference']:.2g} (allowed {result['tolerance']:g})"
     if "loaded_by" in result:
         return f"{within} of PyTorch's in {result['texts']} texts, loaded by {' and '.join(result['loaded_by'])}"
     ties, beams = result["near_ties"], result.get("same_beams")
-    return (
-        f"{result['same_tokens']} of {result['texts']} texts with PyTorch's tokens"
-        + (f", {ties} with others after a near tie" if ties else "")
-        + ("" if beams is None else f", {beams} with {shown_search(result['search'])}")
-        + f"; log-probabilities {within}"
-    )
+    line = f"{result['same_tokens']} of {result['texts']} texts with PyTorch's tokens"
+    line += f", {ties} with others after a near tie" if ties else ""
+    line += "" if beams is None else f", {beams} with {shown_search(result['search'])}"
+    return f"{line}; log-probabilities {within}"
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict]:
-    """Runs the script; returns what was found about each format."""
+    """{format: its comparison with PyTorch}."""
     with exit_on_user_error():
         (args,) = parse_arguments([ExportArguments], argv, about=__doc__)
         check_flags(args)
@@ -228,14 +211,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         others = [kind for kind in args.formats if kind != "huggingface"]
         if others:
             refuse_lacking(model.config, "engines", f"--formats {others[0]}")
-        start_summary(
-            {
-                "checkpoint": checkpoint,
-                "model": f"{human_count(count_parameters(model))} parameters",
-                "compared on": f"{len(texts)} texts: {texts_from}",
-            },
-            title="export",
-        )
+        plan = {"checkpoint": checkpoint, "model": f"{human_count(count_parameters(model))} parameters"}
+        start_summary(plan | {"compared on": f"{len(texts)} texts: {texts_from}"}, title="export")
         with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
             search = beam_search(model, read_record(checkpoint).get("generation_num_beams"))
             found = export(args, folder, model, tokenizer, texts, search)

@@ -10,10 +10,10 @@
         --train_file 'books/*.txt' --model_name_or_path google/mt5-base
     torchrun --nproc_per_node 8 fine_tune_t5.py --deepspeed zero_stage2_config.json --task glue/mnli
 
-Without flags it runs recipes/fine_tune_installed_docs.yaml. Classification is scored by teacher forcing, which finds
-the labels whose tokens greedy decoding would write; `--predict_with_generate` decodes and compares texts. A mixture is
-evaluated task by task, and the average of their main metrics (eval_average) chooses the best model. Of your own pairs
-the flags become an entry, which is printed (docs/your_data.md). Writes the best model, task.json (for evaluate_t5.py to
+Without flags it runs recipes/fine_tune_installed_docs.yaml. Class labels are scored by teacher forcing, which finds the
+label whose tokens greedy decoding would write; `--predict_with_generate` decodes and compares texts. A mixture is
+evaluated task by task, and the average of their main metrics (eval_average) chooses the best model. The flags of your
+own pairs become an entry, which is printed (docs/your_data.md). Writes the best model, task.json (for evaluate_t5.py to
 repeat the numbers), all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
@@ -40,7 +40,7 @@ from training.checkpoints import check_resumed, prepare_output_dir
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 
 
-def parse_flags(argv: list[str] | None):
+def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, FineTuningArguments, Tasks]:
     """The three groups of flags and the tasks they name, checked and completed from one another."""
     model_args, task_args, args = parse_arguments(
         [ModelArguments, TaskArguments, FineTuningArguments],
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> dict:
             tokenizer = load_tokenizer(name) if name else default_tokenizer(model_args, task_args.data_cache_dir)
         model, vocabulary = get_model(model_args, tokenizer)
         source, target = tasks.most_tokens
-        job = job_of(model, source, target, args.length_buckets, args.max_steps, checkpoint)
+        job = job_of(model, source, target, args.length_buckets, args.max_steps, checkpoint, not task_args.streaming)
         speed = make_fast(model, job, model_args, args)
         with args.main_process_first(desc="preparing the task"):
             tasks.load(tokenizer, args)

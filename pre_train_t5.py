@@ -1,4 +1,4 @@
-"""Pre-train a T5 with span corruption, prefix LM or UL2, from scratch or on from a checkpoint.
+"""Pre-train a T5 with span corruption, prefix LM or UL2, from scratch or from a checkpoint.
 
     python pre_train_t5.py                         # tiny model, built-in English, a laptop's CPU
     python pre_train_t5.py recipes/my.yaml --learning_rate 1e-2
@@ -22,7 +22,8 @@ from arguments.training import PreTrainingArguments, check_best_metric, check_st
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import run_script
 from constants import LORA
-from corpora.sources import find_corpora, id_format
+from corpora.own_ids import id_format
+from corpora.sources import find_corpora
 from data_t5 import find_text
 from model_t5 import check_model_source, get_model
 from objectives.denoisers import denoisers_of, with_mode_tokens
@@ -38,15 +39,13 @@ from training.checkpoints import check_resumed, prepare_output_dir
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 
 
-def parse_flags(argv: list[str] | None):
-    """The three groups of flags, checked."""
+def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingDataArguments, PreTrainingArguments]:
+    """The flags of model, text and training, checked."""
     model_args, text_args, args = parse_arguments(
-        [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
-        argv,
-        default_recipe=str(DEFAULT_RECIPE),
-        about=__doc__,
+        [ModelArguments, PreTrainingDataArguments, PreTrainingArguments], argv,
+        default_recipe=str(DEFAULT_RECIPE), about=__doc__,
         starts_anew=("model_name_or_path", "config_name", "dataset_name", "train_file"),
-    )
+    )  # fmt: skip
     check_model(model_args, own_ids=id_format(text_args) is not None)
     check_pre_training_data(text_args)
     job = "continued pre-training" if model_args.model_name_or_path else "pre-training from scratch"
@@ -79,14 +78,9 @@ def main(argv: list[str] | None = None) -> dict:
         train, validation = text.examples(objective, args, checkpoint)
 
     trainer = T5Trainer(
-        model=model,
-        args=args,
-        train_dataset=train,
-        eval_dataset=validation,
-        data_collator=objective,
-        processing_class=tokenizer,
-        compute_metrics=text.compute_metrics(),
-    )
+        model=model, args=args, train_dataset=train, eval_dataset=validation, data_collator=objective,
+        processing_class=tokenizer, compute_metrics=text.compute_metrics(),
+    )  # fmt: skip
     if args.num_samples and validation is not None and objective.shows_gaps:
         samples = (args.output_dir, tokenizer, validation, objective, args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))

@@ -9,7 +9,7 @@
 Prefix, columns and lengths are those of the task that the checkpoint's task.json names; without one a text is read as
 it is. A line of a text file is an input, or a row of JSON, CSV, TSV and parquet, whose columns are kept. The answer is
 its `prediction`; --num_return_sequences adds `n_best`, texts with their log-probabilities. Tasks on running text
-(benchmark text) are answered piece by piece, and what lies between the pieces stays. Texts of similar length are
+(benchmark text) are answered piece by piece, and the text between the pieces stays. Texts of similar length are
 generated together. The same command continues a run that was stopped.
 """
 
@@ -25,7 +25,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, set_seed
 from tqdm.auto import tqdm
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from arguments.own_pairs import prefix_of
 from arguments.training import FineTuningArguments
@@ -57,20 +57,16 @@ class PredictionArguments:
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     input_file: str | None = option(None, "Inputs: a text file, or .json .jsonl .csv .tsv .parquet, also compressed.")
     output_file: str | None = option(None, "Answers as JSON lines. Not set: <input_file>.answers.jsonl.")
-    overwrite_output_file: bool = option(False, "Begin anew instead of continuing --output_file.")
+    overwrite_output_file: bool = option(False, "Start anew instead of continuing --output_file.")
     source_column: list[str] | None = option(None, "Columns of --input_file that are read. Not set: the task's.")
     source_prefix: str | None = option(None, "Begins each text. Not set: the task's.")
     dataset_name: str | None = option(None, "Of a checkpoint of several tasks, the one to do.")
-    max_source_length: int | None = option(
-        None, "Tokens of a text, longer ones are cut. Not set: the task's.", at_least=2
-    )
+    max_source_length: int | None = option(None, "Tokens at which a text is cut. Not set: the task's.", at_least=2)
     batch_size: int = option(32, "Texts generated together by each process.", at_least=1)
     max_samples: int | None = option(None, "Answer the first N inputs only.", at_least=1)
     backend: str = option("transformers", "What generates.", choices=("transformers", "ctranslate2"))
     bf16: bool = option(False, "Weights in bfloat16.")
-    attn_implementation: str | None = option(
-        None, "Attention. Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS
-    )
+    attn_implementation: str | None = option(None, "Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS)
     use_cpu: bool = option(False, "Generate on the CPU although there is a GPU.")
     seed: int = option(42, "Of --do_sample.", at_least=0)
 
@@ -101,7 +97,7 @@ class SearchArguments:
 
 @dataclass
 class Plan:
-    """What is asked of which model: the task's entry, its reader, the lengths and the search."""
+    """How inputs are answered: the task's entry, its reader, the lengths and the search."""
 
     entry: dict
     reader: InputReader
@@ -113,16 +109,12 @@ class Plan:
         """Texts for each input."""
         return self.search.get("num_return_sequences", 1)
 
-    @property
-    def several(self) -> bool:
-        return self.count > 1
-
 
 DATACLASSES = [PredictionArguments, SearchArguments]
 
 
 def parse_flags(argv: list[str] | None) -> tuple[PredictionArguments, Plan]:
-    """The flags, checked, and completed by what the checkpoint's task.json says."""
+    """The flags, checked, and completed from the checkpoint's task.json."""
     args, search_args = parse_arguments(DATACLASSES, argv, about=__doc__)
     if args.input_file is None:
         raise ValueError("--input_file: name the file whose lines or rows are to be answered")
@@ -143,11 +135,10 @@ def parse_flags(argv: list[str] | None) -> tuple[PredictionArguments, Plan]:
     if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
         raise ValueError("--backend ctranslate2: goes with neither --do_sample, which would draw others than "
                          "transformers, nor --bf16")  # fmt: skip
-    plan = Plan(
-        entry, InputReader(entry, args.source_column), args.max_source_length or entry["max_source_length"], search
-    )
-    if plan.several and entry.get("max_piece_length"):
-        raise ValueError(f"--num_return_sequences {search['num_return_sequences']}: the task answers a text in pieces")
+    length = args.max_source_length or entry["max_source_length"]
+    plan = Plan(entry, InputReader(entry, args.source_column), length, search)
+    if plan.count > 1 and entry.get("max_piece_length"):
+        raise ValueError(f"--num_return_sequences {plan.count}: the task answers a text in pieces")
     return args, plan
 
 
@@ -170,7 +161,7 @@ def engine_folder(name: str) -> Path:
 
 
 def read_inputs(args: PredictionArguments, plan: Plan) -> Iterator[Input]:
-    """The inputs that are to be answered, read anew each time."""
+    """The inputs to be answered, read from the file each time."""
     return itertools.islice(plan.reader.read(Path(args.input_file)), args.max_samples)
 
 
@@ -183,7 +174,9 @@ def settings_of(args: PredictionArguments, plan: Plan) -> dict:
 
 
 # ---------------------------------------------------------------- what generates
-def with_transformers(args: PredictionArguments, plan: Plan, tokenizer, device) -> Engine:
+def with_transformers(
+    args: PredictionArguments, plan: Plan, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> Engine:
     """The function that answers tokenised texts, by `generate`."""
     model = load_model(args.model_name_or_path, args.attn_implementation)
     fit_vocabulary(model, len(tokenizer))
@@ -191,54 +184,45 @@ def with_transformers(args: PredictionArguments, plan: Plan, tokenizer, device) 
     model.generation_config.max_length = None  # of its evaluation; max_new_tokens counts here
 
     @torch.no_grad()
-    def answer(sources):
+    def answer(sources: list[list[int]]) -> tuple[list[str], list[float | None]]:
         batch = tokenizer.pad({"input_ids": sources}, return_tensors="pt", pad_to_multiple_of=8).to(device)
         written = model.generate(**batch, **plan.search)
         texts = decode_texts(plan.entry, tokenizer, written.cpu().numpy())
-        scores = log_probabilities(model, batch, written, plan.count) if plan.several else [None] * len(texts)
+        scores = log_probabilities(model, batch, written, plan.count) if plan.count > 1 else [None] * len(texts)
         return texts, scores
 
     return answer
 
 
-def log_probabilities(model, batch, written: torch.Tensor, count: int) -> list[float]:
-    """The log-probability in nats that the model gives each text [B * count, T], the start token left out."""
+def log_probabilities(
+    model: PreTrainedModel, batch: dict[str, torch.Tensor], written: torch.Tensor, count: int
+) -> list[float]:
+    """The log-probability in nats of each text [B * count, T], without its start token."""
     labels = written[:, 1:].clone()
     eos = labels.eq(model.config.eos_token_id).cumsum(dim=1)
-    labels[(eos > 1) | (eos.eq(1) & labels.ne(model.config.eos_token_id))] = IGNORE_INDEX  # filled up behind the end
+    labels[(eos > 1) | (eos.eq(1) & labels.ne(model.config.eos_token_id))] = IGNORE_INDEX  # behind the end
     repeated = {name: values.repeat_interleave(count, dim=0) for name, values in batch.items()}
     logits = model(**repeated, decoder_input_ids=written[:, :-1]).logits.float().log_softmax(dim=-1)
     chosen = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     return (chosen * labels.ne(IGNORE_INDEX)).sum(dim=1).tolist()
 
 
-def with_ctranslate2(args: PredictionArguments, plan: Plan, tokenizer, _) -> Engine:
+def with_ctranslate2(args: PredictionArguments, plan: Plan, tokenizer: PreTrainedTokenizerBase, _: object) -> Engine:
     """The function that answers tokenised texts, by CTranslate2, searching as transformers does."""
     engine = CTranslate2Engine(engine_folder(args.model_name_or_path))
     search = dict(num_beams=1, length_penalty=1.0, early_stopping=False) | plan.search
-    options = ctranslate2_search(search if search["num_beams"] > 1 else None)
-    options |= dict(num_hypotheses=plan.count, max_decoding_length=search["max_new_tokens"])
-    options |= dict(max_input_length=0, return_end_token=True)
-    for name, theirs in (("min_new_tokens", "min_decoding_length"), ("repetition_penalty", "repetition_penalty"),
-                         ("no_repeat_ngram_size", "no_repeat_ngram_size")):  # fmt: skip
-        options |= {theirs: search[name]} if name in search else {}
+    options = ctranslate2_search(search if search["num_beams"] > 1 else None) | dict(num_hypotheses=plan.count)
+    names = dict(max_new_tokens="max_decoding_length", min_new_tokens="min_decoding_length")
+    names |= {name: name for name in ("repetition_penalty", "no_repeat_ngram_size")}
+    options |= {theirs: search[name] for name, theirs in names.items() if name in search}
 
-    def answer(sources):
-        named = [[engine.names[number] for number in source] for source in sources]
-        found = [result.hypotheses for result in engine.translator.translate_batch(named, **options)]
-        ids = [[engine.ids[name] for name in names] for hypotheses in found for names in hypotheses]
-        longest = max(map(len, ids))
-        texts = decode_texts(
-            plan.entry,
-            tokenizer,
-            np.array([row + [IGNORE_INDEX] * (longest - len(row)) for row in ids], dtype=np.int64),
-        )
-        scores = [None] * len(texts)
-        if plan.several:
-            repeated = [source for source in named for _ in range(plan.count)]
-            bodies = [row[:-1] if row[-1:] == [tokenizer.eos_token_id] else row for row in ids]  # it adds the EOS
-            scored = engine.translator.score_batch(repeated, [[engine.names[number] for number in b] for b in bodies])
-            scores = [float(sum(s.log_probs[: len(row)])) for s, row in zip(scored, ids, strict=True)]
+    def answer(sources: list[list[int]]) -> tuple[list[str], list[float | None]]:
+        ids = engine.tokens(sources, options)
+        padded = itertools.zip_longest(*ids, fillvalue=IGNORE_INDEX)
+        texts, scores = decode_texts(plan.entry, tokenizer, np.array(list(padded), dtype=np.int64).T), [None] * len(ids)
+        if plan.count > 1:
+            repeated = [source for source in sources for _ in range(plan.count)]
+            scores = [float(sum(scored)) for scored in engine.log_probs(repeated, ids, tokenizer.eos_token_id)]
         return texts, scores
 
     return answer
@@ -246,7 +230,13 @@ def with_ctranslate2(args: PredictionArguments, plan: Plan, tokenizer, _) -> Eng
 
 # ---------------------------------------------------------------- answering
 def answer_window(
-    items: list[Input], answer: Engine, tokenizer, args: PredictionArguments, plan: Plan, progress, first: int
+    items: list[Input],
+    answer: Engine,
+    tokenizer: PreTrainedTokenizerBase,
+    args: PredictionArguments,
+    plan: Plan,
+    progress: tqdm,
+    first: int,
 ) -> list[dict]:
     """The records of some inputs, on every process: their texts by length, a batch to each process in turn."""
     state, texts = PartialState(), [text for item in items for text in item.texts]
@@ -266,16 +256,16 @@ def answer_window(
 
 
 def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
-    """A line of the output: the row, its prediction, and with several texts an input all of them with their scores."""
+    """A line of the output: the row, its prediction, and of several texts for an input all with their scores."""
     record = item.row | {"prediction": item.answer([found[0][0] for found in candidates])}
-    if plan.several:
+    if plan.count > 1:
         best = candidates[0] if candidates else []
         record["n_best"] = [{"prediction": text, "log_probability": round(score, 4)} for text, score in best]
     return record
 
 
 def main(argv: list[str] | None = None) -> dict:
-    """Reads, answers and writes; returns {"inputs": how many there are, "answered": how many of them now}."""
+    """{"inputs": how many there are, "answered": how many of them in this run}."""
     with exit_on_user_error():
         args, plan = parse_flags(argv)
         state = PartialState(cpu=args.use_cpu)

@@ -9,9 +9,9 @@ newest checkpoint if that holds the optimizer; a finished one is never repeated.
 (Optuna's journal of all trials), for each trial a folder with its .log and .err beside it, and report.html with
 history.png, parallel_coordinates.png and importance.png.
 
-What W&B's sweep files can say is done, or refused by name: grid, random and bayes (Optuna's TPE on the quantiles of the
-parameters), all distributions, the command's macros, hyperband, target, run_cap. A trial counts by the best value that
-it logged, as at W&B; a failed one counts as the worst.
+Supported keys of W&B's sweep files, the others are refused by name: grid, random and bayes (Optuna's TPE on the
+quantiles of the parameters), all distributions, the command's macros, hyperband, target, run_cap. A trial counts by the
+best value that it logged, as in W&B; a failed one counts as the worst.
 """
 
 import itertools
@@ -22,6 +22,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.command_line import exit_on_user_error, option, parse_arguments
 from common.reports import human_time, start_summary
@@ -31,7 +32,11 @@ from search.study import BEAT, best_of, holder, open_study, take_trial
 from search.sweep_files import choose_folder, command_line, propose, read_lines, read_sweep, shown
 from search.trials import Told, run_trial, show
 
-# Failures in a row after which an agent gives up: any, and those that say the same.
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.storages import JournalStorage
+
+# Failures in a row after which an agent gives up: of any kind, and with the same error.
 MOST_FAILURES, MOST_EQUAL_FAILURES = 5, 3
 
 
@@ -48,11 +53,13 @@ class SweepArguments:
     report_only: bool = option(False, "Only print the table and draw the pictures of the trials so far.")
 
 
-def run_agent(study, storage, sweep: dict, folder: Path, args: SweepArguments) -> tuple[str, int]:
-    """Runs trials one after the other; (why it stopped, exit code). KeyboardInterrupt and Told leave one resumable."""
+def run_agent(
+    study: "Study", storage: "JournalStorage", sweep: dict, folder: Path, args: SweepArguments
+) -> tuple[str, int]:
+    """(why the agent stopped, exit code), after its trials. KeyboardInterrupt and Told leave one resumable."""
     from optuna.trial import TrialState
 
-    states, errors = [], []  # of the trials of this agent; of the failed ones since the last that did not fail
+    states, errors = [], []  # of this agent's trials; of those that failed since the last that did not
     for _ in range(args.count) if args.count is not None else itertools.count():
         trial, reason = take_trial(study, sweep, folder, args.seed)
         while trial is None and reason is None:
@@ -67,12 +74,12 @@ def run_agent(study, storage, sweep: dict, folder: Path, args: SweepArguments) -
             (folder / f"{run}.beat").unlink(missing_ok=True)  # free for the next agent
             raise
         if holder(folder, run).get("agent") != os.getpid():
-            show(f"trial {trial.number}  was resumed by another agent, as this one was silent for long", last=True)
+            show(f"trial {trial.number}  was resumed by another agent, as this one was silent too long", last=True)
             continue
         seconds = max([time.monotonic() - began, *(line.get("seconds", 0) for line in read_lines(folder / run))])
         end = {"state": state, "error": error, "seconds": round(seconds, 1)}
         storage.set_trial_user_attr(trial._trial_id, "end", end)
-        # TPE takes PRUNED without a value for the worst, as W&B takes a failed run; from FAIL it would learn nothing.
+        # TPE counts PRUNED without a value as the worst, as W&B a failed run; it ignores FAIL.
         study.tell(trial.number, value, state=TrialState.PRUNED if value is None else TrialState.COMPLETE)
         (folder / f"{run}.beat").unlink(missing_ok=True)
         is_best = value is not None and best_of(study.get_trials(deepcopy=False), sweep).number == trial.number
@@ -106,8 +113,8 @@ def parse_flags(argv: list[str] | None) -> tuple[SweepArguments, dict, Path]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code: 0; 1 when too many trials failed, or all; 130 after Ctrl-C; 75 after another signal, or when the
-    trial left with 75, so that slurm/sweep.slurm queues the job again. SystemExit(2) for a user's mistake."""
+    """The exit code: 0; 1 if too many trials failed, or all; 130 after Ctrl-C; 75 after another signal, or if the trial
+    ended with 75, so that slurm/sweep.slurm requeues the job. SystemExit(2) for a user's mistake."""
     with exit_on_user_error():
         args, sweep, folder = parse_flags(argv)
         import optuna  # --help and a mistake in the file need not wait for it

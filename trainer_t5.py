@@ -1,31 +1,34 @@
 """`Seq2SeqTrainer` made exact for T5: loss over the global batch, evaluation that counts every token and example once.
 
-Evaluation needs one forward pass where others generate: a greedy decoder writes the tokens of a label if and only if,
-fed with that label, its most likely token is the label's at every position, EOS included. One teacher-forced pass per
-class label therefore tells exactly which label greedy decoding would have written, or that it would have been none.
-The label's tokens are those that the tokenizer makes of it. Other tokens may spell the same text: that is no label
-here, and one where generated texts are compared; `--predict_with_generate` counts them (non_canonical_outputs).
+Class labels are scored without generating: a greedy decoder writes the tokens of a label if and only if, fed with that
+label, its most likely token is the label's at every position, EOS included. One teacher-forced pass over all labels
+finds the one that greedy decoding would write, or none (docs/tasks.md: what of other tokens that spell the same text).
 
 Legend of shapes: B batch, T target length, V vocabulary, C class labels.
 """
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from accelerate.utils import DynamoBackend
+from torch import nn
 from torch._inductor.codecache import cache_dir
 from torch.distributed.tensor import DTensor
-from transformers import Trainer, TrainerCallback
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.trainer_utils import PredictionOutput, TrainOutput
 
-from arguments.training import global_batch_size
+from arguments.training import T5TrainingArguments, global_batch_size
 from common.processes import finish_process_group, is_first_process, print_once
-from constants import IGNORE_INDEX
+from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from data_collator_t5 import shift_right
 from model_t5 import use_one_embedding_module
 from modeling.families import family_of, shape_of
@@ -42,7 +45,7 @@ from tasks.batching import BucketCollator, PackingCollator
 from tasks.examples import EvaluationTask
 from tasks.metrics.scoring import STATISTICS
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
-from training.preemption import PreemptionCallback, exit_preempted
+from training.preemption import PreemptionCallback
 from training.saving import SavingTrainer
 
 
@@ -52,26 +55,26 @@ class _ResumeCallback(TrainerCallback):
     def __init__(self, trainer: "T5Trainer"):
         self.trainer = trainer
 
-    def on_train_begin(self, args, state, control, **_):  # noqa: ARG002
-        """The losses since the last log line, so that the next one is the same mean as without the interruption."""
+    def on_train_begin(self, *_, **__) -> None:
+        """Restores the losses since the last log, so that the next one is the same mean as without the interruption."""
         self.trainer.restore_loss_state()
         checkpoint_blocks_only(self.trainer.model)
 
-    def on_epoch_begin(self, args, state, control, train_dataloader=None, **_):  # noqa: ARG002
-        """The sampler's epoch. Trainer sets it too, but where several ranks resume within an epoch, the data loader
+    def on_epoch_begin(self, _args, state: TrainerState, *_, train_dataloader: DataLoader, **__) -> None:
+        """Sets the sampler's epoch. Trainer does too, but where several ranks resume within an epoch, the data loader
         that skips the batches already seen hides the sampler one wrapper too deep."""
         train_dataloader.set_epoch(int(state.epoch or 0))
 
-    def on_step_end(self, args, state, control, **_):  # noqa: ARG002
-        """The epochs of a stream: Trainer, which does not know its length, counts them as shares of --max_steps."""
+    def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
+        """Sets the epochs of a stream: Trainer, which does not know its length, takes shares of --max_steps."""
         if hasattr(self.trainer.train_dataset, "epochs_done"):
             state.epoch = self.trainer.train_dataset.epochs_done()
 
 
 class _PrecompileCallback(TrainerCallback):
-    """`--precompile`: two steps have met everything that is compiled; what they made is in the cache, and no more."""
+    """`--precompile`: ends the run after two steps, which have filled the compiler's cache."""
 
-    def on_step_end(self, args, state, control, **_):  # noqa: ARG002
+    def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
         if state.global_step >= 2:
             print_once(f"--precompile: compiled in two steps and kept in {cache_dir()}; nothing else was written")
             finish_process_group()
@@ -79,7 +82,7 @@ class _PrecompileCallback(TrainerCallback):
 
 
 class _OnItsWay:
-    """A number that is copied from the device to the host while both go on.
+    """A number that is copied from the device to the host while both continue.
 
     non_finite: float32 on the device, 1 where the number is NaN or infinite, else 0.
     """
@@ -100,7 +103,7 @@ class _OnItsWay:
         return float(self.on_host.numpy())
 
 
-def set_up_step(model, args) -> None:
+def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
     """Puts the options of the training step into the model: loss, compilation, joined products, residual stream."""
     sum_bias_by_diagonals(model)
     if args.fused_projections:
@@ -109,26 +112,21 @@ def set_up_step(model, args) -> None:
         fuse_cross_projections(model)
     if args.bf16_residual:
         use_bf16_residual(model)
-    compile_options = None
-    if args.torch_compile:
-        compile_options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
+    options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None
     shapes = 8 + getattr(args, "length_buckets", 0)
-    compute_loss_in_forward(
-        model, args.label_smoothing_factor, args.z_loss, args.loss_chunk_size, compile_options, shapes
-    )
+    compute_loss_in_forward(model, args.label_smoothing_factor, args.z_loss, args.loss_chunk_size, options, shapes)
 
 
 class T5Trainer(SavingTrainer):
     """Seq2SeqTrainer with T5's loss, optimizers, schedules, data order and evaluation.
 
-    The model's forward pass computes the loss (modeling/loss.py): the class of the model is changed for that, and
-    `--torch_compile` compiles that pass as one graph, without the wrappers around it.
+    The model's class is changed so that its forward pass computes the loss (modeling/loss.py); `--torch_compile`
+    compiles that pass as one graph, without the wrappers around it.
 
-    class_label_ids: [C, T] token ids of the class labels (EOS included, padded with -100). With them evaluation scores
-    by teacher forcing and generates nothing, unless `--predict_with_generate` asks for the texts themselves.
-    evaluation_tasks: {name in `eval_dataset`: EvaluationTask}, where the data sets are not judged alike.
-    summarise: metrics of a whole evaluation -> further ones, all with the prefix "eval_".
-    train_collator: a collator for training alone. A BucketCollator's batches hold rows of one bucket each.
+    class_label_ids: [C, T] token ids of the class labels (EOS included, padded with -100), which are scored unless
+    `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`: EvaluationTask}, where the data
+    sets are not judged alike. summarise: metrics of a whole evaluation -> further ones, all with the prefix "eval_".
+    train_collator: a collator for training alone; each batch of a BucketCollator holds rows of one bucket.
     """
 
     def __init__(
@@ -146,7 +144,7 @@ class T5Trainer(SavingTrainer):
             class_label_ids = first.class_label_ids
             kwargs["compute_metrics"] = first.compute_metrics
         if training_args.ddp_find_unused_parameters is None:
-            training_args.ddp_find_unused_parameters = False  # T5 has none: a search at every step would be wasted
+            training_args.ddp_find_unused_parameters = False  # T5 has none to search for at every step
         if getattr(training_args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(training_args.hf_deepspeed_config)
         if kwargs.get("model") is not None:
@@ -166,11 +164,11 @@ class T5Trainer(SavingTrainer):
         if training_args.precompile:
             self.add_callback(_PrecompileCallback())
         self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=training_args.device), 0
-        # Of the last step, while nobody has asked whether it was finite.
+        # Of the last step, until it is known whether it was finite.
         self._norm: _OnItsWay | float | None = None
         self._before_update: dict | None = None
 
-    def create_scheduler(self, num_training_steps: int, optimizer=None):
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
         if self.lr_scheduler is None:
             self.lr_scheduler = build_scheduler(self.args, optimizer or self.optimizer, num_training_steps)
@@ -178,8 +176,8 @@ class T5Trainer(SavingTrainer):
         return self.lr_scheduler
 
     # ------------------------------------------------------------ training
-    def train(self, resume_from_checkpoint=None, **kwargs):
-        """Overrides Trainer to end the process with exit code 75 when a signal or the time limit stopped it."""
+    def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
+        """Overrides Trainer to end its data workers, which outlive signals, however the training ends."""
         self._resumed_from = resume_from_checkpoint
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
@@ -187,23 +185,31 @@ class T5Trainer(SavingTrainer):
             self.end_data_workers()
 
     def _finalize_training(self, *args, **kwargs):
-        """Overrides Trainer to leave a run that was asked to stop unfinished: no closing line, no best model to load,
-        and above all no tidying, which would delete the checkpoint just saved when a better one is kept."""
+        """Overrides Trainer to end a run that a signal or the time limit stopped with exit code 75: without a closing
+        line, without the best model, and above all without deleting the checkpoint just saved for a better one."""
         self._stop_if_non_finite()
         if self.preemption.reason is not None:
             self.callback_handler.on_train_end(self.args, self.state, self.control)
             finish_process_group()
-            exit_preempted(self.preemption.reason, self.args.output_dir)
+            print_once(f"{self.preemption.reason}; resume with the same command and --resume_from_checkpoint "
+                       f"(output: {self.args.output_dir})")  # fmt: skip
+            raise SystemExit(PREEMPTED_EXIT_CODE)
         return super()._finalize_training(*args, **kwargs)
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, Seq2SeqLMOutput]:
         """Overrides Trainer to add up the z-loss, on the device."""
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if outputs.z_loss is not None:
             self._tr_z_loss = self._tr_z_loss + outputs.z_loss.sum()
         return (loss, outputs) if return_outputs else loss
 
-    def log(self, logs, start_time=None):
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Overrides Trainer to log the part of `loss` that is z-loss, and to make the closing `train_loss` the mean
         over the whole run, also of a resumed one."""
         if "loss" in logs and self.args.z_loss:
@@ -216,9 +222,9 @@ class T5Trainer(SavingTrainer):
             logs["train_loss"] = (self._total_loss_scalar + unlogged) / self.state.global_step
         super().log(logs, start_time)
 
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Overrides Trainer to count the batches of the step for the log. A stream's are first sent to the device,
-        since what Trainer counts on the host it would send while the host waits."""
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
+        """Overrides Trainer to count the batches of the step for the log. They are sent to the device first, since the
+        host would wait while Trainer sends what it has counted."""
         batches, num_items = super().get_batch_samples(map(self._prepare_input, epoch_iterator), num_batches, device)
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
@@ -232,8 +238,8 @@ class T5Trainer(SavingTrainer):
         return super()._prepare_input(data)
 
     def _run_epoch(self, *args, **kwargs):
-        """Overrides Trainer, which would train one step too many when it resumes a run that had all its steps, or had
-        lost its patience (PatienceCallback)."""
+        """Overrides Trainer, which would train one step too many when it resumes a run that had ended or lost its
+        patience (PatienceCallback)."""
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
@@ -243,9 +249,9 @@ class T5Trainer(SavingTrainer):
     def _get_grad_norm(self, model, grad_norm=None):
         """Overrides Trainer, which calls this before the update, to end the run at a non-finite norm.
 
-        Asking for the norm would make the host wait for the GPU. An optimizer that knows `found_inf` leaves weights
-        and moments alone where the norm is non-finite; the host asks one step later, or before it logs, saves or
-        evaluates. With any other optimizer it asks at once.
+        To read the norm the host must wait for the GPU. An optimizer that knows `found_inf` leaves weights and moments
+        alone where the norm is non-finite, so the host reads it one step later, or before it logs, saves or evaluates.
+        With any other optimizer it reads the norm at once.
         """
         self._stop_if_non_finite()
         grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
@@ -265,7 +271,7 @@ class T5Trainer(SavingTrainer):
         return grad_norm
 
     @property
-    def _plain_optimizer(self) -> torch.optim.Optimizer:
+    def _plain_optimizer(self) -> Optimizer:
         """The optimizer without accelerate's wrapper."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
@@ -276,7 +282,7 @@ class T5Trainer(SavingTrainer):
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
 
     def _stop_if_non_finite(self) -> None:
-        """Ends the run if the last norm is non-finite; the step that it was of, if it is over, is taken back first."""
+        """Ends the run if the last norm is non-finite; its step, if it is over, is taken back first."""
         norm, self._norm = self._norm, None
         value = norm.value() if isinstance(norm, _OnItsWay) else norm
         before, self._before_update = self._before_update, None
@@ -299,7 +305,7 @@ class T5Trainer(SavingTrainer):
         self.state.global_step, self.state.epoch = before["step"], before["epoch"]
 
     def _stop_for(self, grad_norm: float, model) -> None:
-        """Saves the weights as they were before this step, says where it happened, and exits with code 1."""
+        """Saves the weights from before this step, prints the step and its examples, and exits with code 1."""
         kept = "nothing was saved (--save_strategy no)"
         if self.args.save_strategy != "no":
             self._save_checkpoint(model, None)
@@ -308,13 +314,9 @@ class T5Trainer(SavingTrainer):
         where = f"examples {', '.join(map(str, examples))}" if examples else "unknown examples"
         finish_process_group()
         if is_first_process():
-            print(
-                f"{Path(sys.argv[0]).name}: error: step {self.state.global_step + 1:,}: the gradient's norm is "
-                f"{grad_norm} ({where}); {kept}. Try a lower --learning_rate or a longer --warmup_steps, or look at "
-                "these examples.",
-                file=sys.stderr,
-                flush=True,
-            )
+            what = f"step {self.state.global_step + 1:,}: the gradient's norm is {grad_norm} ({where}); {kept}"
+            advice = "Try a lower --learning_rate or a longer --warmup_steps, or look at these examples."
+            print(f"{Path(sys.argv[0]).name}: error: {what}. {advice}", file=sys.stderr, flush=True)
         raise SystemExit(1)
 
     def _examples_of_step(self, step: int) -> list[int]:
@@ -331,14 +333,19 @@ class T5Trainer(SavingTrainer):
         return [number % sampler.num_examples for number in list(sampler)[first : first + size]]
 
     # ------------------------------------------------------------ evaluation
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval", **gen_kwargs):
+    def evaluate(
+        self,
+        eval_dataset: Dataset | dict[str, Dataset] | str | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs,
+    ) -> dict[str, float]:
         """Overrides Seq2SeqTrainer, which counts rows twice that fill up the last batch of several ranks."""
         if isinstance(eval_dataset, str) and eval_dataset in self.evaluation_tasks:
             task = self.evaluation_tasks[eval_dataset]
             self.compute_metrics, self.class_label_ids = task.compute_metrics, task.class_label_ids
             self.args.predict_with_generate, self._max_length = task.predict_with_generate, task.max_length
-        self._gen_kwargs = self._generation_arguments(gen_kwargs)
-        self.gather_function = self.accelerator.gather_for_metrics
+        self._prepare_prediction(gen_kwargs)
         metrics = Trainer.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
         if eval_dataset is None and self.summarise is not None:
             summary = self.summarise(metrics)
@@ -347,18 +354,28 @@ class T5Trainer(SavingTrainer):
             metrics |= summary
         return metrics
 
-    def predict(self, test_dataset, ignore_keys=None, metric_key_prefix="test", **gen_kwargs):
+    def predict(
+        self, test_dataset: Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test", **gen_kwargs
+    ) -> PredictionOutput:
         """Overrides Seq2SeqTrainer to predict every row exactly once."""
-        self._gen_kwargs = self._generation_arguments(gen_kwargs)
-        self.gather_function = self.accelerator.gather_for_metrics
+        self._prepare_prediction(gen_kwargs)
         return Trainer.predict(self, test_dataset, ignore_keys, metric_key_prefix)
 
-    def _generation_arguments(self, gen_kwargs: dict) -> dict:
+    def _prepare_prediction(self, gen_kwargs: dict) -> None:
+        """Sets the arguments of `generate`, and gathers the rows of all ranks without those that fill up a batch."""
         longest = self.args.generation_max_length or self._max_length
         chosen = {"max_length": longest, "num_beams": self.args.generation_num_beams}
-        return {name: value for name, value in chosen.items() if value is not None} | gen_kwargs
+        self._gen_kwargs = {name: value for name, value in chosen.items() if value is not None} | gen_kwargs
+        self.gather_function = self.accelerator.gather_for_metrics
 
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):  # noqa: ARG002
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict,
+        prediction_loss_only: bool,  # noqa: ARG002
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs,
+    ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
         """(None, (generated tokens or -1 [B, 1 or T], statistics [B, 5 + n]), labels [B, T] or None); the statistics
         hold the loss."""
         inputs = self._prepare_inputs(inputs)
@@ -370,9 +387,7 @@ class T5Trainer(SavingTrainer):
             sources = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
             if encoded is not None:
                 sources["encoder_outputs"] = BaseModelOutput(last_hidden_state=encoded)
-            with (
-                self.accelerator.autocast()
-            ):  # accelerate wraps the model's own forward pass, generate() calls its parts
+            with self.accelerator.autocast():  # accelerate wraps the model's forward pass; generate() calls its parts
                 _, generated, _ = super().prediction_step(model, sources, False, ignore_keys, **gen_kwargs)
         return None, (generated, statistics), labels
 
@@ -380,9 +395,9 @@ class T5Trainer(SavingTrainer):
         """Statistics [B, 5 + n] of a batch by teacher forcing, on its labels and on every class label in one forward
         pass, and the encoder's output [B, S, d_model]; None without labels, where nothing is scored.
 
-        The texts to be scored stand end to end in one decoder sequence. A block-diagonal causal mask keeps them apart,
-        and relative positions are the same within each, so encoder and cross-attention keys are computed once. Rows
-        whose own label is a class label are scored from that one's logits; only other labels are fed as well.
+        The texts stand end to end in one decoder sequence, with a block-diagonal causal mask. Relative positions are
+        the same within each, so encoder and cross-attention keys are computed once. If every row's label is a class
+        label, it is scored from that class's logits; otherwise the labels are fed as well.
         """
         rows, device = len(inputs["input_ids"]), inputs["input_ids"].device
         statistics = torch.zeros(rows, len(STATISTICS), device=device)
@@ -453,9 +468,8 @@ def _block_causal_mask(lengths: list[int], device: torch.device, rows: int) -> t
 def _teacher_forced(logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor) -> torch.Tensor:
     """[B, 4] nats, tokens, correct tokens and exact match of each example; logits [B, T, V], labels and correct [B, T]
     (whether the label's token is the most likely one)."""
-    nats = F.cross_entropy(
-        logits.float().transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none"
-    )  # 0 where ignored
+    logits = logits.float().transpose(1, 2)
+    nats = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="none")  # 0 where ignored
     counted = labels.ne(IGNORE_INDEX)
     exact = (correct | ~counted).all(-1)
     return torch.stack([nats.sum(-1), counted.sum(-1).float(), correct.sum(-1).float(), exact.float()], dim=1)

@@ -1,15 +1,17 @@
-"""A user's own pairs: the flags that describe them become an entry, as those of DATASET_VALS (constants.py) are.
+"""A user's own pairs: the flags that describe them become an entry as in DATASET_VALS (constants.py).
 
 --train_file pairs.jsonl --source_column prompt --target_column completion --source_prefix "summarize: "
 -> dict(prefix="summarize", inputs={"": "prompt"}, target="completion", files={"train": "pairs.jsonl"}, ...)
 """
+
+from typing import Any
 
 from common.command_line import comma_words, home_path
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
 HELD_OUT = 5.0  # percent of the training rows, where no validation rows are named
-# {shape of records: (columns that tell it, what the entry says of them)}; the first of each record is looked at.
+# {shape of records: (columns that tell it, fields of the entry)}.
 SHAPES = {
     "natural_instructions_2": ("Definition Instances", dict(preprocess="natural_instructions_2")),
     "alpaca": ("instruction output", dict(preprocess="alpaca")),
@@ -31,25 +33,26 @@ _DESCRIBING = (
 ).split()
 
 
-def names_own_pairs(args) -> bool:
-    """Whether the flags name pairs that no entry of DATASET_VALS describes. args: TaskArguments."""
+# `args` are TaskArguments, whose module imports this one.
+def names_own_pairs(args: Any) -> bool:
+    """Whether the flags name pairs that no entry of DATASET_VALS describes."""
     alone = args.benchmark is None and args.dataset_name is None and any(getattr(args, flag) for flag in SOURCES)
     described = any(getattr(args, flag) not in (None, []) for flag in _DESCRIBING)
     return alone or described or OWN in comma_words(args.dataset_name or "")
 
 
-def has_training_rows(args) -> bool:
-    """Whether the flags say where to train."""
+def has_training_rows(args: Any) -> bool:
+    """Whether the flags name rows to train on."""
     return bool(args.train_file or args.source_file or args.hub_dataset)
 
 
-def has_validation_files(args) -> bool:
+def has_validation_files(args: Any) -> bool:
     """Whether the flags name files to evaluate on."""
     return bool(args.validation_file or args.validation_source_file)
 
 
-def check_own_pairs(args) -> None:
-    """ValueError for contradictions among the flags of own pairs, and for files that are not there."""
+def check_own_pairs(args: Any) -> None:
+    """ValueError for contradictions among the flags of own pairs, and for missing files."""
     if not any(getattr(args, flag) for flag in SOURCES):
         flag = next((name for name in _DESCRIBING if getattr(args, name) not in (None, [])), None)
         named = f"--{flag} describes pairs of your own: name them" if flag else f"--dataset_name {OWN}: name your pairs"
@@ -87,8 +90,8 @@ def check_own_pairs(args) -> None:
         raise ValueError("--streaming: pairs of your own need --validation_file, since a stream is not read twice")
 
 
-def complete_own_pairs(args) -> None:
-    """Says in --validation_split_percentage what is held out where files are named without validation rows."""
+def complete_own_pairs(args: Any) -> None:
+    """Sets --validation_split_percentage where files are named without validation rows."""
     named = (args.train_file or args.source_file) and not has_validation_files(args)
     if named and args.validation_split_percentage is None:
         args.validation_split_percentage = HELD_OUT
@@ -104,27 +107,26 @@ def _check_parallel(args, prefix: str) -> bool:
     return bool(files[0])
 
 
-def own_entry(args) -> dict:
-    """The entry that the flags say. Without `inputs` where neither columns nor the shape of records are named."""
+def own_entry(args: Any) -> dict:
+    """The entry that the flags describe; without `inputs` if they name neither columns nor a shape of records."""
     kind = args.target_type or ("class" if args.labels else "text")
-    lengths = [given or usual for given, usual in
-               zip((args.max_source_length, args.max_target_length), _LENGTHS[kind], strict=True)]  # fmt: skip
+    source_length, target_length = _LENGTHS[kind]
     entry = dict(prefix=prefix_of(args.source_prefix), **_columns(args), target_type=kind, labels=args.labels)
     entry |= dict(metrics=args.metrics or _METRICS[kind], records=args.records, skip_where=_skipped(args))
     entry |= dict(hub=(args.hub_dataset, args.hub_config) if args.hub_dataset else None, files=_files(args) or None)
     entry |= dict(held_out=args.validation_split_percentage)
-    entry |= dict(max_source_length=lengths[0], max_target_length=lengths[1])
+    entry |= dict(max_source_length=args.max_source_length or source_length)
+    entry |= dict(max_target_length=args.max_target_length or target_length)
     return {field: value for field, value in entry.items() if value not in (None, {}, [])}
 
 
 def prefix_of(text: str | None) -> str | None:
-    """The prefix of an entry, after which a colon is written: "summarize: " -> "summarize". One that ends in a space
-    without a colon is written as it is: "TL;DR " -> "TL;DR "."""
+    """The prefix of an entry: "summarize: " -> "summarize", written with a colon; "TL;DR " -> "TL;DR ", as it is."""
     return text.rstrip(" ").removesuffix(":") if text and text.rstrip(" ").endswith(":") else text or None
 
 
 def _columns(args) -> dict:
-    """inputs, target, file_columns and preprocess of the entry; {} if they are not known yet."""
+    """inputs, target, file_columns and preprocess of the entry; {} if only the rows tell them."""
     if args.source_file or args.validation_source_file:
         return dict(inputs={"": "source"}, target="target")
     if args.record_shape:
@@ -133,7 +135,7 @@ def _columns(args) -> dict:
         return dict(inputs={"": source}, target=target, **fields)
     if not args.source_column:
         return {}
-    # A column that is a number counts in a .tsv without header line.
+    # A number is the index of a column in a .tsv without header line.
     names = {column: f"column_{column}" if column.isdecimal() else column for column in args.source_column}
     renamed = {names[column]: int(column) for column in names if column.isdecimal()}
     inputs = {"" if len(names) == 1 else name: name for name in names.values()}
@@ -146,8 +148,8 @@ def _columns(args) -> dict:
 
 
 def _files(args) -> dict:
-    """{split: what the flags name, a string if it is one}; side by side {split: {"source": ..., "target": ...}}.
-    Absolute if --data_dir is that of other tasks."""
+    """{split: file or files}, of files side by side {split: {"source": ..., "target": ...}}; absolute paths if
+    --data_dir is set, for other tasks."""
 
     def one(paths: list[str]) -> str | list[str]:
         shown = [str(home_path(path).absolute()) if args.data_dir else path for path in paths]

@@ -24,15 +24,10 @@ class TaskArguments:
 
     _argument_group_name = "task"
 
-    task: str | None = dataclasses.field(
-        default=None,
-        kw_only=True,  # the first flag that is shown, not the first argument
-        metadata={
-            "help": f"As glue/cola, several glue/cola,super_glue/rte, or glue/all. Of {', '.join(DATASET_VALS)} "
-            f"(constants.py). Not set: {'/'.join(_BUILTIN)}.",
-            "limits": {},
-        },
-    )
+    task: str | None = option(
+        None, f"As glue/cola, several glue/cola,super_glue/rte, or glue/all. Of {', '.join(DATASET_VALS)} "
+        f"(constants.py). Not set: {'/'.join(_BUILTIN)}.", kw_only=True,  # the first flag shown, not the first argument
+    )  # fmt: skip
     benchmark: str | None = option(None, "The part of --task before the slash, in its older spelling.")
     dataset_name: str | None = option(None, "The part behind it: cola, several as cola,sst2, or all.")
     data_dir: str | None = option(None, "Folder with the task's files (GLUE: its official layout). Not set: the Hub.")
@@ -60,9 +55,7 @@ class TaskArguments:
     mixing_cap: int = option(65_536, "Rows beyond which a task counts as no larger (T5: 524288).", at_least=1)
     mixing_temperature: float = option(2.0, "Root taken of the numbers of capped rows.", at_least=1)
     span_corruption_file: list[str] | None = option(None, "Plain text, corrupted as in pre-training and mixed in.")
-    span_corruption_share: float | None = option(
-        None, f"Its share of the rows. Not set: {CORRUPTED_SHARE}.", above=0, below=1
-    )
+    span_corruption_share: float | None = option(None, f"Share of rows. Not set: {CORRUPTED_SHARE}.", above=0, below=1)
     max_train_samples: int | None = option(None, "Train on the first N rows only.", at_least=1)
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.", at_least=1)
     streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")
@@ -92,8 +85,8 @@ class TaskArguments:
 
 
 def split_task(text: str) -> tuple[str, str]:
-    """(--benchmark, --dataset_name) of --task: "glue/cola,glue/rte" -> ("glue", "cola,rte"); of other benchmarks the
-    names keep theirs: "glue/cola,super_glue/rte" -> ("glue", "cola,super_glue/rte"). ValueError for what is no task."""
+    """(--benchmark, --dataset_name) of --task: "glue/cola,glue/rte" -> ("glue", "cola,rte"). Tasks of other benchmarks
+    keep theirs: "glue/cola,super_glue/rte" -> ("glue", "cola,super_glue/rte"). ValueError for an unknown task."""
     words = comma_words(text)
     known = [f"{benchmark}/{name}" for benchmark, tasks in DATASET_VALS.items() for name in (*tasks, "all")]
     for word in words:
@@ -106,7 +99,7 @@ def split_task(text: str) -> tuple[str, str]:
 
 
 def task_arguments(values: dict) -> TaskArguments:
-    """The flags of tasks among those that a run.json or task.json recorded."""
+    """The flags of tasks among those that a run.json or task.json holds."""
     known = {field.name for field in dataclasses.fields(TaskArguments)}
     return TaskArguments(**{flag: value for flag, value in values.items() if flag in known})
 
@@ -114,7 +107,7 @@ def task_arguments(values: dict) -> TaskArguments:
 def check_tasks(args: TaskArguments) -> dict[str, dict]:
     """{name: entry} of the task, of several separated by commas, or of "all" that have training rows of their own.
 
-    ValueError for contradictions among the flags and for files that are not there.
+    ValueError for contradictions among the flags and for missing files.
     """
     complete_names(args)
     names = [name for word in comma_words(args.dataset_name) for name in _all_of(word, args.benchmark)]
@@ -146,7 +139,7 @@ def _all_of(word: str, benchmark: str) -> list[str]:
 
 
 def check_task(args: TaskArguments) -> dict:
-    """The task's entry in DATASET_VALS, with its length of pieces; ValueError for files that are not there."""
+    """The task's entry in DATASET_VALS, with its length of pieces. ValueError for missing files."""
     if args.benchmark is None or args.dataset_name is None:
         complete_names(args)
     task = _entry(args)
@@ -166,7 +159,7 @@ def check_task(args: TaskArguments) -> dict:
 
 
 def complete_names(args: TaskArguments) -> None:
-    """Says in --benchmark and --dataset_name which tasks the other flags mean: own pairs, beside the named ones too."""
+    """Sets --benchmark and --dataset_name to the tasks that all flags name, own pairs among them."""
     if names_own_pairs(args):
         named = comma_words(args.dataset_name or OWN)
         args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])
@@ -176,7 +169,7 @@ def complete_names(args: TaskArguments) -> None:
 
 
 def _entry(args: TaskArguments) -> dict:
-    """The entry that the flags name. ValueError with what is there for an unknown benchmark or task."""
+    """The entry that the flags name. ValueError that lists the known ones for an unknown benchmark or task."""
     if args.dataset_name == OWN:
         check_own_pairs(args)
         return own_entry(args)

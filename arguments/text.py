@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from common.command_line import check_folder, option, refuse
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
-from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, expand_files, split_weights
-from corpora.own_ids import ID_TYPES, IdFormat, expand_id_files, holds_ids
+from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
+from corpora.own_ids import ID_TYPES, corpus_files, id_format
 
 PACKINGS = ("chunks", "documents")  # objectives/registry.py
 LONGEST = 10**6  # tokens of a row
@@ -20,15 +20,12 @@ class PreTrainingDataArguments:
 
     _argument_group_name = "text and span corruption"
 
-    dataset_name: str | None = option(
-        None, f"A saved `datasets` folder, a Hub name, or (default) {BUILTIN_CORPUS}: English made here."
-    )
+    dataset_name: str | None = option(None, f"Saved `datasets` folder, Hub name, or {BUILTIN_CORPUS} (default).")
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
     train_file: list[str] | None = option(
-        None,
-        f"Text: files, folders, globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)}; other "
-        "names: plain text). a.txt:0.7 b.txt:0.3: corpora by weight.",
-    )
+        None, f"Text: files, folders, globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)}; other names: "
+        "plain text). a.txt:0.7 b.txt:0.3: corpora by weight.",
+    )  # fmt: skip
     validation_file: list[str] | None = option(None, "Validation text, as --train_file.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
     input_ids_column: str | None = option(None, "Column of parquet or JSON files with ready-made token ids, not text.")
@@ -40,9 +37,7 @@ class PreTrainingDataArguments:
     max_train_samples: int | None = option(None, "Use the first N training documents only.", at_least=1)
     max_eval_samples: int | None = option(None, "Use the first N validation chunks only, of all corpora.", at_least=1)
     objective: str = option("span_corruption", "What is masked.", choices=OBJECTIVES)
-    input_seq_length: int = option(
-        512, "Encoder length in tokens after corruption, EOS included.", at_least=3, at_most=LONGEST
-    )
+    input_seq_length: int = option(512, "Tokens of an input, EOS included.", at_least=3, at_most=LONGEST)
     noise_density: float = option(_SPANS["noise_density"], "Share of tokens masked.", above=0, below=1)
     mean_noise_span_length: float = option(
         _SPANS["mean_noise_span_length"], "Mean length of a masked span.", at_least=1, at_most=LONGEST, unit="token"
@@ -61,7 +56,7 @@ class PreTrainingDataArguments:
 
 
 def check_pre_training_data(args: PreTrainingDataArguments) -> None:
-    """ValueError for contradictions among the flags of text and corruption, and for files that are not there."""
+    """ValueError for contradictions among the flags of text and corruption, and for missing files."""
     if args.dataset_name and args.train_file:
         raise ValueError("--dataset_name and --train_file exclude each other: name one source of text")
     if args.validation_file and not args.train_file:
@@ -76,18 +71,12 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     _check_packing(args)
     _check_validation(args)
     check_folder("--data_cache_dir", args.data_cache_dir)
-    own_ids = holds_ids(args.train_file, args.input_ids_column, args.input_ids_dtype)
-    if own_ids and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
+    ids = id_format(args)
+    if ids and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
         raise ValueError("--input_ids_column and --input_ids_dtype go with --train_file, or a data set of ids in "
                          "--dataset_name")  # fmt: skip
-    for flag, paths in (
-        ("--train_file", split_weights("--train_file", args.train_file or [])[0]),
-        ("--validation_file", args.validation_file or []),
-    ):
-        if own_ids:
-            expand_id_files(flag, paths, IdFormat(args.input_ids_column, args.input_ids_dtype))
-        else:
-            expand_files(flag, paths)
+    corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], ids)
+    corpus_files("--validation_file", args.validation_file or [], ids)
 
 
 def _check_packing(args: PreTrainingDataArguments) -> None:

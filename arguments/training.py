@@ -13,7 +13,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, Scheduler
 
 from arguments.task import TaskArguments
 from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
-from common.command_line import check_limits, check_repository_name, did_you_mean, option, refuse
+from common.command_line import check_folder, check_limits, check_repository_name, did_you_mean, option, refuse
 from common.deepspeed_build import watch_deepspeed_build
 from common.processes import end_with_launcher, has_accelerator, print_once
 from common.reports import is_secret
@@ -29,7 +29,7 @@ from constants import (
 from corpora.files import check_file
 
 LARGEST_SEED = 2**32 - 1  # of numpy
-# {flag that the job decides where it is not given (check_training): what transformers sees until then}
+# {flag whose default depends on the job (check_training): what transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
 SPEEDS = ("auto", "plain")
@@ -42,7 +42,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     """transformers' training flags, with T5's optimizers and schedules and defaults that suit T5."""
 
     _argument_group_name = "training"
-    # Of transformers' flags, those that `--help` shows; `--help_all` shows the others too.
     _usual_flags = {
         "run": "output_dir overwrite_output_dir resume_from_checkpoint trust_checkpoint dry_run seed "
         "report_to project push_to_hub hub_model_id",
@@ -51,12 +50,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
         "final_learning_rate_factor weight_decay max_grad_norm z_loss",
         "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
-        "loss_chunk_size fused_projections fused_cross_projections bf16_residual generation_cache",
+        "loss_chunk_size fused_projections fused_cross_projections bf16_residual kernel_timings generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
         "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
         "metric_for_best_model early_stopping_patience",
     }
-    # Refused, set by the scripts themselves, or of parts of Trainer that they do not use.
+    # Flags of transformers that are refused, set by the scripts themselves, or of unused parts of Trainer.
     _without_effect = (
         "batch_eval_metrics dataloader_persistent_workers do_eval do_predict do_train enable_jit_checkpoint "
         "eval_do_concat_batches eval_use_gather_object fp16 fp16_full_eval generation_config gradient_checkpointing "
@@ -64,64 +63,52 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "local_rank logging_nan_inf_filter optim_args optim_target_modules prediction_loss_only remove_unused_columns "
         "sortish_sampler trackio_static_space_id use_liger_kernel"
     )
-    # Of these what transformers says in several lines, and the limits that it does not check.
+    # Shorter help of transformers' flags, and limits that it does not check.
     _inherited = {
-        "activation_checkpointing": dict(
-            help="Recompute activations in the backward pass: less memory, a fifth slower."
+        **dict.fromkeys("adam_beta1 adam_beta2 label_smoothing_factor".split(), dict(at_least=0, below=1)),
+        **dict.fromkeys(("eval_delay", "logging_steps"), dict(at_least=0)),
+        **dict.fromkeys(("eval_strategy", "logging_strategy"), dict(choices=tuple(IntervalStrategy))),
+        **dict.fromkeys(
+            "ddp_bucket_cap_mb ddp_timeout eval_accumulation_steps per_device_eval_batch_size "
+            "per_device_train_batch_size save_total_limit torch_empty_cache_steps".split(),
+            dict(at_least=1),
         ),
-        "adam_beta1": dict(at_least=0, below=1),
-        "adam_beta2": dict(at_least=0, below=1),
+        "activation_checkpointing": dict(
+            help="Recompute activations when going backward: less memory, a fifth slower."
+        ),
         "data_seed": dict(at_least=0, at_most=LARGEST_SEED),
         "dataloader_prefetch_factor": dict(at_least=1, at_most=1024),
-        "ddp_bucket_cap_mb": dict(at_least=1),
-        "ddp_timeout": dict(at_least=1),
         "deepspeed": dict(help="DeepSpeed's JSON file, such as zero_stage2_config.json."),
-        "eval_accumulation_steps": dict(at_least=1),
-        "eval_delay": dict(at_least=0),
         "eval_steps": dict(help="Steps between evaluations. Not set: --logging_steps.", at_least=0),
-        "eval_strategy": dict(choices=tuple(IntervalStrategy)),
         "generation_max_length": dict(at_least=1, at_most=LONGEST),
         "generation_num_beams": dict(
-            help="For --predict_with_generate. Not set: the model's own, else 1.", at_least=1, at_most=1000
+            help="Beams in evaluation. Not set: the model's, else 1.", at_least=1, at_most=1000
         ),
         "gradient_accumulation_steps": dict(help="Forward passes per optimizer step.", at_least=1),
         "hub_model_id": dict(help="Repository, such as me/my-t5. Not set: the name of --output_dir."),
-        "label_smoothing_factor": dict(at_least=0, below=1),
         "load_best_model_at_end": dict(help="End with the checkpoint that has the best main metric."),
         "local_rank": dict(at_least=-1),
-        "logging_steps": dict(at_least=0),
-        "logging_strategy": dict(choices=tuple(IntervalStrategy)),
         "max_grad_norm": dict(help="Gradients are clipped to this norm; 0: never.", at_least=0),
         "max_steps": dict(help="Optimizer steps; -1: as many as --num_train_epochs takes.", at_least=-1),
         "metric_for_best_model": dict(help="Main metric, such as eval_loss. Not set: the loss, or the task's first."),
         "neftune_noise_alpha": dict(at_least=0, at_most=1000),
-        "num_train_epochs": dict(
-            help="Passes over the training data, unless --max_steps is given.", above=0, at_most=10**6
-        ),
-        "per_device_eval_batch_size": dict(at_least=1),
-        "per_device_train_batch_size": dict(at_least=1),
+        "num_train_epochs": dict(help="Passes over the rows, unless --max_steps is given.", above=0, at_most=10**6),
         "predict_with_generate": dict(help="Evaluate the texts that the model generates, instead of scoring labels."),
         "push_to_hub": dict(help="Upload the model to the Hugging Face Hub; without it nothing leaves the machine."),
         "resume_from_checkpoint": dict(help="Resume from this folder; without a value: the newest in --output_dir."),
         "save_steps": dict(help="Steps between checkpoints, where --save_strategy is steps.", at_least=0),
         "save_strategy": dict(help="When to save.", choices=tuple(SaveStrategy)),
-        "save_total_limit": dict(at_least=1),
         "seed": dict(help="Seed of weights, data order, dropout and corruption.", at_least=0, at_most=LARGEST_SEED),
         "torch_compile": dict(help="Compile the model with torch.compile. Not set: --speed decides."),
-        "torch_empty_cache_steps": dict(at_least=1),
         "train_sampling_strategy": dict(choices=("random", "sequential", "group_by_length", "batch_rebalance")),
-        "weight_decay": dict(
-            help="Weight decay of the optimizer; biases and layer norms have none.", at_least=0, at_most=1000
-        ),
+        "weight_decay": dict(help="Weight decay, not of biases and layer norms.", at_least=0, at_most=1000),
     }
 
     output_dir: str | None = option(None, _OUTPUT)
     overwrite_output_dir: bool = option(False, "Start anew in an --output_dir that holds an earlier run's files.")
     dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
     optim: str | None = option(None, "Not set: the first.", choices=OPTIMIZERS)
-    learning_rate: float | None = option(
-        None, "Peak learning rate. Not set: docs/defaults.md has it.", at_least=0, at_most=100
-    )
+    learning_rate: float | None = option(None, "Peak. Not set: docs/defaults.md has it.", at_least=0, at_most=100)
     lr_scheduler_type: str | None = option(
         None, "Schedule: cosine, inverse_sqrt (T5's), linear, constant, or any of HF's.", choices=tuple(SchedulerType)
     )
@@ -132,15 +119,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", at_least=0, at_most=1)
     bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: on where the GPU has it, off on a CPU.")
-    report_to: list[str] | None = option(
-        None, "Trackers: wandb, tensorboard, trackio, none. Not set: wandb, if installed."
-    )
+    report_to: list[str] | None = option(None, "wandb, tensorboard, trackio or none. Not set: wandb, if installed.")
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
     dataloader_num_workers: int | None = option(
-        None,
-        "Processes that load data. Not set: up to 8 on a GPU, else 0.",
-        at_least=0,
-        at_most=MOST_PROCESSES,
+        None, "Processes that load data. Not set: up to 8 on a GPU, else 0.", at_least=0, at_most=MOST_PROCESSES
     )
     remove_unused_columns: bool = option(False, "Kept off: our collators take what they need.")
     logging_nan_inf_filter: bool = option(False, "Kept off: a loss that is not finite must be seen.")
@@ -152,6 +134,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     fused_projections: bool = option(False, "Q, K, V in one product; wi_0, wi_1 too.")
     fused_cross_projections: bool = option(False, "All cross-attention K, V in one product.")
     bf16_residual: bool = option(False, "With --bf16: the residual stream in bfloat16 too.")
+    kernel_timings: str | None = option(
+        None, "With t5_fused: a folder for the times of its kernels, by which it chooses."
+    )
     generation_cache: str = option("dynamic", "Static: compiled on a GPU.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
     speed: str = option("auto", "Attention, compilation, micro-batch: what suits the machine.", choices=SPEEDS)
@@ -165,7 +150,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     def __post_init__(self):
         if self.fp16 or self.fp16_full_eval:
             raise ValueError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
-        check_limits(self)  # before transformers, whose words for a wrong name are others
+        check_limits(self)  # before transformers, whose messages differ
         self.report_to = _trackers(self.report_to)
         if self.disable_tqdm is None and not sys.stderr.isatty():
             self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
@@ -179,16 +164,15 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
                 torch.set_num_threads(cores_of_a_process())
             self.dataloader_pin_memory = False
         elif torch.backends.mps.is_available() and not self.use_cpu:
-            raise ValueError(
-                "--use_cpu false: Apple's GPU (MPS) is not tested here; train on the CPU with --use_cpu true"
-            )
+            raise ValueError("--use_cpu false: Apple's GPU (MPS) is not tested here; train on the CPU with --use_cpu "
+                             "true")  # fmt: skip
         if self.dataloader_num_workers is None:
             self.dataloader_num_workers = 0  # until runs/speed.py chooses
         if self.accelerator_config is None and not self.use_cpu and self.dataloader_pin_memory:
             self.accelerator_config = {"non_blocking": True}  # batches are copied while the GPU works
         if self.bf16 is None:
             self.bf16 = not self.use_cpu and has_bf16()
-        # transformers knows neither our optimizers' names nor a choice that is still open: put back afterwards.
+        # transformers knows neither our optimizers' names nor a default still to be chosen: restored afterwards.
         asked = {name: getattr(self, name) for name in _LEFT_OPEN}
         self.chose_metric = self.metric_for_best_model is not None
         self.__dict__.update(_LEFT_OPEN)
@@ -197,18 +181,18 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         super().__post_init__()
         if "ACCELERATE_USE_CPU" in os.environ and self.world_size == 1:
             end_with_launcher()
-        if self.n_gpu > 1:  # torch's DataParallel: slower than a process a GPU, and never what is tested
+        if self.n_gpu > 1:  # torch's DataParallel: slower than a process for each GPU, and not tested
             print_once(f"this process takes one of {self.n_gpu} GPUs: start it by torchrun --nproc_per_node "
                        f"{self.n_gpu}, in the place of python, and all are used")  # fmt: skip
             self._n_gpu = 1
         self.__dict__.update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
             # Every rank builds the whole model, so that its first weights are those of any other launch. DeepSpeed
-            # cuts them up afterwards: T5Trainer puts this back.
+            # shards them afterwards, when T5Trainer has set this again.
             unset_hf_deepspeed_config()
 
     def __getstate__(self):
-        """What training_args.bin keeps, which lies in every checkpoint: all but secrets."""
+        """What training_args.bin, which lies in every checkpoint, holds: all but secrets."""
         return {name: None if is_secret(name) else value for name, value in vars(self).items()}
 
 
@@ -219,12 +203,12 @@ def cores_of_a_process() -> int:
 
 
 def has_bf16() -> bool:
-    """Whether the GPU computes in bfloat16 itself. T4 and V100 emulate it, slower than float32."""
+    """Whether the GPU has bfloat16 in hardware. T4 and V100 emulate it, slower than float32."""
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _trackers(names: list[str] | str | None) -> list[str]:
-    """The names of `--report_to`; ValueError for one that is unknown or not installed. None: W&B, if it is there."""
+    """The names of `--report_to`, of None W&B if it is installed. ValueError for an unknown or missing package."""
     if names is None:
         if "wandb" in get_available_reporting_integrations():
             return ["wandb"]
@@ -255,9 +239,7 @@ class PreTrainingArguments(T5TrainingArguments):
     eval_steps: float | None = option(2_000, "Steps between evaluations.")
     save_steps: float = option(2_000, "Steps between checkpoints.")
     save_total_limit: int | None = option(2, "Checkpoints kept.")
-    num_samples: int = option(
-        3, "Texts whose gaps the model fills at each evaluation, in samples.md.", at_least=0, at_most=1000
-    )
+    num_samples: int = option(3, "Texts that samples.md shows at each evaluation.", at_least=0, at_most=1000)
 
 
 @dataclass
@@ -274,14 +256,12 @@ class FineTuningArguments(T5TrainingArguments):
     save_total_limit: int | None = option(1, "Checkpoints kept beside the best one.")
     load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
     train_sampling_strategy: str = option("random", "Order of the rows.")
-    length_buckets: int = option(
-        0, "Pad training sources to one of N lengths. 0: to the longest row.", at_least=0, at_most=1000
-    )
-    packing: bool = option(False, "Train on several examples in a row, kept apart by masks: the same loss, no padding.")
+    length_buckets: int = option(0, "Pad sources to one of N lengths. 0: to the longest.", at_least=0, at_most=1000)
+    packing: bool = option(False, "Several examples in a row, kept apart by masks. Not set: chosen by --speed.")
 
 
 def check_training(args: T5TrainingArguments, job: str) -> None:
-    """Fills in what the flags leave open, by `job`, a name in TRAINING_DEFAULTS; ValueError for contradictions."""
+    """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS. ValueError for contradictions."""
     if wants_fsdp(args):
         _check_fsdp(args)
     if job not in TRAINING_DEFAULTS:
@@ -322,14 +302,14 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
 
 
 def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
-    """ValueError if the warm-up is as long as the run: its learning rate would only rise."""
+    """ValueError if the warm-up is as long as the run."""
     if args.lr_scheduler_type not in ("constant", "inverse_sqrt") and args.warmup_steps >= max(1, total_steps):
         raise ValueError(f"--warmup_steps {args.warmup_steps:g}: the run has {total_steps:,} steps, and the learning "
                          "rate would only rise; give fewer, or a share such as 0.1")  # fmt: skip
 
 
 def _choose_optimizer(args: T5TrainingArguments, default: str) -> None:
-    """Fills in the optimizer. ValueError for one that goes wrong on the slices of weights that sharding gives it."""
+    """Sets the optimizer if none is given. ValueError for one that goes wrong on sharded weights."""
     sharding = "FSDP2" if wants_fsdp(args) else f"ZeRO-{zero_stage(args)}"
     refused = NOT_UNDER_FSDP if wants_fsdp(args) else NOT_UNDER_ZERO.get(zero_stage(args), ())
     instead = "adamw_torch" if default in refused else default
@@ -347,12 +327,12 @@ def _choose_optimizer(args: T5TrainingArguments, default: str) -> None:
 
 
 def zero_stage(args: T5TrainingArguments) -> int:
-    """Stage of ZeRO that `--deepspeed` asks for; 0 without it."""
+    """ZeRO stage of `--deepspeed`; 0 without it."""
     config = getattr(args, "hf_deepspeed_config", None)
     return 0 if config is None else int(config.get_value("zero_optimization.stage", 0))
 
 
-def global_batch_size(args) -> int:
+def global_batch_size(args: T5TrainingArguments) -> int:
     """Sequences of one optimizer step: per process x accumulation x processes."""
     return args.train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
 
@@ -380,6 +360,8 @@ def _check_fsdp(args: T5TrainingArguments) -> None:
 
 def _check_step(args: T5TrainingArguments) -> None:
     """ValueError for contradictions among the options of the training step."""
+    if args.kernel_timings is not None:
+        check_folder("--kernel_timings", args.kernel_timings)
     if args.bf16_residual and not args.bf16:
         raise ValueError("--bf16_residual goes with --bf16: in float32 there is nothing to cast")
     if zero_stage(args) == 3 or wants_fsdp(args):
@@ -408,7 +390,7 @@ def _check_step(args: T5TrainingArguments) -> None:
 
 
 def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:
-    """ValueError for contradictions among the flags of a stream; without one there is nothing to check."""
+    """ValueError for contradictions among the flags of a stream, or for one of its flags without a stream."""
     if not args.streaming:
         refuse(args, "shuffle_buffer_size", "goes with --streaming")
         return
@@ -424,7 +406,7 @@ def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_arg
 
 
 def check_best_metric(name: str | None, known: list[str]) -> None:
-    """ValueError if `--metric_for_best_model` is none of the names that an evaluation will have, without "eval_"."""
+    """ValueError if `--metric_for_best_model` is no metric of this run. known: names without "eval_"."""
     if name is not None and name.removeprefix("eval_") not in known:
         hint = did_you_mean(name.removeprefix("eval_"), known)
         raise ValueError(f"--metric_for_best_model {name}: no metric of this run{hint}; there is {', '.join(known)}")

@@ -17,6 +17,7 @@ from transformers.activations import NewGELUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.t5.modeling_t5 import eager_attention_forward
 
+import modeling.flex_attention  # noqa: F401 (registers t5_flex)
 from benchmarks.measure import NotAvailableError
 from common.reports import first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES

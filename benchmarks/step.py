@@ -82,6 +82,7 @@ LADDER = (
     Rung("peer_cuda_graphs", "the peer with torch.compile's mode reduce-overhead", _GRAPHS, **_PEER),
     Rung("peer_autotune", "the peer with torch.compile's mode max-autotune", _TUNED, **_PEER),
     Rung("muon", "Muon for the matrices", dict(optimizer="muon"), **_TOP),
+    Rung("flex_attention", "t5_flex attention", dict(attention="t5_flex"), **_TOP),
     Rung("z_loss", "z-loss 1e-4", dict(z_loss=1e-4), **_TOP),
     Rung("loss_chunks", "head and loss 1,024 target tokens at a time", dict(loss_chunk_size=1024), **_TOP),
     Rung("cuda_graphs", "torch.compile's mode reduce-overhead", _GRAPHS, **_TOP),

@@ -5,19 +5,18 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common.manifests import difference, fsync, share, write_manifest
 from common.processes import is_first_process, print_once
 
 
-def cached(cache: Path, name: str, key: str, build, overwrite: bool = False) -> Path:
-    """The folder `<cache>/<name>-<key>`, made by `build(folder)` if it is missing, half there or damaged.
+def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], overwrite: bool = False) -> Path:
+    """The folder `<cache>/<name>-<key>`, made by `build(folder)` if it is missing or damaged.
 
     It is built in a temporary folder beside it and renamed when it is whole. A manifest is checked at every use: sizes
-    by all processes, contents by rank 0 alone. Of processes that build the same at once, the first one's folder stays
-    and the others use it.
+    by all processes, contents by rank 0 alone. If several processes build it at once, all use the first one's.
     """
     final = cache / f"{name}-{key[:24]}"
     overwrite = overwrite and is_first_process()  # the other processes take what the first one made
@@ -28,18 +27,25 @@ def cached(cache: Path, name: str, key: str, build, overwrite: bool = False) -> 
         print_once(f"{final} is damaged ({damage}) and is made again")
     cache.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(cache, name)
-    aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
-    try:
+    with _temporary(name, cache) as aside:
         build(aside)
         write_manifest(aside)
         _put_in_place(aside, final, overwrite)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return final
 
 
+@contextlib.contextmanager
+def _temporary(name: str, parent: Path) -> Iterator[Path]:
+    """A new folder `<parent>/.<name>-<eight characters>`, deleted at the end unless it was renamed."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _remove_abandoned(cache: Path, name: str) -> None:
-    """Deletes what killed processes left half-built, a day after the last of its files was written."""
+    """Deletes what killed processes left half-built, a day after they wrote its last file."""
     for aside in cache.glob(f".{name}-*"):
         with contextlib.suppress(OSError):  # its owner is just finishing it
             written = max(path.stat().st_mtime for path in (aside, *aside.rglob("*")))
@@ -48,7 +54,7 @@ def _remove_abandoned(cache: Path, name: str) -> None:
 
 
 def _put_in_place(aside: Path, final: Path, overwrite: bool) -> None:
-    """Renames `aside` to `final`, unless another process has put the same there meanwhile; damaged ones give way."""
+    """Renames `aside` to `final`, which it replaces if damaged, unless another process has put the same there."""
     for attempt in range(10):  # of several processes that replace a damaged folder, one is the first
         try:
             aside.rename(final)
@@ -58,22 +64,25 @@ def _put_in_place(aside: Path, final: Path, overwrite: bool) -> None:
                 raise
         if final.exists() and not overwrite and difference(final) is None:
             return
-        grave = Path(tempfile.mkdtemp(prefix=".replaced-", dir=final.parent))
-        with contextlib.suppress(FileNotFoundError):
-            final.rename(grave / "old")
-        shutil.rmtree(grave, ignore_errors=True)
+        _delete(final)
     raise OSError(f"{final}: other processes keep replacing it")
+
+
+def _delete(folder: Path) -> None:
+    """Takes a folder away at once, whatever another process does with it, and then deletes its files."""
+    with _temporary("replaced", folder.parent) as grave, contextlib.suppress(FileNotFoundError):
+        folder.rename(grave / "old")
 
 
 @contextlib.contextmanager
 def made_aside(final: Path, overwrite: bool = False) -> Iterator[Path]:
-    """An empty folder to fill, which appears as `final` by one rename when the `with` block ends well, else not at all.
+    """An empty folder to fill, renamed to `final` when the `with` block ends without an error, and else deleted.
 
     FileExistsError if `final` holds files by then and `overwrite` is not set.
     """
-    final.absolute().parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.absolute().parent))
-    try:
+    parent = final.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with _temporary(final.name, parent) as aside:
         yield aside
         paths = [*aside.rglob("*"), aside]
         share(paths)
@@ -82,10 +91,6 @@ def made_aside(final: Path, overwrite: bool = False) -> Iterator[Path]:
         if final.is_dir() and any(final.iterdir()):
             if not overwrite:
                 raise FileExistsError(f"{final} is not empty")
-            grave = Path(tempfile.mkdtemp(prefix=".replaced-", dir=aside.parent))
-            final.rename(grave / "old")
-            shutil.rmtree(grave, ignore_errors=True)
+            _delete(final)
         aside.rename(final)  # also over an empty folder
-        fsync(aside.parent)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        fsync(parent)

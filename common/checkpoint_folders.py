@@ -15,7 +15,7 @@ def checkpoints_of(output_dir: Path) -> list[Path]:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint folder in a few words, or None. Without a manifest little can be checked."""
+    """What is wrong with a checkpoint folder, in a few words, or None. Without a manifest little can be checked."""
     if not (checkpoint / "trainer_state.json").is_file():
         return "it has no trainer_state.json"
     if (checkpoint / MANIFEST).exists():
@@ -29,7 +29,7 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def newest_whole_checkpoint(output_dir: Path) -> Path | None:
-    """The newest checkpoint that is whole; each damaged one is named on the way. None if there is none."""
+    """The newest whole checkpoint, or None; a line names each damaged one that is newer."""
     for checkpoint in reversed(checkpoints_of(output_dir)):
         reason = damage(checkpoint)
         if reason is None:

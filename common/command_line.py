@@ -1,8 +1,8 @@
 """The one command line of all scripts: `script.py [recipe.yaml] [--flag value ...]`.
 
-A recipe is a YAML file of flags; the command line overrides it. Whatever is unknown, set twice or contradictory is
-refused by name before any long work begins, with exit code 2. `--help` shows our flags and the usual ones of
-transformers' Seq2SeqTrainingArguments, `--help_all` shows every flag.
+A recipe is a YAML file of flags; the command line overrides it. Unknown, doubly set and contradictory flags are refused
+by name, with exit code 2, before any long work. `--help` shows our flags and the usual ones of transformers'
+Seq2SeqTrainingArguments, `--help_all` shows every flag.
 """
 
 import argparse
@@ -15,8 +15,10 @@ import operator
 import os
 import shutil
 import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import field
 from pathlib import Path
+from typing import Any, NoReturn
 
 import transformers
 import yaml
@@ -30,7 +32,7 @@ from common.reports import RED, introduction, is_secret, painted
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 MOST_BYTES, MOST_VALUES = 2**18, 100_000  # of a YAML file
-SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # of the same: one given takes the other out of a recipe
+SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # of the same: one of them overrides the other in a recipe
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
 
 MOST = 10**9  # of every number that has no upper bound of its own: more than any run can use
@@ -40,56 +42,47 @@ _BOUNDS = {"at_least": (">=", operator.ge), "above": (">", operator.gt),
 
 
 # ---------------------------------------------------------------- flags and their limits
-def option(default, help: str, **limits):
+def option(default: Any, help: str, kw_only: bool = False, **limits: Any) -> Any:
     """A dataclass field with its help text and limits; a list is copied for every parse.
 
-    limits: `choices`, the names it may have; or the bounds `at_least`, `above`, `at_most` and `below` of a number, with
-    the `unit` that an error names. `--help` shows them, `check_limits` refuses what breaks them.
+    limits: `choices`, the values it may have; or the bounds `at_least`, `above`, `at_most` and `below` of a number,
+    with the `unit` that an error names. `--help` shows them, `check_limits` refuses what breaks them.
     """
-    metadata = {"help": help, "limits": limits}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+    how = dict(default_factory=lambda: list(default)) if isinstance(default, list) else dict(default=default)
+    return field(**how, kw_only=kw_only, metadata={"help": help, "limits": limits})
 
 
-def limits_of(dataclass) -> dict[str, dict]:
-    """{flag: its limits}; of flags inherited from transformers what `_inherited` says, which may be their help too."""
+def limits_of(dataclass: type) -> dict[str, dict]:
+    """{flag: its limits}; of flags of transformers those that `_inherited` says, which may hold their help too."""
     own = {f.name: f.metadata["limits"] for f in dataclasses.fields(dataclass) if f.metadata.get("limits")}
     return getattr(dataclass, "_inherited", {}) | own
 
 
-def check_limits(flags) -> None:
-    """ValueError for the first flag of a dataclass whose value breaks its limits; None keeps them all."""
+def check_limits(flags: Any) -> None:
+    """ValueError for the first flag of a dataclass whose value breaks its limits; None keeps all."""
     limits = limits_of(type(flags))
     for f in dataclasses.fields(flags):
         if getattr(flags, f.name) is not None:
             check_value(f.name, getattr(flags, f.name), limits.get(f.name, {}))
 
 
-def check_value(name: str, value, limits: dict) -> None:
-    """ValueError if the value of a flag breaks the limits, as nan breaks all bounds; of a list each number counts."""
+def check_value(name: str, value: Any, limits: dict) -> None:
+    """ValueError if the value of a flag breaks the limits, as nan breaks all bounds; of a list each item counts."""
     bounds = {bound: limit for bound, limit in limits.items() if bound in _BOUNDS}
     usual = {} if {"at_most", "below"} & bounds.keys() else {"at_most": MOST}
-    for number in value if isinstance(value, list) else [value]:
-        broken = next((b for b in (bounds, usual) if _is_number(number) and not _keeps(number, b)), None)
-        if broken:
-            words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in broken.items()]
-            words[0] += f" {limits['unit']}" if "unit" in limits else ""
-            raise ValueError(f"--{name} {number}: must be {' and '.join(words)}")
-    if value not in limits.get("choices", [value]):
-        raise ValueError(f"--{name} {value}: must be one of {', '.join(limits['choices'])}")
+    for item in value if isinstance(value, list) else [value]:
+        is_number = isinstance(item, int | float) and not isinstance(item, bool)
+        for together in (bounds, usual) if is_number else ():
+            if not all(_BOUNDS[bound][1](item, limit) for bound, limit in together.items()):
+                words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in together.items()]
+                words[0] += f" {limits['unit']}" if "unit" in limits else ""
+                raise ValueError(f"--{name} {item}: must be {' and '.join(words)}")
+        if item not in limits.get("choices", [item]):
+            raise ValueError(f"--{name} {item}: must be one of {', '.join(limits['choices'])}")
 
 
-def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _keeps(number: float, bounds: dict) -> bool:
-    return all(_BOUNDS[bound][1](number, limit) for bound, limit in bounds.items())
-
-
-def refuse(flags, names: str, reason: str) -> None:
-    """ValueError "--flag value: reason" for the first field among `names` that has not its default value."""
+def refuse(flags: Any, names: str, reason: str) -> None:
+    """ValueError "--flag value: reason" for the first field among `names` whose value is not its default."""
     for f in dataclasses.fields(flags):
         if f.name in names.split() and getattr(flags, f.name) not in (f.default, ""):
             raise ValueError(f"--{f.name} {getattr(flags, f.name)}: {reason}")
@@ -99,15 +92,13 @@ def refuse(flags, names: str, reason: str) -> None:
 class T5ArgumentParser(HfArgumentParser):
     """HfArgumentParser with limits, near matches for unknown flags, and errors of one line.
 
-    A dataclass may have a `_usage`, and `_usual_flags`, {theme: names of the flags it has from transformers that
-    `--help` shows, in this order}; `--help_all` shows the others too, but those of `_without_effect`, which the script
-    does not read, or refuses.
+    A dataclass may have a `_usage`, and `_usual_flags`, {theme: names of transformers' flags that `--help` shows, in
+    this order}. `--help_all` shows the others too, except `_without_effect`: those that the script ignores or refuses.
     """
 
-    def __init__(self, dataclass_types, show_all: bool, about: str | None = None):
-        super().__init__(
-            dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, description=introduction(about or "")
-        )
+    def __init__(self, dataclass_types: list[type], show_all: bool, about: str | None = None):
+        description = introduction(about or "")
+        super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, description=description)
         usage = next((c._usage for c in dataclass_types if hasattr(c, "_usage")), "[recipe.yaml] [--flag value ...]")
         self.usage = f"%(prog)s {usage}"
         self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")
@@ -122,13 +113,11 @@ class T5ArgumentParser(HfArgumentParser):
             if action.dest == "resume_from_checkpoint":
                 action.nargs, action.const = "?", RESUME_NEWEST
             opposite = action.option_strings and action.option_strings[0] == f"--no_{action.dest}"
-            if opposite or action.dest in hidden or not show_all and action.dest not in shown:
-                action.help = argparse.SUPPRESS
-            else:
-                told = limits.get(action.dest, {})
-                text = action.help if action.dest in own else told.get("help", action.help)
-                action.help = described(text, action.default, told)
-        if not show_all:  # the usual flags leave the one long group of transformers' flags for groups of their own
+            told = limits.get(action.dest, {})
+            text = action.help if action.dest in own else told.get("help", action.help)
+            is_hidden = opposite or action.dest in hidden or not show_all and action.dest not in shown
+            action.help = argparse.SUPPRESS if is_hidden else described(text, action.default, told)
+        if not show_all:  # the usual ones of transformers' flags have groups of their own
             rest = self._action_groups[-1]
             by_name = {action.dest: action for action in rest._group_actions if action.help != argparse.SUPPRESS}
             for title, names in usual.items():
@@ -139,12 +128,12 @@ class T5ArgumentParser(HfArgumentParser):
 
     @staticmethod
     def _parse_dataclass_field(parser, field):
-        """Overrides HfArgumentParser to keep from argparse what it does not know of a field's metadata."""
+        """Overrides HfArgumentParser to keep the limits from argparse, which does not know them."""
         field = copy.copy(field)
         field.metadata = {name: value for name, value in field.metadata.items() if name != "limits"}
         HfArgumentParser._parse_dataclass_field(parser, field)
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
 
@@ -161,32 +150,27 @@ class _HelpFormatter(argparse.HelpFormatter):
         return f"--{action.dest}" if action.option_strings else super()._format_action_invocation(action)
 
 
-def described(help: str, default, limits: dict) -> str:
+def described(help: str, default: Any, limits: dict) -> str:
     """("Share of tokens masked.", 0.15, {"above": 0, "below": 1}) -> "Share of tokens masked. [0.15; > 0, < 1]"."""
     choices = limits.get("choices", ())
-    listed = f" {{{','.join(choices)}}}" if 0 < len(choices) < 10 else ""  # the schedules of transformers are more
+    listed = f" {{{','.join(choices)}}}" if 0 < len(choices) < 10 else ""  # transformers has more schedules
     default = " ".join(map(str, default)) if isinstance(default, list) else default
-    shown = {bound: limit for bound, limit in limits.items() if bound in _BOUNDS and limit < 10_000}  # others meet none
-    bounds = [f"{_BOUNDS[bound][0]} {limit}" for bound, limit in shown.items()]
+    # Bounds of 10,000 and more are left out: nobody meets them.
+    bounds = [f"{_BOUNDS[b][0]} {limit}" for b, limit in limits.items() if b in _BOUNDS and limit < 10_000]
     notes = [] if default in (None, argparse.SUPPRESS, False, "") else [str(default)]
     notes += [", ".join(bounds)] if bounds else []
     return " ".join(help.split()) + listed + (f" [{'; '.join(notes)}]" if notes else "")
 
 
 def parse_arguments(
-    dataclass_types,
-    argv: list[str] | None = None,
-    default_recipe: str | None = None,
-    starts_anew=(),
-    fill_in=None,
-    about: str | None = None,
-):
+    dataclass_types: list[type], argv: list[str] | None = None, default_recipe: str | None = None,
+    starts_anew: Collection[str] = (), fill_in: Callable[[dict, set], dict] | None = None, about: str | None = None,
+) -> list[Any]:  # fmt: skip
     """Instances of `dataclass_types` from `[recipe.yaml] [--flag value ...]`; argv defaults to the command line's.
 
-    default_recipe: used, and named in the output, when the user gave no recipe and none of the flags `starts_anew`.
-    about: the script's docstring, whose beginning `--help` shows.
-    fill_in: (values of all flags, names of those given) -> {flag: value} for some that were not given.
-    Raises ValueError with one line that names the flag or key, the value, and what would be right.
+    default_recipe: used, and named in the output, if there is no recipe and none of the flags `starts_anew`. about: the
+    script's docstring, whose beginning `--help` shows. fill_in: (values of all flags, names of those given) -> {flag:
+    value} for some that were not given. ValueError of one line: the flag or key, the value, and what would be right.
     """
     transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
     if not sys.stderr.isatty():  # a bar in a file is thousands of lines
@@ -198,7 +182,7 @@ def parse_arguments(
         argv = sys.argv[1:]
         sys.argv[1:] = _without_secrets(argv)  # W&B records it
     argv = list(argv)
-    show_all = bool({"--help_all", "--help-all"} & set(argv))
+    show_all = not {"--help_all", "--help-all"}.isdisjoint(argv)
     parser = T5ArgumentParser(dataclass_types, show_all, about)
     if show_all or {"-h", "--help"} & set(argv):
         parser.parse_args(["--help"])
@@ -230,7 +214,7 @@ def parse_arguments(
 
 
 def _refuse_empty(argv: list[str]) -> None:
-    """ValueError for an empty value; but that of a data set's name takes it out of a recipe, where a file is named."""
+    """ValueError for an empty value. With a file, an empty name of a data set may take that of a recipe away."""
     may_be = ("--dataset_name", "--dataset_config_name") if any(w.startswith("--train_file") for w in argv) else ()
     for flag, word in zip(["", *argv], argv, strict=False):
         name = word[:-1] if word else flag
@@ -240,7 +224,7 @@ def _refuse_empty(argv: list[str]) -> None:
 
 
 def _refuse_rivals(groups, given: set[str], where: str) -> None:
-    """ValueError if two flags that exclude each other stand in the same place; the command line overrules a recipe."""
+    """ValueError if two flags that exclude each other stand in the same place; the command line overrides a recipe."""
     values = {name: value for group in groups for name, value in vars(group).items() if name in given}
     for pair in RIVALS:
         if all(values.get(name) not in (None, False, -1, "", "false", "False") for name in pair):
@@ -260,7 +244,7 @@ def _without_secrets(words: list[str]) -> list[str]:
 
 
 def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:
-    """Names of the flags in argv; raises ValueError for an unknown flag (with near matches) or one set twice."""
+    """Names of the flags in argv; ValueError for an unknown flag (with near matches) or one set twice."""
     words = [word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
     given = [_known(parser, name, f"--{name}") for name in words]
     for name in given:
@@ -274,7 +258,7 @@ def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
         raise ValueError(f"{shown}: tasks are fine-tuned on, by fine_tune_t5.py; this script takes text, from "
                          "--train_file or a data set in --dataset_name")  # fmt: skip
     if name not in parser.flags:
-        near = difflib.get_close_matches(name, parser.flags, n=3, cutoff=0.6)
+        near = difflib.get_close_matches(name, parser.flags)
         hint = f"did you mean {' or '.join('--' + n for n in near)}?" if near else "see --help_all"
         raise ValueError(f"{shown}: no such flag; {hint}")
     return parser.flags[name].dest
@@ -285,9 +269,8 @@ def _recipe_as_flags(parser: T5ArgumentParser, path: str, skip: set[str]) -> lis
     try:
         recipe = read_yaml(path)
     except OSError as error:
-        raise ValueError(
-            f"recipe {path}: {error.strerror} (the first argument must be a YAML file or a flag)"
-        ) from None
+        reason = f"{error.strerror} (the first argument must be a YAML file or a flag)"
+        raise ValueError(f"recipe {path}: {reason}") from None
     except ValueError as error:
         raise ValueError(f"recipe {path}: not valid YAML: {error}") from None
     if not isinstance(recipe, dict):
@@ -318,8 +301,7 @@ def _as_flag(name: str, value) -> list[str]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys in silence; this one refuses them. Merge keys too, whose copies of copies
-    fill any memory."""
+    """Refuses equal keys, of which PyYAML keeps the last one in silence, and merge keys, which can fill any memory."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
@@ -327,15 +309,16 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=deep)
             if key_node.tag == "tag:yaml.org,2002:merge":
                 raise yaml.YAMLError("merge keys (<<) are not supported")
-            if isinstance(key, str | int | float | bool | None) and key in seen:
-                raise yaml.YAMLError(f"key {key} is set twice")
-            seen |= {key} if isinstance(key, str | int | float | bool | None) else set()
+            if isinstance(key, str | int | float | bool | None):  # others PyYAML refuses itself
+                if key in seen:
+                    raise yaml.YAMLError(f"key {key} is set twice")
+                seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
 
-def read_yaml(path: str):
+def read_yaml(path: str) -> Any:
     """What a YAML file holds. OSError if it cannot be read; ValueError, in one line, if it is broken, sets a key twice,
-    or has more than MOST_VALUES values, those that an alias repeats counted each time."""
+    or has more than MOST_VALUES values, counting each time those that an alias repeats."""
     with Path(path).open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -356,7 +339,7 @@ def read_yaml(path: str):
 
 
 def home_path(path: str | Path) -> Path:
-    """The path, a leading ~ replaced by the home folder; one of a user that is not there stays as it is."""
+    """The path with the home folder for a leading ~; that of an unknown user stays as it is."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -364,7 +347,7 @@ def home_path(path: str | Path) -> Path:
 
 
 def check_folder(flag: str, path: str) -> None:
-    """ValueError unless `path` is a folder that can be written, or one that can be made. Makes nothing."""
+    """ValueError unless `path` is a folder to write in, or can be made one. Makes nothing."""
     if not path:
         raise ValueError(f"{flag}: must name a folder")
     wanted = there = home_path(path).absolute()
@@ -380,6 +363,17 @@ def check_folder(flag: str, path: str) -> None:
         raise ValueError(f"{flag} {path}: no permission to write in {there}")
 
 
+def check_output_dir(path: str, overwrite: bool, models: Iterable[str] = ()) -> None:
+    """ValueError unless --output_dir can be written, holds none of the models that are read, and is empty or may be
+    overwritten."""
+    check_folder("--output_dir", path)
+    folder = Path(path).resolve()
+    if any(folder in (model, *model.parents) for model in (Path(name).resolve() for name in models)):
+        raise ValueError(f"--output_dir {path} holds the model: name another folder")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise ValueError(f"--output_dir {path} is not empty: name another folder, or give --overwrite_output_dir")
+
+
 def check_repository_name(flag: str, name: str) -> None:
     """ValueError unless `name` can be a repository of the Hub."""
     try:
@@ -393,21 +387,21 @@ def comma_words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
 
 
-def listed(names) -> str:
-    """The names in a row; of more than 30 the first ones, and how many there are."""
+def listed(names: Iterable) -> str:
+    """The names, separated by commas; of more than 30 the first ones, and how many there are."""
     names = [str(name) for name in names]
     return ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:30])} ... ({len(names):,})"
 
 
-def did_you_mean(value: str, known, most: int = 1) -> str:
+def did_you_mean(value: str, known: Iterable[str], most: int = 1) -> str:
     """("mrcp", ["cola", "mrpc"]) -> " (did you mean mrpc?)"; "" if nothing is near."""
     near = difflib.get_close_matches(value, known, n=most)
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
 @contextlib.contextmanager
-def exit_on_user_error():
-    """Turns a ValueError or OSError of the wrapped set-up into one line on stderr and exit code 2."""
+def exit_on_user_error() -> Iterator[None]:
+    """Turns a ValueError or OSError in the `with` block into one line on stderr and exit code 2."""
     try:
         yield
     except (ValueError, OSError) as error:

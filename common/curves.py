@@ -2,8 +2,13 @@
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common.reports import human_count, write_aside
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # What an evaluation logs besides its quality metrics ends in one of these.
 NO_METRIC = ("loss", "_runtime", "_per_second", "_time", "gen_len", "invalid_outputs")
@@ -13,8 +18,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def eval_metrics(lines: list[dict]) -> list[str]:
-    """Evaluation metrics in order of appearance, without losses and speeds: ["eval_accuracy", "eval_f1"]; the average
-    of several tasks comes first."""
+    """Evaluation metrics (no losses, no speeds) in order of appearance, an average of several tasks first."""
     keys = sorted(dict.fromkeys(key for line in lines for key in line), key="eval_average".__ne__)
     return [key for key in keys if key.startswith("eval_") and not key.endswith(NO_METRIC)]
 
@@ -26,28 +30,24 @@ def eval_loss_key(lines: list[dict]) -> str:
 
 
 def curve(lines: list[dict], x: str, y: str) -> tuple[list[float], list[float]]:
-    """The points (x, y) of a run by step. Of two values at one step the first counts: the second is often the best
-    checkpoint's, evaluated when training was over."""
+    """(x values, y values) of a run by step. A second value at a step, often the best model's, is left out."""
     points = {}
     for line in lines:
         if y in line and line.get(x) is not None:
             points.setdefault(line.get("step", line[x]), (line[x], line[y]))
     ordered = [points[step] for step in sorted(points)]
-    return [point[0] for point in ordered], [point[1] for point in ordered]
+    return [x for x, _ in ordered], [y for _, y in ordered]
 
 
 def draw_curves(
-    runs: dict[str, list[dict] | list[list[dict]]],
-    path: str | Path,
-    x: str = "step",
-    title: str = "",
+    runs: dict[str, list[dict] | list[list[dict]]], path: str | Path, x: str = "step", title: str = "",
     metrics: list[str] | None = None,
-):
+) -> "Figure":  # fmt: skip
     """Draws training loss (light) and evaluation loss (dots) of each run to `path` (PICTURES); returns the Figure.
 
-    runs: label -> lines of a metrics.jsonl, or several such lists, which then share a colour (seeds). x: a key of the
-    lines, "step", "seconds" or "epoch". A panel more shows each of `metrics`, keys of the lines; not given: the first
-    evaluation metric there is. ValueError if a run has no loss with an `x`.
+    runs: {label: lines of a metrics.jsonl, or a list of such lists, seeds that share a colour}. x: a key of the lines:
+    "step", "seconds" or "epoch". metrics: keys of the lines, each in a panel of its own; None: the first evaluation
+    metric. ValueError if a run has no loss with an `x`.
     """
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter
@@ -71,7 +71,7 @@ def draw_curves(
     legend, evaluated = [], any(metric.startswith("eval_") for metric in metrics)
     for number, (label, seeds) in enumerate(groups.items()):
         colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
-        under = min(3, len(groups) - 1 - number)  # runs that are drawn over this one, which is the broader for it
+        under = min(3, len(groups) - 1 - number)  # runs that are drawn over this one, whose line is broader
         for lines in seeds:
             keys = ["loss", eval_loss_key(lines), *metrics]
             points = [curve(lines, x, key) for key in keys]
@@ -100,7 +100,9 @@ def draw_curves(
     return figure
 
 
-def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options) -> tuple:
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> "tuple[Figure, list[Axes]]":
     """(Figure of width x height inches, its panels row by row). Not by pyplot, which would keep global state."""
     from matplotlib.figure import Figure
 
@@ -118,15 +120,15 @@ def check_picture(flag: str, path: str | Path) -> None:
         raise ValueError(f"{flag} {path}: a picture's name must end in {', '.join(PICTURES)}")
 
 
-def save_figure(figure, path: str | Path) -> None:
+def save_figure(figure: "Figure", path: str | Path) -> None:
     """Writes the picture, one of PICTURES, whole or not at all."""
     write_aside(Path(path), lambda aside: figure.savefig(aside, format=Path(path).suffix[1:]))
 
 
-def draw_scores(rows: dict[str, tuple[str, list[float]]], path: str | Path, unit: str):
-    """Draws names below each other, a dot for each value and a line at their mean, to `path`; returns the Figure.
+def draw_scores(rows: dict[str, tuple[str, list[float]]], path: str | Path, unit: str) -> "Figure":
+    """Draws a row for each name, with a dot for each value and a line at their mean, to `path`; returns the Figure.
 
-    rows: name -> (text at the right margin, values). Names that begin with "average" have a colour of their own.
+    rows: {name: (text at the right margin, values)}. Names that begin with "average" have a colour of their own.
     """
     figure, (axes,) = new_figure(7.5, 0.45 * len(rows) + 1.2)
     for place, (name, (text, values)) in enumerate(rows.items()):

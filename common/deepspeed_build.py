@@ -1,4 +1,4 @@
-"""DeepSpeed's C++ part for CPUs: a line says when it is compiled, and nobody waits for a compiler that is dead."""
+"""DeepSpeed's C++ part for CPUs: a line says when it is compiled, and no run waits for a compiler that is dead."""
 
 import contextlib
 import fcntl
@@ -23,10 +23,10 @@ def watch_deepspeed_build() -> None:
 
 
 def _build(build: Callable):
-    """What `build` gives: DeepSpeed's sum over ranks, which is compiled where that is still to be done.
+    """What `build` returns: DeepSpeed's sum over ranks, which is compiled at its first use.
 
-    torch marks a build by a file `lock`, which a killed build leaves behind, and for which all later ones wait without
-    end or word. The lock on our own mark ends with its process: whoever has it knows that the build before is dead.
+    torch marks a build by a file `lock`. A killed build leaves it behind, and all later ones wait for it, silently and
+    forever. The lock on our own mark ends with its process: whoever gets it knows that the build before is dead.
     """
     from torch.utils.cpp_extension import _get_build_directory
 

@@ -15,8 +15,7 @@ MANIFEST = "manifest.json"
 
 
 def write_manifest(folder: Path) -> None:
-    """Describes all files of a finished folder in its manifest, and syncs everything to the disk. Those who may read
-    it are those whom the umask says."""
+    """Describes all files of a finished folder in its manifest, syncs them to the disk and sets their permissions."""
     files = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST):
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
@@ -29,9 +28,9 @@ def write_manifest(folder: Path) -> None:
 
 
 def difference(folder: Path, hashes: bool = True) -> str | None:
-    """How a folder differs from its manifest in a few words, or None: "train.bin is missing".
+    """How a folder differs from its manifest, such as "train.bin is missing"; None if it does not.
 
-    hashes: read every file too; without, names and sizes alone are compared.
+    hashes: compare the contents of every file too, not only names and sizes.
     """
     try:
         files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
@@ -61,8 +60,7 @@ def file_digest(path: Path) -> str:
 
 
 def share(paths: Iterable[Path]) -> None:
-    """Gives files and folders the permissions of the user's umask: what is made as a temporary file, as safetensors
-    does, is for that user alone."""
+    """Gives files and folders the permissions of the umask, which temporary files, and so safetensors', do not have."""
     umask = os.umask(0)
     os.umask(umask)
     for path in paths:

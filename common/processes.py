@@ -15,7 +15,7 @@ def has_accelerator() -> bool:
     """Whether torch sees a GPU or another accelerator."""
     import torch
 
-    return torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
+    return torch.accelerator.is_available()
 
 
 def is_first_process() -> bool:
@@ -30,8 +30,8 @@ def print_once(text: str) -> None:
 
 
 def end_with_launcher() -> None:
-    """Makes the end of the process that started this one a SIGTERM here, on Linux. `accelerate launch` hands no signal
-    on to a single process: stopped by one, it would leave the training running."""
+    """Makes this process get SIGTERM when the one that started it ends, on Linux. `accelerate launch` forwards no
+    signal to a single process: stopped by one, it would leave the training running."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
@@ -50,7 +50,7 @@ ANSWER_SECONDS = 3.0  # to connect, and to answer
 
 @functools.cache
 def answers(url: str) -> bool:
-    """Whether the server of a URL says anything, whatever it is, within ANSWER_SECONDS (asked once per process)."""
+    """Whether the server of a URL answers anything within ANSWER_SECONDS (asked once per process)."""
     import requests
 
     try:

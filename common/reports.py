@@ -3,9 +3,6 @@
 write_json(output_dir / "run.json", run_record(flags, model, 80_128, fingerprints, {"train": 10_000}))
 """
 
-
-# ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
-
 import contextlib
 import importlib.metadata
 import json
@@ -20,16 +17,18 @@ import textwrap
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from common.processes import is_first_process
+
+if TYPE_CHECKING:
+    import torch
 
 PROJECT = Path(__file__).resolve().parent.parent
 VERSIONS_OF = ("torch", "transformers", "accelerate", "datasets", "deepspeed")  # recorded in run.json where installed
 SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings reach no file
-PERFORMANCE = re.compile(
-    r"mfu|total_flos|seconds_left|padding_share|.*_(per_second|runtime|time|gib)"
-)  # of a key: it is no quality of the model
+# Keys of metrics that say nothing of the model's quality.
+PERFORMANCE = re.compile(r"mfu|total_flos|seconds_left|padding_share|.*_(per_second|runtime|time|gib)")
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 BOLD, RED = "1", "31"
 WIDTH = 100  # columns of what is printed
@@ -40,18 +39,20 @@ SHORT_NAMES |= {"padding_share": "padding", "peak_memory_gib": "GiB"}
 # ---------------------------------------------------------------- numbers for people
 def human_count(number: float) -> str:
     """Three significant digits: 999 -> "999", 4_100_000 -> "4.1M", 247_577_856 -> "248M", 999_999 -> "1M"."""
-    value, units = float(f"{number:.3g}"), ["", "K", "M", "B", "T"]
-    while abs(value) >= 1000 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    return f"{value:.10g}{units[0]}"
+    value, unit = _in_units(float(f"{number:.3g}"), 1000, ["", "K", "M", "B", "T"])
+    return f"{value:.10g}{unit}"
 
 
 def human_bytes(number: float) -> str:
     """In powers of 1024: 512 -> "512 B", 1_610_612_736 -> "1.5 GiB"."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while abs(number) >= 1024 and len(units) > 1:
-        number, units = number / 1024, units[1:]
-    return f"{number:.4g} {units[0]}"
+    value, unit = _in_units(number, 1024, ["B", "KiB", "MiB", "GiB", "TiB"])
+    return f"{value:.4g} {unit}"
+
+
+def _in_units(value: float, step: int, units: list[str]) -> tuple[float, str]:
+    while abs(value) >= step and len(units) > 1:
+        value, units = value / step, units[1:]
+    return value, units[0]
 
 
 def human_time(seconds: float) -> str:
@@ -92,8 +93,8 @@ def mean_and_deviation(values: list[float | None], form: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its name if it has none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """The first line of an error's message that is not empty, or its name if there is none."""
+    return next(filter(None, str(error).splitlines()), type(error).__name__)
 
 
 def aligned(rows: list[list[str]]) -> str:
@@ -103,15 +104,11 @@ def aligned(rows: list[list[str]]) -> str:
 
 
 def introduction(doc: str) -> str:
-    """What a script's docstring says first: its first line, and the first three of its examples."""
+    """The first line of a script's docstring, and the first three of its examples."""
     summary, *rest = doc.splitlines() or [""]
-    examples, number = [], 0
-    for line in (line for line in rest if line.startswith("    ")):
-        number += not (examples and examples[-1].endswith("\\"))  # else the command of the line before goes on
-        if number > 3:
-            break
-        examples.append(line)
-    return "\n".join([summary, "", *examples]) if examples else summary
+    lines = "\n".join(line for line in rest if line.startswith("    "))
+    examples = re.split(r"(?<!\\)\n", lines)[:3]  # a backslash continues an example in the next line
+    return "\n".join([summary, "", *examples]) if lines else summary
 
 
 # ---------------------------------------------------------------- names
@@ -131,7 +128,7 @@ def metrics_key(name: str) -> str:
 
 # ---------------------------------------------------------------- files
 def plain_json(value: Any) -> Any:
-    """`value` as standard JSON can hold it: torch and numpy scalars unpacked, NaN -> "NaN", anything unknown -> str."""
+    """`value` as standard JSON holds it: torch and numpy scalars unpacked, NaN as "NaN", anything unknown as a text."""
     if isinstance(value, dict):
         return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -147,7 +144,7 @@ def plain_json(value: Any) -> Any:
 
 
 def write_aside(path: Path, write: Callable[[Path], object]) -> None:
-    """Lets `write` fill a file beside `path` and moves it into place, so that a reader never meets half a file."""
+    """Lets `write` fill a file beside `path` and moves it into place: a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -159,8 +156,7 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextlib.contextmanager
 def side_file(path: Path) -> Iterator[Path]:
-    """Within it a file beside the model is written; where that fails, as on a full disk, a line says so and the run
-    goes on."""
+    """Lets the `with` block write a file beside the model; if it fails, as on a full disk, a line says so, no more."""
     try:
         yield path
     except OSError as error:
@@ -168,7 +164,7 @@ def side_file(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: str | Path, obj: object) -> None:
-    """Writes `obj` as standard JSON (non-finite floats as strings, like metrics.jsonl), whole or not at all."""
+    """Writes `obj` as standard JSON (non-finite floats as strings, as in metrics.jsonl), whole or not at all."""
     text = json.dumps(plain_json(obj), indent=2, allow_nan=False) + "\n"
     write_aside(Path(path), lambda aside: aside.write_text(text, encoding="utf-8"))
 
@@ -187,14 +183,14 @@ def read_json(path: Path) -> dict:
 
 
 def with_floats(record: dict) -> dict:
-    """Undoes for a flat record what JSON could not hold: {"loss": "NaN"} -> {"loss": nan}."""
+    """A flat record with the non-finite floats that JSON cannot hold: {"loss": "NaN"} -> {"loss": nan}."""
     return {key: NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
 
 
 def read_metrics(path: str | Path) -> list[dict]:
-    """The lines of a metrics.jsonl, with "NaN", "Infinity" and "-Infinity" turned back into floats.
+    """The lines of a metrics.jsonl, with "NaN", "Infinity" and "-Infinity" as floats again.
 
-    A torn last line (the run was killed while writing) is dropped. ValueError for any other line that is not JSON.
+    Drops a last line cut short by the end of its run. ValueError for any other line that is not JSON.
     """
     lines, records = Path(path).read_text(encoding="utf-8", errors="replace").splitlines(), []
     for number, line in enumerate(lines, start=1):
@@ -232,22 +228,17 @@ def _without_secrets(value: object) -> object:
     return [_without_secrets(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def run_record(arguments: dict, model, tokens_per_step: int, fingerprints: dict, examples: dict) -> dict:
-    """The content of run.json: what is needed to say later which code, data and machine made a model.
+def run_record(
+    arguments: dict, model: "torch.nn.Module", tokens_per_step: int, fingerprints: dict, examples: dict
+) -> dict:
+    """The content of run.json: which code, data and machine made a model.
 
-    arguments: all flags; those that hold secrets (hub_token, ..., see SECRET_ENDINGS) are left out. examples: rows per
-    split, {"train": 10_000, "validation": 500}.
+    arguments: all flags; secrets (SECRET_ENDINGS) are left out. examples: rows of each split, {"train": 10_000}.
     """
-    record = {
-        **environment_record(),
-        "arguments": _without_secrets(arguments),
-        # Tied tensors come once out of parameters(); ZeRO-3 leaves empty shells whose true size is ds_numel.
-        "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
-        "tokens_per_step": tokens_per_step,
-        "fingerprints": fingerprints,
-        "examples": examples,
-    }
-    return plain_json(record)
+    # Tied tensors come once out of parameters(); ZeRO-3 leaves empty shells whose true size is ds_numel.
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+    record = dict(arguments=_without_secrets(arguments), parameters=parameters, tokens_per_step=tokens_per_step)
+    return plain_json(environment_record() | record | dict(fingerprints=fingerprints, examples=examples))
 
 
 def environment_record() -> dict:
@@ -259,33 +250,28 @@ def environment_record() -> dict:
 
     versions = {"python": platform.python_version()}
     for package in VERSIONS_OF:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     commit = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain") if commit else None
     gpus = torch.cuda.device_count()
+    gpu_name = torch.cuda.get_device_name(0) if gpus else None
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": versions,
         "git": {"commit": commit, "dirty": None if changes is None else bool(changes)},
-        "hardware": {
-            "cpus": os.cpu_count(),
-            "gpus": gpus,
-            "gpu_name": torch.cuda.get_device_name(0) if gpus else None,
-        },
+        "hardware": {"cpus": os.cpu_count(), "gpus": gpus, "gpu_name": gpu_name},
     }
 
 
 def start_summary(rows: dict[str, object], title: str = "run") -> None:
-    """Prints on rank 0, leaving out rows whose value is None:
+    """Prints on rank 0, without rows whose value is None:
 
     ---- run ----------------------
     model       mini, 14.2M weights
     train data  76,000 rows
 
-    On a terminal long values are broken at its width, at most WIDTH; in a file a row stays a line, to be searched.
+    A terminal breaks long values at its width, at most WIDTH; in a file a row stays one line, to be searched.
     """
     if not is_first_process():
         return
@@ -301,13 +287,13 @@ def start_summary(rows: dict[str, object], title: str = "run") -> None:
     print("\n".join([painted(f"---- {title} ".ljust(longest, "-"), BOLD), *names, ""]), flush=True)
 
 
-def painted(text: str, style: str, stream=None) -> str:
-    """The text in BOLD or RED where the stream, not given: stdout, is a terminal that has it; NO_COLOR forbids it."""
+def painted(text: str, style: str, stream: TextIO | None = None) -> str:
+    """The text in BOLD or RED if the stream (None: stdout) is a terminal that has it; NO_COLOR forbids it."""
     stream = stream or sys.stdout
     plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if plain else f"\033[{style}m{text}\033[0m"
 
 
 def end_summary(rows: dict[str, object], title: str = "done", seconds: float | None = None) -> None:
-    """As start_summary, with the time the run took as the last row."""
+    """Prints as `start_summary` does, with the time the run took as the last row."""
     start_summary(rows | {"time": None if seconds is None else human_time(seconds)}, title)

@@ -1,6 +1,6 @@
-"""Checkpoints of others, read as tensors and plain values: a pickle may run any code of whoever wrote it.
+"""Checkpoints of others, read as tensors and plain values only: a pickle may run any code of whoever wrote it.
 
-transformers and accelerate read their files so. DeepSpeed and torch.distributed.checkpoint do not, and are made to.
+transformers and accelerate read their own files so. Here DeepSpeed and torch.distributed.checkpoint do too.
 """
 
 import contextlib
@@ -45,8 +45,7 @@ def _refusal(flag: str, path: Path, name: str) -> Untrusted:
 
 @contextlib.contextmanager
 def only_weights(flag: str, path: Path, trusted: bool = False) -> Iterator[None]:
-    """Within it torch.load makes tensors and plain values alone, unless `trusted`. Untrusted for files that want
-    more; the flag and the path are for its words."""
+    """Makes torch.load read tensors and plain values only, unless `trusted`. Untrusted for a file that needs more."""
     if trusted:
         yield
         return
@@ -72,7 +71,7 @@ def _classes_of_deepspeed(path: Path) -> list[type]:
 
 
 def check_deepspeed_files(flag: str, folder: Path, trusted: bool) -> None:
-    """Untrusted if reading DeepSpeed's files below a folder could run code: its engine would not ask."""
+    """Untrusted if reading DeepSpeed's files below a folder could run code: its engine does not check."""
     for path in [] if trusted else sorted(folder.rglob("*.pt")):
         with only_weights(flag, folder):
             torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path))

@@ -1,20 +1,25 @@
 """A tokenizer with more tokens, such as line breaks and braces, which T5's vocabulary lacks."""
 
 import json
+from typing import TYPE_CHECKING
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken
 
+from corpora.tokenizers import rebuilt, space_marks
 from corpora.word_encoder import cuts_at_spaces
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _ESCAPES = {"\\n": "\n", "\\t": "\t"}  # as a command line writes them
 
 
-def add_tokens(tokenizer, texts: list[str]):
-    """(the tokenizer with tokens of these texts after its last one, those that it did not have yet).
+def add_tokens(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> tuple["PreTrainedTokenizerBase", list[str]]:
+    """(the tokenizer with these texts as tokens after its last one, those of them that are new).
 
     Its other tokens keep their ids, and texts without the new ones their tokens. T5's tokenizers write a space behind
     every added token, and drop those that are there: {a b}, {a and { a would all come back as "{ a". The one returned
-    here gives back what it was given. ValueError for a text that cannot be a token.
+    gives back the exact text. ValueError for a text that cannot be a token.
     """
     texts = [_ESCAPES.get(text, text) for text in texts]
     for text in texts:
@@ -27,19 +32,10 @@ def add_tokens(tokenizer, texts: list[str]):
     return tokenizer, new
 
 
-def _with_exact_spaces(tokenizer):
+def _with_exact_spaces(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
     """The same unigram tokenizer, which marks the beginning of a text, not of each part between added tokens."""
-    from transformers import PreTrainedTokenizerFast
-
     content = json.loads(tokenizer.backend_tokenizer.to_str())
-    rules = content["normalizer"] or {}
-    rules = [rule for rule in rules.get("normalizers", [rules]) if rule.get("type") == "Precompiled"]
-    one_space = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
-    content["normalizer"] = {"type": "Sequence", "normalizers": [*rules, one_space]}
     for token in content["added_tokens"]:
         token["lstrip"] |= token["special"]  # sentinels: a space before one was never a token
-    marks = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
-    content["pre_tokenizer"] = marks
-    content["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, marks]}
-    special = {name: getattr(tokenizer, name) for name in ("pad_token", "eos_token", "unk_token")}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)), **special)
+    marks = space_marks("first")
+    return rebuilt(tokenizer, content, {" {2,}": " "}, marks, [{"type": "ByteFallback"}, marks])

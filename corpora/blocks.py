@@ -1,4 +1,4 @@
-"""A corpus cut into blocks that are found without reading it, and read one by one from any row on.
+"""A corpus cut into blocks, which are found without reading it and read one by one from any row on.
 
     plain text, .jsonl      a block is a stretch of bytes, and has the lines that begin in it; LF, CR LF and CR end one,
                             and one of text beyond a megabyte comes in parts, a row each
@@ -6,11 +6,10 @@
     .npy, .bin              a stretch of rows of ready-made ids, or of pieces of a flat array
     .csv                    a file, since only its beginning tells where a row begins; later rows are found at once
     .json, .tsv, anything compressed, WikiExtractor's <doc> format
-                            a file; to resume within it, what comes before is read again
+                            a file; resuming within it reads again what comes before
     a Hub stream            a shard, or where there are few of them a row group
 
-`rows(block, start)` yields (place, row): given as `start`, a place begins with that row again, without reading more
-than the block, or where the format allows it (bytes) than the rest of the block.
+`rows(block, start)` yields (place, row). From a place as `start` it reads no more than the block, or its rest in bytes.
 """
 
 import csv
@@ -19,7 +18,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from corpora.files import (
     COMPRESSIONS,
@@ -29,6 +28,7 @@ from corpora.files import (
     checked_header,
     data_suffix,
     is_plain_text,
+    open_parquet,
     open_text,
     parse_json,
     read_rows,
@@ -37,6 +37,9 @@ from corpora.files import (
 from corpora.hub import load_dataset_splits
 from corpora.long_text import LONGEST_PART, Stretch, place_to_cut
 from corpora.own_ids import ARRAY_SUFFIXES, ArrayDocuments, IdFormat
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
 
 BLOCK_BYTES = 2**18  # of text: small enough that even a small corpus is well mixed, large enough to read at full speed
 HASHED_BYTES = 2**32  # of a stream's files, at its start: seconds; of more, evenly spread pieces
@@ -56,7 +59,7 @@ class Block(NamedTuple):
 
 
 class Corpus:
-    """Blocks of rows, a subclass for each kind of source. `begin` holds places that replace the first of a block."""
+    """Blocks of rows; a subclass for each kind of source."""
 
     description: str
     fingerprint: str
@@ -77,11 +80,8 @@ class Corpus:
     def _rows(self, block: int, start: int | None) -> Rows:
         raise NotImplementedError
 
-    def share_read(self, block: int, place: int | None) -> float:
+    def share_read(self, block: int, place: int | None) -> float:  # noqa: ARG002
         """Share of a block that lies before a place, 0 where only reading would tell."""
-        return self._share_read(block + self.first_block, place) if place else 0.0
-
-    def _share_read(self, block: int, place: int) -> float:  # noqa: ARG002
         return 0.0
 
     def all_rows(self) -> Rows:
@@ -114,14 +114,10 @@ class FileCorpus(Corpus):
     """
 
     def __init__(
-        self,
-        flag: str,
-        files: list[Path],
-        text_column: str = "text",
-        read_whole: Callable[[Path], Iterator[dict]] | None = None,
-        ids: IdFormat | None = None,
-    ):
-        self.text_column, self.read_whole = text_column, read_whole or self._read_whole
+        self, flag: str, files: list[Path], text_column: str = "text",
+        read_whole: Callable[[Path], Iterator[dict]] | None = None, ids: IdFormat | None = None,
+    ):  # fmt: skip
+        self.text_column, self.read_whole = text_column, read_whole or self._rows_of
         self.blocks, self.arrays = [], {}
         for file in files:
             if ids is not None and file.suffix in ARRAY_SUFFIXES:
@@ -156,22 +152,20 @@ class FileCorpus(Corpus):
                 yield place, {self.text_column: documents[place]}
         elif block.kind == "parquet":
             yield from _row_group(block, start or 0)
-        else:
+        else:  # whole
             yield from itertools.islice(enumerate(self.read_whole(block.path)), start or 0, None)
 
-    def _share_read(self, block: int, place: int) -> float:
-        start, end = self.blocks[block].start, self.blocks[block].end
-        return min((place - start) / (end - start), 1.0) if end else 0.0
+    def share_read(self, block: int, place: int | None) -> float:
+        _, _, start, end = self.blocks[block + self.first_block]
+        return min((place - start) / (end - start), 1.0) if place and end else 0.0
 
-    def _read_whole(self, path: Path) -> Iterator[dict]:
-        if is_plain_text(path):
-            return ({self.text_column: part} for part in read_text_parts(path))
-        return read_rows(path)
+    def _rows_of(self, path: Path) -> Iterator[dict]:
+        return ({self.text_column: part} for part in read_text_parts(path)) if is_plain_text(path) else read_rows(path)
 
 
 def contents_digest(files: list[Path]) -> str:
-    """SHA-256 of what is in the files; of more than HASHED_BYTES together, of evenly spread pieces of that size in all,
-    the beginning and the end of every file among them."""
+    """SHA-256 of the files' contents. Of more than HASHED_BYTES together it takes evenly spread pieces of that size in
+    all, the beginning and the end of every file among them."""
     total, digest = sum(file.stat().st_size for file in files), hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -190,16 +184,11 @@ def contents_digest(files: list[Path]) -> str:
 def _blocks_of(file: Path, only_whole: bool) -> list[Block]:
     suffix = data_suffix(file)
     if suffix == ".parquet":
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-
-        try:
-            with ParquetFile(file) as parquet:
-                return [Block(file, "parquet", group) for group in range(parquet.num_row_groups)]
-        except (OSError, ArrowException) as error:
-            raise ValueError(f"{file}: cannot be read ({error})") from None
+        with open_parquet(file) as parquet:
+            return [Block(file, "parquet", group) for group in range(parquet.num_row_groups)]
     kind = "text" if is_plain_text(file) else suffix[1:]
-    if only_whole or file.suffix.lower() in COMPRESSIONS or kind in ("json", "tsv") or _is_wiki(file, kind):
+    is_compressed = file.suffix.lower() in COMPRESSIONS
+    if only_whole or is_compressed or kind in ("json", "tsv") or kind == "text" and _is_wiki(file):
         return [Block(file, "whole")]
     if kind == "csv":
         return [Block(file, "csv")]
@@ -213,16 +202,14 @@ def _blocks_of_array(file: Path, documents: ArrayDocuments) -> list[Block]:
     return [Block(file, "ids", start, min(start + count, len(documents))) for start in starts]
 
 
-def _is_wiki(file: Path, kind: str) -> bool:
-    if kind != "text":
-        return False
+def _is_wiki(file: Path) -> bool:
     with open_text(file) as stream:
         return WIKI_OPEN.match(stream.readline(10_000).strip()) is not None
 
 
 def _lines(block: Block, start: int | None, longest: int | None = None) -> Iterator[tuple[int, bytes, bool, bool]]:
-    """(place, line, whether a line begins there, whether it ends) of the lines that begin within the block, from byte
-    `start` on. longest: bytes beyond which a line comes in parts."""
+    """(place, line, whether a line begins there, whether it ends) of the block's lines, those that begin in it, from
+    byte `start` on. A line longer than `longest` bytes comes in parts."""
     with block.path.open("rb") as stream:
         place, begins = start or 0, True
         if start is None and block.start:
@@ -241,9 +228,11 @@ def _lines(block: Block, start: int | None, longest: int | None = None) -> Itera
 
 
 def _pieces(stream: BinaryIO, longest: int | None = None) -> Iterator[tuple[bytes, bool]]:
-    """(line with its end, True) of all lines from where the stream stands, as in ordinary reading, where LF, CR LF and
-    CR end one. Of a line beyond `longest` bytes parts, with False but for the last; where it is cut is a function of
-    what follows alone, so that reading from there on gives the same parts."""
+    """(line with its end LF, CR LF or CR, True) of all lines from the stream's place on.
+
+    A line longer than `longest` bytes comes in parts, with False for all but the last. Each cut depends only on what
+    follows the one before, so reading from a cut on gives the same parts.
+    """
     rest = b""
     while chunk := stream.read(max(CHUNK_BYTES, len(rest))):
         *lines, rest = (rest + chunk).splitlines(keepends=True)  # the last one may continue, or its CR be half of CR LF
@@ -258,7 +247,7 @@ def _pieces(stream: BinaryIO, longest: int | None = None) -> Iterator[tuple[byte
 
 
 def _cut(line: bytes, longest: int | None) -> list[bytes]:
-    """A line or its beginning in parts of at most `longest` bytes, none of which but the first is white space alone."""
+    """A line, or its beginning, in parts of at most `longest` bytes; only the first may be white space alone."""
     parts = []
     while longest and len(line) > longest:
         text = line[:longest].decode(errors="ignore")  # without the letter that the end cuts in two
@@ -303,9 +292,8 @@ def _csv_rows(path: Path, start: int) -> Rows:
             stream.seek(place)
             for values in csv.reader(lines(), strict=True):
                 if values and len(values) != len(header):
-                    raise ValueError(
-                        f"{path}, row at byte {begun:,}: {len(values)} fields, the header has {len(header)}"
-                    )
+                    where = f"{path}, row at byte {begun:,}"
+                    raise ValueError(f"{where}: {len(values)} fields, the header has {len(header)}")
                 if values:
                     yield begun, dict(zip(header, values, strict=True))
                 begun = place
@@ -314,41 +302,35 @@ def _csv_rows(path: Path, start: int) -> Rows:
 
 
 def _row_group(block: Block, start: int) -> Rows:
-    from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile
-
     place = 0
-    try:
-        with ParquetFile(block.path) as file:
-            for batch in file.iter_batches(batch_size=1024, row_groups=[block.start]):
-                if place + len(batch) > start:
-                    skipped = max(0, start - place)
-                    yield from enumerate(batch.slice(skipped).to_pylist(), start=place + skipped)
-                place += len(batch)
-    except (OSError, ArrowException) as error:
-        raise ValueError(f"{block.path}: cannot be read ({error})") from None
+    with open_parquet(block.path) as file:
+        for batch in file.iter_batches(batch_size=1024, row_groups=[block.start]):
+            if place + len(batch) > start:
+                skipped = max(0, start - place)
+                yield from enumerate(batch.slice(skipped).to_pylist(), start=place + skipped)
+            place += len(batch)
 
 
 # ---------------------------------------------------------------- the Hub
 def hub_corpora(name: str, config: str | None, flag: str, splits: tuple[str, ...]) -> dict[str, "HubCorpus"]:
-    """Those of the splits that a data set on the Hub has, or one in a folder of its layout or saved by `datasets`."""
+    """{split: its corpus} of those splits that a data set of the Hub, or a saved one, has."""
     found = load_dataset_splits(name, config, flag, streaming=True)
     return {split: HubCorpus(name, config, split, found[split]) for split in splits if split in found}
 
 
 class HubCorpus(Corpus):
-    """A split that is read over the network as it is needed. dataset: a `datasets.IterableDataset`."""
+    """A split that is read over the network as it is needed."""
 
-    def __init__(self, name: str, config: str | None, split: str, dataset):
+    def __init__(self, name: str, config: str | None, split: str, dataset: "IterableDataset"):
         self.dataset = dataset.reshard() if dataset.num_shards < FEW_SHARDS else dataset
         super().__init__(self.dataset.num_shards)
         self.fingerprint = hashlib.sha256(repr((name, config, split, len(self))).encode()).hexdigest()
         self.description = f"{name}, {split}, a stream of {len(self):,} shards"
 
     def _rows(self, block: int, start: int | None) -> Rows:
-        shard = self.dataset.shard(num_shards=self.number_of_blocks, index=block).skip(start or 0)
-        # Not iter(shard), which in a data worker would deal its shards out to the workers again.
         place = start or 0
+        shard = self.dataset.shard(num_shards=self.number_of_blocks, index=block).skip(place)
+        # Not iter(shard), which in a data worker would deal its shards out to the workers again.
         for batch in shard.iter(batch_size=100):
             for values in zip(*batch.values(), strict=True):
                 yield place, dict(zip(batch, values, strict=True))

@@ -1,8 +1,7 @@
 """Training examples cut from token files, corpora drawn by weight, and the order of the examples.
 
-A data set here takes example numbers that run past its end: number n stands for example n % N in epoch n // N, and has
-another key there, so another mask. Everything is computed from the number and nothing drawn in order, so that any rank,
-data worker or resumed run gets the same.
+A data set of N examples takes any number n: it stands for example n % N in epoch n // N, with a key, and so a mask, of
+its own. Everything is a function of the number, nothing is drawn in order: all ranks, workers and resumed runs agree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +24,8 @@ def shares(rates: Sequence[float], total: int) -> list[int]:
 
 
 def evaluation_shares(weights: Sequence[float], total: int) -> list[int]:
-    """How many of `total` validation examples each corpus gives: in proportion to the weights, and one at least as far
-    as they go. ([0.7, 0.3], 10) -> [7, 3]; ([0.98, 0.01, 0.01], 10) -> [8, 1, 1]; ([0.5, 0.3, 0.2], 2) -> [1, 1, 0]."""
+    """How many of `total` validation examples each corpus gives: in proportion to the weights, at least one while there
+    are enough. ([0.7, 0.3], 10) -> [7, 3]; ([0.98, 0.01, 0.01], 10) -> [8, 1, 1]; ([0.5, 0.3, 0.2], 2) -> [1, 1, 0]."""
     counts = shares(weights, total)
     while 0 in counts and max(counts) > 1:
         counts[counts.index(max(counts))] -= 1
@@ -36,8 +35,7 @@ def evaluation_shares(weights: Sequence[float], total: int) -> list[int]:
 
 # ---------------------------------------------------------------- data sets
 class Examples(torch.utils.data.Dataset):
-    """A data set of examples by number. A subclass has `__len__` and `__getitems__`; `tokens_length` is the mean number
-    of raw tokens of an example."""
+    """Examples by number. A subclass has `__len__`, `__getitems__`, and `tokens_length`: mean raw tokens of one."""
 
     tokens_length: float
 
@@ -54,12 +52,11 @@ class Examples(torch.utils.data.Dataset):
 
 
 class ChunkDataset(Examples):
-    """Chunks of exactly `length` tokens of a flat array; what is left at the end is not used."""
+    """Chunks of exactly `length` tokens of a flat array; a shorter rest is not used."""
 
     def __init__(self, tokens: np.ndarray, length: int, seed: int = 0, max_chunks: int | None = None):
         chunks = len(tokens) // length
-        chunks = min(chunks, max_chunks) if max_chunks is not None else chunks
-        self.chunks = tokens[: chunks * length].reshape(chunks, length)
+        self.chunks = tokens[: chunks * length].reshape(chunks, length)[:max_chunks]
         self.tokens_length, self.seed = length, seed
 
     def __len__(self) -> int:
@@ -73,9 +70,9 @@ class ChunkDataset(Examples):
 class WeightedExamples(Examples):
     """Corpora of which each gives its weight's share of the examples of every epoch.
 
-    An epoch has as many examples as all corpora together. A corpus that has fewer than its share begins again before
-    the epoch is over; one that has more continues in the next epoch where it stopped. Within a pass no example comes
-    twice, and a part of a pass is spread over the whole corpus: examples are taken in strides.
+    An epoch has as many examples as all corpora together. A corpus with fewer than its share begins again before the
+    epoch is over; one with more continues in the next epoch where it stopped. Examples are taken in strides: within a
+    pass none comes twice, and a part of a pass is spread over the whole corpus.
     """
 
     def __init__(self, corpora: Sequence[Examples], weights: Sequence[float], seed: int = 0):
@@ -94,7 +91,7 @@ class WeightedExamples(Examples):
         return [epochs * int(n) / len(corpus) for n, corpus in zip(self.draws, self.corpora, strict=True)]
 
     def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
-        """As the corpora's, in the order of the numbers; each example has a key of its own."""
+        """The corpora's examples in the order of the numbers, each with a key of its own."""
         numbers = np.asarray(numbers)
         epochs, rows = np.divmod(numbers, len(self))
         which = np.searchsorted(self.ends, rows, side="right")
@@ -111,21 +108,6 @@ class WeightedExamples(Examples):
         return batch | {"key": example_keys(self.seed, numbers)}
 
 
-class JoinedExamples(torch.utils.data.Dataset):
-    """Validation examples of several corpora one after the other; `ends` tells where each one stops."""
-
-    def __init__(self, corpora: Sequence[Examples]):
-        self.corpora = list(corpora)
-        self.ends = np.cumsum([len(corpus) for corpus in corpora])
-
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    def __getitem__(self, number: int) -> dict:
-        corpus = int(np.searchsorted(self.ends, number, side="right"))
-        return self.corpora[corpus][number - (self.ends[corpus] - len(self.corpora[corpus]))]
-
-
 def _stride(size: int) -> int:
     """A step that meets every place of a ring of `size` once, near the golden section of it."""
     step = max(1, round(size * 0.6180339887498949))
@@ -136,26 +118,20 @@ def _stride(size: int) -> int:
 class EpochSampler(torch.utils.data.Sampler):
     """A new order of all examples in every epoch, a function of (seed, epoch) alone; all ranks draw the same.
 
-    group: every epoch has a whole number of groups (global batches), and a different remainder is left out each time.
-    count_epochs: yield epoch * N + example (what `ChunkDataset` understands) instead of the example.
-    buckets: [N] the bucket of each example; batches of `batch` examples then come from one bucket each.
+    group: every epoch has a whole number of groups (global batches), and leaves out a different remainder.
+    count_epochs: yield epoch * N + example (as `ChunkDataset` takes it) instead of the example.
+    buckets: [N] bucket of each example; each batch of `batch` examples then comes from one bucket.
     """
 
     def __init__(
-        self,
-        num_examples: int,
-        seed: int,
-        group: int = 1,
-        count_epochs: bool = False,
-        buckets: np.ndarray | None = None,
-        batch: int = 1,
-    ):
+        self, num_examples: int, seed: int, group: int = 1, count_epochs: bool = False,
+        buckets: np.ndarray | None = None, batch: int = 1,
+    ):  # fmt: skip
         self.num_examples, self.seed, self.group, self.count_epochs = num_examples, seed, group, count_epochs
         self.buckets, self.batch, self.epoch = buckets, batch, 0
 
     def _in_batches_of_one_bucket(self, order: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """The same examples, cut into batches of one bucket each in random order; what remains of the buckets is
-        mixed in batches of its own, of which one that is not full comes last."""
+        """The same examples in random batches of one bucket each, then batches of what remains, a shorter one last."""
         whole, remainders = [], []
         for bucket in np.unique(self.buckets):
             members = order[self.buckets[order] == bucket]

@@ -1,4 +1,4 @@
-"""Readers of files: what a name stands for, what a file is, and its text or rows, with the place of every error.
+"""Files: which ones a name stands for, what they are, and their text or rows; errors name file and line.
 
 Text (.txt, .text, and what has another or no ending and holds UTF-8 text), JSON, CSV, TSV and parquet, also compressed.
 """
@@ -20,10 +20,14 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common.command_line import home_path, listed
 from common.processes import print_once
 from corpora.long_text import LONGEST_PART, Stretch, joined, parts_of_line
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 ROW_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
@@ -34,9 +38,9 @@ csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses lon
 
 # ---------------------------------------------------------------- which files
 def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_SUFFIXES) -> list[Path]:
-    """Files, folders (their files of these suffixes, sorted) and globs as a list of files.
+    """Files that files, folders (theirs of these suffixes, sorted) and globs stand for.
 
-    ValueError if one is not there, is empty or is no text; a file that was named may have any ending.
+    ValueError if one is missing, empty or no text. A file that is named itself may have any suffix.
     """
     files = []
     for text in paths:
@@ -58,7 +62,7 @@ def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_S
 
 
 def compressed(path: Path) -> Path | None:
-    """train.en.gz for a train.en that is not there, with a line; None if there is no such file."""
+    """train.en.gz in the place of a missing train.en, which a line says; None if there is none."""
     if path.is_file():
         return None
     found = next((p for p in (Path(f"{path}{ending}") for ending in COMPRESSIONS) if p.is_file()), None)
@@ -99,7 +103,7 @@ def _is_there(text: str) -> bool:
 
 
 def _is_wanted(file: Path, folder: Path, suffixes: tuple[str, ...]) -> bool:
-    """Whether a file found in a named folder is to be read: hidden ones and those of other endings are not."""
+    """Whether a file found in a named folder is to be read: hidden ones and those of other suffixes are not."""
     hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
     return file.is_file() and not hidden and data_suffix(file) in suffixes + ("",) * (suffixes == TEXT_SUFFIXES)
 
@@ -113,7 +117,7 @@ def data_suffix(path: Path) -> str:
 
 
 def is_plain_text(path: Path) -> bool:
-    """Whether a line of the file is a document: .txt, .text, and what has no ending that we know."""
+    """Whether a line of the file is a document: .txt, .text, and every suffix that is none of ROW_SUFFIXES."""
     return data_suffix(path) not in ROW_SUFFIXES
 
 
@@ -174,18 +178,22 @@ _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
 def _open_binary(path: Path):
-    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
+    if path.suffix.lower() == ".zst":
+        import pyarrow
+
+        return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     stream = openers.get(path.suffix.lower(), io.open)(path, "rb")
-    if isinstance(stream, bz2.BZ2File | lzma.LZMAFile):  # which stop at what is no archive any more, without a word
+    if isinstance(stream, bz2.BZ2File | lzma.LZMAFile):  # else they ignore in silence what follows the archive
         stream._buffer.raw._trailing_error = ()
     return stream
 
 
 @contextlib.contextmanager
 def open_text(path: Path) -> Iterator[io.TextIOBase]:
-    """A text stream of a plain or compressed file; a byte-order mark is dropped, line ends become newlines.
+    """A text stream of a plain or compressed file, without its byte-order mark, every line end as a newline.
 
-    A file that is damaged or no UTF-8 text is a ValueError with its name, wherever in the `with` block it shows.
+    A file that is damaged or not UTF-8 is a ValueError with its name, wherever in the `with` block it shows.
     """
     try:
         with io.TextIOWrapper(_open_binary(path), encoding="utf-8-sig", newline=None) as stream:
@@ -199,7 +207,7 @@ def open_text(path: Path) -> Iterator[io.TextIOBase]:
 
 
 def _first_bad_line(path: Path) -> int:
-    """Number of the first line that is not UTF-8; a stream that is read in blocks does not know it."""
+    """Number of the first line that is not UTF-8, which a stream read in blocks cannot tell."""
     with _open_binary(path) as stream:
         for number, line in enumerate(stream, start=1):
             try:
@@ -213,18 +221,9 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def _open_zstd(path: Path, _mode: str):
-    import pyarrow
-
-    return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
-
-
 # ---------------------------------------------------------------- rows
 def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
-    """Rows of a JSON-lines, JSON, CSV, TSV or parquet file as dictionaries. ValueError names the file and line.
-
-    columns: refuse a file that lacks one of them.
-    """
+    """Rows of a JSON-lines, JSON, CSV, TSV or parquet file. ValueError names the line, also for missing `columns`."""
     if is_plain_text(path):
         raise ValueError(f"{path}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and .gz, .xz ...)")
     if data_suffix(path) == ".parquet":
@@ -238,16 +237,23 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
         yield row
 
 
-def _read_parquet(path: Path, columns: list[str] | None) -> Iterator[dict]:
+@contextlib.contextmanager
+def open_parquet(path: Path) -> Iterator["ParquetFile"]:
+    """A parquet file. One that is damaged is a ValueError with its name, wherever in the `with` block it shows."""
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            all_there = columns and set(columns) <= set(file.schema_arrow.names)
-            for batch in file.iter_batches(columns=columns if all_there else None):
-                yield from batch.to_pylist()
+            yield file
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path}: cannot be read ({error})") from None
+
+
+def _read_parquet(path: Path, columns: list[str] | None) -> Iterator[dict]:
+    with open_parquet(path) as file:
+        all_there = columns and set(columns) <= set(file.schema_arrow.names)
+        for batch in file.iter_batches(columns=columns if all_there else None):
+            yield from batch.to_pylist()
 
 
 def _read_csv(path: Path) -> Iterator[dict]:
@@ -278,9 +284,9 @@ def checked_header(names: list[str], path: Path) -> list[str]:
 def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
     """Rows of a tab-separated file as {column: value}, or {index: value} if it has no header line.
 
-    A line is a row and quotes are ordinary characters: with the usual quoting of csv readers a lone quote joins lines,
-    which loses rows of MRPC, QNLI and STS-B in silence. Only a line that is too short because its last field opens a
-    quote and does not close it continues in the next lines, as three questions of GLUE's QQP do.
+    A line is a row, and quotes are ordinary characters: with the usual quoting of csv readers a lone quote joins lines,
+    which loses rows of MRPC, QNLI and STS-B in silence. Only a line that is too short, and whose last field opens a
+    quote without closing it, continues in the next lines: three questions of GLUE's QQP do.
     """
     with open_text(path) as stream:
         lines = enumerate(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE), start=1)
@@ -313,10 +319,10 @@ def _joined(values: list[str], lines: Iterator[list[str]]) -> list[str]:
 
 
 def _read_json(path: Path) -> Iterator[dict]:
-    """Rows of an array, of objects one after another, or of one object a line; an object over many lines is one row."""
+    """Rows of an array, or of objects one after another, each on a line or over many lines."""
     with open_text(path) as stream:
         first = stream.readline()
-        if _goes_on(first):
+        if _is_open_json(first):
             text = first + stream.read()
             rows = enumerate(_json_values(text, path), start=1)
         else:
@@ -328,9 +334,8 @@ def _read_json(path: Path) -> Iterator[dict]:
             yield row
 
 
-def _goes_on(line: str) -> bool:
-    """Whether a JSON value that begins in a line ends in a later one, or is an array: [ and {, but not {"a": 1} or
-    {"a": x."""
+def _is_open_json(line: str) -> bool:
+    """Whether the JSON value in a line ends in a later one, or is an array: [ and {, but not {"a": 1} or {"a": x."""
     try:
         return isinstance(json.loads(line), list)
     except json.JSONDecodeError as error:
@@ -358,9 +363,11 @@ def _json_values(text: str, path: Path) -> Iterator:
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_json(text: str, path: Path, line: int | None = None, before: int = 0):
-    """The value that `text` is. ValueError names file and line. line: the one that `text` is; None for a whole file.
-    before: lines of the file before the text."""
+def parse_json(text: str, path: Path, line: int | None = None, before: int = 0) -> Any:
+    """The value of a text. ValueError names the file and line.
+
+    line: number of the line that the text is; None if it has several, `before` being the lines of the file before it.
+    """
     try:
         value = json.loads(text)
         if _SURROGATE.search(text):
@@ -391,17 +398,15 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def read_text_documents(path: Path) -> Iterator[str]:
-    """Documents of a text file: its lines; or, in WikiExtractor's format, the bodies between its <doc ...> tags.
+    """Documents of a text file: its lines, or the pages of WikiExtractor's format, which stand between <doc ...> tags.
 
-    Tags are dropped, entities of such pages resolved ("&amp;" -> "&") and control characters removed. Empty documents
-    are yielded as "" so that they can be counted.
+    Control characters are removed, and entities of pages resolved ("&amp;" -> "&"). Empty documents are yielded too.
     """
     return joined(read_text_parts(path))
 
 
 def read_text_parts(path: Path) -> Iterator[str]:
-    """The same documents, as Stretches if their line has more than LONGEST_PART characters: a line is cut as it is
-    read."""
+    """The same documents; a line of more than LONGEST_PART characters is cut into Stretches as it is read."""
     page, goes_on = None, False  # lines of the open <doc>, None outside; whether the line began before
     with open_text(path) as stream:
         pieces = (CONTROL.sub("", piece) for piece in iter(lambda: stream.readline(LONGEST_PART), ""))
@@ -424,7 +429,7 @@ def read_text_parts(path: Path) -> Iterator[str]:
 
 
 def read_documents(path: Path, text_column: str) -> Iterator[str]:
-    """The documents of one file, whatever its format; of plain text long ones in parts (`read_text_parts`)."""
+    """The documents of one file of any format; of plain text long ones in parts (`read_text_parts`)."""
     if is_plain_text(path):
         yield from read_text_parts(path)
     else:
@@ -432,7 +437,7 @@ def read_documents(path: Path, text_column: str) -> Iterator[str]:
 
 
 def column_texts(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[str]:
-    """The texts of a column, "" where there is none."""
+    """The texts of a column, "" for a missing one. ValueError for a value that is no text."""
     for number, row in enumerate(rows, start=1):
         if not isinstance(row[column], str | None):
             kind = type(row[column]).__name__

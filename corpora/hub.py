@@ -2,18 +2,22 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.processes import answers
+from common.reports import first_line
 from constants import DATASET_VALS
+
+if TYPE_CHECKING:
+    import datasets
 
 SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
 
 
-def load_dataset_splits(name: str, config: str | None, flag: str, streaming: bool = False):
-    """A `datasets.DatasetDict` of a saved folder or a Hub name. ValueError with the reason if there is none.
-
-    streaming: an `IterableDatasetDict` of the same, of which nothing is read yet.
-    """
+def load_dataset_splits(
+    name: str, config: str | None, flag: str, streaming: bool = False
+) -> "dict[str, datasets.Dataset] | dict[str, datasets.IterableDataset]":
+    """{split: its rows} of a saved folder or a Hub name, with `streaming` not read yet. ValueError if there is none."""
     import datasets
 
     do_not_wait_for_the_hub(name)
@@ -31,15 +35,13 @@ def load_dataset_splits(name: str, config: str | None, flag: str, streaming: boo
         tasks = [f"{benchmark}/{task}" for benchmark, tasks in DATASET_VALS.items() for task in tasks]
         tasks = [task for task in tasks if name in (task, task.partition("/")[2])]
         hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}" if tasks else hint
-        reason = first_line(error)
-        raise ValueError(f"{flag} {name}: neither a saved data set nor one on the Hub ({reason}){hint}") from None
+        reason = f"neither a saved data set nor one on the Hub ({first_line(error)}){hint}"
+        raise ValueError(f"{flag} {name}: {reason}") from None
 
 
 def do_not_wait_for_the_hub(name: str) -> None:
-    """Lets Hugging Face's libraries answer from their caches alone if `name` is no path and the Hub is out of reach.
-
-    They would retry for 20 to 50 seconds. They read the variables once, so both places are set.
-    """
+    """Makes Hugging Face's libraries use only their caches if `name` is no path and the Hub is out of reach: they would
+    retry for 20 to 50 seconds. They read the variables once, so both places are set."""
     if not Path(name).exists() and not hub_is_reachable():
         import huggingface_hub.constants
 
@@ -52,7 +54,3 @@ def hub_is_reachable() -> bool:
     from huggingface_hub import constants
 
     return answers(constants.ENDPOINT)
-
-
-def first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__

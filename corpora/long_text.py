@@ -1,13 +1,13 @@
-"""Long texts in parts that make up the whole: nothing is lost at a cut, and memory does not grow with the text.
+"""Long texts in parts that join to the whole: nothing is lost at a cut, and memory does not grow with the text.
 
     "one two three" -> "one two", " three"      the space at a cut begins the next part
 
-Tokenizers of T5's kind give the same ids for these parts as for the whole, since they cut at spaces first and drop one
-at a text's beginning. So do tokenizers of bytes. Only where there is no space is a word cut in two.
+Tokenizers of T5's kind give these parts the ids of the whole, since they cut at spaces first and drop one at a text's
+beginning. So do tokenizers of bytes. A word is cut in two only where there is no space.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 
 LONGEST_PART = 2**20  # characters, or bytes of a stream, of a text that are read and tokenised at once
 
@@ -18,12 +18,12 @@ class Stretch(str):
     goes_on = True
 
 
-def goes_on(document) -> bool:
+def goes_on(document: object) -> bool:
     """Whether a document, a text or an `IdDocument`, is a part that continues in the next one."""
     return getattr(document, "goes_on", False)
 
 
-def is_blank(document) -> bool:
+def is_blank(document: str | Sized) -> bool:
     """Whether there is nothing in a document but white space."""
     return not (document.strip() if isinstance(document, str) else len(document))
 

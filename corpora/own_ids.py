@@ -3,20 +3,23 @@
 A list column of parquet or JSON files, `.npy` arrays (flat, or one document a row) and flat `.bin` memory maps.
 Without `--tokenizer_name` the ids 0 ... N - 1 become tokens 3 ... N + 2 of a vocabulary with T5's places: <pad> 0, </s>
 1, <unk> 2, then the data, and 100 sentinels at the end, <extra_id_0> last. Its tokens are the ids as decimal numbers,
-so that the saved run loads with AutoTokenizer and answers in them. With a tokenizer the ids are its own and are not
-moved.
+so that the saved run loads with AutoTokenizer and answers in them. With a tokenizer the ids are its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from common.command_line import listed
 from constants import NUM_SENTINELS
-from corpora.files import data_suffix, expand_files, read_rows
+from corpora.files import data_suffix, expand_files, open_parquet, read_rows
 from data_collator_t5 import SENTINEL_NAME
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 ID_OFFSET = 3  # <pad>, </s>, <unk>
 ID_TYPES = ("uint8", "uint16", "uint32", "uint64", "int16", "int32", "int64")  # of .bin files
@@ -53,13 +56,16 @@ class IdFormat:
     dtype: str | None = None
 
 
-def holds_ids(paths: list[str] | None, column: str | None, dtype: str | None) -> bool:
-    """Whether the flags ask for ready-made ids: a column or a number type is named, or an .npy file."""
-    return bool(column or dtype or any(Path(path).suffix == ".npy" for path in paths or []))
+def id_format(args: Any) -> IdFormat | None:
+    """How the files hold ready-made ids, where the flags name a column or type of ids, or an .npy file; else None."""
+    column, dtype, files = args.input_ids_column, args.input_ids_dtype, args.train_file or []
+    return IdFormat(column, dtype) if column or dtype or any(Path(file).suffix == ".npy" for file in files) else None
 
 
-def expand_id_files(flag: str, paths: list[str], format: IdFormat) -> list[Path]:
-    """Files, folders and globs as a list of files; ValueError for one that is not there or that cannot hold ids."""
+def corpus_files(flag: str, paths: list[str], format: IdFormat | None) -> list[Path]:
+    """Files that files, folders and globs stand for; ValueError for one that is missing or cannot hold text (ids)."""
+    if format is None:
+        return expand_files(flag, paths)
     files = expand_files(flag, paths, ID_SUFFIXES)
     for file in files:
         suffix = data_suffix(file)
@@ -76,7 +82,7 @@ def expand_id_files(flag: str, paths: list[str], format: IdFormat) -> list[Path]
 
 # ---------------------------------------------------------------- reading
 def read_ids(path: Path, format: IdFormat) -> Iterator[IdDocument]:
-    """The documents of one file. ValueError names the file and the row of what is no list of whole numbers."""
+    """The documents of one file. ValueError names file and row of a value that is no list of whole numbers."""
     if path.suffix in ARRAY_SUFFIXES:
         yield from ArrayDocuments(path, format)
     elif path.suffix == ".parquet":
@@ -98,16 +104,15 @@ def _load_array(path: Path) -> np.ndarray:
 
 
 class ArrayDocuments(Sequence):
-    """The documents of an .npy or .bin file by number: its rows, or pieces of a flat array, each of which but the last
-    continues in the next. Nothing is read but what is asked for."""
+    """The documents of an .npy or .bin file by number: its rows, or pieces of a flat array, each but the last one
+    continuing in the next. Only what is asked for is read."""
 
     def __init__(self, path: Path, format: IdFormat):
         self.path = path
         is_npy = path.suffix == ".npy"
         self.array = _load_array(path) if is_npy else np.memmap(path, dtype=format.dtype, mode="r")
-        self.length = 1  # of a piece, or one row
-        if self.array.ndim == 1:
-            self.length = min(max(len(self.array) // 200, PIECE[0]), PIECE[1])
+        is_flat = self.array.ndim == 1
+        self.length = min(max(len(self.array) // 200, PIECE[0]), PIECE[1]) if is_flat else 1  # of a piece; or one row
 
     def __len__(self) -> int:
         return -(-len(self.array) // self.length)
@@ -123,33 +128,25 @@ class ArrayDocuments(Sequence):
 
 def _parquet_documents(path: Path, column: str) -> Iterator[IdDocument]:
     import pyarrow
-    import pyarrow.parquet
 
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if column not in names:
-                raise ValueError(f"{path}: no column {column}; there is {listed(names)}")
-            kind = file.schema_arrow.field(column).type
-            if not (pyarrow.types.is_nested(kind) and hasattr(kind, "value_type")):
-                raise ValueError(f"{path}: the column {column} holds {kind}, not lists of whole numbers")
-            if not pyarrow.types.is_integer(kind.value_type):
-                raise ValueError(f"{path}: the column {column} holds lists of {kind.value_type}, not of whole numbers")
-            number = 0
-            for batch in file.iter_batches(columns=[column]):
-                for value in batch.column(0):
-                    number += 1
-                    if not value.is_valid or value.values.null_count:
-                        raise ValueError(f"{path}, row {number}: the column {column} is empty or has an empty place")
-                    yield IdDocument(value.values.to_numpy(), f"{path}, row {number}")
-    except (OSError, pyarrow.ArrowException) as error:
-        if isinstance(error, ValueError) and str(error).startswith(str(path)):  # ArrowInvalid is a ValueError too
-            raise
-        raise ValueError(f"{path}: cannot be read ({error})") from None
+    with open_parquet(path) as file:
+        names = file.schema_arrow.names
+        if column not in names:
+            raise ValueError(f"{path}: no column {column}; there is {listed(names)}")
+        kind = file.schema_arrow.field(column).type
+        if not (pyarrow.types.is_nested(kind) and hasattr(kind, "value_type")):
+            raise ValueError(f"{path}: the column {column} holds {kind}, not lists of whole numbers")
+        if not pyarrow.types.is_integer(kind.value_type):
+            raise ValueError(f"{path}: the column {column} holds lists of {kind.value_type}, not of whole numbers")
+        values = (value for batch in file.iter_batches(columns=[column]) for value in batch.column(0))
+        for number, value in enumerate(values, start=1):
+            if not value.is_valid or value.values.null_count:
+                raise ValueError(f"{path}, row {number}: the column {column} is empty or has an empty place")
+            yield IdDocument(value.values.to_numpy(), f"{path}, row {number}")
 
 
-def row_ids(rows, column: str, where: Path | str) -> Iterator[IdDocument]:
-    """The ids in a column of rows."""
+def row_ids(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[IdDocument]:
+    """The ids in a column of rows. ValueError for a value that is no list of whole numbers of 64 bits."""
     for number, row in enumerate(rows, start=1):
         values = row[column]
         if not isinstance(values, list) or not all(type(value) is int for value in values):
@@ -161,7 +158,7 @@ def row_ids(rows, column: str, where: Path | str) -> Iterator[IdDocument]:
 
 
 # ---------------------------------------------------------------- vocabulary
-def ids_tokenizer(vocab_size: int):
+def ids_tokenizer(vocab_size: int) -> "PreTrainedTokenizerFast":
     """A tokenizer whose tokens are the numbers 0 ... vocab_size - 1, with T5's special tokens at T5's places.
 
     With 10 of them "0 7 9" becomes 3 10 12 and EOS, 1; <extra_id_99> is 13 and <extra_id_0> 112.
@@ -174,42 +171,35 @@ def ids_tokenizer(vocab_size: int):
     backend = Tokenizer(models.WordLevel({token: n for n, token in enumerate(tokens)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        extra_special_tokens=sentinels[::-1],
-        input_ids_offset=ID_OFFSET,
-    )
+    special = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>", extra_special_tokens=sentinels[::-1])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, input_ids_offset=ID_OFFSET, **special)
 
 
-def ids_offset(tokenizer) -> int:
+def ids_offset(tokenizer: "PreTrainedTokenizerBase") -> int:
     """What is added to the data's ids: 3 for `ids_tokenizer`, also saved and loaded again; 0 for any other."""
     return int(tokenizer.init_kwargs.get("input_ids_offset", 0))
 
 
-class IdWords:
+class IdEncoder:
     """Data ids -> ids of the model. Called with an IdDocument; ValueError names file, row, place and a wrong value."""
 
-    def __init__(self, tokenizer):
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
         self.offset = ids_offset(tokenizer)
         vocabulary = tokenizer.get_vocab()
         self.allowed = np.zeros(len(tokenizer), dtype=bool)
         self.allowed[list(vocabulary.values())] = True
-        special = {n for token, n in vocabulary.items() if SENTINEL_NAME.fullmatch(token)} | {tokenizer.pad_token_id}
-        self.allowed[list(special if not self.offset else special | set(tokenizer.all_special_ids))] = False
-        self.described = f"0 to {np.flatnonzero(self.allowed).max() - self.offset}"
-        if not self.offset:
-            self.described = f"an id of the tokenizer's {len(tokenizer):,}, and neither its padding nor a sentinel"
+        sentinels = [number for token, number in vocabulary.items() if SENTINEL_NAME.fullmatch(token)]
+        self.allowed[[*sentinels, tokenizer.pad_token_id]] = False
+        self.described = f"an id of the tokenizer's {len(tokenizer):,}, and neither its padding nor a sentinel"
+        if self.offset:
+            self.allowed[tokenizer.all_special_ids] = False
+            self.described = f"0 to {np.flatnonzero(self.allowed).max() - self.offset} (--vocab_size)"
 
     def __call__(self, document: IdDocument) -> np.ndarray:
         ids = document.ids.astype(np.int64) + self.offset
         inside = (ids >= 0) & (ids < len(self.allowed)) & (document.ids < 2**62)
         wrong = np.flatnonzero(~(inside & self.allowed[np.where(inside, ids, 0)]))
         if len(wrong):
-            raise ValueError(
-                f"{document.where}, place {document.first + wrong[0] + 1}: the id {document.ids[wrong[0]]} must be "
-                f"{self.described}" + (" (--vocab_size)" if self.offset else "")
-            )
+            raise ValueError(f"{document.where}, place {document.first + wrong[0] + 1}: the id "
+                             f"{document.ids[wrong[0]]} must be {self.described}")  # fmt: skip
         return ids

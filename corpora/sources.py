@@ -1,6 +1,7 @@
 """Where the text for pre-training comes from: local files, a saved `datasets` folder, the Hub or the built-in corpus.
 
 A source knows the fingerprint of its contents before it is read; the tokenizer trained on it is cached under that.
+`args` are the flags of the text (arguments/text.py), in `find_sources` of one corpus.
 """
 
 import dataclasses
@@ -12,16 +13,20 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common.cached_folders import cached
 from common.manifests import file_digest
 from common.processes import print_once
 from common.reports import human_bytes
 from constants import BUILTIN_CORPUS
-from corpora.files import column_texts, data_suffix, expand_files, is_plain_text, read_documents, split_weights
+from corpora.files import column_texts, data_suffix, is_plain_text, read_documents, split_weights
 from corpora.hub import load_dataset_splits
-from corpora.own_ids import IdDocument, IdFormat, expand_id_files, holds_ids, read_ids, row_ids
+from corpora.own_ids import IdDocument, IdFormat, corpus_files, id_format, read_ids, row_ids
 from corpora.tokenizers import load_tokenizer, train_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Sample for a tokenizer that is trained on the way: enough for a small vocabulary, and a minute or less.
 TOKENIZER_SENTENCES, TOKENIZER_CHARACTERS = 200_000, 2**25
@@ -52,8 +57,7 @@ class Source:
             yield from read_documents(file, self.column) if self.ids is None else read_ids(file, self.ids)
 
     def check_unchanged(self) -> None:
-        """ValueError if a file is no longer the one that the fingerprint is of: what was read may not be kept under
-        it."""
+        """ValueError if a file has changed since its fingerprint was taken, under which what was read would be kept."""
         for part in self.parts:
             part.check_unchanged()
         for file, stamp in zip(self.files, self.stamps, strict=False):
@@ -61,37 +65,28 @@ class Source:
                 raise ValueError(f"{file} has changed while it was read: start again when it is complete")
 
 
-def find_sources(args) -> dict[str, Source]:
-    """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. ValueError if none.
-
-    args: the flags of the text, of one corpus.
-    """
+def find_sources(args: Any) -> dict[str, Source]:
+    """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. ValueError if none."""
     ids = id_format(args)
     if args.train_file:
-        sources = {"train": _file_source("--train_file", args.train_file, args.text_column, ids)}
-        if args.validation_file:
-            sources["validation"] = _file_source("--validation_file", args.validation_file, args.text_column, ids)
-        return sources
+        files = {"train": args.train_file, "validation": args.validation_file}
+        return {split: _file_source(f"--{split}_file", paths, args.text_column, ids)
+                for split, paths in files.items() if paths}  # fmt: skip
     if (args.dataset_name or BUILTIN_CORPUS) == BUILTIN_CORPUS:
         return builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
     column = args.input_ids_column or args.text_column
     return _dataset_sources(args.dataset_name, args.dataset_config_name, column, ids)
 
 
-def id_format(args) -> IdFormat | None:
-    """How the files hold ready-made ids; None where they hold text."""
-    asked = holds_ids(args.train_file, args.input_ids_column, args.input_ids_dtype)
-    return IdFormat(args.input_ids_column, args.input_ids_dtype) if asked else None
-
-
-def find_corpora(args) -> dict[str, tuple[float, object]]:
+def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
     """{name: (weight, the flags of this corpus alone)} of `--train_file a.txt:0.7 b.txt:0.3` or `--dataset_name
-    allenai/c4:0.7,wikimedia/wikipedia:0.3`, weights adding up to 1; without weights one corpus, "text".
+    allenai/c4:0.7,wikimedia/wikipedia:0.3`. Weights add up to 1; without any there is one corpus, "text".
 
-    A name is its file's stem, with a number where two are alike. ValueError unless all or none have a weight.
+    A corpus is named after its file, with a number where two are alike. ValueError unless all or none have a weight.
     """
     flag = "--train_file" if args.train_file else "--dataset_name"
-    given = args.train_file or _named_datasets(args.dataset_name)
+    text = args.dataset_name or BUILTIN_CORPUS
+    given = args.train_file or ([text] if Path(text).exists() else text.split(","))  # a saved folder may have commas
     paths, weights = split_weights(flag, given)
     configs = (args.dataset_config_name or "").split(",")
     if weights is None and not args.train_file and len(paths) > 1:
@@ -115,12 +110,6 @@ def find_corpora(args) -> dict[str, tuple[float, object]]:
     return corpora
 
 
-def _named_datasets(names: str | None) -> list[str]:
-    """The names between the commas; a saved folder may have commas in its own."""
-    names = names or BUILTIN_CORPUS
-    return [names] if Path(names).exists() else names.split(",")
-
-
 def joined(sources: list[Source]) -> Source:
     """Several sources as one, whatever their weights: what a tokenizer is trained on."""
     if len(sources) == 1:
@@ -130,12 +119,12 @@ def joined(sources: list[Source]) -> Source:
 
 
 def joint_fingerprint(sources: Sequence) -> str:
-    """Of the contents of several sources or corpora together."""
+    """Fingerprint of the contents of several sources or corpora together."""
     return hashlib.sha256("".join(source.fingerprint for source in sources).encode()).hexdigest()
 
 
 def _file_source(flag: str, paths: list[str], column: str, ids: IdFormat | None = None) -> Source:
-    files = expand_files(flag, paths) if ids is None else expand_id_files(flag, paths, ids)
+    files = corpus_files(flag, paths, ids)
     digest, stamps = hashlib.sha256(), [_stamp(file) for file in files]
     for file in files:
         kind = ".txt" if is_plain_text(file) else data_suffix(file)
@@ -155,21 +144,18 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
 
 
 def _dataset_sources(name: str, config: str | None, column: str, ids: IdFormat | None = None) -> dict[str, Source]:
-    import datasets
-
     splits = load_dataset_splits(name, config, "--dataset_name")
     if "train" not in splits:
         raise ValueError(f"--dataset_name {name}: has no split called train; there is {', '.join(splits)}")
     sources = {}
     for split in ("train", "validation"):
         if split in splits:
-            dataset: datasets.Dataset = splits[split]
+            dataset = splits[split]
             if column not in dataset.column_names:
                 flag = "--text_column" if ids is None else "--input_ids_column"
                 raise ValueError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
-            sources[split] = Source(
-                f"{name} ({len(dataset):,} rows)", dataset._fingerprint, [], column, dataset, ids=ids
-            )
+            shown = f"{name} ({len(dataset):,} rows)"
+            sources[split] = Source(shown, dataset._fingerprint, [], column, dataset, ids=ids)
     return sources
 
 
@@ -194,29 +180,23 @@ def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
     return cached(cache, BUILTIN_CORPUS, corpus.fingerprint(), build)
 
 
-def tokenizer_for(source: Source, vocab_size: int, cache: Path, byte_fallback: bool | None = None):
-    """A tokenizer trained on `source`, kept in the cache under a key of the text's contents, the size, and whether
-    letters without a token are written as bytes."""
+def tokenizer_for(
+    source: Source, vocab_size: int, cache: Path, byte_fallback: bool | None = None
+) -> "PreTrainedTokenizerBase":
+    """A tokenizer trained on `source`, cached under a key of the text's contents, the size and `byte_fallback`."""
     decisive = f"{TOKENIZER_FORMAT} {source.fingerprint} {source.column} {vocab_size} {byte_fallback}"
     key = hashlib.sha256(decisive.encode()).hexdigest()
 
     def build(folder: Path) -> None:
         print_once(f"no tokenizer was given: training one of {vocab_size:,} tokens on {source.description}")
-        train_tokenizer(
-            source.documents(),
-            folder,
-            vocab_size,
-            byte_fallback,
-            max_sentences=TOKENIZER_SENTENCES,
-            max_characters=TOKENIZER_CHARACTERS,
-        )
+        sample = dict(max_sentences=TOKENIZER_SENTENCES, max_characters=TOKENIZER_CHARACTERS)
+        train_tokenizer(source.documents(), folder, vocab_size, byte_fallback, **sample)
         source.check_unchanged()
 
     return load_tokenizer(str(cached(cache, "tokenizer", key, build)))
 
 
-def default_tokenizer(args, cache_dir: str):
-    """The tokenizer of a model from scratch when none is named: the one that pre-training on the built-in text would
-    use. args: the flags of the model."""
+def default_tokenizer(args: Any, cache_dir: str) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a model from scratch where none is named, as in pre-training on the built-in text."""
     cache = Path(cache_dir).expanduser()
     return tokenizer_for(builtin_sources(cache)["train"], args.vocab_size, cache, args.byte_fallback)

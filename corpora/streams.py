@@ -4,13 +4,13 @@
 
 A lane is one of a fixed number of small streams: in pass p, lane l reads the blocks at places l, l + 24 ... of that
 pass's order. It fills a buffer with units (the pieces of a row, or packed chunks of tokens), shuffles it, gives it out
-and fills it again. Example n of the run is number n // 24 of lane n % 24. Everything random is a function of the seed,
-the pass or the place in the lane. So a checkpoint holds only where each lane's buffer begins and how far it is read,
-and a resumed run reads only the buffers again.
+and fills it again. Example n of the run is number n // 24 of lane n % 24. Everything random depends on the seed, the
+pass and the place in the lane alone. So a checkpoint holds only where each lane's buffer begins, and a resumed run
+reads only the buffers again.
 
-Rank r of R takes the examples n with n % R == r, so with 1, 2, 3, 4, 6, 8, 12 or 24 ranks each has lanes of its own,
-which no other rank reads. The workers of a rank take its batches in turn; they all read its lanes, and share the work
-of making batches of them (tokenising, collating).
+Rank r of R takes the examples n with n % R == r. With 1, 2, 3, 4, 6, 8, 12 or 24 ranks each has lanes of its own, which
+no other rank reads. The workers of a rank take its batches in turn: they all read its lanes, and divide the making of
+batches (tokenising, collating).
 """
 
 import contextlib
@@ -22,6 +22,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,11 +33,15 @@ from corpora.examples import shares
 from corpora.long_text import goes_on, is_blank
 from corpora.tokenizers import cut_at_spaces
 
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
 LANES = 24
 TURNS = 4096  # examples of a lane after which each corpus has given its weight's share of them
 ENCODE_BATCH = 20_000  # characters that are tokenised at once for packing, and at most read too early
 Place = list  # [pass, block of the lane in this pass, place of the row in the block, units of the row to skip]
-Units = Callable[[Iterator[tuple[Place, dict]]], Iterator[tuple[Place, object]]]
+Rows = Iterator[tuple[Place, dict]]
+Units = Callable[[Rows], Iterator[tuple[Place, object]]]
 
 
 # ---------------------------------------------------------------- units
@@ -47,8 +52,8 @@ _LETTER = re.compile(r"[^\W\d_]")
 def cut_sentences(text: str, longest: int) -> list[str]:
     """Sentence-like pieces of at most `longest` characters: "Se poate. El e!", 9 -> ["Se poate.", "El e!"].
 
-    A line ends a piece, and so does white space after . ! ? or … (and closing quotes). What is longer is cut at a
-    space, or where there is none, within the word. White space around a piece and pieces without a letter are left out.
+    The end of a line ends a piece, and so does white space after . ! ? or … (and closing quotes). A longer piece is cut
+    at a space, or within a word that has none. White space around pieces, and pieces without a letter, are left out.
     """
     pieces = []
     for line in text.splitlines():
@@ -62,7 +67,7 @@ def cut_sentences(text: str, longest: int) -> list[str]:
 def one_by_one(split: Callable[[dict], list]) -> Units:
     """Units that are the parts of a row."""
 
-    def units(rows):
+    def units(rows: Rows) -> Iterator[tuple[Place, object]]:
         for (number, block, place, skip), row in rows:
             for index, unit in enumerate(split(row)[skip:], start=skip):
                 yield [number, block, place, index], unit
@@ -70,7 +75,13 @@ def one_by_one(split: Callable[[dict], list]) -> Units:
     return units
 
 
-def packed(read: Callable[[dict], object], encode: Callable, window: int, cut: Callable, eos: list[int]) -> Units:
+def packed(
+    read: Callable[[dict], object],
+    encode: Callable[[list], list[np.ndarray]],
+    window: int,
+    cut: Callable,
+    eos: list[int],
+) -> Units:
     """Units that are rows of token ids: the documents one after another, without padding.
 
     read: row of the corpus -> document, a text or an IdDocument. encode: documents -> the ids of each. eos: ids put
@@ -78,46 +89,30 @@ def packed(read: Callable[[dict], object], encode: Callable, window: int, cut: C
     (how many of them are used, unit), as `Objective.cut`.
     """
 
-    def units(rows):
-        parts, total = deque(), 0  # [place, ids] not yet given out, and how many ids they hold
+    def units(rows: Rows) -> Iterator[tuple[Place, object]]:
+        ids, begins = np.empty(0, np.uint32), deque()  # not yet used; (where in them a document begins, its place)
         for batch in _batches(rows, read):
-            documents = [document for _, document in batch]
-            for (place, document), ids in zip(batch, encode(documents), strict=True):
-                end = np.array([] if goes_on(document) else eos, dtype=np.uint32)
-                skip = place[3]
-                ids = ids[:0] if is_blank(document) else np.concatenate([ids, end])[skip:]
-                if len(ids):
-                    parts.append([list(place), ids])
-                    total += len(ids)
-                while total >= window:
-                    start = list(parts[0][0])
-                    used, unit = cut(_first_ids(parts, window), start[0])
-                    total -= used
-                    while used:
-                        first_place, first = parts[0]
-                        taken = min(used, len(first))
-                        first_place[3] += taken
-                        parts[0][1] = first[taken:]
-                        used -= taken
-                        if not len(parts[0][1]):
-                            parts.popleft()
-                    yield start, unit
+            parts, end = [ids], len(ids)
+            for (place, document), encoded in zip(batch, encode([document for _, document in batch]), strict=True):
+                if not is_blank(document):
+                    closed = np.concatenate([encoded, np.array([] if goes_on(document) else eos, dtype=np.uint32)])
+                    parts.append(closed[place[3] :])
+                    begins.append((end, place))
+                    end += len(parts[-1])
+            ids, used = np.concatenate(parts), 0
+            while end - used >= window:
+                while len(begins) > 1 and begins[1][0] <= used:
+                    begins.popleft()
+                begin, (*where, skip) = begins[0]
+                count, unit = cut(ids[used : used + window], where[0])
+                yield [*where, skip + used - begin], unit
+                used += count
+            ids, begins = ids[used:], deque((begin - used, place) for begin, place in begins)
 
     return units
 
 
-def _first_ids(parts: deque, count: int) -> np.ndarray:
-    """The first `count` ids of [place, ids] parts."""
-    found, missing = [], count
-    for _, ids in parts:
-        found.append(ids[:missing])
-        missing -= len(found[-1])
-        if not missing:
-            break
-    return np.concatenate(found)
-
-
-def _batches(rows, read) -> Iterator[list]:
+def _batches(rows: Rows, read: Callable[[dict], object]) -> Iterator[list]:
     """Lists of (place, document) of about ENCODE_BATCH characters or ids."""
     batch, size = [], 0
     for place, row in rows:
@@ -136,8 +131,7 @@ class LaneSource:
     """A corpus as the lanes of a stream read it.
 
     units: what is made of its rows (`one_by_one`, `packed`). lanes: into how many it is dealt out. buffer: units that a
-    lane shuffles at a time. seed: numbers that begin every seed of its random orders. passes: None, or after how many
-    it ends (tests).
+    lane shuffles at a time. seed, number: of the run and the corpus, for its random orders. passes: its end (tests).
     """
 
     def __init__(
@@ -158,7 +152,7 @@ class LaneSource:
         return self._order[1]
 
     def passes_of(self, lane: int, place: Place) -> float:
-        """Passes of a lane over its share of the corpus, as far as a place in it tells."""
+        """Passes of a lane over its share of the corpus up to a place, as far as the place tells."""
         number, block, row, _ = place
         blocks = self.order(number)[lane :: self.lanes]
         begun = self.corpus.share_read(int(blocks[block]), row) if block < len(blocks) else 0
@@ -166,15 +160,13 @@ class LaneSource:
 
     def check_not_empty(self) -> None:
         """ValueError if the corpus gives not a single example, instead of searching forever."""
-        rows = (
-            ([0, block, place, 0], row) for block in range(len(self.corpus)) for place, row in self.corpus.rows(block)
-        )
+        rows = (([0, 0, place, 0], row) for place, row in self.corpus.all_rows())
         if next(self.units(rows), None) is None:
             raise ValueError(f"{self.corpus.description}: gives no example to train on")
 
 
 class Lane:
-    """One of the small streams of a corpus: `take(n)` gives its n-th example; n must not decrease.
+    """One of the small streams of a corpus, whose examples are taken by numbers that never decrease.
 
     state: where the buffer begins, [number of its first example, place of its first unit], as `state` returned it.
     """
@@ -188,13 +180,13 @@ class Lane:
     def state(self) -> list:
         return [self.first, self.place]
 
-    def take(self, number: int):
-        """IndexError when the stream has a limited number of passes and they are over."""
+    def take(self, number: int) -> object:
+        """The n-th example. IndexError when the stream has a limited number of passes and they are over."""
         self.seek(number)
         return self.buffer[self.order[number - self.first]]
 
     def seek(self, number: int) -> None:
-        """Fills the buffer with the one that holds the example."""
+        """Reads on until the buffer holds the example."""
         while number >= self.first + len(self.buffer):
             self._fill()
 
@@ -203,9 +195,8 @@ class Lane:
         if self.units is None:
             self.units = source.units(self._rows(*self.place))
         self.first += len(self.buffer)
-        # The first buffer is the shorter the earlier the lane, so that they are not all filled in the same step.
         size = source.buffer
-        if self.first == 0:
+        if self.first == 0:  # the shorter the earlier the lane, so that they are not all filled in the same step
             size = max(1, size * (self.lane + 1) // source.lanes)
         read = list(itertools.islice(self.units, size))
         if not read:
@@ -244,62 +235,40 @@ class MixedLane:
     def state(self) -> list:
         return [lane.state() for lane in self.lanes]
 
-    def take(self, number: int):
-        corpus, number = self._turn(number)
-        return self.lanes[corpus].take(number)
+    def take(self, number: int) -> object:
+        corpus, given = self._turn(number)
+        return self.lanes[corpus].take(given[corpus] - 1)
 
     def seek(self, number: int) -> None:
         """Brings every corpus to its last example up to this one."""
-        if len(self.lanes) == 1:
-            return self.lanes[0].seek(number)
-        corpus, of_corpus = self._turn(number)
-        round_, rest = divmod(number, len(self.turns))
-        for other, lane in enumerate(self.lanes):
-            before = round_ * self.counts[other] + np.count_nonzero(self._round[1][: rest + 1] == other)
-            if other == corpus:
-                lane.seek(of_corpus)
-            elif before:
-                lane.seek(int(before) - 1)
-        return None
+        for lane, given in zip(self.lanes, self._turn(number)[1], strict=True):
+            if given:
+                lane.seek(given - 1)
 
-    def _turn(self, number: int) -> tuple[int, int]:
-        """(corpus, number of the example within its lane) of an example of this lane."""
-        if len(self.lanes) == 1:
-            return 0, number
+    def _turn(self, number: int) -> tuple[int, list[int]]:
+        """(corpus of an example of this lane, how many examples each corpus has given when it is taken)."""
         round_, rest = divmod(number, len(self.turns))
         if self._round[0] != round_:
             order = self.lanes[0].source.random(2, self.lane, round_).permutation(self.turns)
-            places = np.zeros_like(order)
-            for corpus in range(len(self.lanes)):
-                own = order == corpus
-                places[own] = np.arange(np.count_nonzero(own))
-            self._round = round_, order, places
-        _, order, places = self._round
-        corpus = int(order[rest])
-        return corpus, int(round_ * self.counts[corpus] + places[rest])
+            given = np.cumsum(order[:, None] == np.arange(len(self.lanes)), axis=0)
+            self._round = round_, order, round_ * self.counts + given
+        _, order, given = self._round
+        return int(order[rest]), given[rest].tolist()
 
 
 class StreamDataset(torch.utils.data.IterableDataset):
     """Batches of this rank's examples, without end; each is `make_batch(example numbers, units)`.
 
     corpora: [(corpus, what is made of its rows: `one_by_one`, `packed`)]. weights: share of the examples that each
-    gives. shuffle_buffer_size: examples held in memory by all lanes together. passes: None, or after how many it ends
-    (tests). ValueError if a corpus gives no example.
+    gives. shuffle_buffer_size: examples held in memory by all lanes together. description: of what else decides the
+    examples. passes: None, or after how many it ends (tests).
     """
 
     def __init__(
-        self,
-        corpora: list[tuple[Corpus, Units]],
-        make_batch: Callable[[np.ndarray, list], object],
-        batch_size: int,
-        seed: int,
-        shuffle_buffer_size: int,
-        rank: int = 0,
-        ranks: int = 1,
-        weights: Sequence[float] = (1.0,),
-        description: str = "",
-        passes: int | None = None,
-    ):
+        self, corpora: list[tuple[Corpus, Units]], make_batch: Callable[[np.ndarray, list], object], batch_size: int,
+        seed: int, shuffle_buffer_size: int, rank: int = 0, ranks: int = 1, weights: Sequence[float] = (1.0,),
+        description: str = "", passes: int | None = None,
+    ):  # fmt: skip
         self.make_batch, self.batch_size, self.rank, self.ranks = make_batch, batch_size, rank, ranks
         self.lanes = min(LANES, *(len(corpus) for corpus, _ in corpora))
         lane_buffer = shuffle_buffer_size // self.lanes
@@ -317,8 +286,10 @@ class StreamDataset(torch.utils.data.IterableDataset):
         self.loader_in_use: StreamLoader | None = None
 
     @classmethod
-    def of_run(cls, corpora: list, make_batch, args, shuffle_buffer_size: int, **others):
-        """The stream of this rank of a run; args: its TrainingArguments. ValueError if there is nothing in it."""
+    def of_run(
+        cls, corpora: list, make_batch: Callable, args: "TrainingArguments", shuffle_buffer_size: int, **others: Any
+    ) -> "StreamDataset":
+        """The stream of this rank of a run. ValueError if a corpus gives no example."""
         seed = args.seed if args.data_seed is None else args.data_seed
         ranks = max(1, args.world_size)
         stream = cls(corpora, make_batch, args.train_batch_size, seed, shuffle_buffer_size, args.process_index, ranks,
@@ -366,8 +337,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
                 return
 
     def _follow(self, lanes: list[MixedLane], after: int) -> None:
-        """Brings all lanes to this rank's last example before `after`, which another worker may have given out. States
-        are then the same whatever the number of workers."""
+        """Brings all lanes to this rank's last example before `after`, so that workers do not change the state."""
         newest = {}  # lane -> number
         for number in range(after - self.ranks + self.rank, -1, -self.ranks):
             newest.setdefault(number % self.lanes, number)
@@ -378,8 +348,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
                 lanes[lane].seek(number // self.lanes)
 
     def passes_of(self, state: dict) -> float:
-        """Passes over the text that a state stands for, as far as the buffers of this rank's lanes tell; of several
-        corpora their mean under the weights."""
+        """Passes over the text up to a state, by this rank's lanes; of several corpora their mean under the weights."""
         passes = [
             [source.passes_of(lane, place) for source, (_, place) in zip(self.sources, lanes, strict=True)]
             for lane, lanes in enumerate(state["lanes"])
@@ -393,9 +362,8 @@ class StreamDataset(torch.utils.data.IterableDataset):
         ValueError if they read another stream, or this one with another seed or buffer.
         """
         if states[0]["fingerprint"] != self.fingerprint:
-            raise ValueError(
-                "its run read another stream: files, --seed, --shuffle_buffer_size, tokenizer and lengths must stay"
-            )
+            raise ValueError("its run read another stream: files, --seed, --shuffle_buffer_size, tokenizer and "
+                             "lengths must stay")  # fmt: skip
         self.next_example = states[0]["next_example"]
         # Of a lane that several ranks have read, the one that has come furthest knows best.
         lanes = zip(*(state["lanes"] for state in states), strict=True)
@@ -404,21 +372,14 @@ class StreamDataset(torch.utils.data.IterableDataset):
         ]
 
     # What a trainer asks of a data set.
-    def loader(self, collate: Callable, args, **others) -> "StreamLoader":
-        """The data loader of this rank, which keeps its place; args: the run's TrainingArguments."""
-        self.loader_in_use = StreamLoader(
-            self,
-            collate,
-            args.dataloader_num_workers,
-            pin_memory=args.dataloader_pin_memory,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            **others,
-        )
+    def loader(self, collate: Callable, args: "TrainingArguments", **others: Any) -> "StreamLoader":
+        """The data loader of this rank, which keeps its place."""
+        others |= dict(pin_memory=args.dataloader_pin_memory, prefetch_factor=args.dataloader_prefetch_factor)
+        self.loader_in_use = StreamLoader(self, collate, args.dataloader_num_workers, **others)
         return self.loader_in_use
 
     def epochs_done(self) -> float:
-        """Passes over the text up to the last batch given out: Trainer, which does not know how long a stream is, would
-        count epochs as shares of --max_steps."""
+        """Passes over the text up to the last batch given out; Trainer would count shares of --max_steps."""
         return self.passes_of(self.loader_in_use.state)
 
     def save_place(self, folder: Path) -> None:
@@ -434,7 +395,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
 class StreamLoader(torch.utils.data.DataLoader):
     """A DataLoader of a StreamDataset that keeps the state after the batch it gave last."""
 
-    def __init__(self, dataset: StreamDataset, collate: Callable, workers: int, **other):
+    def __init__(self, dataset: StreamDataset, collate: Callable, workers: int, **other: Any):
         super().__init__(
             dataset,
             batch_size=None,
@@ -463,20 +424,16 @@ class StreamLoader(torch.utils.data.DataLoader):
         """A stream has no epochs that Trainer could count."""
 
 
-def state_file(folder: Path, rank: int) -> Path:
-    return folder / f"stream_state_{rank}.json"
-
-
 def save_state(folder: Path, rank: int, state: dict) -> None:
     """Writes the place that a rank has reached into a checkpoint."""
-    state_file(folder, rank).write_text(json.dumps(state) + "\n", encoding="utf-8")
+    (folder / f"stream_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
 
 def resume(dataset: StreamDataset, checkpoint: str | None) -> None:
-    """Resumes the stream where the checkpoint was written. ValueError if that holds no place of this stream."""
+    """Resumes the stream where the checkpoint, if any, was written. ValueError if it holds no place of this stream."""
     if checkpoint is None:
         return
-    files = sorted(Path(checkpoint).glob(state_file(Path(), 0).name.replace("0", "*")))
+    files = sorted(Path(checkpoint).glob("stream_state_*.json"))
     if not files:
         raise ValueError(f"--resume_from_checkpoint {checkpoint}: its run did not have --streaming")
     try:

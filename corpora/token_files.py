@@ -1,8 +1,8 @@
-"""A text tokenised once and kept as one flat file of token ids a split, and how validation text is held out of it.
+"""A text tokenised once and kept as a flat file of token ids for each split, and the text held out for validation.
 
-The tokens of all documents (corpora/sources.py) are joined (as T5 does it, without EOS between documents) and cached
-under a key made of contents alone: tokenizer, text and split. Examples are views of that file (corpora/examples.py), so
-other lengths cost nothing, nor does moving a folder or renaming a tokenizer.
+The tokens of all documents (corpora/sources.py) are joined, as T5 does it without EOS between documents, and cached
+under a key made of contents alone: tokenizer, text and split. Examples are views of that file (corpora/examples.py).
+Other lengths, another folder and another name of the tokenizer use the same file.
 """
 
 import dataclasses
@@ -13,19 +13,23 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from common.cached_folders import cached
 from corpora.long_text import LONGEST_PART, first_documents, goes_on, is_blank, stretches
-from corpora.own_ids import IdDocument, IdWords
+from corpora.own_ids import IdDocument, IdEncoder
 from corpora.sources import Source
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.unknown import MOST_UNKNOWN, Unknown, letter_counts, lost_letters, named
 from corpora.word_encoder import corpus_encoder
 
-TOKENISE_BATCH = 2_000_000  # characters handed to the tokenizer's threads at once
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TOKENISE_BATCH = 2_000_000  # characters given to the tokenizer's threads at once
 HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch where their number is given
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
 TOKENS_FORMAT = 5  # part of the cache's keys: raise it when the same text would give other tokens
@@ -33,15 +37,14 @@ TOKENS_FORMAT = 5  # part of the cache's keys: raise it when the same text would
 
 @dataclass
 class TokenFile:
-    """The tokens of one split: a flat memory-mapped array, and how many documents and UTF-8 bytes they came from (0
-    bytes: ready-made ids)."""
+    """The tokens of one split, a flat memory-mapped array, and what they were made of (0 bytes: ready-made ids)."""
 
     tokens: np.ndarray
     documents: int
     empty_documents: int
     text_bytes: int
-    unknown: int = 0  # tokens that are <unk>
-    lost: str = ""  # the letters that they stand for, if they are many
+    unknown: int = 0  # how many of the tokens are <unk>
+    lost: str = ""  # the letters that these stand for, if they are many
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -49,14 +52,14 @@ class TokenFile:
         return self.text_bytes / max(len(self.tokens), 1) if self.text_bytes or not len(self.tokens) else None
 
     def without(self, token: int) -> "TokenFile":
-        """The same without a token that stands between documents and is no text; a copy in memory."""
+        """A copy in memory without a token that stands between documents and is no text."""
         return dataclasses.replace(self, tokens=self.tokens[self.tokens != token])
 
 
-def tokenised(args, sources: dict[str, Source], tokenizer) -> dict[str, TokenFile]:
+def tokenised(args: Any, sources: dict[str, Source], tokenizer: "PreTrainedTokenizerBase") -> dict[str, TokenFile]:
     """Token files of "train" and "validation", from the cache or tokenised now with a progress bar.
 
-    args: the flags of the text. ValueError for a number of held-out documents that the text does not have.
+    args: the flags of the text. ValueError if more documents are to be held out than the text has.
     """
     choices = [TOKENS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents, args.max_train_samples]
     choices += [(split, source.fingerprint, source.column) for split, source in sources.items()]
@@ -81,7 +84,8 @@ def tokenised(args, sources: dict[str, Source], tokenizer) -> dict[str, TokenFil
                 if count:
                     total = sum(map(_is_counted, first_documents(source.documents(), limit)))
                     blocks = split_off_documents(used, count, total)
-            with _progress(source.size) as bar:
+            shown = dict(unit="B", unit_scale=True, desc="tokenising", disable=not sys.stderr.isatty())
+            with tqdm(total=source.size, **shown) as bar:
                 for held_out, block in blocks:
                     writers[split if held_out else "validation"].break_off()
                     writer = writers["validation" if held_out else split]
@@ -98,7 +102,7 @@ def tokenised(args, sources: dict[str, Source], tokenizer) -> dict[str, TokenFil
 
 
 def unknown_tokens(tokens: dict[str, dict[str, TokenFile]]) -> Unknown | None:
-    """Of {corpus: {split: its file}}, over all corpora; None for ready-made ids."""
+    """The <unk> of {corpus: {split: its file}}, over all corpora; None for ready-made ids."""
     splits = {split: [files[split] for files in tokens.values()] for split in next(iter(tokens.values()))}
     if not any(file.text_bytes for files in splits.values() for file in files):
         return None
@@ -109,22 +113,17 @@ def unknown_tokens(tokens: dict[str, dict[str, TokenFile]]) -> Unknown | None:
     return Unknown(shares, named(letter for files in splits.values() for file in files for letter in file.lost.split()))
 
 
-def _parts(document, length: int) -> list:
-    """Parts of at most `length` characters or ids; all but the last continue in the next."""
-    return document.cut(length) if isinstance(document, IdDocument) else stretches(document, length)
-
-
-def _is_counted(document) -> bool:
-    """Whether a document ends here, and is not empty."""
+def _is_counted(document: str | IdDocument) -> bool:
+    """Whether the part ends a document, which is not empty."""
     return not goes_on(document) and not is_blank(document)
 
 
 def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tuple[bool, list[str]]]:
     """(held out, documents) blocks: evenly spread stretches of neighbouring documents, `percentage` of the text in all.
 
-    Stretches rather than single documents, since a held-out line between two training lines is hardly held out. They
-    grow with the text read so far to stay about a tenth of what is held out, so the total need not be known. A document
-    longer than the longest stretch is cut into such stretches itself: a whole book may stand on one line.
+    Stretches, since a single line between two training lines is hardly held out. They grow with the text read so far,
+    to stay about a tenth of what is held out: the total need not be known. A document longer than the longest stretch,
+    as a whole book on one line, is cut into such stretches itself.
     """
     shortest, longest = HELD_OUT_BLOCK
     block, size, total, credit = [], 0, 0, 0.0
@@ -132,7 +131,7 @@ def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tup
         parts = [document]
         if len(document) > longest:
             length = min(max(int((total + len(document)) * percentage / 1000), shortest), longest)
-            parts = _parts(document, length)
+            parts = document.cut(length) if isinstance(document, IdDocument) else stretches(document, length)
         for number, part in enumerate(parts):
             block.append(part)
             size += len(part) + 1 - (number > 0 and isinstance(part, str) and part.startswith(" "))  # a space a cut
@@ -156,21 +155,14 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
     if count * 2 > total:
         raise ValueError(f"--validation_split_count {count}: the text has {total:,} documents, and at most half of "
                          "them can be held out")  # fmt: skip
-    stretches = -(-count // HELD_OUT_NEIGHBOURS)
-    starts, ends = [], []  # numbers of documents: each stretch closes its share of the text
-    for number in range(stretches):
-        ends.append((number + 1) * total // stretches)
-        starts.append(ends[-1] - ((number + 1) * count // stretches - number * count // stretches))
-    number, stretch = 0, 0
+    held_out, blocks = set(), -(-count // HELD_OUT_NEIGHBOURS)  # numbers of documents: each block ends its share of all
+    for block in range(blocks):
+        end = (block + 1) * total // blocks
+        held_out |= set(range(end - (block + 1) * count // blocks + block * count // blocks, end))
+    number = 0
     for document in documents:
-        if stretch < stretches and number == ends[stretch]:
-            stretch += 1
-        yield stretch < stretches and number >= starts[stretch], [document]
+        yield number in held_out, [document]
         number += _is_counted(document)
-
-
-def _progress(total_bytes: int | None) -> tqdm:
-    return tqdm(total=total_bytes, unit="B", unit_scale=True, desc="tokenising", disable=not sys.stderr.isatty())
 
 
 class _TokenWriter:
@@ -182,7 +174,7 @@ class _TokenWriter:
         self.eos = [tokenizer.eos_token_id] if eos_between_documents else []
         self.file = (folder / f"{split}.bin").open("wb")
         self.info = dict(dtype=self.dtype.name, documents=0, empty_documents=0, text_bytes=0, unknown=0)
-        self.letters = None  # how often each occurs, where many tokens are <unk>
+        self.letters = 0  # counts [0x110000] of the characters, where many tokens are <unk>
         self.batch, self.batch_size = [], 0
         self.goes_on = False  # the last document added has not ended yet
 
@@ -220,7 +212,7 @@ class _TokenWriter:
         unknown = int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
         self.info["unknown"] += unknown
         if unknown > MOST_UNKNOWN * len(ids):
-            self.letters = letter_counts(self.batch) + (0 if self.letters is None else self.letters)
+            self.letters = self.letters + letter_counts(self.batch)
         if self.eos:
             ids = np.insert(ids, ends[[not goes_on(document) for document in self.batch]], self.eos[0])
         self.file.write(ids.astype(self.dtype).tobytes())
@@ -229,7 +221,7 @@ class _TokenWriter:
     def close(self) -> None:
         self._flush()
         self.file.close()
-        if self.letters is not None:
+        if np.any(self.letters):
             self.info["lost"] = named(lost_letters(self.tokenizer, self.letters))
         (self.folder / f"{self.split}.json").write_text(json.dumps(self.info))
 
@@ -239,7 +231,7 @@ class _IdWriter(_TokenWriter):
 
     def __init__(self, folder: Path, split: str, tokenizer, eos_between_documents: bool):
         super().__init__(folder, split, tokenizer, eos_between_documents)
-        self.to_tokens = IdWords(tokenizer)
+        self.to_tokens = IdEncoder(tokenizer)
 
     def add(self, document: IdDocument) -> int:  # type: ignore[override]  # ids in the place of text
         """Takes one document; returns its size in the units of the progress bar."""

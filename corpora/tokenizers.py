@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import itertools
 import json
 import random
 import re
@@ -10,13 +11,19 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from tokenizers import Tokenizer
 
+from common.reports import first_line
 from constants import NUM_SENTINELS
-from corpora.hub import do_not_wait_for_the_hub, first_line
+from corpora.hub import do_not_wait_for_the_hub
 from corpora.long_text import LONGEST_PART, whole_parts
 from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_bos_id, find_eos_id
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece leaves longer lines out, so they are cut
 LINE_PART = 1_024  # characters of what such a line is cut into
@@ -25,71 +32,50 @@ COVERAGE = 0.9995  # SentencePiece's advice for scripts of thousands of letters
 
 
 def train_tokenizer(
-    documents: Iterable[str],
-    output_dir: Path,
-    vocab_size: int,
-    byte_fallback: bool | None = None,
-    normalization: str = "nmt_nfkc",
-    character_coverage: float | None = None,
-    max_sentences: int = 1_000_000,
+    documents: Iterable[str], output_dir: Path, vocab_size: int, byte_fallback: bool | None = None,
+    normalization: str = "nmt_nfkc", character_coverage: float | None = None, max_sentences: int = 1_000_000,
     max_characters: int | None = None,
-) -> Counter:
+) -> Counter:  # fmt: skip
     """Trains a SentencePiece unigram model on `documents` and writes it as a T5 tokenizer folder.
 
-    vocab_size counts everything: <pad> 0, </s> 1, <unk> 2, the pieces, and 100 sentinels at the end (<extra_id_0> last,
-    as in T5's own vocabulary). Letters are not lower-cased. Raises ValueError when the text is too small for the size.
+    vocab_size counts all tokens: <pad> 0, </s> 1, <unk> 2, the pieces, and 100 sentinels at the end (<extra_id_0> last,
+    as in T5's own vocabulary). The pieces are learnt from a sample: at most `max_sentences` lines of `max_characters`
+    together, drawn evenly, the same each time. By its letters `letters_and_bytes` chooses byte_fallback and
+    character_coverage where they are None.
 
-    byte_fallback, character_coverage: None lets `letters_and_bytes` choose, by the letters of the sample that the
-    pieces are learnt from: at most `max_sentences` lines of `max_characters` together, drawn evenly, the same each
-    time. Returns how often each letter occurs in the sample.
+    Returns how often each letter occurs in the sample. Raises ValueError when the text is too small for the size.
     """
     import sentencepiece
 
     output_dir.mkdir(parents=True, exist_ok=True)
     lines = (line for document in documents for line in document.split("\n") if line.strip())
     sample = _sample((part for line in lines for part in _parts_of(line)), max_sentences, max_characters)
-    letters = Counter()
-    for line in sample:
-        letters.update(line)
-    for space in [letter for letter in letters if not letter.strip()]:
-        del letters[space]
+    letters = Counter(itertools.chain.from_iterable(sample))
+    letters = Counter({letter: count for letter, count in letters.items() if letter.strip()})
     byte_fallback, character_coverage = letters_and_bytes(letters, vocab_size, byte_fallback, character_coverage)
     model = io.BytesIO()
+    options = dict(model_type="unigram", vocab_size=vocab_size - NUM_SENTINELS, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    options |= dict(byte_fallback=byte_fallback, character_coverage=character_coverage)
+    options |= dict(normalization_rule_name=normalization, max_sentence_length=TOKENIZER_SENTENCE, minloglevel=2)
+    options |= dict(num_threads=16)  # not the machine's number of cores: the sums, and so the pieces, depend on it
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sample),
-            model_writer=model,
-            model_type="unigram",
-            vocab_size=vocab_size - NUM_SENTINELS,
-            pad_id=0,
-            eos_id=1,
-            unk_id=2,
-            bos_id=-1,
-            byte_fallback=byte_fallback,
-            normalization_rule_name=normalization,
-            character_coverage=character_coverage,
-            max_sentence_length=TOKENIZER_SENTENCE,
-            num_threads=16,  # not the machine's number of cores: its sums, and so its pieces, depend on it
-            minloglevel=2,
-        )
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sample), model_writer=model, **options)
     except RuntimeError as error:
         if "sentences_.empty()" in str(error):
             raise ValueError("there is no text to train a tokenizer on") from None
-        most = re.search(r"set it to a value <= (\d+)", str(error))
-        letters = re.search(r"required_chars. \d+ vs (\d+)", str(error))
         reason = str(error).split("] ")[-1]
-        if most:
-            most = int(most[1]) + NUM_SENTINELS
-            reason = f"it is enough for {most} tokens; give --vocab_size {most} or less, or more text"
-        if letters:
-            reason = f"its letters alone take {int(letters[1]) + NUM_SENTINELS}"
+        if most := re.search(r"set it to a value <= (\d+)", str(error)):
+            tokens = int(most[1]) + NUM_SENTINELS
+            reason = f"it is enough for {tokens} tokens; give --vocab_size {tokens} or less, or more text"
+        if least := re.search(r"required_chars. \d+ vs (\d+)", str(error)):
+            reason = f"its letters alone take {int(least[1]) + NUM_SENTINELS}"
         raise ValueError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
     (output_dir / "spiece.model").write_bytes(model.getvalue())
     _of_model(output_dir, model.getvalue()).save_pretrained(str(output_dir))
     return letters
 
 
-def _of_model(folder: Path, model: bytes):
+def _of_model(folder: Path, model: bytes) -> "PreTrainedTokenizerBase":
     """The T5 tokenizer of the SentencePiece model spiece.model in a folder, with 100 sentinels if it has none."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
     from transformers import T5Tokenizer
@@ -108,17 +94,16 @@ def letters_and_bytes(
 ) -> tuple[bool, float]:
     """(byte_fallback, character_coverage) such that no letter of a text is lost, where they are not given.
 
-    If its letters take no more than a tenth of the tokens, or no more than the 256 that bytes would take, each gets a
-    token (coverage 1). If they are more, the most frequent ones get that many tokens, and the others are written as
-    bytes; with `byte_fallback` False SentencePiece's 0.9995 decides which are lost.
+    If its letters are no more than a tenth of the tokens, or than the 256 that bytes would take, each gets a token
+    (coverage 1). If they are more, the most frequent ones get that many tokens, and the others are written as bytes;
+    with `byte_fallback` False SentencePiece's 0.9995 decides which are lost.
     """
     tokens = vocab_size - NUM_SENTINELS
     room = max(BYTES, tokens // 10)
-    few = len(letters) <= room or tokens < 2 * room  # a size too small for bytes is refused by what its letters take
     if coverage is not None:
         return bool(byte_fallback), coverage
-    if byte_fallback is None:
-        byte_fallback = not few
+    few = len(letters) <= room or tokens < 2 * room  # a size too small for bytes is refused by what its letters take
+    byte_fallback = not few if byte_fallback is None else byte_fallback
     if few:
         return byte_fallback, 1.0
     frequent = sum(count for _, count in letters.most_common(room))
@@ -144,35 +129,42 @@ def _parts_of(line: str) -> Iterator[str]:
     return cut_at_spaces(line, LINE_PART)
 
 
-def _as_sentencepiece(tokenizer, byte_fallback: bool, unknown: int):
+def _as_sentencepiece(tokenizer, byte_fallback: bool, unknown: int) -> "PreTrainedTokenizerFast":
     """The same tokenizer where transformers' class T5Tokenizer, which rebuilds itself at every loading, is not exact.
 
     It always switches off bytes for unknown letters, and takes token 2 for <unk>, which may be </s> elsewhere. And it
     cuts words at every kind of white space: sentencepiece does so at plain spaces alone, to which only the nmt_ rules
     turn no-break spaces, tabs and the like.
     """
-    from transformers import PreTrainedTokenizerFast
-
-    backend = tokenizer.backend_tokenizer
-    content = json.loads(backend.to_str())
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
     content["model"] |= {"byte_fallback": byte_fallback, "unk_id": unknown}
-    rules = content["normalizer"] or {"type": "Sequence", "normalizers": []}
-    rules = rules.get("normalizers", [rules])
-    rules = [rule for rule in rules if rule["type"] == "Precompiled"]
-    for pattern, replacement in ((" {2,}", " "), ("^ | $", "")):
-        rules.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": replacement})
-    content["normalizer"] = {"type": "Sequence", "normalizers": rules}
-    content["pre_tokenizer"] = {
-        "type": "Metaspace",
-        "replacement": "▁",
-        "prepend_scheme": "always",
-        "split": True,
-    }
     space = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-    content["decoder"] = {"type": "Sequence", "decoders": [space, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]}
+    decoders = [space, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]
+    return rebuilt(tokenizer, content, {" {2,}": " ", "^ | $": ""}, space_marks("always"), decoders)
+
+
+def space_marks(prepend: str) -> dict:
+    """The rule that writes spaces as ▁, and one before "always" every part of a text, or the "first"."""
+    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": prepend, "split": True}
+
+
+def rebuilt(
+    tokenizer: "PreTrainedTokenizerBase", content: dict, replaced: dict[str, str], marks: dict, decoders: list[dict]
+) -> "PreTrainedTokenizerFast":
+    """A tokenizer of T5's kind from changed `content`, of transformers' class that leaves its rules as they are.
+
+    replaced: {regular expression: text} after SentencePiece's own normalisation. marks: rule for spaces.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    rules = content["normalizer"] or {}
+    rules = [rule for rule in rules.get("normalizers", [rules]) if rule.get("type") == "Precompiled"]
+    rules += [{"type": "Replace", "pattern": {"Regex": pattern}, "content": text} for pattern, text in replaced.items()]
+    content["normalizer"] = {"type": "Sequence", "normalizers": rules}
+    content["pre_tokenizer"], content["decoder"] = marks, {"type": "Sequence", "decoders": decoders}
     special = {name: getattr(tokenizer, name) for name in ("pad_token", "eos_token", "unk_token")}
-    return PreTrainedTokenizerFast(tokenizer_object=type(backend).from_str(json.dumps(content)), **special)
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)), **special)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -180,8 +172,8 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "spiece.model"))
 
 
-def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):
-    """A tokenizer folder, Hub name or SentencePiece .model. ValueError naming the flag if there is none."""
+def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> "PreTrainedTokenizerBase":
+    """The tokenizer of a folder, Hub name or SentencePiece .model. ValueError naming the flag if there is none."""
     from transformers import AutoTokenizer
 
     if name_or_path.endswith(".model") and Path(name_or_path).is_file():
@@ -202,8 +194,8 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name"):
     return tokenizer
 
 
-def _load_model(path: Path, flag: str):
-    """The T5 tokenizer of a SentencePiece model in a file. ValueError naming the flag if it is none."""
+def _load_model(path: Path, flag: str) -> "PreTrainedTokenizerBase":
+    """The T5 tokenizer of a SentencePiece model. ValueError naming the flag if the file is none."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -215,8 +207,8 @@ def _load_model(path: Path, flag: str):
         return _of_model(Path(folder), path.read_bytes())
 
 
-def tokenizer_fingerprint(tokenizer) -> str:
-    """SHA-256 of what a tokenizer does (vocabulary, normalisation, special tokens), not of where it lies."""
+def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """SHA-256 of what a tokenizer does (vocabulary, normalisation, special tokens), wherever it lies."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
     content = content | {"truncation": None, "padding": None}  # left there by whoever called it last
@@ -225,13 +217,12 @@ def tokenizer_fingerprint(tokenizer) -> str:
 
 
 def cut_at_spaces(text: str, longest: int) -> Iterator[str]:
-    """Parts of at most `longest` characters: ("one two three", 8) -> "one two", "three". A part is cut within a word
-    only where there is no space."""
+    """Parts of at most `longest` characters, words whole if possible: ("one two three", 8) -> "one two", "three"."""
     for number, part in enumerate(whole_parts(text, longest)):
         yield part.removeprefix(" ") if number else part
 
 
-def plain_encoder(tokenizer) -> Callable[[list[str]], list[list[int]]]:
+def plain_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[list[str]], list[list[int]]]:
     """texts -> token ids, uncut and without EOS; "<extra_id_0>" or "</s>" in a text is read as plain characters."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:  # tokenizers in Python, such as ByT5's
         return lambda texts: tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -239,9 +230,10 @@ def plain_encoder(tokenizer) -> Callable[[list[str]], list[list[int]]]:
     return lambda texts: [encoding.ids for encoding in plain.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def encode_targets(tokenizer, texts: list[str], max_length: int | None = None) -> list[list[int]]:
-    """Token ids of what the model is to write, cut to `max_length`, EOS included. A tokenizer that puts BOS before a
-    text and no EOS behind it (Gemma's) does that for inputs."""
+def encode_targets(
+    tokenizer: "PreTrainedTokenizerBase", texts: list[str], max_length: int | None = None
+) -> list[list[int]]:
+    """Token ids of targets, cut to `max_length`, EOS included; without the BOS of Gemma's inputs."""
     cut = dict(max_length=max_length, truncation=max_length is not None)
     if find_bos_id(tokenizer) is None:
         return tokenizer(texts, **cut)["input_ids"]
@@ -250,27 +242,26 @@ def encode_targets(tokenizer, texts: list[str], max_length: int | None = None) -
 
 
 def ids_of(encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> list[np.ndarray]:
-    """The ids of each text as a `plain_encoder` gives them. Long texts are encoded a part at a time, since lists of
-    ids take far more memory than text."""
+    """The ids of each text by a `plain_encoder`, of long texts part by part, since lists of ids take much memory."""
     if max(map(len, texts), default=0) <= LONGEST_PART:
         return [np.array(ids, dtype=np.uint32) for ids in encode(texts)]
     parts = (whole_parts(text, LONGEST_PART) for text in texts)
     return [np.concatenate([np.array(encode([part])[0], dtype=np.uint32) for part in text]) for text in parts]
 
 
-def plain_backend(tokenizer):
+def plain_backend(tokenizer: "PreTrainedTokenizerBase") -> tuple[Tokenizer, dict[str, str]]:
     """(a copy of the `tokenizers` object in which no text is a special token, {special token: its name there}).
 
     T5's sentinels are also pieces of the unigram model, with a score that always wins; mT5's are only that. So in the
     copy the special tokens and all sentinels keep their ids, under names that occur in no text.
     """
-    backend = tokenizer.backend_tokenizer
-    content = json.loads(backend.to_str()) | {"post_processor": None}
+    content = json.loads(tokenizer.backend_tokenizer.to_str()) | {"post_processor": None}
     content |= {"truncation": None, "padding": None}  # left there by whoever called it last
     model, added = content["model"], content["added_tokens"]
     special = {token["content"] for token in added if token["special"]}
-    names = (SENTINEL_NAME, UNUSED_NAME)
-    special |= {token for token in tokenizer.get_vocab() if any(name.fullmatch(token) for name in names)}
+    special |= {
+        token for token in tokenizer.get_vocab() if SENTINEL_NAME.fullmatch(token) or UNUSED_NAME.fullmatch(token)
+    }
     unseen = {token: f"\uffff{token}\uffff" for token in special}  # U+FFFF is no character
     for token in added:
         token["content"] = unseen.get(token["content"], token["content"])
@@ -279,4 +270,4 @@ def plain_backend(tokenizer):
     else:
         model["vocab"] = {unseen.get(token, token): number for token, number in model["vocab"].items()}
         model["unk_token"] = unseen.get(model.get("unk_token"), model.get("unk_token"))
-    return type(backend).from_str(json.dumps(content)), unseen
+    return Tokenizer.from_str(json.dumps(content)), unseen

@@ -1,12 +1,17 @@
-"""What a tokenizer has no token for: the share of <unk> among its tokens, and the letters that are lost in it."""
+"""What a tokenizer has no token for: the share of <unk> among the tokens of a text, and the letters lost in it."""
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from corpora.tokenizers import plain_encoder
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 
 MOST_UNKNOWN = 0.001  # share of tokens beyond which there is a warning
 LETTERS_NAMED = 20
@@ -14,8 +19,7 @@ LETTERS_NAMED = 20
 
 @dataclass
 class Unknown:
-    """{split: share of <unk> among its tokens}, the letters lost, the most frequent first, and {split: rows of which a
-    source or target is nothing else}."""
+    """{split: share of <unk> among its tokens}, letters lost, {split: rows with a source or target of <unk> alone}."""
 
     shares: dict[str, float]
     letters: str = ""
@@ -32,34 +36,33 @@ class Unknown:
         if max(self.shares.values(), default=0.0) <= MOST_UNKNOWN:
             return None
         lost = f" ({self.letters})" if self.letters else ""
-        return (
-            f"warning: {self}: the tokenizer has no token for these letters{lost}, and a model cannot learn them; use "
-            "another tokenizer (--tokenizer_name), or one that writes them as bytes (--byte_fallback in "
-            "create_tokenizer.py, and where a tokenizer is trained on the way)"
-        )
+        return (f"warning: {self}: the tokenizer has no token for these letters{lost}, and a model cannot learn them; "
+                "use another tokenizer (--tokenizer_name), or one that writes them as bytes (--byte_fallback in "
+                "create_tokenizer.py, and where a tokenizer is trained on the way)")  # fmt: skip
 
 
 def letter_counts(texts: Iterable[str]) -> np.ndarray:
-    """[0x110000] how often each character occurs."""
+    """Counts [0x110000] of the characters."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le"), dtype=np.uint32)
     return np.bincount(codes, minlength=0x110000)
 
 
-def lost_letters(tokenizer, counts: np.ndarray | Counter) -> list[str]:
+def lost_letters(tokenizer: "PreTrainedTokenizerBase", counts: np.ndarray | Counter) -> list[str]:
     """Those of the letters that become <unk>, the most frequent first."""
     if not isinstance(counts, Counter):
         counts = Counter({chr(code): int(counts[code]) for code in np.flatnonzero(counts)})
     letters = [letter for letter, _ in counts.most_common() if letter.strip()]
-    return [
-        letter
-        for letter, ids in zip(letters, plain_encoder(tokenizer)(letters), strict=True)
-        if tokenizer.unk_token_id in ids
-    ]
+    ids_of_letters = zip(letters, plain_encoder(tokenizer)(letters), strict=True)
+    return [letter for letter, ids in ids_of_letters if tokenizer.unk_token_id in ids]
 
 
-def unknown_in_rows(tokenizer, data: dict, texts: dict[str, Iterable[str]]) -> Unknown:
-    """Of tokenised rows {split: `datasets.Dataset` with "input_ids" and perhaps "labels"}; texts: {split: what they
-    were made of}, looked at only where there is something to warn of."""
+def unknown_in_rows(
+    tokenizer: "PreTrainedTokenizerBase", data: dict[str, "Dataset"], texts: dict[str, Iterable[str]]
+) -> Unknown:
+    """The <unk> in tokenised rows {split: rows with "input_ids" and perhaps "labels"}.
+
+    texts: {split: what the rows were made of}, read only where there is something to warn of.
+    """
     shares, letters, nothing_else = {}, [], {}
     for split, rows in data.items():
         table, unknown, total = rows.with_format("arrow")[:], 0, 0

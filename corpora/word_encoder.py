@@ -1,9 +1,9 @@
-"""Text to token ids at several times the tokenizer's own speed, with exactly its ids: a word is tokenised once.
+"""Text to exactly the tokenizer's ids, several times faster than the tokenizer itself: each word is tokenised once.
 
 A unigram tokenizer of T5's kind cuts text at white space first, so a word's ids do not depend on its neighbours, and
 natural text repeats its words. Here the words of a whole batch are looked up at once with numpy; the tokenizer sees
-only those that were not met before. "Word" means what stands between two plain spaces at which no rule of such a
-tokenizer looks across (`safe_neighbours`): anything unusual around a space joins what is left and right of it.
+only new ones. A "word" stands between two plain spaces across which no rule of such a tokenizer looks
+(`safe_neighbours`): anything unusual beside a space joins what is left and right of it.
 
 Legend of shapes: C characters of a batch, W its words.
 """
@@ -12,10 +12,14 @@ import functools
 import json
 import unicodedata
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from corpora.tokenizers import plain_backend, plain_encoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 WORDS_OF_A_TEXT = 64  # that are tokenised together
 LONGEST_WORD = 64  # characters; longer ones, rare, are tokenised each time
@@ -24,7 +28,7 @@ MOST_KEPT = 1 << 24  # ids and characters kept; beyond that all is forgotten and
 BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial hash; odd, so that it has an inverse modulo 2^64
 
 
-def corpus_encoder(tokenizer) -> Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]:
+def corpus_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]:
     """texts -> (ids of all texts one after the other, where each text ends), as `plain_encoder` gives them."""
     if cuts_at_spaces(tokenizer):
         return WordEncoder(word_list_encoder(tokenizer))
@@ -32,16 +36,16 @@ def corpus_encoder(tokenizer) -> Callable[[Sequence[str]], tuple[np.ndarray, np.
 
     def encode_flat(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         ids = encode(list(texts))
-        return np.concatenate([np.asarray(i, dtype=np.int64) for i in ids] or [[]]), np.cumsum([len(i) for i in ids])
+        return np.concatenate([np.asarray(i, dtype=np.int64) for i in ids] or [[]]), np.cumsum(list(map(len, ids)))
 
     return encode_flat
 
 
-def word_list_encoder(tokenizer) -> Callable[[list[str]], tuple[np.ndarray, np.ndarray]]:
+def word_list_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[list[str]], tuple[np.ndarray, np.ndarray]]:
     """words -> (ids of all words one after the other, how many each has), each word as if it stood alone.
 
     Many words go to the tokenizer as one text, with EOS between them: special tokens cut a text before all other rules.
-    That takes two thirds of the time of as many texts of one word.
+    This takes two thirds of the time of a text for each word.
     """
     backend, names = plain_backend(tokenizer)
     eos = names[tokenizer.eos_token]
@@ -49,9 +53,7 @@ def word_list_encoder(tokenizer) -> Callable[[list[str]], tuple[np.ndarray, np.n
     def encode(words: list[str]) -> tuple[np.ndarray, np.ndarray]:
         if any("\uffff" in word for word in words):  # no character, and what the names are made of
             alone = [encoding.ids for encoding in backend.encode_batch_fast(words, add_special_tokens=False)]
-            return np.array([number for ids in alone for number in ids], dtype=np.int64), np.array(
-                list(map(len, alone))
-            )
+            return np.concatenate(alone).astype(np.int64), np.array(list(map(len, alone)))
         groups = (words[start : start + WORDS_OF_A_TEXT] for start in range(0, len(words), WORDS_OF_A_TEXT))
         texts = [eos.join(group) + eos for group in groups]
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -62,8 +64,8 @@ def word_list_encoder(tokenizer) -> Callable[[list[str]], tuple[np.ndarray, np.n
     return encode
 
 
-def cuts_at_spaces(tokenizer) -> bool:
-    """Whether all rules of the tokenizer are known to work word by word: the T5 family's are, other kinds' may not."""
+def cuts_at_spaces(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether all rules of the tokenizer are known to work word by word, as the T5 family's do."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return False
@@ -96,8 +98,8 @@ def _cuts(rule: dict | None) -> bool:
 def safe_neighbours() -> np.ndarray:
     """[65,537] bool: characters beside which a space is a boundary to every rule. The last one stands for all others.
 
-    Letters, numbers, punctuation and symbols that no normalisation turns into white space or into a mark that joins
-    its neighbour, and that do not join theirs (U+0D4E). U+2581 is how such tokenizers write a space themselves.
+    They are letters, numbers, punctuation and symbols that do not join their neighbour (as U+0D4E does), and that no
+    normalisation turns into white space or a joining mark. U+2581 is how such tokenizers write a space themselves.
     """
 
     def is_safe(character: str) -> bool:
@@ -183,7 +185,7 @@ class WordEncoder:
         return (sums ^ sums >> np.uint64(32)) * BASE
 
     def _forget_unequal(self, characters, starts, lengths, words) -> None:
-        """Sets words[w] to -1 where the known word is spelt differently: hashes may be equal by chance."""
+        """Sets words[w] to -1 where the known word is spelt differently: equal hashes may be chance."""
         found = np.flatnonzero(words >= 0)
         same_length = self._words.values[words[found], 3] == lengths[found]
         words[found[~same_length]] = -1

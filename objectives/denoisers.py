@@ -1,10 +1,10 @@
 """Mixtures of denoisers (UL2, prefix LM, own ones): rows of several corrupted examples, full to the last position.
 
-Denoisers mask different shares of a text, so their inputs and targets have different lengths. A row of S input and T
-target tokens is therefore shared by two examples, one of a denoiser that masks less than the mixture does on average
-and one of a denoiser that masks more. Their lengths are the solution of two equations, so that both sides are exactly
-full; how often two denoisers meet is chosen such that each one has its weight's share of all input tokens. Masks come
-from the row's key alone, as in data_collator_t5.py. Examples of a row do not see each other: modeling/segment_masks.py.
+Denoisers mask different shares of a text, so their targets have different lengths. A row of S input and T target tokens
+is therefore shared by two examples: one of a denoiser that masks less than the mixture does on average, one of a
+denoiser that masks more. Two equations give their lengths such that both sides are exactly full; two denoisers meet so
+often that each has its weight's share of all input tokens. Masks come from the row's key alone, as in
+data_collator_t5.py. Examples of a row do not see each other: modeling/segment_masks.py.
 
 Legend of shapes: B rows, G examples of all rows, R raw tokens of a row, S and T input and target length of a row, N raw
 tokens of all rows, D denoisers.
@@ -14,6 +14,7 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,6 +31,9 @@ from data_collator_t5 import (
     random_numbers,
 )
 from objectives.packed_rows import PackedExamples, PackedObjective, ragged_noise_mask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PATTERN = 1024  # rows after which the order of the kinds of rows repeats
 
@@ -54,10 +58,10 @@ class Denoiser:
 
     def targets_for(self, inputs: float) -> float:
         """Target tokens that go with `inputs` input tokens at the denoiser's own density, both with all markers."""
-        density, examples = self.noise_density, 2 if self.is_prefix else 1
-        if self.is_prefix:
-            kept = inputs - examples * (self.input_overhead + self.sentinels)
-            return density / (1 - density) * kept + examples * (1 + self.sentinels)
+        density = self.noise_density
+        if self.is_prefix:  # a pair of examples
+            kept = inputs - 2 * (self.input_overhead + self.sentinels)
+            return density / (1 - density) * kept + 2 * (1 + self.sentinels)
         spans = density / self.mean_noise_span_length  # for each raw token
         raw = (inputs - self.input_overhead) / (1 - density + spans)
         return (density + spans) * raw + 1
@@ -106,7 +110,9 @@ def denoisers_of(objective: str) -> dict[str, tuple[Denoiser, float]]:
 
 
 # ---------------------------------------------------------------- rows
-def build_rows(denoisers: Sequence[Denoiser], weights: Sequence[float], inputs_length: int):
+def build_rows(
+    denoisers: Sequence[Denoiser], weights: Sequence[float], inputs_length: int
+) -> tuple[list[list[Example]], list[float], int]:
     """(rows, shares, T): the kinds of rows as lists of `Example`, how often each comes (adding up to 1), target length.
 
     With r_i targets per input token of denoiser i alone and r their mean under the weights w, a row of a denoiser i
@@ -116,8 +122,8 @@ def build_rows(denoisers: Sequence[Denoiser], weights: Sequence[float], inputs_l
     ValueError if `inputs_length` is too short for the examples of a row.
     """
     alone = [denoiser.targets_for(inputs_length) for denoiser in denoisers]
-    targets_length = round(sum(w * targets for w, targets in zip(weights, alone, strict=True)))
     mean = sum(w * targets for w, targets in zip(weights, alone, strict=True))
+    targets_length = round(mean)
     deficits = [w * (mean - targets) for w, targets in zip(weights, alone, strict=True)]
     low = [i for i, deficit in enumerate(deficits) if deficit > 1e-9 * inputs_length]
     high = [i for i, deficit in enumerate(deficits) if deficit < -1e-9 * inputs_length]
@@ -144,7 +150,7 @@ def _share_of_first(first: Denoiser, second: Denoiser, inputs_length: int, targe
 
 
 def _fill(index: int, denoiser: Denoiser, inputs: int, targets: int) -> list[Example]:
-    """The example, or the pair of prefix examples, with exactly so many input and target tokens; ValueError if none."""
+    """The example, or pair of prefix examples, of exactly so many tokens on both sides; ValueError if too few."""
     if denoiser.is_prefix:
         noise = targets - 2 * (1 + denoiser.sentinels)
         kept = inputs - 2 * (denoiser.input_overhead + denoiser.sentinels)
@@ -180,17 +186,12 @@ class PackedChunks(Examples):
     """Stretches of a flat array for rows of several kinds, which take different numbers of tokens.
 
     lengths: raw tokens of a row of each kind. pattern: the kinds in their order, repeated to the end of the text. Every
-    token is in one row of an epoch, but for less than one row at the end. Epochs after the first start elsewhere in the
-    text (it is taken as a ring), so that a stretch meets other denoisers.
+    token is in one row of an epoch, except less than a row at the end. Epochs after the first start elsewhere in the
+    text (as in a ring), so that a stretch meets other denoisers.
     """
 
     def __init__(
-        self,
-        tokens: np.ndarray,
-        lengths: np.ndarray,
-        pattern: np.ndarray,
-        seed: int = 0,
-        max_chunks: int | None = None,
+        self, tokens: np.ndarray, lengths: np.ndarray, pattern: np.ndarray, seed: int = 0, max_chunks: int | None = None
     ):
         self.tokens, self.lengths, self.pattern, self.seed = tokens, lengths, pattern, seed
         self.ends, self.tokens_length = np.cumsum(lengths[pattern]), float(lengths[pattern].mean())
@@ -202,8 +203,7 @@ class PackedChunks(Examples):
         return self.rows
 
     def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
-        """{"input_ids": [B, R] of the longest kind's length (the rest of shorter ones is not used), "row": [B], the
-        kinds, "key": [B]}."""
+        """{"input_ids": [B, R] for the longest kind, "row": [B] the kinds, "key": [B]}; others use a part of it."""
         numbers = np.asarray(numbers)
         epochs, rows = np.divmod(numbers, len(self))
         cycles, places = np.divmod(rows, len(self.pattern))
@@ -213,28 +213,23 @@ class PackedChunks(Examples):
         return {"input_ids": self.tokens[where], "row": kinds, "key": example_keys(self.seed, numbers)}
 
     def _turn(self, epochs: np.ndarray) -> np.ndarray:
-        """[B] where in the text an epoch begins; 0 in the first."""
+        """[B] place in the text at which an epoch begins; 0 in the first."""
         random = random_numbers(example_keys(self.seed + 1, epochs), 1)[:, 0]
         return np.where(epochs == 0, 0, random % np.uint64(len(self.tokens))).astype(np.int64)
 
 
 class DenoiserMixture(PackedObjective):
-    """Packed batches of a mixture of denoisers, from rows of raw tokens (`PackedChunks`).
+    """Packed batches of a mixture of denoisers, from {"input_ids" [B, R], "row" [B], "key" [B]} of `PackedChunks`.
 
-    Called with {"input_ids" [B, R], "row" [B] (which kind), "key" [B]}, it returns tensors {"input_ids" [B, S],
-    "labels" [B, T], "decoder_input_ids" [B, T], "input_segments" [B, S], "target_segments" [B, T], "target_kinds"
-    [B, T]}. Segments number the examples of a row from 1. Kinds are the target token's denoiser, plus D for sentinels
-    and EOS. Raises ValueError, naming what to change, if sentinels or mode tokens are missing or rows are too short.
+    Raises ValueError, naming what to change, if sentinels or mode tokens are missing or rows are too short.
     """
 
-    # Of all examples of all kinds of rows, one kind after the other.
-    _denoiser: np.ndarray
-    _length: np.ndarray
-    _noise: np.ndarray
-    _spans: np.ndarray
-    _pair: np.ndarray
+    shows_gaps = False  # of several denoisers in one row
 
-    def __init__(self, tokenizer, objective: str, input_seq_length: int, decoder_start_token_id: int = 0):
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", objective: str, input_seq_length: int,
+        decoder_start_token_id: int = 0,
+    ):  # fmt: skip
         mixture = denoisers_of(objective)
         self.objective, self.names = objective, list(mixture)
         self.denoisers = [denoiser for denoiser, _ in mixture.values()]
@@ -247,7 +242,7 @@ class DenoiserMixture(PackedObjective):
         if missing:
             raise ValueError(f"--objective {objective}: the tokenizer {tokenizer.name_or_path} has no {missing[0]}")
 
-        def built(length):
+        def built(length: int):
             try:
                 return build_rows(self.denoisers, weights, length)
             except ValueError:
@@ -259,7 +254,8 @@ class DenoiserMixture(PackedObjective):
             raise ValueError(f"--input_seq_length {input_seq_length}: --objective {objective} needs at least {least}")
         self.kinds, self.shares, self.targets_length = rows
         if most_spans(self.kinds) > len(self.sentinel_ids):
-            fitting = [n for n in range(2, input_seq_length) if built(n) and most_spans(built(n)[0]) <= self._sentinels]
+            shorter = [n for n in range(2, input_seq_length) if built(n)]
+            fitting = [n for n in shorter if most_spans(built(n)[0]) <= len(self.sentinel_ids)]
             raise ValueError(
                 f"--input_seq_length {input_seq_length} with --objective {objective} masks {most_spans(self.kinds)} "
                 f"spans in one example, but the tokenizer has {len(self.sentinel_ids)} sentinels: use "
@@ -270,32 +266,26 @@ class DenoiserMixture(PackedObjective):
         self.tokens_length = float(self.raw_lengths[self.pattern].mean())  # raw tokens of a row, on average
         self.window = int(self.raw_lengths.max())
 
-        examples = [example for row in self.kinds for example in row]
         self._counts = np.array([len(row) for row in self.kinds])
         self._first = np.cumsum(self._counts) - self._counts
-        for name in ("denoiser", "length", "noise", "spans", "pair"):
-            setattr(self, f"_{name}", np.array([getattr(example, name) for example in examples]))
-        self._marked = np.array([self.denoisers[e.denoiser].sentinels for e in examples])
-        self._mode = np.array([vocabulary.get(self.denoisers[e.denoiser].mode, -1) for e in examples])
-
-    @property
-    def _sentinels(self) -> int:
-        return len(self.sentinel_ids)
-
-    shows_gaps = False  # of several denoisers in one row
+        examples = [(example, self.denoisers[example.denoiser]) for row in self.kinds for example in row]
+        # [6, examples of all kinds of rows, one kind after the other]
+        self._examples = np.array(
+            [(e.length, e.noise, e.spans, e.pair, e.denoiser, d.sentinels) for e, d in examples]
+        ).T
+        self._mode = np.array([vocabulary.get(denoiser.mode, -1) for _, denoiser in examples])
 
     def rows(self, tokens: np.ndarray, seed: int = 0, most: int | None = None) -> PackedChunks:
         return PackedChunks(tokens, self.raw_lengths, self.pattern, seed, most)
 
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:
-        """The kind of a row is drawn by its first tokens and the pass over the text: a row of a later pass may meet
-        other denoisers, and a resumed stream draws the same."""
+        """A row's first tokens and the pass decide its kind: later passes draw anew, a resumed stream the same."""
         key = example_keys(number, content_keys(tokens[None, : min(16, len(tokens))]))[0]
         kind = int(np.searchsorted(np.cumsum(self.shares), (key >> np.uint64(11)) * 2.0**-53, side="right"))
         kind = min(kind, len(self.raw_lengths) - 1)
         return int(self.raw_lengths[kind]), {"input_ids": tokens, "row": kind}
 
-    def plan(self, rows) -> dict[str, str]:  # noqa: ARG002
+    def plan(self, rows: list[Examples]) -> dict[str, str]:  # noqa: ARG002
         return {"objective": f"{self.objective}: {', '.join(self.names)}"}
 
     def corrupt(self, rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -306,31 +296,26 @@ class DenoiserMixture(PackedObjective):
         counts = self._counts[kinds]
         local = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         chosen = np.repeat(self._first[kinds], counts) + local
-        lengths, spans = self._length[chosen], self._spans[chosen]
-        noise = self._hidden_tokens(chosen, lengths, random)
+        lengths, noise, spans, pair, denoiser, marked = self._examples[:, chosen]
+        _share_pairs(noise, lengths, np.flatnonzero(pair == 1), random)
         mask = ragged_noise_mask(random, lengths, noise, spans)
-        of_denoisers = (values[chosen] for values in (self._denoiser, self._marked, self._mode))
-        examples = PackedExamples(local, lengths, noise, spans, *of_denoisers)
+        examples = PackedExamples(local, lengths, noise, spans, denoiser, marked.astype(bool), self._mode[chosen])
         return self.inputs_and_targets(rows, tokens[there].astype(np.int64), mask, examples)
 
-    def _hidden_tokens(self, chosen: np.ndarray, lengths: np.ndarray, random: np.ndarray) -> np.ndarray:
-        """[G] masked tokens. The first of a pair of prefix examples draws its own, uniformly; the second masks the
-        rest, so that both are uniform and their sum, and with it the row's length, is fixed."""
-        noise = self._noise[chosen].copy()
-        first = np.flatnonzero(self._pair[chosen] == 1)
-        if len(first):
-            total, own, other = noise[first], lengths[first], lengths[first + 1]
-            least = np.maximum(1, total - (other - 1))
-            most = np.minimum(own - 1, total - 1)
-            drawn = (random[(np.cumsum(lengths) - lengths)[first]] >> np.uint64(11)) * 2.0**-53  # uniform in [0, 1)
-            noise[first] = least + (drawn * (most - least + 1)).astype(np.int64)
-            noise[first + 1] = total - noise[first]
-        return noise
+
+def _share_pairs(noise: np.ndarray, lengths: np.ndarray, first: np.ndarray, random: np.ndarray) -> None:
+    """Divides the masked tokens [G] of pairs of prefix examples, which begin at `first`. The first of a pair draws its
+    own, uniformly; the second masks the rest: both are uniform, and their sum, and so the row's length, is fixed."""
+    total, own, other = noise[first], lengths[first], lengths[first + 1]
+    least = np.maximum(1, total - (other - 1))
+    most = np.minimum(own - 1, total - 1)
+    drawn = (random[(np.cumsum(lengths) - lengths)[first]] >> np.uint64(11)) * 2.0**-53  # uniform in [0, 1)
+    noise[first] = least + (drawn * (most - least + 1)).astype(np.int64)
+    noise[first + 1] = total - noise[first]
 
 
-def with_mode_tokens(tokenizer, objective: str):
-    """A copy of the tokenizer that knows the objective's mode tokens: those it lacks get the next free ids, unless it
-    has unused tokens that stand for them."""
+def with_mode_tokens(tokenizer: "PreTrainedTokenizerBase", objective: str) -> "PreTrainedTokenizerBase":
+    """The tokenizer, or a copy with its missing mode tokens at the next free ids; unused tokens may stand for them."""
     modes = {denoiser.mode: None for denoiser, _ in denoisers_of(objective).values() if denoiser.mode}
     known = find_unused_ids(tokenizer)[1] | tokenizer.get_vocab()
     missing = [mode for mode in modes if mode not in known]

@@ -2,16 +2,16 @@
 
     text     a a a a a a a a EOS b b b b b b b b b EOS c c c c c c c c c c c c c c c c c c EOS ...
     row 0    [a a a a a a a a] [b b b b b b b b b] [c c c c c]      examples, corrupted alone, each with its own EOS
-    row 1    [c c c c c c c c c c c c c] ...                        the rest of c goes on here
+    row 1    [c c c c c c c c c c c c c] ...                        the rest of c
 
 A row of G examples that masks N of its L raw tokens in K spans has L - N + K + G inputs and N + K + G targets. Both are
 fixed to T5's lengths, so K follows from the mean span, and N and L from G: every row is full to the last position, and
-covers a stretch of the flat file whose length its documents decide. One pass over the file finds where rows begin; what
-is within them is found again from their tokens.
+its documents decide how much of the flat file it covers. One pass over the file finds where rows begin; what they hold
+is found again from their tokens.
 
-Not in any row are: what a row's cut leaves of a document, if that is shorter than an example may be; up to five tokens
-at the end of a document after which the row has no room for two tokens of the next one; and less than a row at the end
-of each lane of the index.
+In no row are: the rest of a document cut by a row's end, if it is shorter than an example may be; up to five tokens at
+the end of a document after which the row has no room for two tokens of the next one; and less than a row at the end of
+each lane of the index.
 
 Legend of shapes: B rows, G examples of a row or of all rows, S and T input and target length of a row, W tokens of the
 file that a row may span.
@@ -19,6 +19,7 @@ file that a row may span.
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +29,8 @@ from data_collator_t5 import T5DataCollator, example_keys, random_numbers
 from objectives.packed_rows import PackedExamples, PackedObjective, ragged_noise_mask
 
 SHORTEST = 8  # tokens of a whole example: with fewer, 15 % are not even one token
-LEAST_PART = 2  # of a row's last example, one kept and one masked: the document goes on in the next row
-LANE = 4096  # rows, about, that the index finds one after another; lanes side by side
+LEAST_PART = 2  # tokens of a row's last example, one kept and one masked; the document continues in the next row
+LANE = 4096  # rows, about, that the index finds one after another; it takes all lanes side by side
 SCANNED = 1 << 24  # tokens searched for EOS at once
 FAR = 1 << 62  # beyond any text
 
@@ -57,12 +58,14 @@ class RowLayout:
         self.shortest = max(SHORTEST, int(np.ceil(self.texts[1:] / count[1:]).min()))
         self.width = int((self.texts + count).max()) + 4  # separators, and tokens left out
 
-    def next_example(self, ends: np.ndarray, begin: np.ndarray, used: np.ndarray, count) -> tuple[np.ndarray, ...]:
+    def next_example(
+        self, ends: np.ndarray, begin: np.ndarray, used: np.ndarray, count: np.ndarray | int
+    ) -> tuple[np.ndarray, ...]:
         """The next example of rows that hold `count` examples of `used` tokens: four arrays [rows].
 
-        ends: sorted places of EOS, then FAR. begin: place of the example's first token. Returns how many tokens it has,
-        how many of the example before it are left out for its sake, whether the row is full with it, and where the
-        document ends: at the first EOS that makes an example of `shortest` tokens or more.
+        ends: sorted places of EOS, then FAR. begin: place of the example's first token. Returns the example's tokens,
+        how many tokens of the example before are left out for it, whether it fills the row, and where its document
+        ends: at the first EOS that makes an example of `shortest` tokens or more.
         """
         close = ends[np.searchsorted(ends, begin + self.shortest)]
         room = self.texts[count + 1] - used
@@ -75,8 +78,7 @@ class RowLayout:
 class DocumentRows(Examples):
     """Rows of a flat array of tokens with EOS between documents, by the number of the row.
 
-    examples_per_row, tokens_length (raw tokens of a row, without EOS between examples): means. unused: share of the
-    text that is in no row.
+    tokens_length: mean raw tokens of a row, without EOS between examples. unused: share of the text that is in no row.
     """
 
     def __init__(self, tokens: np.ndarray, layout: RowLayout, eos_id: int, seed: int = 0, max_rows: int | None = None):
@@ -95,20 +97,20 @@ class DocumentRows(Examples):
         """{"input_ids": [B, W] from each row's beginning on (what comes behind the row is not used), "key": [B]}."""
         numbers = np.asarray(numbers)
         where = self.starts[numbers % len(self)][:, None] + np.arange(self.layout.width)
-        return {
-            "input_ids": self.tokens[np.minimum(where, len(self.tokens) - 1)],
-            "key": example_keys(self.seed, numbers),
-        }
+        tokens = self.tokens[np.minimum(where, len(self.tokens) - 1)]
+        return {"input_ids": tokens, "key": example_keys(self.seed, numbers)}
 
 
 def find_rows(tokens: np.ndarray, layout: RowLayout, eos_id: int) -> tuple[np.ndarray, np.ndarray, int]:
     """([rows] where they begin, [rows] their examples, number of EOS that separate examples).
 
-    The text is cut into lanes that are gone through at once, an example of each at a time: they begin at a document if
+    The text is cut into lanes that are searched at once, an example of each at a time. A lane begins at a document if
     one begins within a row's length, else anywhere.
     """
     size, longest = len(tokens), int(layout.texts[1])
-    ends = _places_of(eos_id, tokens)
+    blocks = range(0, size, SCANNED)
+    ends = [start + np.flatnonzero(tokens[start : start + SCANNED] == eos_id) for start in blocks]
+    ends = np.concatenate([np.empty(0, np.int64), *ends])
     ends = np.append(ends, [size, FAR] if size and (not len(ends) or ends[-1] != size - 1) else [FAR])
     begin = np.arange(0, max(size, 1), LANE * longest)
     next_document = ends[np.searchsorted(ends, np.maximum(begin - 1, 0))] + 1
@@ -133,19 +135,11 @@ def find_rows(tokens: np.ndarray, layout: RowLayout, eos_id: int) -> tuple[np.nd
     return starts[order], counts[order], separators
 
 
-def _places_of(token: int, tokens: np.ndarray) -> np.ndarray:
-    blocks = (
-        start + np.flatnonzero(tokens[start : start + SCANNED] == token) for start in range(0, len(tokens), SCANNED)
-    )
-    return np.concatenate([np.empty(0, np.int64), *blocks])
-
-
 # ---------------------------------------------------------------- corruption
 def share_out(totals: np.ndarray, capacities: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """[G] parts of each row's total [B] in proportion to its examples' capacities [G], none beyond its own.
+    """[G] parts of each row's total [B] in proportion to its examples' capacities [G], which are enough for it.
 
-    counts: [B] examples of a row. Largest remainder: 5 over capacities 4 4 2 -> 2 2 1. A row's capacities must be
-    enough for its total.
+    counts: [B] examples of a row. Largest remainder: 5 over capacities 4 4 2 -> 2 2 1.
     """
     first = np.cumsum(counts) - counts
     row = np.repeat(np.arange(len(counts)), counts)
@@ -162,19 +156,21 @@ class DocumentSpans(PackedObjective):
     """T5's span corruption of each document, or part of one, alone: packed batches of `DocumentRows`.
 
     The row's key alone decides its masks. args: T5DataCollator's; lengths S and T, and errors, are the same. N and K of
-    a row are shared out over its examples in proportion to their lengths.
+    a row are divided among its examples in proportion to their lengths.
     """
 
     names = ["span_corruption"]
 
-    def __init__(self, tokenizer, *args, **kwargs):
-        of_chunks = T5DataCollator(tokenizer, *args, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any):
+        of_chunks = T5DataCollator(*args, **kwargs)
         self.inputs_length, self.targets_length = of_chunks.inputs_length, of_chunks.targets_length
         self.sentinel_ids, self.eos_id, self.bos_id = of_chunks.sentinel_ids, of_chunks.eos_id, of_chunks.bos_id
         self.decoder_start_token_id = of_chunks.decoder_start_token_id
         self.tokens_length = of_chunks.tokens_length  # of a row that is one example
         self.layout = RowLayout(self.inputs_length, self.targets_length, of_chunks.mean_noise_span_length)
-        self.window = self.layout.width + self.layout.shortest + 1  # to see whether a document goes on in the next row
+        self.window = (
+            self.layout.width + self.layout.shortest + 1
+        )  # to see whether a document continues in the next row
 
     def rows(self, tokens: np.ndarray, seed: int = 0, most: int | None = None) -> DocumentRows:
         return DocumentRows(tokens, self.layout, self.eos_id, seed, most)
@@ -196,8 +192,8 @@ class DocumentSpans(PackedObjective):
             for name, form in (("examples_per_row", ".1f"), ("unused", ".2%"))
         )
         found = f", {examples} a row; {unused} of the text is not used" if rows else ""
-        joined = f"those below {self.layout.shortest} tokens are joined with the next"
-        return {"packing": f"documents do not see each other{found}; {joined}"}
+        return {"packing": f"documents do not see each other{found}; those below {self.layout.shortest} tokens are "
+                           "joined with the next"}  # fmt: skip
 
     def corrupt(self, rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         tokens = rows["input_ids"]

@@ -4,7 +4,7 @@ Legend of shapes: N validation rows, D denoisers.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -22,16 +22,12 @@ CORPUS_METRICS = ("loss", "text_token_accuracy", "bits_per_byte", "nats_per_id")
 def language_model_metrics(eval_prediction: "EvalPrediction", bytes_per_token: float | None) -> dict[str, float]:
     """Metrics of pre-training: loss, token accuracy, the same over masked text alone, perplexity and bits per byte.
 
-    text_token_accuracy leaves out sentinels and EOS, which are soon always right and make up a third of the targets. So
-    it does with an EOS that stood between two documents and is masked.
+    statistics: [N, 5 + 2], behind the usual columns correct text tokens and text tokens. text_token_accuracy leaves out
+    sentinels and all EOS, which are soon always right and make up a third of the targets.
 
-    statistics: [N, 5 + 2], behind the usual columns correct text tokens and text tokens: those of the masked text,
-    neither sentinels nor EOS.
-
-    bits_per_byte = nats of all targets / ln 2 / bytes of the text they mask: what it costs to write down a masked byte,
-    its sentinels and EOS included. It compares tokenizers, which the loss per token cannot. `bytes_per_token` is the
-    mean of the validation text's tokens, EOS between documents left out. Where it is None, the tokens are ready-made
-    ids, and nats_per_id = nats of all targets / masked ids stands in its place.
+    bits_per_byte = nats of all targets / ln 2 / bytes of the masked text: the cost of a masked byte, its sentinels and
+    EOS included. It compares tokenizers, which the loss per token cannot. `bytes_per_token` is the mean over the
+    validation text, without EOS between documents. None: ready-made ids, and nats_per_id = nats of all / masked ids.
     """
     _, statistics = eval_prediction.predictions
     sums = statistics.astype(np.float64).sum(axis=0)
@@ -72,11 +68,14 @@ def mixture_metrics(
 
 
 def corpora_metrics(
-    eval_prediction: "EvalPrediction", names: Sequence[str], ends: Sequence[int], weights: Sequence[float], metrics
-) -> dict[str, float]:
-    """Metrics over several corpora whose rows follow each other up to `ends`: means under the weights of the training,
-    and `<corpus>_loss` and the like of each. metrics: one function of predictions for each corpus. A corpus without
-    validation rows is left out of the means."""
+    eval_prediction: "EvalPrediction", names: Sequence[str], ends: Sequence[int], weights: Sequence[float],
+    metrics: Sequence[Callable],
+) -> dict[str, float]:  # fmt: skip
+    """Means over several corpora under the weights of the training, and `<corpus>_loss` and the like of each.
+
+    Rows of the corpora follow each other up to `ends`; a corpus without any is left out of the means. metrics: the
+    function from predictions to metrics of each corpus.
+    """
     generated, statistics = eval_prediction.predictions
     found = {}
     for name, start, end, weight, score in zip(names, [0, *ends], ends, weights, metrics, strict=False):

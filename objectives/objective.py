@@ -6,7 +6,7 @@ OBJECTIVES in constants.py (CONTRIBUTING.md shows both).
 Legend of shapes: B rows of a batch, R raw tokens of a row, S and T input and target length, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,13 +15,12 @@ from corpora.examples import Examples
 
 
 class Objective:
-    """Called with a batch of raw rows, returns the tensors of a training batch, as a data collator does.
+    """A data collator: called with a batch of raw rows, returns the tensors of a training batch.
 
-    names: of its denoisers, which the metrics and `loss_<name>` speak of. inputs_length, targets_length: S and T.
-    tokens_length: raw tokens of a row, on average. window: raw tokens that `cut` looks at. sentinel_ids, eos_id: of the
-    tokenizer. bos_id: before each input, in place of the EOS behind it; None: EOS. packs_examples: whether several
-    examples stand in a row, so that the model needs segment masks.
-    shows_gaps: whether what the model writes for a held-out row says something to a reader (samples.md).
+    names: of its denoisers, for metrics such as `loss_<name>`. inputs_length, targets_length: S and T. tokens_length:
+    raw tokens of a row, on average. window: raw tokens that `cut` looks at. sentinel_ids, eos_id: of the tokenizer.
+    bos_id: before each input, in place of the EOS behind it; None: EOS. packs_examples: several examples stand in a
+    row, so the model needs segment masks. shows_gaps: whether samples.md shows how the model fills held-out rows.
     """
 
     names: list[str]
@@ -35,36 +34,38 @@ class Objective:
     packs_examples = False
     shows_gaps = True
 
-    def __call__(self, examples) -> dict[str, torch.Tensor]:
-        """{"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T], ...} of rows as the data sets below give
-        them: {"input_ids" [B, R], "key" [B], ...} or a list of such rows."""
+    def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:
+        """{"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T], ...} of {"input_ids" [B, R], "key" [B],
+        ...}, or of a list of such rows."""
         raise NotImplementedError
 
     def rows(self, tokens: np.ndarray, seed: int = 0, most: int | None = None) -> Examples:
-        """The rows of a flat array of tokens, at most so many."""
+        """The rows of a flat array of tokens, at most `most`."""
         raise NotImplementedError
 
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:
         """(tokens used, one row) from the beginning of `window` tokens of a stream; number: of the pass over the text.
-        A function of its arguments alone, so that a resumed stream gives the same rows."""
+        It depends on its arguments alone, so that a resumed stream gives the same rows."""
         raise NotImplementedError
 
-    def statistics(self, logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict):
-        """[B, n] further columns of the evaluation's statistics, which `metrics` reads. logits [B, T, V], labels and
+    def statistics(
+        self, logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict
+    ) -> torch.Tensor:
+        """[B, n] further columns of the evaluation's statistics, which `metrics` reads. logits [B, T, V]; labels and
         correct [B, T]: whether the label's token is the most likely one."""
         raise NotImplementedError
 
     def metrics(self, bytes_per_token: float | None) -> Callable:
-        """The function of an evaluation's predictions that gives its metrics. bytes_per_token: mean UTF-8 bytes of the
-        validation text's tokens; None: ready-made ids."""
+        """The function from an evaluation's predictions to its metrics. bytes_per_token: mean UTF-8 bytes of a token of
+        the validation text; None: ready-made ids."""
         raise NotImplementedError
 
     def plan(self, rows: list[Examples]) -> dict[str, str]:  # noqa: ARG002
-        """Rows of the plan that say what is special about this objective. rows: of each corpus; [] of a stream."""
+        """Lines of the plan about this objective. rows: of each corpus; [] of a stream."""
         return {}
 
     @property
     def identity(self) -> str:
-        """What decides which tokens make up a row: a stream's checkpoint of another objective cannot be resumed."""
+        """What decides the tokens of a row: a stream cannot be resumed with another objective."""
         values = (self.names, self.inputs_length, self.targets_length, self.window, f"{self.tokens_length:.3f}")
         return f"{type(self).__name__} {values}"

@@ -1,13 +1,13 @@
 """Rows of several corrupted examples, made flat over a whole batch: masks of any lengths, inputs, targets, segments.
 
-What a row holds is for others to say (denoisers.py: mixtures of denoisers; documents.py: a document an example).
-Examples of a row do not see each other: modeling/segment_masks.py.
+denoisers.py (mixtures of denoisers) and documents.py (a document an example) decide what a row holds. Examples of a row
+do not see each other: modeling/segment_masks.py.
 
 Legend of shapes: B rows, G examples of all rows, S and T input and target length of a row, N raw tokens of all rows, D
-denoisers.
+denoisers, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,9 +22,9 @@ from objectives.objective import Objective
 def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray, spans: np.ndarray) -> np.ndarray:
     """Masks of examples of different lengths one after the other: bool [N] from random 64-bit numbers [N].
 
-    lengths, noise, spans: [G]. Each mask begins kept, ends masked and is uniform over all segmentations of its masked
-    and its kept tokens, as `masks_from_random` makes them. The first `noise` numbers of an example decide the lengths
-    of its masked spans, the others those of its kept ones: the places of the lowest numbers are the cuts.
+    lengths, noise, spans: [G]. As those of `masks_from_random`, masks begin kept, end masked and are uniform over all
+    segmentations. The first `noise` numbers of an example decide the lengths of its masked spans, the others those of
+    its kept ones: the places of the lowest numbers are the cuts.
     """
     starts = np.cumsum(lengths) - lengths
     places = np.arange(len(random)) - np.repeat(starts, lengths)
@@ -36,7 +36,7 @@ def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray
     ranked = group.astype(np.uint64) << np.uint64(44) | places.astype(np.uint64)
     ranked |= np.where(forced, 0, random >> np.uint64(36) << np.uint64(16))
     ranked.sort()
-    # Groups are as long before as after the sort, so a number's rank is its place after it less its group's start.
+    # The sort leaves each group where it is, so a number's rank is its new place less its group's start.
     rank = np.where(kept_part, places - np.repeat(noise, lengths), places)
     cut = np.zeros(len(random), dtype=bool)
     found = (ranked & np.uint64(0xFFFF)).astype(np.int64) + np.repeat(starts, lengths)
@@ -64,12 +64,11 @@ class PackedExamples:
 
 
 class PackedObjective(Objective):
-    """What the objectives of packed rows have in common.
+    """Several examples in a row, of D denoisers.
 
-    names: of the D denoisers. Called with a batch of rows they return tensors {"input_ids" [B, S], "labels" [B, T],
-    "decoder_input_ids" [B, T], "input_segments" [B, S], "target_segments" [B, T], "target_kinds" [B, T]}. Segments
-    number the examples of a row from 1. Kinds are the target token's denoiser, plus D for sentinels and EOS, masked
-    ones too.
+    Called with a batch of rows, returns tensors {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T],
+    "input_segments" [B, S], "target_segments" [B, T], "target_kinds" [B, T]}. Segments number the examples of a row
+    from 1. Kinds are the target token's denoiser, plus D for sentinels and EOS, masked ones too.
     """
 
     decoder_start_token_id: int
@@ -84,11 +83,13 @@ class PackedObjective(Objective):
         """The tensors of a batch of raw rows {"input_ids" [B, R], "key" [B], ...}."""
         raise NotImplementedError
 
-    def statistics(self, logits, labels, correct, batch) -> torch.Tensor:
+    def statistics(
+        self, logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict
+    ) -> torch.Tensor:
         """[B, 3 * 2D]: nats, tokens and correct tokens of each kind of target."""
         return statistics_by_kind(logits, labels, correct, batch["target_kinds"], 2 * len(self.names))
 
-    def metrics(self, bytes_per_token: float | None):
+    def metrics(self, bytes_per_token: float | None) -> Callable:
         return partial(mixture_metrics, names=self.names, bytes_per_token=bytes_per_token)
 
     def inputs_and_targets(
@@ -96,25 +97,24 @@ class PackedObjective(Objective):
     ) -> dict[str, torch.Tensor]:
         """The tensors of a batch of so many rows, from raw tokens [N] under a mask [N]."""
         lengths, noise, spans = examples.lengths, examples.noise, examples.spans
-        marked, mode = examples.marked, examples.mode
+        marked, mode, has_mode = examples.marked, examples.mode, examples.mode >= 0
         example = np.repeat(np.arange(len(lengths)), lengths)
         opens = mask.copy()
-        opens[1:] &= ~mask[:-1]  # every example begins kept, so no span goes over from the one before
+        opens[1:] &= ~mask[:-1]  # every example begins kept: no span continues the one before
         number = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)  # of a span within its example
-        sentinels = self.sentinel_ids[number]
+        sentinels = self.sentinel_ids[number][np.repeat(marked, spans)]
         written = opens & marked[example]  # where a sentinel stands
-        sentinels = sentinels[np.repeat(marked, spans)]
 
-        ends = np.cumsum(lengths - noise + spans * marked + 1 + (mode >= 0))
+        ends = np.cumsum(lengths - noise + spans * marked + 1 + has_mode)
         first = 0 if self.bos_id is None else 1  # BOS stands before an example, EOS behind it
         inputs = np.full(ends[-1], self.eos_id if self.bos_id is None else self.bos_id)
         stays = ~mask | written
-        shifts = np.cumsum((mode >= 0) + 1) - 1 + first  # mode tokens and EOS or BOS before an example's text
+        shifts = np.cumsum(has_mode + 1) - 1 + first  # mode tokens and EOS or BOS before an example's text
         places = np.cumsum(stays) - 1 + shifts[example]
         inputs[places[stays]] = tokens[stays]
         inputs[places[written]] = sentinels
         sizes = np.diff(ends, prepend=0)
-        inputs[(ends - sizes + first)[mode >= 0]] = mode[mode >= 0]
+        inputs[(ends - sizes + first)[has_mode]] = mode[has_mode]
 
         target_sizes = noise + spans * marked + 1
         target_ends = np.cumsum(target_sizes)
@@ -142,8 +142,7 @@ class PackedObjective(Objective):
 def statistics_by_kind(
     logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, kinds: torch.Tensor, count: int
 ) -> torch.Tensor:
-    """[B, 3 count]: nats, tokens and correct tokens of each of `count` kinds [B, T] of target; logits [B, T, V], labels
-    and correct [B, T]."""
+    """[B, 3 * count]: nats, tokens and correct tokens of each kind. logits [B, T, V]; labels, correct, kinds [B, T]."""
     nats = F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
     columns = (torch.zeros(len(kinds), count, device=kinds.device) for _ in range(3))
     values = (nats, torch.ones_like(nats), correct.float())

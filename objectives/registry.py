@@ -1,5 +1,8 @@
 """The objectives by name: what `--objective` and `--packing` choose."""
 
+from typing import TYPE_CHECKING
+
+from arguments.text import PreTrainingDataArguments
 from corpora.own_ids import ids_offset
 from data_collator_t5 import find_sentinel_ids, is_byte_level
 from modeling.segment_masks import enable_packing
@@ -8,15 +11,19 @@ from objectives.documents import DocumentSpans
 from objectives.objective import Objective
 from objectives.spans import SpanCorruption
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 SPANS = {"chunks": SpanCorruption, "documents": DocumentSpans}  # --objective span_corruption by --packing
 
 
-def get_objective(args, tokenizer, model) -> Objective:
-    """The objective that the flags of the text name, for this tokenizer; and a model that can be trained with it.
+def get_objective(
+    args: PreTrainingDataArguments, tokenizer: "PreTrainedTokenizerBase", model: "PreTrainedModel"
+) -> Objective:
+    """The objective that the flags of the text name, for this tokenizer; the model is made ready for it.
 
     The model gets segment masks where several examples stand in a row, and its configuration what a reader of the
-    checkpoint must know of sentinels and ready-made ids. ValueError for lengths, densities and vocabularies that cannot
-    be.
+    checkpoint must know of sentinels and ready-made ids. ValueError for impossible lengths, densities and vocabularies.
     """
     start, config = model.config.decoder_start_token_id, model.config
     if args.objective == "span_corruption":
@@ -33,8 +40,8 @@ def get_objective(args, tokenizer, model) -> Objective:
     return objective
 
 
-def packed_flag(args) -> str | None:
-    """The flag and value that put several examples into a row; None where none does."""
+def packed_flag(args: PreTrainingDataArguments) -> str | None:
+    """The flag and value that put several examples into a row; None if none does."""
     if args.packing == "documents":
         return f"--packing {args.packing}"
     return f"--objective {args.objective}" if args.objective != "span_corruption" else None

@@ -1,24 +1,29 @@
 """T5's span corruption of chunks of running text: data_collator_t5.py as an objective."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from corpora.examples import ChunkDataset
+from corpora.examples import ChunkDataset, Examples
 from data_collator_t5 import T5DataCollator, is_byte_level
 from objectives.metrics import language_model_metrics
 from objectives.objective import Objective
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 UNUSED_BYTES = 11  # F5 to FF are in no UTF-8
 
 
 class SpanCorruption(T5DataCollator, Objective):
-    """One chunk of `tokens_length` raw tokens a row, of which spans are masked."""
+    """A chunk of `tokens_length` raw tokens in each row, of which spans are masked."""
 
     names = ["span_corruption"]
 
-    def __init__(self, tokenizer, *args, **kwargs):
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *args: Any, **kwargs: Any):
         super().__init__(tokenizer, *args, **kwargs)
         self.window = self.tokens_length
         self._is_byte_level = is_byte_level(tokenizer)
@@ -29,20 +34,20 @@ class SpanCorruption(T5DataCollator, Objective):
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:  # noqa: ARG002
         return self.window, {"input_ids": tokens}
 
-    def statistics(self, logits, labels, correct, batch) -> torch.Tensor:  # noqa: ARG002
+    def statistics(
+        self, logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict  # noqa: ARG002
+    ) -> torch.Tensor:  # fmt: skip
         """[B, 2] correct text tokens and text tokens: neither sentinels nor EOS."""
         used = self.sentinel_ids[: self.num_spans]  # ByT5's other ones are text
         text = ~torch.isin(labels, torch.tensor([*used, self.eos_id], device=labels.device))
         return torch.stack([(correct & text).sum(-1), text.sum(-1)], dim=1).float()
 
-    def metrics(self, bytes_per_token: float | None):
+    def metrics(self, bytes_per_token: float | None) -> Callable:
         return partial(language_model_metrics, bytes_per_token=bytes_per_token)
 
-    def plan(self, rows) -> dict[str, str]:  # noqa: ARG002
+    def plan(self, rows: list[Examples]) -> dict[str, str]:  # noqa: ARG002
         """A line where ByT5's sentinels reach down to bytes that characters of three or four bytes have."""
         if not self._is_byte_level or self.num_spans <= UNUSED_BYTES:
             return {}
-        return {
-            "sentinels": f"{self.num_spans} bytes from id {self.sentinel_ids[0]} down; UTF-8 leaves {UNUSED_BYTES} "
-            "unused: longer spans (--mean_noise_span_length 20, as ByT5) need fewer"
-        }
+        return {"sentinels": f"{self.num_spans} bytes from id {self.sentinel_ids[0]} down; UTF-8 leaves {UNUSED_BYTES} "
+                             "unused: longer spans (--mean_noise_span_length 20, as ByT5) need fewer"}  # fmt: skip

@@ -1,13 +1,13 @@
-"""A checkpoint's whole weights, from whatever sharding wrote them, and the same model for other engines, each compared.
+"""A checkpoint's whole weights, whatever sharding wrote them, and the same model for other engines, each compared.
 
     checkpoint-N/model.safetensors          ours under every launcher, and what Hugging Face's tools write
     checkpoint-N/global_stepN/, latest      DeepSpeed's own, ZeRO-1 to 3 (deepspeed.utils.zero_to_fp32 joins them)
     checkpoint-N/pytorch_model_fsdp_0/      FSDP's shards (torch.distributed.checkpoint)
     checkpoint-N/pytorch_model_fsdp.bin     FSDP's whole state
 
-Every format is compared with PyTorch on real texts by `compare`: it must write the same tokens greedily, and give
-PyTorch's tokens the same log-probabilities within TOLERANCES. Where PyTorch's own two best tokens are closer than that,
-either is right. Where the checkpoint is decoded with beams, CTranslate2's texts with as many are counted too.
+`compare` compares every format with PyTorch on real texts: it must write the same tokens greedily, and give PyTorch's
+tokens the same log-probabilities within TOLERANCES. Where PyTorch's own two best tokens are closer than that, either is
+right. If the checkpoint is decoded with beams, CTranslate2's texts with as many are counted too.
 """
 
 import contextlib
@@ -24,7 +24,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, GenerationConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from common.checkpoint_folders import checkpoints_of, newest_whole_checkpoint
 from common.processes import print_once
@@ -34,29 +40,25 @@ from model_t5 import load_model
 from modeling.families import shape_of
 from modeling.low_rank import WEIGHTS as LOW_RANK
 
-WHOLE_WEIGHTS = [
-    f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
-]
+_INDEX = ".index.json"
+WHOLE_WEIGHTS = ["model.safetensors", f"model.safetensors{_INDEX}", "pytorch_model.bin", f"pytorch_model.bin{_INDEX}"]
 WHOLE_WEIGHTS.append(LOW_RANK)  # load_model merges them
 FSDP_SHARDS, FSDP_WHOLE = "pytorch_model_fsdp_0", "pytorch_model_fsdp.bin"
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
 TOLERANCES = {"huggingface": 0.0, "ctranslate2": 1e-3, "ctranslate2_int8": 0.25, "onnx": 1e-3}
-# Of the encoder alone it is the largest difference of a number of its output, or of a text's embedding: transformers'
-# own class has the activation in eight operations, which round differently from our one.
+# Of the encoder alone: largest difference of a number of its output, or of a text's embedding. transformers' own class
+# computes the activation in eight operations, which round differently from our one.
 TOLERANCES |= {"encoder": 1e-5, "sentence_transformers": 1e-5}
 NEW_TOKENS = 32  # written greedily for each text
 LONGEST_SOURCE = 512  # tokens of a text that are compared
 # CTranslate2's beam search ends when it has beams x patience finished texts: with a patience of 1 that is transformers'
-# rule under early_stopping=True. Under False, its default, transformers goes on while the best unfinished text scores
-# better than the worst finished one that it keeps. 8 came nearest to that in our counts, and never found a worse text.
+# rule under early_stopping=True. Under False, its default, transformers searches on while the best unfinished text
+# scores better than the worst finished one. 8 came nearest to that in our counts, and never found a worse text.
 PATIENCE = 8
 _DAMAGE = (OSError, ValueError, LookupError, RuntimeError, AssertionError, EOFError, AttributeError, TypeError)
 CTRANSLATE2_TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
-NEEDS = {
-    "ctranslate2": ("ctranslate2",),
-    "ctranslate2_int8": ("ctranslate2",),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-}
+NEEDS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
+NEEDS["ctranslate2_int8"] = NEEDS["ctranslate2"]
 
 
 # ---------------------------------------------------------------- gathering
@@ -67,7 +69,7 @@ def find_checkpoint(name: str) -> str:
         newest = newest_whole_checkpoint(folder)
         if newest is None:
             raise ValueError(f"--model_name_or_path {name}: none of its checkpoint-* folders is whole")
-        print_once(f"{name} is of a run that has not ended: taking its newest whole checkpoint, {newest}")
+        print_once(f"{name}: the run has not ended; taking its newest whole checkpoint, {newest}")
         return str(newest)
     return name
 
@@ -86,8 +88,8 @@ def _kind(folder: Path) -> str | None:
 def load_any_checkpoint(name: str, config_folder: str | None, trusted: bool = False) -> PreTrainedModel:
     """The model of a checkpoint, float32 and in evaluation mode, whatever wrote it (see the head of this file).
 
-    config_folder: where config.json is if it does not lie in the checkpoint or the folder above. trusted: its files may
-    run code. ValueError if shards or configuration are missing or do not fit each other, or if reading them would.
+    config_folder: of config.json, if it is neither in the checkpoint nor in the folder above. trusted: its files may
+    run code. ValueError if shards or configuration are missing or do not fit each other, or would run code.
     """
     folder = Path(name)
     kind = _kind(folder) if folder.is_dir() else "whole"
@@ -135,7 +137,7 @@ def _joined(folder: Path, kind: str, flag: str, trusted: bool) -> dict:
     with tempfile.TemporaryDirectory() as scratch:
         try:
             dcp_to_torch_save(shards, Path(scratch) / "joined.pt")
-        except CheckpointException as error:  # which is no Exception, around the one that it is about
+        except CheckpointException as error:  # a BaseException around the cause
             raise next(iter(error.failures.values()))[0] from None
         return torch.load(Path(scratch) / "joined.pt", map_location="cpu")
 
@@ -143,21 +145,21 @@ def _joined(folder: Path, kind: str, flag: str, trusted: bool) -> dict:
 # ---------------------------------------------------------------- what is compared
 @dataclass
 class Answers:
-    """What an engine says to each text: its greedy tokens [T] (EOS included), and log-probabilities (nats): of all
-    tokens [T, V] along PyTorch's greedy tokens, or of those tokens alone [T]."""
+    """An engine's greedy tokens [T] for each text (EOS included), and log-probabilities (nats): of all tokens [T, V]
+    along PyTorch's greedy tokens, or of those tokens alone [T]."""
 
     tokens: list[list[int]]
     log_probs: list[np.ndarray]
 
 
-def encode(tokenizer, texts: list[str]) -> list[list[int]]:
-    """Source ids with EOS, cut to what is compared."""
+def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    """Source ids with EOS, cut at LONGEST_SOURCE."""
     return tokenizer(texts, truncation=True, max_length=LONGEST_SOURCE)["input_ids"]
 
 
 def beam_search(model: PreTrainedModel, num_beams: int | None) -> dict | None:
-    """transformers' arguments of the beam search with which a checkpoint is decoded: `num_beams`, else as many as its
-    generation_config.json says; None where it is decoded greedily."""
+    """transformers' arguments of a checkpoint's beam search, with `num_beams` or those of its generation_config.json;
+    None if it is decoded greedily."""
     own = model.generation_config
     beams = num_beams or own.num_beams or 1
     penalty = 1.0 if own.length_penalty is None else own.length_penalty
@@ -166,10 +168,9 @@ def beam_search(model: PreTrainedModel, num_beams: int | None) -> dict | None:
 
 
 def pytorch_tokens(model: PreTrainedModel, sources: list[list[int]], search: dict | None = None) -> list[list[int]]:
-    """What the model writes to each text, EOS included: greedily, or as `beam_search` says."""
-    names = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
-    ids = {name: getattr(model.config, name) for name in names}
-    plain = GenerationConfig(max_length=NEW_TOKENS + 1, **ids, **(search or {}))
+    """Tokens that the model generates for each text, EOS included: greedily, or with `beam_search`'s arguments."""
+    special = {name: getattr(model.config, name) for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id")}
+    plain = GenerationConfig(max_length=NEW_TOKENS + 1, **special, **(search or {}))
     own, model.generation_config = model.generation_config, plain  # its own may forbid repetitions, say
     batches = [torch.tensor([source], device=model.device) for source in sources]
     tokens = [model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))[0, 1:].tolist() for ids in batches]
@@ -191,9 +192,7 @@ def pytorch_answers(model: PreTrainedModel, sources: list[list[int]], wanted: An
 
 def compare(kind: str, wanted: Answers, found: Answers) -> dict:
     """{"texts", "same_tokens", "near_ties", "largest_difference", "tolerance"} of an engine and PyTorch's own answers.
-
-    ValueError if the engine is not the same model. kind: names the tolerance.
-    """
+    ValueError if they differ by more than the tolerance of `kind`."""
     tolerance, same, ties, largest = TOLERANCES[kind], 0, 0, 0.0
     for number, (tokens, others) in enumerate(zip(wanted.tokens, found.tokens, strict=True)):
         everything, theirs = wanted.log_probs[number], found.log_probs[number]
@@ -214,20 +213,20 @@ def compare(kind: str, wanted: Answers, found: Answers) -> dict:
     if not largest <= tolerance:  # nor a nan
         raise ValueError(f"{kind}: log-probabilities are up to {largest:.3g} nats off PyTorch's, {tolerance:g} are "
                          "allowed: not written")  # fmt: skip
-    return dict(
-        texts=len(wanted.tokens), same_tokens=same, near_ties=ties, largest_difference=largest, tolerance=tolerance
-    )
+    counts = dict(texts=len(wanted.tokens), same_tokens=same, near_ties=ties)
+    return counts | dict(largest_difference=largest, tolerance=tolerance)
 
 
 # ---------------------------------------------------------------- CTranslate2
-def write_ctranslate2(model: PreTrainedModel, tokenizer, folder: Path, quantization: str | None) -> None:
+def write_ctranslate2(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, quantization: str | None
+) -> None:
     """Writes the model for CTranslate2 in float32, or with `quantization` "int8"."""
     from ctranslate2.converters import TransformersConverter
 
     class Converter(TransformersConverter):
-        """CTranslate2's own, given the loaded model: it takes `tie_word_embeddings` for T5 v1.0's output scaling, and
-        transformers 5 says that of v1.1 too. Its log-probabilities, beams and samples would be silently wrong. A copy,
-        since it rounds to int8 in place."""
+        """CTranslate2's own, given a copy of the loaded model, as it rounds to int8 in place. Loading it itself, it
+        would scale v1.1's output as v1.0's: it goes by `tie_word_embeddings`, which transformers 5 sets for both."""
 
         def load_model(self, *_, **__):
             return copy.deepcopy(model)
@@ -237,14 +236,14 @@ def write_ctranslate2(model: PreTrainedModel, tokenizer, folder: Path, quantizat
 
     with torch.no_grad():
         Converter(str(model.config._name_or_path)).convert(str(folder), quantization=quantization)
-    # The rows beyond the tokenizer's tokens are named <extra_id_0> ... a second time: a name must mean one id.
+    # The rows beyond the tokenizer's tokens are named <extra_id_0> ... a second time; each name must mean one id.
     names = json.loads((folder / CTRANSLATE2_TOKENS).read_text(encoding="utf-8"))
     names[len(tokenizer) :] = [f"<unused_{number}>" for number in range(len(names) - len(tokenizer))]
     (folder / CTRANSLATE2_TOKENS).write_text(json.dumps(names, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def ctranslate2_search(search: dict | None) -> dict:
-    """The arguments of CTranslate2's translate_batch that search as transformers does with those of `beam_search`."""
+    """CTranslate2's arguments (translate_batch) for the search of `beam_search`; of a greedy one for None."""
     if search is None:
         return {"beam_size": 1}
     patience = 1 if search["early_stopping"] is True else PATIENCE
@@ -252,7 +251,7 @@ def ctranslate2_search(search: dict | None) -> dict:
 
 
 class CTranslate2Engine:
-    """A folder that write_ctranslate2 made, loaded on the CPU; token ids go in and come out."""
+    """The folder of write_ctranslate2, loaded on the CPU, with token ids as inputs and outputs."""
 
     def __init__(self, folder: Path):
         import ctranslate2
@@ -265,28 +264,34 @@ class CTranslate2Engine:
         return [[self.names[number] for number in text] for text in texts]
 
     def tokens(self, sources: list[list[int]], search: dict) -> list[list[int]]:
-        """What it writes to each text, EOS included. search: arguments of translate_batch."""
-        options = dict(max_decoding_length=NEW_TOKENS, return_end_token=True)
-        results = self.translator.translate_batch(self._named(sources), **options, **search)
-        return [[self.ids[name] for name in result.hypotheses[0]] for result in results]
+        """Tokens of every hypothesis, the best first, EOS included. search: arguments of translate_batch."""
+        options = dict(max_decoding_length=NEW_TOKENS, max_input_length=0, return_end_token=True) | search
+        results = self.translator.translate_batch(self._named(sources), **options)
+        return [[self.ids[name] for name in names] for result in results for names in result.hypotheses]
+
+    def log_probs(self, sources: list[list[int]], targets: list[list[int]], eos: int) -> list[list[float]]:
+        """Log-probabilities [T] of the tokens of each target."""
+        bodies = [target[:-1] if target[-1:] == [eos] else target for target in targets]  # it adds the EOS
+        scores = self.translator.score_batch(self._named(sources), self._named(bodies))
+        return [scored.log_probs[: len(target)] for scored, target in zip(scores, targets, strict=True)]
 
     def answers(self, sources: list[list[int]], wanted: Answers, eos: int) -> Answers:
         """Its greedy tokens, and its log-probabilities [T] of the wanted ones."""
-        bodies = [found[:-1] if found[-1:] == [eos] else found for found in wanted.tokens]  # the EOS is added
-        scores = self.translator.score_batch(self._named(sources), self._named(bodies))
-        log_probs = [np.array(s.log_probs[: len(found)]) for s, found in zip(scores, wanted.tokens, strict=True)]
+        log_probs = [np.array(scored) for scored in self.log_probs(sources, wanted.tokens, eos)]
         return Answers(self.tokens(sources, ctranslate2_search(None)), log_probs)
 
 
 # ---------------------------------------------------------------- ONNX
 class _Decoder(torch.nn.Module):
-    """The model without its encoder; T5's own forward would return the encoder's output too."""
+    """The model without its encoder, whose output T5's own forward would return too."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids, encoder_hidden_states, encoder_attention_mask):
+    def forward(
+        self, input_ids: torch.Tensor, encoder_hidden_states: torch.Tensor, encoder_attention_mask: torch.Tensor
+    ) -> torch.Tensor:
         encoded = dict(encoder_outputs=(encoder_hidden_states,), attention_mask=encoder_attention_mask)
         return self.model(decoder_input_ids=input_ids, use_cache=False, **encoded).logits
 
@@ -294,8 +299,8 @@ class _Decoder(torch.nn.Module):
 def write_onnx(model: PreTrainedModel, folder: Path) -> None:
     """Writes encoder_model.onnx and decoder_model.onnx (the names that Optimum reads), any batch size and length.
 
-    Through torch.export (`dynamo=True`) with eager attention: the older tracing exporter freezes T5's relative
-    positions at the lengths of its example and gives wrong logits in silence.
+    Through torch.export (`dynamo=True`) with eager attention: the tracing exporter freezes T5's relative positions at
+    the lengths of its example, so that logits are wrong in silence.
     """
     folder.mkdir()
     batch, source, target = (torch.export.Dim(name, min=1) for name in ("batch", "source", "target"))
@@ -331,9 +336,9 @@ def write_onnx(model: PreTrainedModel, folder: Path) -> None:
         model.set_attn_implementation(attention)
 
 
-def onnx_answers(folder: Path, model_config, sources: list[list[int]], wanted: Answers) -> Answers:
-    """The answers of a folder that write_onnx made: log-probabilities [T, V] along the wanted tokens, and the best
-    tokens there, which are those of greedy decoding up to the first that is not the wanted one."""
+def onnx_answers(folder: Path, config: PretrainedConfig, sources: list[list[int]], wanted: Answers) -> Answers:
+    """The answers of write_onnx's folder: log-probabilities [T, V] along the wanted tokens, and the best tokens there,
+    which are those of greedy decoding up to the first that is not the wanted one."""
     import onnxruntime
 
     files = [str(folder / f"{name}_model.onnx") for name in ("encoder", "decoder")]
@@ -343,16 +348,16 @@ def onnx_answers(folder: Path, model_config, sources: list[list[int]], wanted: A
         ids = np.array([source])
         mask = np.ones_like(ids)
         hidden = encoder.run(None, {"input_ids": ids, "attention_mask": mask})[0]
-        inputs = {"input_ids": np.array([[model_config.decoder_start_token_id, *target[:-1]]])}
+        inputs = {"input_ids": np.array([[config.decoder_start_token_id, *target[:-1]]])}
         inputs |= {"encoder_hidden_states": hidden, "encoder_attention_mask": mask}
         log_probs.append(torch.from_numpy(decoder.run(None, inputs)[0][0]).log_softmax(-1).numpy())
     return Answers([array.argmax(-1).tolist() for array in log_probs], log_probs)
 
 
 # ---------------------------------------------------------------- the encoder alone
-def write_encoder(model: PreTrainedModel, tokenizer, folder: Path, pooled: bool) -> None:
-    """Writes the encoder as transformers' own class for it (T5EncoderModel) and the tokenizer; pooled: and what tells
-    sentence-transformers, of any version, that a text's embedding is the mean of its tokens'."""
+def write_encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, pooled: bool) -> None:
+    """Writes the encoder as transformers' own class for it (T5EncoderModel) and the tokenizer; pooled: also for
+    sentence-transformers of any version, with the mean of its tokens' as a text's embedding."""
     with torch.device("meta"):
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)](copy.deepcopy(model.config))
     encoder.shared, encoder.encoder = model.shared, model.encoder
@@ -375,10 +380,8 @@ def write_encoder(model: PreTrainedModel, tokenizer, folder: Path, pooled: bool)
 
 @torch.no_grad()
 def compare_encoder(kind: str, model: PreTrainedModel, folder: Path, sources: list[list[int]]) -> dict:
-    """{"texts", "largest_difference", "tolerance", "loaded_by"} of the encoder that a folder holds and the model's own.
-
-    sentence-transformers loads its folder where it is installed. ValueError if the difference is beyond the tolerance.
-    """
+    """{"texts", "largest_difference", "tolerance", "loaded_by"} of the encoder in a folder and the model's own. If
+    sentence-transformers is installed, it loads its folder. ValueError for a difference beyond the tolerance."""
     loaded_by = ["transformers"]
     encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)].from_pretrained(folder).eval()
     batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]
@@ -399,13 +402,20 @@ def compare_encoder(kind: str, model: PreTrainedModel, folder: Path, sources: li
 
 
 # ---------------------------------------------------------------- all of them
-def write_format(kind: str, model: PreTrainedModel, tokenizer, folder: Path, sources: list[list[int]], wanted: Answers,
-                 search: dict | None = None) -> dict:  # fmt: skip
-    """Writes a format into `folder`, loads it again and compares it with PyTorch: what `compare` returns, or of the
-    encoder alone `compare_encoder`.
+def write_format(
+    kind: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    sources: list[list[int]],
+    wanted: Answers,
+    search: dict | None = None,
+) -> dict:
+    """The comparison with PyTorch (`compare`, or of the encoder alone `compare_encoder`) of a format that is written
+    into `folder` and loaded again.
 
-    search: of `beam_search`; for CTranslate2 "search", its own arguments, and "same_beams", the number of texts in
-    which both find the same, come with it.
+    search: of `beam_search`; CTranslate2's comparison has its own arguments for it as "search", and as "same_beams" in
+    how many texts both find the same.
     """
     if kind == "onnx":
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
@@ -424,5 +434,5 @@ def write_format(kind: str, model: PreTrainedModel, tokenizer, folder: Path, sou
             own = ctranslate2_search(search)
             pairs = zip(pytorch_tokens(model, sources, search), engine.tokens(sources, own), strict=True)
             result |= {"search": own, "same_beams": sum(one == other for one, other in pairs)}
-    (folder / "comparison.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "comparison.json", result)
     return result

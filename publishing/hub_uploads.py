@@ -1,5 +1,7 @@
 """Uploads to the Hugging Face Hub: only where a flag asks for them, and only what others need to use the model."""
 
+from collections.abc import Iterable
+from concurrent.futures import Future
 from pathlib import Path
 
 from huggingface_hub import HfApi
@@ -13,8 +15,8 @@ NOT_PUBLISHED = (
 UPLOAD_ERRORS = (HTTPError, OSError, ValueError)
 
 
-def create_repository(name: str, private: bool | None = None, token: str | None = None, flag: str = "--push_to_hub"):
-    """Makes the model repository if it is not there; returns its full name. ValueError if the Hub refuses."""
+def create_repository(name: str, private: bool | None, token: str | None, flag: str = "--push_to_hub") -> str:
+    """Full name of the model repository, which is created if it is not there. ValueError if the Hub refuses."""
     try:
         return HfApi(token=token).create_repo(name, private=private, exist_ok=True).repo_id
     except UPLOAD_ERRORS as error:
@@ -22,29 +24,23 @@ def create_repository(name: str, private: bool | None = None, token: str | None 
 
 
 def upload(folder: Path, name: str, private: bool | None, message: str, token: str | None = None) -> str:
-    """Creates the repository and commits the folder's files to it; returns the address. ValueError if that fails."""
+    """Address of the repository, which is created and holds the folder's files then. ValueError if that fails."""
     repository = create_repository(name, private, token)
     try:
-        done = HfApi(token=token).upload_folder(
-            repo_id=repository, folder_path=folder, commit_message=message, ignore_patterns=NOT_PUBLISHED
-        )
+        done = start_upload(folder, repository, message, token, ignore=NOT_PUBLISHED).result()
     except UPLOAD_ERRORS as error:
         raise ValueError(f"the model is whole in {folder}, but the upload to {name} failed: {reason(error)}") from None
     return str(done.repo_url)
 
 
-def start_upload(folder: Path, name: str, message: str, token: str | None, into: str | None = None, ignore=()):
-    """Commits a folder's files in the background, below `into`; returns the Future."""
-    return HfApi(token=token).upload_folder(
-        repo_id=name,
-        folder_path=folder,
-        path_in_repo=into,
-        commit_message=message,
-        ignore_patterns=list(ignore),
-        run_as_future=True,
-    )
+def start_upload(
+    folder: Path, name: str, message: str, token: str | None, into: str | None = None, ignore: Iterable[str] = ()
+) -> Future:
+    """The commit of a folder's files, below `into`, which runs in the background."""
+    where = dict(repo_id=name, folder_path=folder, path_in_repo=into, ignore_patterns=list(ignore))
+    return HfApi(token=token).upload_folder(**where, commit_message=message, run_as_future=True)
 
 
 def reason(error: Exception) -> str:
-    """One line about what the Hub or the network said."""
+    """The error of the Hub or the network, in one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__

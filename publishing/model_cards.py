@@ -1,6 +1,6 @@
 """The README.md of a published model: model_card.md.j2, filled from run.json, all_results.json and metrics.jsonl.
 
-Nothing is invented: what no file tells is left out, and local paths are shortened to the names of their files.
+What is in none of these is left out, and local paths are shortened to the names of their files.
 """
 
 import contextlib
@@ -8,6 +8,7 @@ import dataclasses
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers import PreTrainedModel
 
 from arguments.model import ModelArguments
 from arguments.own_pairs import OWN, own_entry
@@ -17,6 +18,7 @@ from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.reports import human_count, human_time, read_json, read_metrics, short_number
 from constants import BUILTIN_CORPUS, DATASET_VALS
 from modeling.families import family_of, is_tied, shape_of
+from tasks.registry import as_list
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 # Flags that say where things were and how they were shown, not what was trained.
@@ -32,13 +34,10 @@ _NO_RESULT = ("_runtime", "_per_second", "_time", "_samples")
 def read_run(folder: Path) -> dict[str, dict | list]:
     """{"run": ..., "results": ..., "metrics": [lines]} of a run's folder; empty where a file is missing or damaged."""
     record = {"run": {}, "results": {}, "metrics": []}
-    for key, name, read in (
-        ("run", "run.json", read_json),
-        ("results", "all_results.json", read_json),
-        ("metrics", "metrics.jsonl", read_metrics),
-    ):
+    files = {"run": "run.json", "results": "all_results.json", "metrics": "metrics.jsonl"}
+    for key, name in files.items():
         with contextlib.suppress(OSError, ValueError):
-            record[key] = read(folder / name)
+            record[key] = read_metrics(folder / name) if key == "metrics" else read_json(folder / name)
     return record
 
 
@@ -51,13 +50,13 @@ def task_of(run: dict) -> tuple[str, str] | None:
 def model_card(
     name: str,
     record: dict,
-    model,
+    model: PreTrainedModel,
     license: str | None = None,
     language: list[str] | None = None,
     formats: dict[str, dict] | None = None,
     has_curve: bool = False,
 ) -> str:
-    """The text of README.md: YAML front matter as the Hub reads it, and what can be said of the model.
+    """The text of README.md, with the Hub's YAML front matter.
 
     name: of the model; a Hub name's owner is kept in the commands only. record: of read_run. formats: for each engine
     what publishing.exports.compare found.
@@ -77,7 +76,7 @@ def model_card(
     versions, commit = run.get("versions") or {}, (run.get("git") or {}).get("commit")
     versions = [f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions]
     versions += [f"T5 Foundry at commit `{commit[:12]}`"] if commit else []
-    # ByT5's tokenizer has tokens <extra_id_n> that its sentinels are not.
+    # ByT5's sentinels are other tokens than its tokenizer's <extra_id_n>.
     by_id = not task and getattr(model.config, "sentinel_ids", None) and not hasattr(model.config, "input_ids_offset")
     family = family_of(model.config)
     card = ModelCard.from_template(
@@ -110,7 +109,15 @@ def model_card(
     return f"{card}\n"
 
 
-def _front_matter(name, arguments, task, entry, numbers, license, language) -> ModelCardData:
+def _front_matter(
+    name: str,
+    arguments: dict,
+    task: tuple[str, str] | None,
+    entry: dict,
+    numbers: dict[str, float],
+    license: str | None,
+    language: list[str] | None,
+) -> ModelCardData:
     hub = (entry.get("hub") or [None])[0] if task else arguments.get("dataset_name")
     local = arguments.get("train_file") or arguments.get("data_dir") or hub == BUILTIN_CORPUS or Path(str(hub)).exists()
     base = arguments.get("model_name_or_path")
@@ -139,7 +146,7 @@ def _front_matter(name, arguments, task, entry, numbers, license, language) -> M
 
 
 def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
-    """The task by whose name the Hub files a model, one of those that it has."""
+    """The Hub's name of the task."""
     if entry.get("target_type") == "class":
         return "text-classification"
     benchmarks = {"summarization": "summarization", "translation": "translation"}
@@ -160,9 +167,9 @@ def _example(task: tuple[str, str] | None, entry: dict, gap: str) -> str:
 
 
 def _data(arguments: dict, task: tuple[str, str] | None, entry: dict) -> str:
-    """What the model was trained on, as the end of a sentence."""
+    """The training data, as the end of a sentence."""
     files = arguments.get("train_file") or []
-    names = [f"`{Path(str(file)).name}`" for file in ([files] if isinstance(files, str) else files)]
+    names = [f"`{Path(str(file)).name}`" for file in as_list(files)]
     if names:
         return f"the files {', '.join(names)}"
     if task:
@@ -174,19 +181,16 @@ def _data(arguments: dict, task: tuple[str, str] | None, entry: dict) -> str:
 
 
 def changed_flags(arguments: dict) -> dict[str, str]:
-    """{flag: value} of those that decide what is trained and are not the script's defaults; paths as bare names."""
+    """{flag: value} of the flags that decide the training and are not the script's defaults; paths as bare names."""
     own = (TaskArguments, FineTuningArguments)
     own = own if arguments.get("benchmark") else (PreTrainingDataArguments, PreTrainingArguments)
     fields = [field for group in (ModelArguments, *own) for field in dataclasses.fields(group)]
     lazy = {field.name: field.default_factory() for field in fields if field.default_factory is not dataclasses.MISSING}
     defaults = {field.name: field.default for field in fields} | lazy
-    changed = {
-        key: value if isinstance(value, list) else [value]
-        for key, value in arguments.items()
-        if key in defaults and key not in _NOT_THE_TRAINING and not key.startswith("hub_")
-        if value not in (None, defaults[key], {})
-    }
-    return {key: " ".join(map(_without_folder, values)) for key, values in changed.items()}
+    of_training = [key for key in defaults if key not in _NOT_THE_TRAINING and not key.startswith("hub_")]
+    chosen = {key: value for key, value in arguments.items() if key in of_training}
+    changed = {key: value for key, value in chosen.items() if value not in (None, defaults[key], {})}
+    return {key: " ".join(map(_without_folder, as_list(value))) for key, value in changed.items()}
 
 
 def _without_folder(value: object) -> str:

@@ -1,1 +1,1 @@
-"""What a run says, writes and shows."""
+"""What a run prints, writes, tracks and shows."""

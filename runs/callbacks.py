@@ -1,13 +1,9 @@
-"""What a run tells the world while it goes: metrics.jsonl, loss.png, throughput, the progress bar.
+"""What a run shows while it trains: metrics.jsonl, loss.png, throughput, the progress bar.
 
-    throughput = ThroughputCallback(sequences_per_step=128, tokens_per_step=80_128)
-    files = [MetricsFileCallback(output_dir), LossCurveCallback(output_dir)]
-    install_callbacks(trainer, [throughput, *files, T5ProgressCallback()])
-
-Files and bars are rank 0's; the fields of ThroughputCallback are added to the logs of every rank.
+throughput = ThroughputCallback(sequences_per_step=128, tokens_per_step=80_128)
+of_rank_0 = [MetricsFileCallback(output_dir), LossCurveCallback(output_dir), T5ProgressCallback()]
+install_callbacks(trainer, [throughput, *of_rank_0])
 """
-
-# ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
 
 import json
 import logging
@@ -18,13 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import (
     DefaultFlowCallback,
     EarlyStoppingCallback,
     PrinterCallback,
     ProgressCallback,
+    Trainer,
     TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
 )
 from transformers.trainer_utils import has_length
 
@@ -35,19 +36,19 @@ logger = logging.getLogger(__name__)
 
 
 class PatienceCallback(EarlyStoppingCallback):
-    """As EarlyStoppingCallback, for evaluations of several data sets: only the one with the main metric counts. A
-    resumed run goes on counting; one that had lost its patience trains no further."""
+    """EarlyStoppingCallback for evaluations of several data sets: only the one with the main metric counts. A resumed
+    run keeps its count; one that had lost its patience trains no further."""
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         super().on_train_begin(args, state, control, **kwargs)
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())  # where Trainer keeps it
         self.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
 
-    def on_evaluate(self, args, state, control, metrics, **kwargs):
+    def on_evaluate(self, args: TrainingArguments, *rest, metrics: dict, **kwargs) -> None:
         if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
-            super().on_evaluate(args, state, control, metrics, **kwargs)
+            super().on_evaluate(args, *rest, metrics=metrics, **kwargs)
 
 
 class MetricsFileCallback(TrainerCallback):
@@ -56,20 +57,17 @@ class MetricsFileCallback(TrainerCallback):
         {"step": 50, "epoch": 0.5, "loss": 2.31, "grad_norm": 0.8, "learning_rate": 0.01, "seconds": 12.4}
         {"step": 50, "epoch": 0.5, "eval_loss": 2.25, "eval_accuracy": 0.61, ..., "seconds": 13.9}
 
-    `seconds` counts from the start of the run and goes on counting after a resume. JSON has no NaN, so non-finite
-    floats are written as the strings "NaN", "Infinity" and "-Infinity". A resumed run (global_step > 0) first removes
-    what it will write again (the lines after its step, and all from the closing "train_loss" on) and a torn last line;
-    a fresh run starts a new file. Nothing is written before training begins, so that an evaluation alone never touches
-    the curve of the run before it.
+    `seconds` counts from the start of the run, also over a resume. Non-finite floats are the strings "NaN", "Infinity"
+    and "-Infinity", as JSON has none. A resumed run (global_step > 0) first removes what it will write again (the lines
+    after its step, and all from the closing "train_loss" on) and a torn last line; a fresh run starts a new file. An
+    evaluation alone writes nothing, so that the curve of the run before it stays.
     """
 
     def __init__(self, output_dir: str | Path):
         self.path = Path(output_dir) / "metrics.jsonl"
         self.zero_time = None  # perf_counter at second 0 of the run
 
-    def on_train_begin(self, args, state, control, **_):
-        if not state.is_world_process_zero:
-            return
+    def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         kept = []
         if state.global_step > 0 and self.path.exists():
             lines = read_metrics(self.path)
@@ -80,8 +78,8 @@ class MetricsFileCallback(TrainerCallback):
         with side_file(self.path):
             write_aside(self.path, lambda aside: aside.write_text(text, encoding="utf-8"))
 
-    def on_log(self, args, state, control, logs=None, **_):
-        if not state.is_world_process_zero or self.zero_time is None or not logs:
+    def on_log(self, _args: TrainingArguments, state: TrainerState, *_, logs: dict, **__) -> None:
+        if self.zero_time is None:
             return
         seconds = round(time.perf_counter() - self.zero_time, 3)
         line = self._line({"step": state.global_step, "epoch": state.epoch} | logs | {"seconds": seconds})
@@ -104,17 +102,16 @@ class ThroughputCallback(TrainerCallback):
     """Adds to the training logs (those with "loss") sequences_per_second, tokens_per_second, mfu, padding_share,
     peak_memory_gib and seconds_left.
 
-    A stopwatch runs from the first step to each log and stands still from the last step before an evaluation or a save
-    to the first step after it. Waiting for data counts; the first log includes warm-up and compilation. seconds_left is
-    a matter of the clock on the wall: what all steps to come will take at the mean speed so far, evaluations included.
+    A stopwatch counts the time of training since the last log, without evaluating and saving. Waiting for data counts;
+    the first log includes warm-up and compilation. seconds_left is time on the clock: what all steps to come take at
+    the mean speed so far, evaluations included.
 
     sequences_per_step, tokens_per_step: per optimizer step, over all ranks and accumulation steps (a short last batch
     is counted as full); tokens_per_step None: the tokens of this rank's batches, padding left out, times the ranks.
     flops_per_sequence: forward and backward; a number, or where lengths differ a function of the (source, target)
-    lengths of a batch's rows, which may hold several sequences. So MFU counts the work on padding too, and
-    padding_share, the share of positions of this rank's sources and targets that hold none, says how much of it that
-    is. peak_flops: FLOP/s of all devices together. ranks: how many this one stands for. peak_memory_gib: see
-    peak_memory_bytes. T5Trainer hands every batch to count_batches.
+    lengths of a batch's rows, which may hold several sequences. MFU counts the work on padding too; padding_share is
+    the share of padding in the positions of this rank's sources and targets. peak_flops: FLOP/s of all devices
+    together. ranks: how many this one stands for. T5Trainer hands every batch to count_batches.
     """
 
     def __init__(
@@ -130,12 +127,12 @@ class ThroughputCallback(TrainerCallback):
         self._clear_counts()
 
     def _clear_counts(self) -> None:
-        # What the batches since the last log held. `filled` may be a tensor: reading it would make the CPU wait.
+        # Of the batches since the last log. `filled` may be a tensor, which is not read: the CPU would wait for it.
         self.positions = self.filled = self.flops = 0
 
     def count_batches(self, batches: list[dict[str, torch.Tensor]]) -> None:
-        """Takes note of micro-batches {"input_ids" [B, S], "labels" [B, T]} of this rank; "attention_mask" or
-        a packed batch's "input_segments" [B, S] is 0 where there is padding."""
+        """Counts positions, tokens and operations of micro-batches {"input_ids" [B, S], "labels" [B, T]} of this rank;
+        "attention_mask" or a packed batch's "input_segments" [B, S] is 0 where there is padding."""
         for batch in batches:
             source, labels = batch["input_ids"], batch["labels"]
             mask = batch.get("attention_mask", batch.get("input_segments"))
@@ -144,31 +141,31 @@ class ThroughputCallback(TrainerCallback):
             if callable(self.flops_per_sequence):
                 self.flops += len(source) * self.flops_per_sequence(source.shape[1], labels.shape[1])
 
-    def on_train_begin(self, args, state, control, **_):
+    def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         self.seconds, self.logged_step = 0.0, state.global_step  # seconds of training since the log at logged_step
         self.running_since = self.last_end = None
         self.began, self.began_step = time.perf_counter(), state.global_step
         self._clear_counts()
 
-    def on_step_begin(self, args, state, control, **_):
+    def on_step_begin(self, *_, **__) -> None:
         if self.running_since is None:
             self.running_since = self.last_end = time.perf_counter()
 
-    def on_step_end(self, args, state, control, **_):
-        # The GPU may still be working on this step: do not let the evaluation be charged for it.
+    def on_step_end(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_) -> None:
+        # The GPU may still be working on this step, which is not to count as evaluation.
         if torch.cuda.is_available() and (control.should_evaluate or control.should_save):
             torch.cuda.synchronize()
         self.last_end = time.perf_counter()
 
-    def on_evaluate(self, args, state, control, **_):
+    def on_evaluate(self, *_, **__) -> None:
         if getattr(self, "running_since", None) is not None:
             self.seconds += self.last_end - self.running_since
             self.running_since = None
 
     on_save = on_predict = on_evaluate
 
-    def on_log(self, args, state, control, logs=None, **_):
-        if not logs or "loss" not in logs:
+    def on_log(self, _args: TrainingArguments, state: TrainerState, *_, logs: dict, **__) -> None:
+        if "loss" not in logs:
             return
         if self.running_since is not None:  # Trainer has just read the loss, so the GPU is done with the step
             self.last_end = time.perf_counter()
@@ -194,8 +191,8 @@ class ThroughputCallback(TrainerCallback):
         self._clear_counts()
 
 
-def seconds_left(state, began: float, began_step: int) -> float:
-    """What the steps still to come take at the mean speed since `began` (perf_counter), when began_step was done."""
+def seconds_left(state: TrainerState, began: float, began_step: int) -> float:
+    """Seconds that the steps to come take at the mean speed since `began` (perf_counter), when began_step was done."""
     rate = (time.perf_counter() - began) / (state.global_step - began_step)
     return rate * (state.max_steps - state.global_step)
 
@@ -210,22 +207,17 @@ def peak_memory_bytes() -> int:
 
 
 # ---------------------------------------------------------------- progress
-IN_THE_BAR = (
-    "loss learning_rate sequences_per_second tokens_per_second mfu padding_share peak_memory_gib eval_loss"
-).split()
-
-
+IN_THE_BAR = "loss learning_rate sequences_per_second tokens_per_second mfu padding_share peak_memory_gib eval_loss"
 BAR = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"  # of one width; "left" is in the postfix
 
 
 class T5ProgressCallback(TrainerCallback):
-    """Progress of training and of each evaluation on rank 0, and one readable line a log:
+    """Progress bars of training and of each evaluation, and one readable line a log:
 
         step 200/1,000  epoch 0.4  loss 2.314  grad_norm 0.81  lr 0.008  seq/s 51.2  mfu 0.41  left 3 min 10 s
 
     The bar shows the time left and the latest of IN_THE_BAR. After two steps a line says how long all will take, if
-    that is more than a minute.
-    Without a terminal, or with `--disable_tqdm true`, there are no bars, only the lines: a job's log stays readable.
+    that is more than a minute. Without a terminal, or with `--disable_tqdm true`, there are only the lines.
     """
 
     def __init__(self):
@@ -233,25 +225,25 @@ class T5ProgressCallback(TrainerCallback):
         self.began_step = 0
         self.latest = {}  # of the postfix
 
-    def on_train_begin(self, args, state, control, **_):
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         self.began, self.began_step, self.latest = time.perf_counter(), state.global_step, {}
-        if state.is_world_process_zero and not args.disable_tqdm:
+        if not args.disable_tqdm:
             # `initial`: the steps of the run that is resumed must not count in the rate
             options = dict(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
             self.bar = tqdm(desc="training", bar_format=BAR, **options)
 
-    def on_step_end(self, args, state, control, **_):
-        if state.is_world_process_zero and state.global_step - self.began_step <= 2:
+    def on_step_end(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
+        if state.global_step - self.began_step <= 2:
             before, self.step_ended = self.step_ended, time.perf_counter()
             steps = state.max_steps - state.global_step
             if before is not None and (seconds := steps * (self.step_ended - before)) > 60:
-                self._write(args, f"the {steps:,} steps to come will take about {human_time(seconds)}; evaluating and "
-                            'saving, which that leaves out, are part of "left" below')  # fmt: skip
+                write_line(f"the {steps:,} steps to come will take about {human_time(seconds)}; evaluating and "
+                           'saving, which that leaves out, are part of "left" below')  # fmt: skip
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 
-    def on_prediction_step(self, args, state, control, eval_dataloader=None, **_):
-        if not state.is_world_process_zero or args.disable_tqdm:
+    def on_prediction_step(self, args: TrainingArguments, *_, eval_dataloader: DataLoader, **__) -> None:
+        if args.disable_tqdm:
             return
         if self.eval_bar is None:
             total = len(eval_dataloader) if has_length(eval_dataloader) else None
@@ -259,54 +251,47 @@ class T5ProgressCallback(TrainerCallback):
             self.eval_bar = tqdm(desc="evaluation", bar_format=BAR if total else None, **options)
         self.eval_bar.update(1)
 
-    def on_evaluate(self, args, state, control, **_):
+    def on_evaluate(self, *_, **__) -> None:
         if self.eval_bar is not None:
             self.eval_bar.close()
         self.eval_bar = None
 
     on_predict = on_evaluate
 
-    def on_log(self, args, state, control, logs=None, **_):
-        if not state.is_world_process_zero or not logs:
-            return
+    def on_log(self, _args: TrainingArguments, state: TrainerState, *_, logs: dict, **__) -> None:
+        shown = {SHORT_NAMES.get(key, key): short_number(value) for key, value in logs.items()}
         parts = [f"step {state.global_step:,}/{state.max_steps:,}"] if state.max_steps > 0 else []
-        parts += [
-            f"{SHORT_NAMES.get(key, key)} {short_number(value)}"
-            for key, value in logs.items()
-            if key not in ("total_flos", "seconds_left")
-        ]
+        parts += [f"{name} {text}" for name, text in shown.items() if name not in ("total_flos", "seconds_left")]
         if "loss" in logs and self.began is not None and state.global_step > self.began_step:
             self.latest["left"] = human_time(seconds_left(state, self.began, self.began_step))
             parts.append(f"left {self.latest['left']}")
-        self._write(args, "  ".join(parts))
+        write_line("  ".join(parts))
         if self.bar is not None:
-            self.latest |= {SHORT_NAMES.get(key, key): short_number(logs[key]) for key in IN_THE_BAR if key in logs}
+            names = [SHORT_NAMES.get(key, key) for key in IN_THE_BAR.split()]
+            self.latest |= {name: shown[name] for name in names if name in shown}
             self.bar.set_postfix_str(" ".join(f"{key}={value}" for key, value in self.latest.items()))
 
-    def on_train_end(self, args, state, control, **_):
+    def on_train_end(self, *_, **__) -> None:
         if self.bar is not None:
             self.bar.close()
         self.bar = None
 
-    @staticmethod
-    def _write(args, line: str) -> None:
-        if args.disable_tqdm:
-            print(line, flush=True)
-        else:
-            tqdm.write(line)
+
+def write_line(line: str) -> None:
+    """Prints a line above the bars that there are."""
+    tqdm.write(line)
+    sys.stdout.flush()
 
 
-def install_callbacks(trainer, callbacks: list[TrainerCallback]) -> None:
-    """Adds `callbacks` to `trainer` in the order they need.
+def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> None:
+    """Replaces Trainer's own progress bar and printer with `callbacks`, in the order that they need.
 
     Trainer puts W&B's callback before those of the user, so that fields added to the logs later never reach it. A
-    ThroughputCallback therefore goes right behind DefaultFlowCallback, whose decision to evaluate or save it reads. If
-    a T5ProgressCallback is given, Trainer's own progress bar and printer go.
+    ThroughputCallback therefore goes right behind DefaultFlowCallback, whose decision to evaluate or save it reads.
     """
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
     for callback in callbacks:
-        if isinstance(callback, T5ProgressCallback):
-            trainer.remove_callback(ProgressCallback)
-            trainer.remove_callback(PrinterCallback)
         trainer.add_callback(callback)
     first = (DefaultFlowCallback, ThroughputCallback)
     order = trainer.callback_handler.callbacks  # add_callback only appends
@@ -320,9 +305,7 @@ class LossCurveCallback(TrainerCallback):
     def __init__(self, output_dir: str | Path):
         self.output_dir = Path(output_dir)
 
-    def on_save(self, args, state, control, **_):
-        if not state.is_world_process_zero:
-            return
+    def on_save(self, *_, **__) -> None:
         try:
             lines = read_metrics(self.output_dir / "metrics.jsonl")
             if any("loss" in line for line in lines):  # a save may come before the first log

@@ -1,4 +1,4 @@
-"""Bytes that training a T5 takes on each GPU, and bytes it sends, calculated from the model's shape alone.
+"""Bytes that training a T5 takes and sends on each GPU, calculated from the model's shape alone.
 
     stored = activation_bytes(config, batch=32, source=512, target=114, attention="t5_fused", bf16=True)
     states = state_bytes("zero2", config, shapes, "adamw_torch", processes=64, bf16=True)
@@ -21,19 +21,18 @@ from modeling.families import Stack, family_of, shape_of
 
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 OPTIMIZER_STATES = ("adamw_torch", "adamw_torch_fused", "adamw_rms_scaled", "adafactor", "muon")
-# DeepSpeed's buckets with overlap_comm, from its documentation: 4.5 of them, for reducing and for gathering.
-BUCKETS_IN_FLIGHT = 4.5
-RESERVE = 0.08  # share of a GPU's memory for the CUDA context, NCCL and what the allocator cannot join
+BUCKETS_IN_FLIGHT = 4.5  # DeepSpeed's, with overlap_comm, for reducing and for gathering (its documentation)
+RESERVE = 0.08  # share of a GPU's memory for the CUDA context, NCCL and fragmentation
 FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched meanwhile
 
 
 # ---------------------------------------------------------------- activations
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of one micro-batch on one GPU, at the moment the backward pass begins.
+    """Bytes of one micro-batch on one GPU when the backward pass begins.
 
     stored: what autograd keeps of the layers (with checkpointing: their inputs). attention: the part of it that grows
-    with the product of two lengths. recomputed: the largest block, made again in the backward pass (checkpointing
+    with the product of two lengths. recomputed: the largest block, computed again in the backward pass (checkpointing
     only). loss: logits, and in float32 their log-softmax and the gradients of both. weight_copies: autocast's bfloat16
     weights.
     """
@@ -59,11 +58,11 @@ def activation_bytes(
     checkpointing: bool = False,
     float32_softmax: bool = True,
 ) -> Activations:
-    """What a forward pass without dropout and without torch.compile (which keeps less) leaves in memory.
+    """Bytes that a forward pass without dropout and torch.compile (which keeps less) leaves in memory.
 
     attention: "eager" keeps the weights [B, H, Q, K] of every layer; "sdpa" and "t5_fused" keep the output and a
-    log-sum [B, H, Q] instead, and the bias [1, H, Q, K]. float32_softmax: autocast's softmax of bfloat16 scores is
-    float32 on a GPU, on a CPU it is not.
+    log-sum [B, H, Q] instead, and the bias [1, H, Q, K]. float32_softmax: of bfloat16 scores under autocast, as on a
+    GPU and not on a CPU.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
@@ -73,7 +72,7 @@ def activation_bytes(
     def norm(rows: int, width: int) -> int:  # its input and its normalised copy in float32, and a factor for each row
         return rows * (2 * 4 * width + 4)
 
-    def norms(rows: int, of: Stack) -> int:  # of a part of a layer: the residual stream's, and the part's own output's
+    def norms(rows: int, of: Stack) -> int:  # of a sublayer: the residual stream's, and its output's if there is one
         return of.norms * norm(rows, of.width)
 
     def inputs(rows: int, width: int, products: int) -> int:  # a norm's output: a tensor, or a copy for each product
@@ -114,8 +113,7 @@ def activation_bytes(
     ends = norm(s, encoder.width) + norm(t, decoder.width) + inputs(t, decoder.width, 1)
     ends += 0 if bf16 else 4 * s * encoder.width
     if checkpointing:
-        # The biases.
-        quadratic = 4 * decoder.heads * (source * source + target * target + target * source)
+        quadratic = 4 * decoder.heads * (source * source + target * target + target * source)  # the biases
         # Each block's input; the first one's is the embedding's output, the final norm's input is counted in `ends`.
         of_encoder = 4 * encoder.width * (encoder.layers * s + (s if bf16 else 0))
         kept = quadratic + of_encoder + 4 * decoder.width * decoder.layers * t
@@ -133,14 +131,14 @@ def activation_bytes(
 
 
 def matrix_parameters(config: T5Config) -> int:
-    """Weights that enter matrix products, the head's included: those that autocast copies."""
+    """Number of weights in matrix products, the head's included: those that autocast copies."""
     shape = shape_of(config)
     layers = shape.encoder.layers * shape.encoder_block + shape.decoder.layers * shape.decoder_block
     return layers + shape.head
 
 
 def block_parameters(config: T5Config) -> int:
-    """Weights of the larger block: a decoder layer's, with its norms."""
+    """Number of weights in the larger block, a decoder layer, with its norms."""
     shape = shape_of(config)
     parts = 2 if shape.merged else 3
     return shape.decoder_block + parts * shape.decoder.norms * shape.decoder.width
@@ -149,10 +147,8 @@ def block_parameters(config: T5Config) -> int:
 # ---------------------------------------------------------------- weights, gradients, optimizer
 @dataclass(frozen=True)
 class States:
-    """Bytes on one GPU: weights, gradients and optimizer, and what the strategy works with (buckets, gathered weights).
-
-    With ZeRO in bfloat16 the float32 master weights count as optimizer, as in the paper.
-    """
+    """Bytes on one GPU: weights, gradients, optimizer, and the strategy's buffers and gathered weights. With ZeRO in
+    bfloat16 the float32 master weights count as optimizer, as in the paper."""
 
     weights: int
     gradients: int
@@ -161,7 +157,7 @@ class States:
 
 
 def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) -> int:
-    """float32 state of an optimizer for a model's tensors, all on one GPU. ValueError for an unknown name."""
+    """Bytes of an optimizer's float32 state for tensors of these shapes, on one GPU. ValueError for an unknown name."""
     if name not in OPTIMIZER_STATES:
         raise ValueError(f"--optim {name}: its memory is known for {', '.join(OPTIMIZER_STATES)}")
     if name == "adafactor":  # row and column means of the squared gradients of a matrix, all of them of a vector
@@ -216,8 +212,8 @@ def state_bytes(
 # ---------------------------------------------------------------- communication
 @dataclass(frozen=True)
 class Communication:
-    """Bytes that each process sends in one optimizer step: with the forward pass, with the backward pass, and after
-    the update. What is sent with a pass can hide behind it."""
+    """Bytes that each process sends in one optimizer step: during the forward and the backward pass, which can hide
+    them, and after the update."""
 
     forward: float
     backward: float

@@ -1,7 +1,4 @@
-"""A run from start to end: tracking, what is said and checked before, what is written and said after.
-
-`Run` is what every script's run has in common, `TrainingRun` adds what training needs and leaves.
-"""
+"""A run from start to end: plan and checks before it, results and files after it; `TrainingRun` is one of T5Trainer."""
 
 import dataclasses
 import math
@@ -13,8 +10,9 @@ from pathlib import Path
 import psutil
 import torch
 from requests.utils import get_netrc_auth
+from transformers import PreTrainedModel
 
-from arguments.training import check_warmup, global_batch_size, wants_fsdp
+from arguments.training import T5TrainingArguments, check_warmup, global_batch_size, wants_fsdp
 from common.checkpoint_folders import checkpoints_of
 from common.command_line import check_folder, exit_on_user_error
 from common.processes import answers, finish_process_group, is_first_process, print_once
@@ -30,6 +28,7 @@ from common.reports import (
     write_json,
 )
 from constants import SHOWN_SEQUENCES, SHOWN_TOKENS
+from data_t5 import Text
 from model_t5 import count_parameters, dropout_of
 from modeling.families import shape_of
 from modeling.low_rank import has_low_rank
@@ -44,14 +43,15 @@ from runs.callbacks import (
 from runs.memory import optimizer_bytes
 from runs.speed import device_peak_flops, find_gpu
 from runs.trackers import finish_tracking, start_tracking
+from tasks.tasks import Tasks
 from trainer_t5 import T5Trainer
 from training.batch_size import find_micro_batch
-from training.checkpoints import clear_output_dir, is_disk_full, old_files, resumed_batch_notice
+from training.checkpoints import delete, is_disk_full, old_files, resumed_batch_notice
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 
-def set_up_tracking(args) -> None:
-    """W&B online when the user is logged in and it answers, else offline: a line says so, and nothing is waited for."""
+def set_up_tracking(args: T5TrainingArguments) -> None:
+    """Sets W&B online if the user is logged in and it answers, else offline, with a line that says so."""
     if "wandb" not in args.report_to or getattr(args, "dry_run", False):
         return
     os.environ.setdefault("WANDB_PROJECT", args.project)
@@ -70,28 +70,28 @@ def set_up_tracking(args) -> None:
     server = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
     logins = [server] if "WANDB_BASE_URL" in os.environ else [server, "https://api.wandb.ai"]  # the second till 0.30
     logged_in = {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & set(os.environ) or any(map(get_netrc_auth, logins))
-    reason = None if logged_in else "not logged in"
-    reason = reason or (None if answers(server) else f"{server} does not answer")
-    if reason:
-        os.environ["WANDB_MODE"] = "offline"
-        folder = Path(os.environ["WANDB_DIR"]) / "wandb"
-        print_once(f"W&B: {reason}, tracking offline; later: wandb sync {folder}/offline-run-* (--report_to none: off)")
+    if logged_in and answers(server):
+        return
+    os.environ["WANDB_MODE"] = "offline"
+    reason = f"{server} does not answer" if logged_in else "not logged in"
+    folder = Path(os.environ["WANDB_DIR"]) / "wandb"
+    print_once(f"W&B: {reason}, tracking offline; later: wandb sync {folder}/offline-run-* (--report_to none: off)")
 
 
 class Run:
     """A run of any script: its plan, its trackers and its results. title: "evaluation" and the like."""
 
-    def __init__(self, args, title: str):
+    def __init__(self, args: T5TrainingArguments, title: str):
         self.args, self.title, self.output_dir = args, title, Path(args.output_dir)
 
     def announce(self, plan: dict[str, object], *notices: str | None) -> None:
-        """Prints the plan, and below it what the user should know before the long work."""
+        """Prints the plan, and the notices below it."""
         start_summary(plan, self.title)
         for notice in filter(None, notices):
             print_once(notice)
 
     def track(self, trainer: T5Trainer, configuration: dict, checkpoint: str | None = None) -> None:
-        """Starts the trackers of --report_to. One that cannot begin is the user's error, exit code 2."""
+        """Starts the trackers of --report_to. If one cannot begin, it is the user's error, exit code 2."""
         with exit_on_user_error():
             set_up_tracking(self.args)
             start_tracking(trainer, configuration, checkpoint)
@@ -105,27 +105,25 @@ class Run:
 class TrainingRun(Run):
     """A run of T5Trainer from its plan to its results.
 
-    title: "pre-training" and the like. flags: the parsed dataclasses. data: what is trained on (data_t5.Text,
-    tasks.Tasks), which tells the rows of the plan, the tokens and operations of an example, and how much there is.
-    rows: further rows of the plan. checkpoint: what the run resumes from, or None.
+    title: "pre-training" and the like. flags: the parsed dataclasses. data: what is trained on. rows: further rows of
+    the plan. checkpoint: what the run resumes from, or None.
     """
 
     def __init__(
-        self, trainer: T5Trainer, title: str, flags: list, data, checkpoint: str | None, rows: dict | None = None
+        self, trainer: T5Trainer, title: str, flags: list, data: Text | Tasks, checkpoint: str | None, rows: dict
     ):
         super().__init__(trainer.args, title)
-        self.trainer, self.flags = trainer, flags
-        self.data, self.checkpoint, self.rows = data, checkpoint, rows or {}
+        self.trainer, self.flags, self.data, self.checkpoint, self.rows = trainer, flags, data, checkpoint, rows
         self.sequences = global_batch_size(self.args)
         per_example = data.tokens_per_example
         self.tokens_per_step = None if per_example is None else round(self.sequences * per_example)
 
     def start(self) -> None:
-        """Installs our callbacks, prints what the run will do and need, checks that it is there, and writes run.json.
+        """Installs our callbacks, prints the plan, checks memory and disk, starts the trackers and writes run.json.
 
-        Unless the run resumes, what an earlier one left there is deleted, once all checks are passed. With `--dry_run`
-        it ends the process after the plan; with `--precompile` the two steps that follow write no file. Too little disk
-        or memory, or a warm-up as long as the run, is the user's error, exit code 2.
+        Unless the run resumes, the files of an earlier one are deleted once all checks have passed. `--dry_run` ends
+        the process after the plan; under `--precompile` the two steps that follow write no file. Too little disk or
+        memory, or a warm-up as long as the run, is the user's error, exit code 2.
         """
         args, data = self.args, self.data
         if args.auto_find_batch_size:
@@ -143,7 +141,7 @@ class TrainingRun(Run):
             **data.plan(steps),
             "unknown": data.unknown,
             "batch": f"{self.sequences} sequences a step ({args.train_batch_size} x "
-            f"{args.gradient_accumulation_steps} accumulated x {max(1, args.world_size)} processes)",
+            f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)",
             "sharding": sharding(self.trainer),
             "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
             + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
@@ -163,23 +161,18 @@ class TrainingRun(Run):
         with exit_on_user_error():
             check_warmup(args, steps)
             if disk > disk_there:
-                raise ValueError(
-                    f"--output_dir {self.output_dir} will need {human_bytes(disk)} and has {human_bytes(disk_there)} "
-                    "free: use another disk, a smaller --save_total_limit or --save_only_model"
-                )
+                raise ValueError(f"--output_dir {self.output_dir} will need {human_bytes(disk)} and has "
+                                 f"{human_bytes(disk_there)} free: use another disk, a smaller --save_total_limit or "
+                                 "--save_only_model")  # fmt: skip
             if memory > memory_there and not args.deepspeed and not self.trainer.is_fsdp_enabled:
-                raise ValueError(
-                    f"{human_bytes(memory)} are needed for weights, gradients and optimizer alone, and "
-                    f"{human_bytes(memory_there)} are available: use --optim adafactor, "
-                    "--deepspeed zero_stage2_config.json, or a smaller --config_name"
-                )
+                raise ValueError(f"{human_bytes(memory)} are needed for weights, gradients and optimizer alone, and "
+                                 f"{human_bytes(memory_there)} are available: use --optim adafactor, --deepspeed "
+                                 "zero_stage2_config.json, or a smaller --config_name")  # fmt: skip
         if args.dry_run:
             print_once("--dry_run: nothing was trained or written")
             finish_process_group()
             raise SystemExit(0)
         if args.precompile:  # two steps that leave no trace but the compiler's cache
-            for callback in (MetricsFileCallback, LossCurveCallback):
-                self.trainer.remove_callback(callback)
             return
         with exit_on_user_error():
             if is_first_process():
@@ -188,36 +181,35 @@ class TrainingRun(Run):
         old = old_files(args, self.checkpoint)  # before the trackers write theirs
         record = self._record() if is_first_process() else {}
         self.track(self.trainer, record and tracked_configuration(record, self.trainer.model), self.checkpoint)
-        clear_output_dir(args, self.checkpoint, old)
+        delete(old)
         if is_first_process():
             with side_file(self.output_dir / "run.json") as path:
                 write_json(path, record)
 
     def _install_callbacks(self) -> None:
-        args, ranks = self.args, max(1, self.args.world_size)
+        args, ranks = self.args, self.args.world_size
         peak = device_peak_flops(args.device, args.bf16)
         flops = partial(self._flops_per_sequence, self.trainer.model.config)
         flops = flops() if self.tokens_per_step else flops  # of tasks it depends on a batch's lengths
-        callbacks = [
-            ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * ranks, ranks),
-            MetricsFileCallback(self.output_dir),
-            LossCurveCallback(self.output_dir),
-            T5ProgressCallback(),
-        ]
+        callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * ranks, ranks)]
+        if is_first_process() and not args.precompile:
+            callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir)]
+        if is_first_process():
+            callbacks.append(T5ProgressCallback())
         if args.early_stopping_patience is not None:
             callbacks.append(PatienceCallback(args.early_stopping_patience))
         install_callbacks(self.trainer, callbacks)
         if wants_fsdp(args) and not self.trainer.is_fsdp_enabled:
-            print_once("FSDP was asked for and is not in force: accelerate shards on GPUs only. Here every process "
-                       "holds the whole model (plain data parallelism)")  # fmt: skip
+            print_once("FSDP was asked for and has no effect: accelerate shards on GPUs only. Here every process holds "
+                       "the whole model (plain data parallelism)")  # fmt: skip
 
     def _flops_per_sequence(self, *args) -> float:
-        """Of the model, of which a third are for the weights' gradients: frozen ones have none."""
+        """Operations of a training step's sequence; a third of them, which LoRA saves, are for weights' gradients."""
         share = 2 / 3 if has_low_rank(self.trainer.model) else 1
         return share * self.data.flops_per_sequence(*args)
 
     def _record(self) -> dict:
-        """What stands in run.json."""
+        """The content of run.json."""
         arguments = {}
         for group in self.flags:
             arguments |= group.to_dict() if hasattr(group, "to_dict") else dataclasses.asdict(group)
@@ -228,7 +220,7 @@ class TrainingRun(Run):
         return record
 
     def finish(self, train_metrics: dict, next_command: str) -> dict:
-        """Evaluates, saves the model, writes all_results.json, says where it all is; returns the results."""
+        """The results, after saving the model, evaluating, writing all_results.json, uploading and the end summary."""
         trainer, results = self.trainer, dict(train_metrics)
         if self.tokens_per_step:
             results["train_tokens"] = trainer.state.global_step * self.tokens_per_step
@@ -244,19 +236,13 @@ class TrainingRun(Run):
                 uploaded = trainer.push_to_hub() if self.args.push_to_hub else None
             except ValueError as error:
                 failed = error
-            numbers = shown_numbers({name: value for name, value in results.items() if name.startswith("eval_")})
             written = ("all_results.json", "metrics.jsonl", "loss.png", "samples.md", "run.json")
             files = ", ".join(name for name in written if (self.output_dir / name).is_file())
-            end_summary(
-                numbers
-                | {
-                    "training took": human_time(train_metrics["train_runtime"]),
-                    "written to": f"{self.output_dir}: the model, {files}",
-                    "tracked": "; ".join(tracked) or None,
-                    "uploaded to": uploaded,
-                    "next": next_command,
-                }
-            )
+            rows = shown_numbers({name: value for name, value in results.items() if name.startswith("eval_")})
+            rows["training took"] = human_time(train_metrics["train_runtime"])
+            rows["written to"] = f"{self.output_dir}: the model, {files}"
+            rows |= {"tracked": "; ".join(tracked) or None, "uploaded to": uploaded, "next": next_command}
+            end_summary(rows)
         finish_process_group()
         unlock_output_dir(self.args)
         if failed:
@@ -265,7 +251,7 @@ class TrainingRun(Run):
         return results
 
     def _save_model(self) -> None:
-        """Saves the finished model; a full disk ends the process with one line that says what is left."""
+        """Saves the finished model; a full disk ends the process with one line that names the last checkpoint."""
         try:
             self.trainer.save_model(_internal_call=True)  # which keeps it from uploading before there are results
             self.trainer.save_state()
@@ -281,7 +267,7 @@ class TrainingRun(Run):
 
 
 def shown_numbers(results: dict) -> dict[str, str]:
-    """Results for people, without times: {"eval_f1": 0.5, "eval_runtime": 2.0} -> {"f1": "0.5000"}."""
+    """Results without times, formatted: {"eval_f1": 0.5, "eval_runtime": 2.0} -> {"f1": "0.5000"}."""
     return {
         name.removeprefix("eval_").replace("_", " "): f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
         for name, value in results.items()
@@ -289,13 +275,11 @@ def shown_numbers(results: dict) -> dict[str, str]:
     }
 
 
-def described_model(model) -> str:
+def described_model(model: PreTrainedModel) -> str:
     """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0", with LoRA "..., of which 98.3k are trained"."""
+    shape = f"{model.config.model_type}, {shape_of(model.config).described}"
     trained = f", of which {human_count(count_parameters(model, True))} are trained" if has_low_rank(model) else ""
-    return (
-        f"{human_count(count_parameters(model))} parameters ({model.config.model_type}, "
-        f"{shape_of(model.config).described}), dropout {dropout_of(model):g}{trained}"
-    )
+    return f"{human_count(count_parameters(model))} parameters ({shape}), dropout {dropout_of(model):g}{trained}"
 
 
 def _state_bytes(trainer: T5Trainer) -> int:
@@ -312,7 +296,7 @@ def needed_memory(trainer: T5Trainer) -> float:
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if trainer.args.use_cpu else 1
     memory = 4 * (count_parameters(trainer.model) + count_parameters(trainer.model, True)) + _state_bytes(trainer)
     memory *= processes
-    return memory / max(1, trainer.args.world_size) if trainer.is_fsdp_enabled else memory
+    return memory / trainer.args.world_size if trainer.is_fsdp_enabled else memory
 
 
 def needed_disk(trainer: T5Trainer) -> float:
@@ -323,29 +307,27 @@ def needed_disk(trainer: T5Trainer) -> float:
     return model + kept * (model + (0 if args.save_only_model else _state_bytes(trainer)))
 
 
-def described_schedule(args, steps: int) -> str:
+def described_schedule(args: T5TrainingArguments, steps: int) -> str:
     """ "cosine over 2,000 steps, 305 of them warm-up"."""
     name = args.lr_scheduler_type
     warmup = 0 if name == "constant" else args.get_warmup_steps(steps)
     return f"{name} over {steps:,} steps, {f'{warmup:,} of them' if warmup else 'no'} warm-up"
 
 
-def large_step_notice(args, sequences: int, tokens: int | None) -> str | None:
-    """What to say when a step is more than four times the one that its default learning rate was shown with."""
-    count, shown, what = (
-        (sequences, SHOWN_SEQUENCES, "sequences") if tokens is None else (tokens, SHOWN_TOKENS, "tokens")
-    )
+def large_step_notice(args: T5TrainingArguments, sequences: int, tokens: int | None) -> str | None:
+    """The notice that a step is more than four times the one that its default learning rate was shown with, or None."""
+    by_tokens = tokens is not None
+    count, shown = (tokens, SHOWN_TOKENS) if by_tokens else (sequences, SHOWN_SEQUENCES)
     if not args.defaults_of or count <= 4 * shown:
         return None
-    return (
-        f"a step has {count:,} {what}, and the default learning rate was shown with {shown:,}: choose --learning_rate "
-        "yourself, or take a smaller --per_device_train_batch_size or --gradient_accumulation_steps"
-    )
+    what = f"{count:,} {'tokens' if by_tokens else 'sequences'}"
+    return (f"a step has {what}, and the default learning rate was shown with {shown:,}: choose --learning_rate "
+            "yourself, or take a smaller --per_device_train_batch_size or --gradient_accumulation_steps")  # fmt: skip
 
 
 def sharding(trainer: T5Trainer) -> str:
     """What is split over the processes: "none, 2 whole copies", "ZeRO-2 over 8 processes", "FSDP2 over 8 processes"."""
-    processes = max(1, trainer.args.world_size)
+    processes = trainer.args.world_size
     if trainer.is_deepspeed_enabled:
         return f"ZeRO-{trainer.accelerator.state.deepspeed_plugin.zero_stage} over {processes} processes"
     if trainer.is_fsdp_enabled:
@@ -353,7 +335,7 @@ def sharding(trainer: T5Trainer) -> str:
     return "none" if processes == 1 else f"none, {processes} whole copies of the model"
 
 
-def tracked_configuration(record: dict, model) -> dict:
+def tracked_configuration(record: dict, model: PreTrainedModel) -> dict:
     """What trackers show: run.json with the flags at the top, so that runs can be filtered by them, and the model."""
     rest = {name: value for name, value in record.items() if name != "arguments"}
     return record["arguments"] | rest | {"model": model.config.to_dict()}
@@ -375,10 +357,8 @@ def memory_available(device: torch.device) -> int:
 
 def disk_free(folder: Path) -> int:
     """Bytes free where `folder` is or will be."""
-    folder = folder.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(there).free
 
 
 def bytes_below(folder: Path) -> int:

@@ -9,21 +9,21 @@ The [1] was built in [2] by the king.
 | 1 | old bridge | house |
 """
 
-# ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
-
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel, TrainerCallback
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from common.reports import side_file, write_aside
 from data_collator_t5 import find_bos_id, find_sentinel_ids
+from objectives.objective import Objective
 
 SAMPLES_FILE = "samples.md"
 COLUMNS = ["text", "gap", "masked", "filled in"]  # of `gap_rows`
@@ -33,42 +33,43 @@ _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 def spans(ids: Iterable[int], sentinel_ids: list[int], eos_id: int) -> dict[int, list[int]]:
-    """What follows each sentinel up to the next one or EOS: [99, 5, 6, 98, 7, 1] -> {0: [5, 6], 1: [7]} with sentinels
-    99, 98, ... A sentinel that comes again counts once."""
+    """Tokens after each sentinel, up to the next one or EOS: [99, 5, 6, 98, 7, 1] -> {0: [5, 6], 1: [7]} with sentinels
+    99, 98, ... Of a sentinel that is repeated the first counts."""
     places = {sentinel: number for number, sentinel in enumerate(sentinel_ids)}
-    found, current = {}, None
+    found, current = {}, []  # what follows no sentinel, or a repeated one, is in no list of `found`
     for token in ids:
         if token == eos_id:
             break
         if token in places:
-            new = places[token] not in found
-            current = found.setdefault(places[token], []) if new else None
-        elif current is not None:
+            current = []
+            found.setdefault(places[token], current)
+        else:
             current.append(token)
     return found
 
 
-def gap_rows(tokenizer, sources, targets, written, sentinel_ids: list[int]) -> list[list[str]]:
-    """Rows of COLUMNS for the first gaps of each text; sources, targets, written: lists of ids [N][...]."""
+def gap_rows(
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[list[int]],
+    targets: Sequence[list[int]],
+    written: Sequence[list[int]],
+    sentinel_ids: list[int],
+) -> list[list[str]]:
+    """Rows of COLUMNS for the first gaps of each text; sources, targets, written: ids [N][...]."""
     rows, eos = [], tokenizer.eos_token_id
     for source, target, answer in zip(sources, targets, written, strict=True):
         masked, filled = spans(target, sentinel_ids, eos), spans(answer, sentinel_ids, eos)
         text = ""
         for number, sentinel in enumerate(sentinel_ids[: min(SHOWN_GAPS, len(masked))]):
-            before, source = _cut(source, sentinel)
-            text += f"{tokenizer.decode(before, skip_special_tokens=True)} [{number + 1}] "
+            place = source.index(sentinel)
+            text += f"{tokenizer.decode(source[:place], skip_special_tokens=True)} [{number + 1}] "
+            source = source[place + 1 :]
         ends = [source.index(token) for token in (*sentinel_ids, eos) if token in source]
         text += tokenizer.decode(source[: min(ends, default=None)], skip_special_tokens=True)
         for number in sorted(masked)[:SHOWN_GAPS]:
             shown = [tokenizer.decode(found.get(number, [])).strip() for found in (masked, filled)]
             rows.append([text.strip(), str(number + 1), *shown])
     return rows
-
-
-def _cut(ids: list[int], token: int) -> tuple[list[int], list[int]]:
-    """([3, 4, 99, 5], 99) -> ([3, 4], [5])."""
-    place = ids.index(token)
-    return ids[:place], ids[place + 1 :]
 
 
 def as_markdown(step: int, rows: list[list[str]]) -> str:
@@ -84,27 +85,35 @@ def as_markdown(step: int, rows: list[list[str]]) -> str:
 class SamplesCallback(TrainerCallback):
     """After each evaluation, lets the model fill the gaps of the same few held-out texts, greedily, into samples.md.
 
-    collator: makes the gaps, as in evaluation; of a row of several documents the longest one is shown. count: texts,
-    spread over the evaluation set. `show(name, columns,
-    rows)`, if given, is called with the same rows for the trackers. A resumed run drops what came after its step.
+    objective: masks them, as in evaluation; of a row of several documents the longest one is shown. count: texts,
+    spread over the evaluation set. show(name, columns, rows): sends the same rows to the trackers. A resumed run drops
+    what came after its step.
     """
 
-    def __init__(self, output_dir: str | Path, tokenizer, dataset, collator, count: int, show=None):
+    def __init__(
+        self,
+        output_dir: str | Path,
+        tokenizer: PreTrainedTokenizerBase,
+        dataset: Dataset | list,
+        objective: Objective,
+        count: int,
+        show: Callable[[str, list, list], None],
+    ):
         self.path, self.tokenizer, self.show = Path(output_dir) / SAMPLES_FILE, tokenizer, show
         count = min(count, len(dataset))
         numbers = [number * len(dataset) // count for number in range(count)]
         batched = hasattr(dataset, "__getitems__")  # as torch's data loader asks it
-        batch = collator(dataset.__getitems__(numbers) if batched else [dataset[number] for number in numbers])
+        batch = objective(dataset.__getitems__(numbers) if batched else [dataset[number] for number in numbers])
         self.sources, self.targets = _one_example_a_row(batch)
-        self.sentinel_ids = [int(number) for number in collator.sentinel_ids]
+        self.sentinel_ids = [int(number) for number in objective.sentinel_ids]
 
-    def on_train_begin(self, args, state, control, **_):
+    def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         if state.is_world_process_zero and self.path.exists():
             sections = re.split(r"(?m)^(?=## Step )", self.path.read_text(encoding="utf-8"))
             kept = [text for text in sections if text and int(text.split()[2]) <= state.global_step]
             self._write(kept if state.global_step else [])
 
-    def on_evaluate(self, args, state, control, model=None, **_):
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_, model: PreTrainedModel, **__) -> None:
         together = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)  # a forward pass takes all ranks
         if not (state.is_world_process_zero or together):
             return
@@ -117,8 +126,7 @@ class SamplesCallback(TrainerCallback):
         rows = gap_rows(self.tokenizer, self.sources, self.targets, written, self.sentinel_ids)
         earlier = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         self._write([earlier, as_markdown(state.global_step, rows)])
-        if self.show is not None:
-            self.show("samples", COLUMNS, rows)
+        self.show("samples", COLUMNS, rows)
 
     def _write(self, sections: list[str]) -> None:
         with side_file(self.path):
@@ -138,16 +146,20 @@ def _one_example_a_row(batch: dict[str, torch.Tensor]) -> tuple[list[list[int]],
 
 @torch.no_grad()
 def fill(model: PreTrainedModel, input_ids: torch.Tensor, new_tokens: int, num_beams: int = 1) -> list[list[int]]:
-    """What the model writes to each row of ids [N, S], padded at the end, greedily unless beams are asked for."""
+    """Token ids that the model generates for each row of ids [N, S], padded at the end."""
     options = dict(max_length=new_tokens + 1, num_beams=num_beams, do_sample=False)  # it counts the start token too
     mask = input_ids.ne(model.config.pad_token_id).long()
     return model.generate(input_ids=input_ids, attention_mask=mask, **options).tolist()
 
 
 def answers_to(
-    lines: Iterable[str], model: PreTrainedModel, tokenizer, new_tokens: int, num_beams: int = 1
+    lines: Iterable[str],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    new_tokens: int,
+    num_beams: int = 1,
 ) -> Iterator[str]:
-    """For each line that is not empty: itself with its <extra_id_n> gaps filled, or where it has none, the answer."""
+    """Each line that is not empty with its <extra_id_n> gaps filled; if it has none, the answer to it."""
     for line in map(str.strip, lines):
         if not line:
             continue
@@ -160,13 +172,13 @@ def answers_to(
             continue
         found = spans(written, sentinels, tokenizer.eos_token_id)
         texts = {number: tokenizer.decode(span, skip_special_tokens=True).strip() for number, span in found.items()}
-        # a gap that the model left out stays as it is, so that it is seen
+        # a gap that the model left out stays visible
         yield _SENTINEL.sub(lambda gap, texts=texts: texts.get(int(gap[1]), gap[0]), line)
 
 
-def _with_gaps(tokenizer, line: str, sentinels: list[int]) -> list[int]:
-    """Ids of a line, EOS or BOS included, with the sentinels of its gaps as pre-training writes them: a tokenizer's own
-    word for <extra_id_n> may be none (mT5, within a word) or another one (ByT5)."""
+def _with_gaps(tokenizer: PreTrainedTokenizerBase, line: str, sentinels: list[int]) -> list[int]:
+    """Ids of a line, EOS or BOS included, with the sentinels of its gaps as pre-training writes them: a tokenizer may
+    have no token for <extra_id_n> (mT5, within a word) or another one (ByT5)."""
     ids = []
     for place, part in enumerate(_SENTINEL.split(line)):  # text, number, text, number ... text
         if place % 2 and int(part) < len(sentinels):
@@ -178,20 +190,15 @@ def _with_gaps(tokenizer, line: str, sentinels: list[int]) -> list[int]:
     return [*ids, tokenizer.eos_token_id] if bos is None else [bos, *ids]
 
 
-def prompt(model: PreTrainedModel, tokenizer, new_tokens: int, num_beams: int) -> int:
-    """Answers the lines of standard input until it ends; a terminal is shown a prompt. Returns how many there were."""
+def prompt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new_tokens: int, num_beams: int) -> int:
+    """Number of the lines of standard input, which it answers until the end; a terminal is shown a prompt."""
 
-    def lines() -> Iterator[str]:
-        asks = sys.stdin.isatty()
-        while True:
-            print("> " if asks else "", end="", flush=True)
-            line = sys.stdin.readline()
-            if not line:
-                return
-            yield line
+    def ask() -> str:
+        print("> " if sys.stdin.isatty() else "", end="", flush=True)
+        return sys.stdin.readline()
 
     count = 0
-    for answer in answers_to(lines(), model, tokenizer, new_tokens, num_beams):
+    for answer in answers_to(iter(ask, ""), model, tokenizer, new_tokens, num_beams):
         print(answer, flush=True)
         count += 1
     return count

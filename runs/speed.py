@@ -10,7 +10,7 @@ order of the rows and the weights stay; a resumed run keeps what it had. Whateve
 import os
 import re
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -20,7 +20,7 @@ from arguments.training import GPUS, cores_of_a_process, wants_fsdp, zero_stage
 from constants import HARDWARE_PEAKS
 from model_t5 import dropout_of, flops_per_sequence
 from modeling.families import family_of
-from modeling.kernels.attention import triton_is_installed
+from modeling.kernels.attention import keep_kernel_timings, kernel_name, triton_is_installed
 from runs.memory import RESERVE, activation_bytes, state_bytes
 from training.batch_size import divisors_below
 from training.checkpoints import flags_of_run
@@ -30,7 +30,8 @@ PREFETCHED = 4  # batches that a worker makes ahead
 # Compiling takes a minute or two for each shape of a batch, of training and of evaluation. It is begun where the
 # uncompiled run would take so long, in seconds, at a rate that is assumed: a share of the GPU's peak, or FLOP/s of a
 # CPU's core, and at least so long for a step's launches.
-REPAYS_COMPILING = 600.0
+# A CPU is ready sooner: after 30 to 100 s, its step then takes two thirds of the time (results/LOG.md, 2026-11-22).
+REPAYS_COMPILING, REPAYS_ON_A_CPU = 600.0, 300.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
 DROPOUT_RESERVE = 0.25  # of a GPU's memory, instead of RESERVE: activation_bytes counts no masks of dropout
 EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md, 2026-11-21)
@@ -63,6 +64,7 @@ class Launcher:
 @dataclass(frozen=True)
 class Job:
     """What is trained. source, target: tokens of the longest row. shapes: that batches have, 0 for any number.
+    packable: whether a batch's examples may be packed into fewer rows.
 
     weights: shapes of the model's tensors. attention: what the model has now. steps: -1 where only epochs are known.
     earlier: the recorded flags of the run that is resumed.
@@ -77,6 +79,7 @@ class Job:
     attention: str = "sdpa"
     weights: list[tuple[int, ...]] = field(default_factory=list)
     earlier: dict = field(default_factory=dict)
+    packable: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     names the flags that win ("attn_implementation" among them where the model's flags give it)."""
     bf16 = _bf16(gpu, args)
     attention = _attention(gpu, job, args)
-    choices = [bf16, attention, _compilation(gpu, job, args, launcher)]
+    choices = [bf16, attention, _compilation(gpu, job, args, launcher), *_packing(gpu, job, args)]
     if gpu is None:
         return choices
     choices += [_micro_batch(gpu, job, args, launcher, attention.value, bf16.value), *_loading(args, launcher)]
@@ -161,9 +164,27 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> Choice:
         return choice(bool(job.earlier.get("torch_compile")), "as the run that is resumed")
     seconds = _uncompiled_seconds(gpu, job, args, launcher)
     shapes = "all batches have one shape" if job.shapes == 1 else f"batches have {job.shapes} shapes"
-    if seconds is not None and seconds < REPAYS_COMPILING:
+    if seconds is not None and seconds < (REPAYS_ON_A_CPU if gpu is None else REPAYS_COMPILING):
         return choice(False, f"a run of about {seconds:.0f} s: compiling would not pay")
     return choice(True, shapes)
+
+
+def _packing(gpu: Gpu | None, job: Job, args) -> list[Choice]:
+    """Of fine-tuning: a CPU computes padding at the full price. What it gains on a GPU is not known yet."""
+    name = "packing"
+    if not job.packable:
+        return []
+    if name in args.given:
+        return [Choice(name, args.packing, "given")]
+    if name in family_of(job.config).lacks:
+        return [Choice(name, False, f"{family_of(job.config).names} has no mask for it")]
+    if job.shapes or args.torch_compile or args.auto_find_batch_size:
+        return [Choice(name, False, "a packed batch has a shape of its own")]
+    if job.earlier:
+        return [Choice(name, bool(job.earlier.get(name)), "as the run that is resumed")]
+    if gpu is not None:
+        return []
+    return [Choice(name, True, "several examples in a row, hardly any padding")]
 
 
 def _compiler_is_there(gpu: Gpu | None) -> bool:
@@ -280,6 +301,7 @@ def find_launcher(args) -> Launcher:
 
 def make_fast(model, job: Job, model_args, args) -> str:
     """Applies to model and flags what `choose` finds, of all processes what the first one finds; the plan's row."""
+    keep_kernel_timings(args.kernel_timings)
     if args.speed == "plain":
         return "plain: nothing is chosen"
     if model_args.attn_implementation:
@@ -287,15 +309,26 @@ def make_fast(model, job: Job, model_args, args) -> str:
     gpu = find_gpu(args)
     (choices,) = broadcast_object_list([choose(gpu, job, args, find_launcher(args))])
     values = {choice.name: choice.value for choice in choices}
+    if values["attn_implementation"] == "t5_fused" and not (job.dropout or args.assume_gpu):
+        found = f"; kernel {_kernel_of_encoder(job, values, args)}"
+        choices = [replace(c, reason=c.reason + found) if c.name == "attn_implementation" else c for c in choices]
     if values["attn_implementation"] != job.attention:
         model.set_attn_implementation(values["attn_implementation"])
     model_args.attn_implementation = values["attn_implementation"]
     if values["torch_compile"] and not args.torch_compile:
         args.torch_compile, args.torch_compile_backend = True, "inductor"
+    if "packing" in values:
+        args.packing = values["packing"]
     if gpu is not None:
         args.per_device_train_batch_size, args.gradient_accumulation_steps = values["micro-batch"]
         _set_up_gpu(values, args)
     return "; ".join(map(str, choices))
+
+
+def _kernel_of_encoder(job: Job, values: dict, args) -> str:
+    """The kernel that serves the encoder's attention over whole rows."""
+    shape = (job.source, job.source, job.config.num_heads, job.config.d_kv)
+    return kernel_name(args.device, torch.bfloat16 if values["bf16"] else torch.float32, shape, (False, True), False)
 
 
 def _set_up_gpu(values: dict, args) -> None:
@@ -311,7 +344,8 @@ def _set_up_gpu(values: dict, args) -> None:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
-def job_of(model, source: int, target: int, shapes: int, steps: int, checkpoint: str | None) -> Job:
+def job_of(model, source: int, target: int, shapes: int, steps: int, checkpoint: str | None, packable=False) -> Job:
     """The job of a model that is about to be trained; checkpoint: which the run resumes, or None."""
     now, weights = model.config._attn_implementation, [tuple(p.shape) for p in model.parameters()]
-    return Job(model.config, source, target, shapes, steps, dropout_of(model), now, weights, flags_of_run(checkpoint))
+    earlier = flags_of_run(checkpoint)
+    return Job(model.config, source, target, shapes, steps, dropout_of(model), now, weights, earlier, packable)

@@ -4,18 +4,16 @@
     eval_loss, eval_matched_accuracy -> eval/loss, eval/matched_accuracy
     sequences_per_second, mfu, eval_runtime -> perf/sequences_per_second, perf/mfu, perf/eval_runtime
 
-A point stands at its optimizer step. transformers' own callbacks for these three are taken out: each of them names the
-closing numbers differently or drops them, and each doubles points when a run is resumed.
+A point stands at its optimizer step. transformers' own callbacks for these three are removed: each names the closing
+numbers differently or drops them, and doubles points when a run is resumed.
 
 A resumed run continues its curves. trackers.json in the output folder, and every checkpoint's trainer_state.json, hold
-the run's id and the last step that each tracker surely has of each name. That is not sent again, since a resumed run
-computes the same values as the part that was cut off; TensorBoard hides what came after the checkpoint instead (its
-purge step). What a tracker lacks of the steps before the checkpoint is sent from metrics.jsonl, so one that is switched
-on later gets the whole curve. W&B and trackio hold values in memory for a while: what they were sent in the last minute
-before a run was killed is sent again. An online W&B run drops it; elsewhere such a point may stand there twice.
+the run's id and the last step of each name that each tracker surely has. Values up to it are not sent again, since a
+resumed run computes the same ones; TensorBoard hides what came after the checkpoint instead (its purge step). What a
+tracker lacks of the steps before the checkpoint is sent from metrics.jsonl, so one that is added later gets the whole
+curve. W&B and trackio hold values in memory for a while: what they were sent in the last minute before a run was killed
+is sent again. An online W&B run drops it; elsewhere such a point may appear twice.
 """
-
-# ruff: noqa: ARG002  (Trainer hands every callback args, state and control)
 
 import copy
 import json
@@ -28,9 +26,10 @@ from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 
+from arguments.training import T5TrainingArguments
 from common.processes import is_first_process
 from common.reports import plain_json, read_metrics, side_file, tracked_name, write_json
 
@@ -46,7 +45,7 @@ class WandbTracker:
     """A W&B run, online or offline as set_up_tracking decided; offline a resumed run adds a second folder of the same
     id, and `wandb sync` sends them in order."""
 
-    def __init__(self, args, identity: str, name: str, config: dict, step: int | None):
+    def __init__(self, _args: T5TrainingArguments, identity: str, name: str, config: dict, step: int | None):
         import wandb
 
         ours = {} if os.environ.get("WANDB_SWEEP_ID") else dict(id=identity, project=os.environ.get("WANDB_PROJECT"))
@@ -65,7 +64,7 @@ class WandbTracker:
         self.run.log({name: self.table(columns=columns, data=rows, allow_mixed_types=True)}, step=step)
 
     def finish(self, latest: dict) -> None:
-        """A sweep decides by the summary, so it gets the best checkpoint's evaluation in place of the last epoch's."""
+        """Ends the run. A sweep decides by the summary, so that gets the best checkpoint's evaluation."""
         self.run.log({}, commit=True)
         self.run.summary.update(latest)
         self.run.finish()
@@ -74,7 +73,7 @@ class WandbTracker:
 class TensorBoardTracker:
     """Event files in <output_dir>/tensorboard, so that `tensorboard --logdir out` shows all runs."""
 
-    def __init__(self, args, identity: str, name: str, config: dict, step: int | None):
+    def __init__(self, args: T5TrainingArguments, identity: str, name: str, config: dict, step: int | None):
         from torch.utils.tensorboard import SummaryWriter
 
         elsewhere = os.environ.get("TENSORBOARD_LOGGING_DIR")
@@ -95,14 +94,14 @@ class TensorBoardTracker:
         self.writer.add_text(name, "\n".join(lines), step)
         self.writer.flush()
 
-    def finish(self, latest: dict) -> None:
+    def finish(self, _latest: dict) -> None:
         self.writer.close()
 
 
 class TrackioTracker:
     """A run of trackio: `trackio show --project t5_foundry` opens its dashboard on this machine."""
 
-    def __init__(self, args, identity: str, name: str, config: dict, step: int | None):
+    def __init__(self, args: T5TrainingArguments, identity: str, name: str, config: dict, step: int | None):
         import trackio
 
         self.trackio, self.shown = trackio, f"trackio show --project {args.project}"
@@ -122,7 +121,7 @@ class TrackioTracker:
     def log_table(self, name: str, columns: list[str], rows: list[list], step: int) -> None:
         self.trackio.log({name: self.trackio.Table(columns=columns, data=rows)}, step=step)
 
-    def finish(self, latest: dict) -> None:
+    def finish(self, _latest: dict) -> None:
         self.trackio.finish()
 
 
@@ -134,8 +133,7 @@ class TrackersCallback(TrainerCallback):
     """Sends every log to the trackers, a name once a step.
 
     Of two values at one step the first counts, as in loss.png: the second is the best checkpoint's, evaluated when
-    training was over (W&B's summary then takes it). A tracker that fails is left out from then on, with a warning:
-    metrics.jsonl has all of it.
+    training was over, which goes into W&B's summary. A tracker that fails is left out from then on, with a warning.
 
     trackers: {name: tracker}. sent: {tracker: {name: last step}}. path: the trackers.json to keep.
     """
@@ -146,16 +144,17 @@ class TrackersCallback(TrainerCallback):
         self.certain = self.recent = copy.deepcopy(sent)  # what was sent HELD seconds before the latter, and the latter
         self.recent_since = time.monotonic()
 
-    def on_log(self, args, state, control, logs=None, **_):
-        self.send(logs or {}, state.global_step)
+    def on_log(self, _args: TrainingArguments, state: TrainerState, *_, logs: dict, **__) -> None:
+        self.send(logs, state.global_step)
         self._keep(state)
 
-    def on_train_end(self, args, state, control, **_):
-        self.latest = {}  # value of each name
+    def on_train_end(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
+        self.latest = {}
         self.certain = self.recent = self.sent  # the process ends in order, and so do the trackers
         self._keep(state)
 
     def send(self, logs: dict, step: int) -> None:
+        """Sends the numbers of a log that the trackers lack at this step."""
         numbers = {key: value for key, value in logs.items() if isinstance(value, Real) and not isinstance(value, bool)}
         values = {tracked_name(key): v if isinstance(v, int) else float(v) for key, v in numbers.items()}
         self.latest |= values
@@ -168,13 +167,14 @@ class TrackersCallback(TrainerCallback):
             if line["step"] <= step:
                 self.send({key: value for key, value in line.items() if key not in ("step", "seconds")}, line["step"])
 
-    def log_table(self, state, name: str, columns: list[str], rows: list[list]) -> None:
+    def log_table(self, state: TrainerState, name: str, columns: list[str], rows: list[list]) -> None:
+        """Sends a table to the trackers that lack it at this step."""
         step = state.global_step
         self._each(lambda tracker, _: tracker.log_table(name, columns, rows, step), {name: rows}, step)
         self._keep(state)
 
     def finish(self) -> list[str]:
-        """Ends the run at the trackers. Where each shows it: a command or an address."""
+        """Commands and addresses that show the run, which it ends at the trackers."""
         self._each(lambda tracker, _: tracker.finish(self.latest))
         shown = [tracker.shown for tracker in self.trackers.values()]
         self.trackers = {}
@@ -206,11 +206,11 @@ class TrackersCallback(TrainerCallback):
 
 
 # ---------------------------------------------------------------- for the scripts
-def start_tracking(trainer, config: dict, checkpoint: str | None = None) -> None:
-    """Puts the trackers of `--report_to` into the trainer, in the place of transformers' callbacks for them.
+def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None) -> None:
+    """Replaces transformers' callbacks for the trackers of `--report_to` with ours.
 
-    config: what they show as the run's configuration. checkpoint: what the run resumes from.
-    ValueError, with the tracker's own words, if one cannot begin.
+    config: shown as the run's configuration. checkpoint: what the run resumes from. ValueError, with the tracker's own
+    words, if one cannot start.
     """
     args, trackers = trainer.args, {}
     names = [name for name in TRACKERS if name in args.report_to]
@@ -239,19 +239,19 @@ def start_tracking(trainer, config: dict, checkpoint: str | None = None) -> None
         callback.replay(read_metrics(path.parent / "metrics.jsonl"), step)
 
 
-def log_table(trainer, name: str, columns: list[str], rows: list[list]) -> None:
-    """Shows a table in every tracker of the run, at its present step; does nothing where there is none.
+def log_table(trainer: Trainer, name: str, columns: list[str], rows: list[list]) -> None:
+    """Shows a table of numbers and texts in every tracker of the run, at its present step.
 
-    log_table(trainer, "samples", ["source", "target"], [["a <extra_id_0> c", "b"]]). The cells are numbers and texts.
+    log_table(trainer, "samples", ["source", "target"], [["a <extra_id_0> c", "b"]])
     """
     for callback in _callbacks(trainer):
         callback.log_table(trainer.state, name, columns, rows)
 
 
-def finish_tracking(trainer) -> list[str]:
-    """Sends what is still on its way and ends the run at the trackers; commands and addresses that show it."""
+def finish_tracking(trainer: Trainer) -> list[str]:
+    """Commands and addresses that show the run, which it ends at its trackers."""
     return [where for callback in _callbacks(trainer) for where in callback.finish()]
 
 
-def _callbacks(trainer) -> list[TrackersCallback]:
+def _callbacks(trainer: Trainer) -> list[TrackersCallback]:
     return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, TrackersCallback)]

@@ -1,10 +1,11 @@
-"""What a sweep has found: the table and the best command on the screen, pictures, and report.html with all of it."""
+"""The report of a sweep: table and best command on the screen, pictures, and report.html with all of it."""
 
 import base64
 import html
 import itertools
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,11 +14,17 @@ from common.reports import aligned, human_time, write_aside
 from search.study import SILENCE, best_of, silence
 from search.sweep_files import best_value, command_line, draw, read_lines, shown
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
 STYLE = (
     "body{font-family:sans-serif}td,th{padding:2px 1em;text-align:left}th{cursor:pointer}img{max-width:100%}"
     ".best{background:#dff2df;font-weight:bold}"
 )
-# A click on a head sorts by its column: as numbers where both are, else as texts; a second one the other way round.
+# A click on a head sorts by its column, as numbers where both are, else as texts; a second click reverses the order.
 SCRIPT = """
 document.querySelectorAll("th").forEach((head, column) => head.onclick = () => {
   const body = document.querySelector("tbody"), way = head.dataset.way = -(head.dataset.way || -1);
@@ -28,7 +35,7 @@ document.querySelectorAll("th").forEach((head, column) => head.onclick = () => {
 """
 
 
-def sorted_table(rows: list[list[str]], trials: list, best, sign: int) -> str:
+def sorted_table(rows: list[list[str]], trials: list["FrozenTrial"], best: "FrozenTrial | None", sign: int) -> str:
     """The table as HTML, the best trials first and those without a value last, the best one marked."""
 
     def cells(kind: str, row: list[str]) -> str:
@@ -41,8 +48,8 @@ def sorted_table(rows: list[list[str]], trials: list, best, sign: int) -> str:
     return f"<table><thead><tr>{cells('th', rows[0])}</tr></thead>\n<tbody>{chr(10).join(body)}</tbody></table>"
 
 
-def table_of(trials: list, sweep: dict, folder: Path) -> list[list[str]]:
-    """A head, and a row a trial: number, state, searched parameters, metric, time, folder."""
+def table_of(trials: list["FrozenTrial"], sweep: dict, folder: Path) -> list[list[str]]:
+    """A head, and a row for each trial: number, state, searched parameters, metric, time, folder."""
     name = [sweep["metric"]["name"]] if sweep["metric"] else []
     rows = [["trial", "state", *sweep["searched"], *name, "time", "folder"]]
     for trial in trials:
@@ -55,8 +62,8 @@ def table_of(trials: list, sweep: dict, folder: Path) -> list[list[str]]:
     return rows
 
 
-def draw_pictures(study, sweep: dict, valued: list) -> dict:
-    """{file name: Figure}: values trial by trial, a line a trial through its parameters, and what each explains."""
+def draw_pictures(study: "Study", sweep: dict, valued: list["FrozenTrial"]) -> dict[str, "Figure"]:
+    """{file name: Figure}: values by trial, a line for each trial through its parameters, and their importance."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -65,7 +72,7 @@ def draw_pictures(study, sweep: dict, valued: list) -> dict:
     specs, metric, sign, values = sweep["searched"], sweep["metric"]["name"], sweep["sign"], [t.value for t in valued]
     figures = {}
 
-    def new(name: str, width: float = 8, **labels):
+    def new(name: str, width: float = 8, **labels) -> "Axes":
         figures[name], (panel,) = new_figure(width, 4.3)
         panel.set(**labels)
         return panel
@@ -110,19 +117,19 @@ def draw_pictures(study, sweep: dict, valued: list) -> dict:
 
 
 def robust_range(values: list[float]) -> tuple[float, float]:
-    """The range of the values without those that lie further from the middle half than 1.5 times its width, as a few
-    diverged trials do: [1, 2, 3, 4, 900] -> (1, 4)."""
+    """The range of the values without outliers, such as diverged trials: those further from the middle half than 1.5
+    times its width. [1, 2, 3, 4, 900] -> (1, 4)."""
     low, high = np.quantile(values, [0.25, 0.75])
     kept = [value for value in values if low - 1.5 * (high - low) <= value <= high + 1.5 * (high - low)]
     return min(kept), max(kept)
 
 
 def enough_trials(specs: dict) -> int:
-    """Trials with a value from which shares of importance say more than chance: ten, or four for each parameter."""
+    """Trials with a value that shares of importance need to mean something: ten, or four for each parameter."""
     return max(10, 4 * len(specs))
 
 
-def report(study, sweep: dict, folder: Path) -> None:
+def report(study: "Study", sweep: dict, folder: Path) -> None:
     """Prints the table and the best command; writes the pictures, and report.html with all of it in one file."""
     trials = study.get_trials(deepcopy=False)
     rows, best = table_of(trials, sweep, folder), best_of(trials, sweep)
@@ -145,8 +152,7 @@ def report(study, sweep: dict, folder: Path) -> None:
     title = html.escape(f"sweep {sweep['name']}")
     head = f'<!DOCTYPE html><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>'
     table = sorted_table(rows, trials, best, sweep["sign"] if sweep["metric"] else 1)
-    text = "\n".join(
-        [head, f"<pre>{html.escape(chr(10).join(notes))}</pre>", table, *body, f"<script>{SCRIPT}</script>"]
-    )
+    said = f"<pre>{html.escape(chr(10).join(notes))}</pre>"
+    text = "\n".join([head, said, table, *body, f"<script>{SCRIPT}</script>"])
     write_aside(folder / "report.html", lambda aside: aside.write_text(text, encoding="utf-8"))
     print(f"written to {folder}: {', '.join(['report.html', *files])}", flush=True)

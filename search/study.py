@@ -1,6 +1,6 @@
-"""What the agents of a sweep share: who runs which trial, and Optuna's journal of all of them.
+"""What the agents of a sweep share: who runs which trial, and Optuna's journal of all trials.
 
-A trial belongs to the agent whose <run>.beat says so, as long as that agent gives signs of life.
+A trial belongs to the agent named in its <run>.beat, as long as that agent gives signs of life.
 """
 
 import contextlib
@@ -9,12 +9,19 @@ import math
 import os
 import secrets
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from common.reports import read_json, write_aside
 from search.sweep_files import propose
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.storages import JournalStorage
+    from optuna.trial import FrozenTrial
 
 BEAT = 10.0  # seconds between two signs of life of an agent
 SILENCE = 180.0  # seconds without a sign of life after which another machine's agent counts as dead
@@ -24,21 +31,19 @@ HERE = f"{socket.gethostname()} {PID_SPACE.readlink() if PID_SPACE.is_symlink() 
 
 # ---------------------------------------------------------------- signs of life
 def beat(folder: Path, run: str, group: int | None = None) -> None:
-    """Says in <run>.beat that this process runs the trial, in process group `group`."""
+    """Writes into <run>.beat that this process runs the trial, in process group `group`."""
     record = json.dumps({"machine": HERE, "agent": os.getpid(), "group": group})
     write_aside(folder / f"{run}.beat", lambda aside: aside.write_text(record))
 
 
 def holder(folder: Path, run: str) -> dict:
-    """What <run>.beat says; {} if no agent holds the trial."""
+    """The content of <run>.beat; {} if no agent holds the trial."""
     return read_json(folder / f"{run}.beat")
 
 
 def silence(folder: Path, run: str) -> float:
-    """Seconds since the last sign of life of the agent that holds a trial, infinite if it is known to be gone.
-
-    They are a difference of file times, which one file server sets: the clocks of a cluster's nodes differ.
-    """
+    """Seconds since the last sign of life of the agent that holds a trial, infinite if it is known to be gone: a
+    difference of file times, which one file server sets, as the clocks of a cluster's nodes differ."""
     record = holder(folder, run)
     if not record or (record["machine"] == HERE and not psutil.pid_exists(record["agent"])):
         return math.inf
@@ -61,7 +66,7 @@ def members(group: int) -> list[psutil.Process]:
 
 
 def end_orphans(folder: Path, run: str) -> None:
-    """Kills what a killed agent of this machine has left running, unless the group's id is somebody else's by now."""
+    """Kills what a killed agent of this machine has left running, unless the group's id was given to others since."""
     record = holder(folder, run)
     for process in members(record["group"]) if record.get("group") and record["machine"] == HERE else []:
         with contextlib.suppress(psutil.Error):
@@ -71,8 +76,8 @@ def end_orphans(folder: Path, run: str) -> None:
 
 # ---------------------------------------------------------------- the study
 @contextlib.contextmanager
-def turn(folder: Path):
-    """Holds what one agent may do at a time. A killed agent's turn is over after 30 seconds."""
+def turn(folder: Path) -> Iterator[None]:
+    """A lock that one agent holds at a time; a killed agent's is released after 30 seconds."""
     from optuna.storages.journal import JournalFileOpenLock
 
     lock = JournalFileOpenLock(str((folder / "turn").absolute()))
@@ -83,12 +88,12 @@ def turn(folder: Path):
         lock.release()
 
 
-def open_study(folder: Path, sweep: dict):
-    """(study, storage) in a sweep's folder. ValueError if another search was begun there."""
+def open_study(folder: Path, sweep: dict) -> tuple["Study", "JournalStorage"]:
+    """(study, storage) in a sweep's folder. ValueError if another search was started there."""
     import optuna
 
     path = str((folder / "study.jsonl").absolute())
-    # Optuna's other lock, a symbolic link, is waited for forever where a node sees the folder under another name.
+    # Optuna's other lock is a symbolic link: a node that sees the folder under another name would wait forever.
     journal = optuna.storages.journal.JournalFileBackend(path, optuna.storages.journal.JournalFileOpenLock(path))
     storage = optuna.storages.JournalStorage(journal)
     now = {key: json.dumps(sweep[key]) for key in ("method", "metric", "parameters")}
@@ -103,13 +108,13 @@ def open_study(folder: Path, sweep: dict):
     return study, storage
 
 
-def best_of(trials: list, sweep: dict):
+def best_of(trials: list["FrozenTrial"], sweep: dict) -> "FrozenTrial | None":
     """The ended trial with the best value; None if none has a value."""
     valued = [trial for trial in trials if trial.value is not None]
     return min(valued, key=lambda trial: sweep["sign"] * trial.value, default=None)
 
 
-def take_trial(study, sweep: dict, folder: Path, seed: int):
+def take_trial(study: "Study", sweep: dict, folder: Path, seed: int) -> tuple["FrozenTrial | None", str | None]:
     """(trial to run, None), an abandoned one before a new one, or (None, why there is none), or (None, None): wait."""
     from optuna.trial import TrialState, create_trial
 
@@ -117,7 +122,7 @@ def take_trial(study, sweep: dict, folder: Path, seed: int):
         trials = study.get_trials(deepcopy=False)
         others = {trial.user_attrs["run"]: trial for trial in trials if not trial.state.is_finished()}
         for run, trial in others.items():
-            # In this order: an agent that is done first tells the study, and then lets go of the trial.
+            # In this order: an agent ends a trial in the study before it deletes the trial's .beat.
             is_silent = silence(folder, run) >= SILENCE
             if is_silent and not study.get_trials(deepcopy=False)[trial.number].state.is_finished():
                 end_orphans(folder, run)

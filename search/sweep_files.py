@@ -1,6 +1,6 @@
-"""W&B's sweep files read and understood: what may stand in one, what is drawn from it, what hyperband stops.
+"""W&B's sweep files: their checks, what is drawn from one, and what hyperband stops.
 
-Every function is pure, but that `command_line` writes the file that `${args_json_file}` names.
+Every function is pure, but `command_line` writes the file that `${args_json_file}` names.
 """
 
 import bisect
@@ -11,6 +11,7 @@ import math
 import operator
 import os
 import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ OWN_FLAGS = {"output_dir", "resume_from_checkpoint", "overwrite_output_dir"}
 # A folder that the file's own command gives to each run: `--output_dir "out/sweeps/x/$WANDB_RUN_ID"`.
 RUN_FOLDER = re.compile(r"(--output[_-]dir[=\s\0]+[\"']?)([^\s\"'\0]*)(/(?:\$\{envvar:|\$\{?)WANDB_RUN_ID\}?)(?![\w/])")
 ENVVAR = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
-TEXT_NUMBER = re.compile(r"([-+]?\d+)(\.\d+)?\.?[eE]([-+]?)(\d+)")  # a number for everybody but YAML
+TEXT_NUMBER = re.compile(r"([-+]?\d+)(\.\d+)?\.?[eE]([-+]?)(\d+)")  # a number, but not in YAML
 
 # W&B's definitions at the quantile u, or for `categorical` at the index u; the other arguments are keys of the file.
 DISTRIBUTIONS = {
@@ -53,7 +54,7 @@ NUMBERS = {
     "a whole number": lambda value: isinstance(value, int),
     "a positive whole number": lambda value: isinstance(value, int) and value > 0,
 }
-# What the keys of the file's sections may hold: one of these values, such a number, or None for anything.
+# {key of a section: its possible values, the kind of number, or None for anything}.
 TOP_KEYS = dict.fromkeys("program project entity name description command metric early_terminate parameters".split())
 TOP_KEYS |= {"method": ("grid", "random", "bayes"), "run_cap": "a positive whole number"}
 METRIC_KEYS = {"name": None, "goal": ("minimize", "maximize"), "target": "a number"}
@@ -65,15 +66,15 @@ PARAMETER_KEYS |= dict.fromkeys("abq", "a positive number")
 
 
 # ---------------------------------------------------------------- the sweep file
-def check_choice(where: str, value, known) -> None:
-    """ValueError with the near matches if a value is none of the known ones."""
+def check_choice(where: str, value: object, known: Collection) -> None:
+    """ValueError with the near matches unless a value is one of the known ones."""
     if value not in list(known):
         hint = did_you_mean(str(value), known, most=2)
         raise ValueError(f"{where}: {value} is not supported{hint}; there is {', '.join(map(str, known))}")
 
 
-def check_keys(where: str, given, rules: dict, needed=()) -> None:
-    """ValueError for what is no mapping, an unknown key, one that is missing, and a value against its rule."""
+def check_keys(where: str, given: object, rules: dict, needed: Iterable[str] = ()) -> None:
+    """ValueError unless `given` is a mapping of known keys to values that keep their rules, with the needed keys."""
     if not isinstance(given, dict) or not given:
         raise ValueError(f"{where}: {given!r} must be a mapping, with {', '.join(rules)}")
     for key, value in given.items():
@@ -87,22 +88,23 @@ def check_keys(where: str, given, rules: dict, needed=()) -> None:
             raise ValueError(f"{where}: key {key} is missing")
 
 
-def check_text(where: str, value) -> None:
+def check_text(where: str, value: object) -> None:
     """ValueError for 1e-5 and the like, which YAML reads as text."""
     if isinstance(value, str) and (match := TEXT_NUMBER.fullmatch(value)):
         right = f"{match[1]}{match[2] or '.0'}e{match[3] or '+'}{match[4]}"
         raise ValueError(f"{where}: YAML reads {value} as text: write {right}")
 
 
-def check_number(where: str, value, kind: str = "a number") -> None:
+def check_number(where: str, value: object, kind: str) -> None:
+    """ValueError unless a value is a finite number of this kind (NUMBERS)."""
     check_text(where, value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or not NUMBERS[kind](value):
         raise ValueError(f"{where}: {value!r} must be {kind}")
 
 
-def check_parameter(where: str, spec, grid: bool) -> dict:
-    """The entry of a parameter, its distribution filled in by W&B's rules; in a grid as `constant` or `categorical`."""
+def check_parameter(where: str, spec: object, grid: bool) -> dict:
+    """The entry of a parameter with its distribution, by W&B's rules; in a grid `constant` or `categorical`."""
     if isinstance(spec, dict) and "parameters" in spec:
         raise ValueError(f"{where}: nested parameters are not supported, flags have no levels")
     check_keys(where, spec, PARAMETER_KEYS)
@@ -147,7 +149,7 @@ def check_parameter(where: str, spec, grid: bool) -> dict:
 
 
 def read_sweep(path: str) -> dict:
-    """The checked sweep file, with W&B's defaults filled in. ValueError with one line for all that is wrong."""
+    """The checked sweep file with W&B's defaults. ValueError, in one line, for what is wrong."""
     try:
         sweep = read_yaml(path)
         json.dumps(sweep)
@@ -197,9 +199,9 @@ def read_sweep(path: str) -> dict:
 
 
 def choose_folder(path: str, sweep: dict, output_dir: str | None) -> Path:
-    """The sweep's folder: --output_dir, or the one in which the file's command lets its runs write their own.
+    """The sweep's folder: --output_dir, or the one below which the file's command gives each run a folder.
 
-    In such a command --output_dir takes that folder's place. ValueError if all runs would write into one folder.
+    In such a command --output_dir replaces that folder. ValueError if all runs would write into one folder.
     """
     text = "\0".join(sweep["command"])
     match = RUN_FOLDER.search(text)
@@ -218,17 +220,17 @@ def choose_folder(path: str, sweep: dict, output_dir: str | None) -> Path:
 
 
 # ---------------------------------------------------------------- what is tried
-def tidy(value):
+def tidy(value: float) -> float:
     """0.30000000000000004 -> 0.3."""
     return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
-def shown(value) -> str:
+def shown(value: object) -> str:
     """A value as the screen and the pictures show it: 0.000123456 -> "0.0001235"."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def draw(spec: dict, x):
+def draw(spec: dict, x: float) -> object:
     """The value of a parameter at quantile x, or at index x if it is categorical."""
     arguments = {key: value for key, value in spec.items() if key not in ("distribution", "q")}
     value = DISTRIBUTIONS[spec["distribution"]](x, **arguments)
@@ -237,9 +239,9 @@ def draw(spec: dict, x):
 
 
 def propose(trials: list, sweep: dict, seed: int) -> tuple[dict, dict, dict]:
-    """What comes after these Optuna trials: {flag: value}, and Optuna's indices or quantiles with their distributions.
+    """The next trial after these of Optuna: {flag: value}, and Optuna's indices or quantiles with their distributions.
 
-    Every trial has a generator of its own, from `seed` and its number: agents never draw the same.
+    Each trial has its own generator, from `seed` and its number, so that agents never draw the same.
     """
     from optuna import create_study
     from optuna.distributions import CategoricalDistribution, FloatDistribution
@@ -263,7 +265,7 @@ def propose(trials: list, sweep: dict, seed: int) -> tuple[dict, dict, dict]:
 
 
 def macros(values: dict, folder: Path, run: str, program: str) -> dict[str, list[str]]:
-    """What W&B's agent puts in place of each ${macro} of a command."""
+    """{macro: the words that replace ${macro} in a command}, as in W&B's agent."""
     pairs = [f"{name}={value}" for name, value in values.items()]
     return {
         "env": ["/usr/bin/env"],
@@ -278,7 +280,7 @@ def macros(values: dict, folder: Path, run: str, program: str) -> dict[str, list
 
 
 def command_line(sweep: dict, values: dict, folder: Path, run: str, write: bool = True) -> list[str]:
-    """The words that run these values. --output_dir is one of them unless the file's command gives it itself."""
+    """The command that runs these values; --output_dir is added unless the file's command has it."""
     values = values if sweep["names_folder"] else values | {"output_dir": str(folder / run)}
     found, environment = macros(values, folder, run, str(sweep.get("program"))), os.environ | {"WANDB_RUN_ID": run}
     if write and "${args_json_file}" in sweep["command"]:
@@ -288,17 +290,18 @@ def command_line(sweep: dict, values: dict, folder: Path, run: str, write: bool 
 
 
 def read_lines(folder: Path) -> list[dict]:
+    """The lines of a run's metrics.jsonl; [] if there is none."""
     return read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
 
 
 def history(lines: list[dict], key: str) -> list[float]:
-    """All finite values of the metric in the lines of a metrics.jsonl."""
+    """All finite values of a metric in the lines of a metrics.jsonl."""
     values = [line.get(key) for line in lines]
     return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
 def best_value(lines: list[dict], sweep: dict) -> float | None:
-    """What a run counts by, as W&B's own search takes it: the best finite value of the metric that it logged."""
+    """The best finite value of the metric that a run logged, by which it counts, as in W&B's own search."""
     return min(history(lines, sweep["key"]), key=lambda value: sweep["sign"] * value, default=None)
 
 
@@ -311,9 +314,9 @@ def brackets(stop: dict) -> list[int]:
 
 
 def is_hopeless(own: list[float], everyone: list[list[float]], stop: dict, sign: int) -> bool:
-    """W&B's hyperband: is a run not among the best 1/eta of all runs that reached its last bracket?
+    """Whether W&B's hyperband stops a run: it is not among the best 1/eta of all runs that reached its last bracket.
 
-    own: its metric so far; everyone: that of all runs, itself among them; sign: 1 if less is better. As at W&B, bracket
+    own: its metric so far; everyone: that of all runs, itself among them; sign: 1 if less is better. As in W&B, bracket
     3 is the fourth value, and the best value so far is compared, or with `strict` the one at the bracket.
     """
     bracket = max((bracket for bracket in brackets(stop) if bracket < len(own)), default=None)

@@ -1,4 +1,4 @@
-"""One trial of a sweep as a process: started, shown while it goes, stopped early, ended with all its children."""
+"""One trial of a sweep as a process: started, shown while it runs, stopped early, ended with all its children."""
 
 import contextlib
 import os
@@ -9,21 +9,25 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.reports import human_time
 from constants import PREEMPTED_EXIT_CODE
 from search.study import BEAT, beat, members
 from search.sweep_files import best_value, command_line, history, is_hopeless, read_lines, shown
 
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
 POLL = 0.5  # seconds between two looks at a running trial
 PATIENCE = 120.0  # seconds that a trial has to save and end after SIGTERM
 
 
 class Told(BaseException):
-    """A scheduler wants this agent to leave, and to be started again later."""
+    """A scheduler stops this agent, to restart it later."""
 
     @classmethod
-    def by_signal(cls, number, _frame):
+    def by_signal(cls, number: int, _frame: object) -> None:
         raise cls(signal.Signals(number).name)
 
 
@@ -43,7 +47,7 @@ def end_group(process: subprocess.Popen) -> None:
 
 
 def resume_flags(folder: Path) -> dict:
-    """Flags that let a script resume in its folder, or start anew there if no checkpoint holds the optimizer."""
+    """Flags with which a script resumes in its folder, or starts anew if no checkpoint there holds the optimizer."""
     from common.checkpoint_folders import checkpoints_of, damage  # torch: only where a trial begins
 
     for path in reversed(checkpoints_of(folder)):
@@ -53,7 +57,7 @@ def resume_flags(folder: Path) -> dict:
 
 
 def show(text: str, last: bool = False) -> None:
-    """A live line on a terminal; elsewhere, such as in a cluster's log, only the lines that stay."""
+    """Shows a live line on a terminal; elsewhere, as in a cluster's log, only the last ones."""
     width = shutil.get_terminal_size().columns - 1
     if sys.stdout.isatty():
         print("\r" + (text if last else text[:width]).ljust(width), end="\n" * last, flush=True)
@@ -62,16 +66,14 @@ def show(text: str, last: bool = False) -> None:
 
 
 def outcome(folder: Path, run: str, sweep: dict, code: int) -> tuple[str, float | None, str | None]:
-    """(finished or failed, the metric's best value, what went wrong) of a run that ended with this exit code.
+    """(finished or failed, the metric's best value, error) of a run that ended with this exit code.
 
-    What went wrong is the last line of stderr, unless one before it names the error that a launcher then reports. Told
-    is raised if the run has saved and left, as the training scripts do when a job is ended or its time runs out.
+    error: the last line of stderr, unless one before it names the error that a launcher then reports. Raises Told if
+    the run has saved and left, as the training scripts do when a job is ended or its time runs out.
     """
     if code:
         text = (folder / f"{run}.err").read_text(errors="replace")[-65536:]
-        launchers = (
-            rf"(exit status|exitcode +:) {PREEMPTED_EXIT_CODE}\b"  # of accelerate and of torchrun, which exit with 1
-        )
+        launchers = rf"(exit status|exitcode +:) {PREEMPTED_EXIT_CODE}\b"  # accelerate and torchrun: they exit with 1
         if code == PREEMPTED_EXIT_CODE or re.search(launchers, text):
             raise Told("its trial had to leave")
         lines = text.replace("\r", "\n").split("\n")
@@ -88,8 +90,8 @@ def outcome(folder: Path, run: str, sweep: dict, code: int) -> tuple[str, float 
     return "failed", None, f"{key} is never finite, but {last}" if last is not None else f"logged no {key}, but {there}"
 
 
-def run_trial(trial, sweep: dict, folder: Path) -> tuple[str, float | None, str | None]:
-    """Runs a trial to its end: (finished, stopped or failed, the metric's best value, what went wrong)."""
+def run_trial(trial: "FrozenTrial", sweep: dict, folder: Path) -> tuple[str, float | None, str | None]:
+    """(finished, stopped or failed, the metric's best value, error) of a trial that it runs to its end."""
     run, flags = trial.user_attrs["run"], trial.user_attrs["values"]
     if (folder / run / "all_results.json").is_file():  # its agent was killed when all was done
         return outcome(folder, run, sweep, 0)
@@ -103,9 +105,8 @@ def run_trial(trial, sweep: dict, folder: Path) -> tuple[str, float | None, str 
     with (folder / f"{run}.log").open("a") as log, (folder / f"{run}.err").open("w") as err:
         try:
             command = command_line(sweep, flags | resume, folder, run)
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=err, env=environment, process_group=0
-            )
+            streams = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=err)
+            process = subprocess.Popen(command, **streams, env=environment, process_group=0)
         except OSError as error:
             return "failed", None, str(error)
     try:
@@ -117,7 +118,7 @@ def run_trial(trial, sweep: dict, folder: Path) -> tuple[str, float | None, str 
                 process.wait(POLL)
             if time.monotonic() - beaten > BEAT:
                 beaten = time.monotonic()
-                with contextlib.suppress(FileNotFoundError):  # another agent has taken the trial up, and ended it
+                with contextlib.suppress(FileNotFoundError):  # another agent has resumed the trial, and ended it
                     os.utime(folder / f"{run}.beat")
             before, size, known = size, metrics.stat().st_size if metrics.is_file() else 0, len(values)
             if size != before:
@@ -133,7 +134,7 @@ def run_trial(trial, sweep: dict, folder: Path) -> tuple[str, float | None, str 
                 if is_hopeless(values, everyone, sweep["early_terminate"], sweep["sign"]):
                     return "stopped", best_value(lines, sweep), None
     except Told:
-        if "SLURM_JOB_ID" in os.environ:  # SLURM tells the trial too, and a second signal would not let it save
+        if "SLURM_JOB_ID" in os.environ:  # SLURM signals the trial too; a second signal would keep it from saving
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
             beat(folder, run, process.pid)

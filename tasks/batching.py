@@ -18,7 +18,12 @@ import torch
 from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
 
-MULTIPLE = 8  # lengths that matrix units are fed well with
+MULTIPLE = 8  # of lengths, which suits the matrix units
+
+
+def round_up(lengths: int | np.ndarray) -> int | np.ndarray:
+    """The next multiples of MULTIPLE: 33 -> 40."""
+    return -(-lengths // MULTIPLE) * MULTIPLE
 
 
 def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
@@ -26,7 +31,7 @@ def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
 
     Exact, by dynamic programming over the multiples of 8 that occur: [3, 5, 30, 31, 33], 2 -> [8, 40].
     """
-    sizes, rows = np.unique(-(-np.asarray(lengths) // MULTIPLE) * MULTIPLE, return_counts=True)
+    sizes, rows = np.unique(round_up(np.asarray(lengths)), return_counts=True)
     total = np.concatenate([[0], np.cumsum(rows)])
     # cost[j]: tokens of all rows up to size j - 1, the last of their buckets having that size; chosen: its buckets.
     cost = [0.0] + [float("inf")] * len(sizes)
@@ -39,13 +44,13 @@ def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
 
 
 class FilledRows(torch.utils.data.Dataset):
-    """Tokenised rows and behind them `filling` more that have no label, so that neither loss nor gradient knows them.
+    """Tokenised rows and behind them `filling` more without a label, which count neither in loss nor gradient.
 
-    With them every rank's last batch is whole. accelerate would repeat rows instead, and train on them twice. sampler:
-    of the rows; `order` is that of them and the filling.
+    They complete the last batch of every rank; accelerate would repeat rows, and train on them twice. sampler: of the
+    rows; `order` is that of all.
     """
 
-    def __init__(self, rows, filling: int, sampler):
+    def __init__(self, rows: torch.utils.data.Dataset, filling: int, sampler: torch.utils.data.Sampler):
         self.rows, self.filling = rows, filling
         self.order = FilledSampler(sampler, self)
         self.blank = {name: values[:1] for name, values in rows[0].items()} | {"labels": [IGNORE_INDEX]}
@@ -63,9 +68,9 @@ class FilledRows(torch.utils.data.Dataset):
 
 
 class FilledSampler(torch.utils.data.Sampler):
-    """The numbers of `sampler` in its order, and at the end of every epoch those of the filling of `FilledRows`."""
+    """Row numbers of `sampler` in its order, and at the end of every epoch those of the filling of `FilledRows`."""
 
-    def __init__(self, sampler, rows: FilledRows):
+    def __init__(self, sampler: torch.utils.data.Sampler, rows: FilledRows):
         self.sampler, self.rows = sampler, rows
 
     def set_epoch(self, epoch: int) -> None:
@@ -83,8 +88,8 @@ class FilledSampler(torch.utils.data.Sampler):
 class BucketCollator:
     """Pads rows {"input_ids", "labels"} to the next of `source_lengths` and to `target_length`, and batches to `rows`.
 
-    The rows that fill up a last batch have no label, so that neither loss nor gradient knows them; they attend to one
-    padding token, since a softmax over nothing is no number. Returns {"input_ids" [B, S], "attention_mask" [B, S],
+    The rows that fill up a last batch have no label, and so count neither in loss nor gradient; they attend to one
+    padding token, since a softmax over nothing is NaN. Returns {"input_ids" [B, S], "attention_mask" [B, S],
     "labels" [B, T], "decoder_input_ids" [B, T]}.
     """
 
@@ -109,20 +114,16 @@ class BucketCollator:
         return dict(input_ids=input_ids, attention_mask=attention_mask, labels=labels, decoder_input_ids=decoder_inputs)
 
 
-def _rounded(length: int) -> int:
-    return -(-int(length) // MULTIPLE) * MULTIPLE
-
-
 def share_out(sources: Sequence[int], targets: Sequence[int], cost: Callable[[int, int], float]) -> list[list[int]]:
-    """Examples of these source and target lengths shared out to rows, each a list of the examples' numbers.
+    """Examples of these source and target lengths assigned to rows, each a list of the examples' numbers.
 
     First fit, the longest source first: [16, 3, 9, 2], [2, 2, 2, 2] -> [[0], [2, 1, 3]]. No row is longer than the
-    longest source needs. How long its targets may get is tried in powers of two times the longest one; cost(S, T) of a
-    row, times the rows, decides.
+    longest source needs. The room for targets is tried in powers of two times the longest one; the least cost(S, T) of
+    a row, times the rows, decides.
     """
     lengths = np.stack([sources, targets], axis=1)
     order = np.argsort(-lengths[:, 0], kind="stable")
-    room, best, least = np.array([_rounded(max(sources)), max(targets)]), [], math.inf
+    room, best, least = np.array([round_up(max(sources)), max(targets)]), [], math.inf
     while True:
         left, rows = np.tile(room, (len(order), 1)), [[] for _ in order]
         for number in order.tolist():
@@ -130,7 +131,7 @@ def share_out(sources: Sequence[int], targets: Sequence[int], cost: Callable[[in
             left[row] -= lengths[number]
             rows[row].append(number)
         rows = [row for row in rows if row]
-        total = len(rows) * cost(*(_rounded(used) for used in (room - left).max(axis=0)))
+        total = len(rows) * cost(*(round_up(int(used)) for used in (room - left).max(axis=0)))
         if total < least:
             best, least = rows, total
         if room[1] >= lengths[:, 1].sum():
@@ -154,19 +155,14 @@ class PackingCollator:
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         sources, targets = ([len(row[name]) for row in rows] for name in ("input_ids", "labels"))
         shared = share_out(sources, targets, self.cost)
-        source_length, target_length = (
-            _rounded(max(sum(lengths[n] for n in numbers) for numbers in shared)) for lengths in (sources, targets)
-        )
-        batch = {
-            name: torch.full((len(shared), length), value)
-            for name, length, value in (
-                ("input_ids", source_length, self.pad_token_id),
-                ("input_segments", source_length, 0),
-                ("labels", target_length, IGNORE_INDEX),
-                ("decoder_input_ids", target_length, self.pad_token_id),
-                ("target_segments", target_length, 0),
-            )
-        }
+
+        def filled(lengths: list[int], value: int) -> torch.Tensor:
+            longest = max(sum(lengths[number] for number in numbers) for numbers in shared)
+            return torch.full((len(shared), round_up(longest)), value)
+
+        batch = {"input_ids": filled(sources, self.pad_token_id), "input_segments": filled(sources, 0)}
+        batch |= {"labels": filled(targets, IGNORE_INDEX), "target_segments": filled(targets, 0)}
+        batch["decoder_input_ids"] = filled(targets, self.pad_token_id)
         for row, numbers in enumerate(shared):
             source = target = 0
             for segment, number in enumerate(numbers, start=1):

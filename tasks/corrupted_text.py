@@ -1,4 +1,4 @@
-"""Rows of T5's span corruption for a mixture with tasks: pre-training that goes on during fine-tuning, or the reverse.
+"""Rows of T5's span corruption, to be mixed with those of tasks.
 
 rows = CorruptedText(task_args, tokenizer, inputs_length=512, seed=0)
 rows[7]      {"input_ids": [512 ids], "attention_mask": [512 ones], "labels": [114 ids]}
@@ -6,6 +6,8 @@ rows[7]      {"input_ids": [512 ids], "attention_mask": [512 ones], "labels": [1
 
 import hashlib
 from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
 
 from arguments.task import TaskArguments
 from arguments.text import PreTrainingDataArguments
@@ -20,9 +22,9 @@ CORRUPTED = "span_corruption"  # the name of these rows in a mixture
 
 class CorruptedText:
     """The rows of `--span_corruption_file`, made as they are asked for; each keeps its mask, a function of the seed and
-    its number. ValueError where the text gives none."""
+    its number. ValueError if the text gives none."""
 
-    def __init__(self, args: TaskArguments, tokenizer, inputs_length: int, seed: int):
+    def __init__(self, args: TaskArguments, tokenizer: PreTrainedTokenizerBase, inputs_length: int, seed: int):
         shared = ("data_cache_dir", "overwrite_cache", "preprocessing_num_workers")
         text = PreTrainingDataArguments(train_file=args.span_corruption_file, **{n: getattr(args, n) for n in shared})
         source = find_sources(text)["train"]

@@ -1,4 +1,4 @@
-"""Examples of the tasks in `DATASET_VALS`: rows become token ids, and what a model answers to them becomes metrics.
+"""Examples of the tasks in `DATASET_VALS`: token ids of their rows, and metrics of a model's answers.
 
 A row goes through three steps: tasks/rows.py (the entry's own columns), `source_text` and `target_text` of
 tasks/registry.py (T5's texts), and the lambda of `build_tokenize_function` (token ids).
@@ -9,9 +9,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.trainer_utils import EvalPrediction
 
 from arguments.task import TaskArguments
 from arguments.training import T5TrainingArguments
@@ -23,24 +26,29 @@ from corpora.streams import StreamDataset, one_by_one
 from corpora.tokenizers import encode_targets, tokenizer_fingerprint
 from tasks.metrics.scoring import STATISTICS, score_predictions, token_metrics
 from tasks.registry import preprocess_of, reference_texts, source_text, target_text
-from tasks.rows import load_rows, row_splitter
+from tasks.rows import row_splitter
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def build_tokenize_function(
-    name: str, task: dict, tokenizer, max_source_length: int, max_target_length: int | None
+    name: str, task: dict, tokenizer: PreTrainedTokenizerBase, max_source_length: int, max_target_length: int | None
 ) -> Callable[[dict], dict]:
-    """The lambda that turns a batch of rows into "input_ids", "attention_mask" and "labels", each cut and with EOS.
+    """The function from a batch of rows to "input_ids", "attention_mask" and "labels", each cut and with EOS.
 
     Lengths are in tokens, EOS included. Rows without the target column (test data) get no labels.
     """
 
-    def targets(rows: list[dict]) -> list[list[int]]:
-        return encode_targets(tokenizer, [target_text(name, task, row) for row in rows], max_target_length)
+    def tokenize(batch: dict[str, list]) -> dict[str, list]:
+        rows = as_rows(batch)
+        made = dict(tokenizer([source_text(task, row) for row in rows], max_length=max_source_length, truncation=True))
+        if task["target"] in batch:
+            texts = [target_text(name, task, row) for row in rows]
+            made["labels"] = encode_targets(tokenizer, texts, max_target_length)
+        return made
 
-    return lambda batch: {
-        **tokenizer([source_text(task, row) for row in as_rows(batch)], max_length=max_source_length, truncation=True),
-        **({"labels": targets(as_rows(batch))} if task["target"] in batch else {}),
-    }
+    return tokenize
 
 
 def as_rows(columns: dict[str, list]) -> list[dict]:
@@ -56,10 +64,10 @@ def max_lengths(task: dict, args: TaskArguments, split: str = "train") -> tuple[
     return args.max_source_length or task["max_source_length"], target_length if cuts_targets else None
 
 
-def class_label_ids(task: dict, tokenizer) -> torch.Tensor | None:
+def class_label_ids(task: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor | None:
     """[C, T] token ids of the class labels, EOS included, padded with -100; None for tasks without classes.
 
-    Raises ValueError when the tokenizer cannot tell two labels apart.
+    ValueError if the tokenizer writes two labels alike.
     """
     if task["target_type"] != "class":
         return None
@@ -70,27 +78,27 @@ def class_label_ids(task: dict, tokenizer) -> torch.Tensor | None:
     return torch.tensor([ids + [IGNORE_INDEX] * (longest - len(ids)) for ids in encoded])
 
 
-def decode_texts(task: dict, tokenizer, ids) -> list[str]:
-    """Texts of token ids [N, T] padded with -100; class labels come back as the entry writes them."""
+def decode_texts(task: dict, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> list[str]:
+    """Texts of token ids [N, T] padded with -100; class labels as the entry writes them."""
     texts = tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
     names = _labels_as_read_back(task, tokenizer)
     return [names.get(text.strip(), text.strip()) for text in texts]
 
 
-def _labels_as_read_back(task: dict, tokenizer) -> dict[str, str]:
-    """{text that a label becomes in this tokenizer: label}; without a "_" "not_entailment" becomes "notentailment"."""
+def _labels_as_read_back(task: dict, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """{what this tokenizer decodes a label to: label}; without a "_" "not_entailment" becomes "notentailment"."""
     if task["target_type"] != "class":
         return {}
     texts = tokenizer.batch_decode(encode_targets(tokenizer, task["labels"]), skip_special_tokens=True)
     return dict(zip((text.strip() for text in texts), task["labels"], strict=True))
 
 
-def non_canonical_outputs(task: dict, tokenizer, ids) -> dict[str, int]:
+def non_canonical_outputs(task: dict, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> dict[str, int]:
     """{"non_canonical_outputs": how many rows of generated ids [N, T] spell a label with other tokens than its own}, {}
     for tasks without classes.
 
-    _en tail ment EOS for entail ment EOS, or a label cut off by the length. Texts are compared as texts, so they count
-    as the label; teacher forcing looks for the label's own tokens, and finds no label there.
+    _en tail ment EOS for entail ment EOS, or a label cut off by the length: they count as the label where texts are
+    compared, and as no label under teacher forcing.
     """
     if task["target_type"] != "class":
         return {}
@@ -105,8 +113,7 @@ def non_canonical_outputs(task: dict, tokenizer, ids) -> dict[str, int]:
 class EvaluationTask:
     """How the answers to one evaluation data set are found and judged.
 
-    class_label_ids: as T5Trainer's. max_length: tokens that `generate` may write, its start token included; None for
-    the model's own.
+    class_label_ids: as T5Trainer's. max_length: of `generate`, start token included; None for the model's own.
     """
 
     compute_metrics: Callable | None
@@ -115,59 +122,57 @@ class EvaluationTask:
     max_length: int | None = None
 
 
-def task_metrics(task: dict, tokenizer, generated: bool, rows: list[dict] | None = None) -> Callable:
-    """The lambda that turns T5Trainer's evaluation output into the entry's metrics, beside loss and token accuracy.
+def task_metrics(
+    task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, rows: list[dict] | None = None
+) -> Callable[[EvalPrediction], dict[str, float]]:
+    """The function from T5Trainer's evaluation output to the entry's metrics, loss and token accuracy.
 
-    generated: take the texts of the generated tokens as the answers, and count `non_canonical_outputs`; otherwise the
-    class whose tokens teacher forcing found, or no label.
-    rows: what is evaluated, in that order, with all references and the entry's metric_columns; without them the
-    answers are compared with what the tokenizer makes of the first reference.
+    generated: the answers are the generated texts, and `non_canonical_outputs` are counted; otherwise they are the
+    classes that teacher forcing found. rows: what is evaluated, in that order, with all references and the entry's
+    metric_columns; without them the references are the decoded labels.
     """
 
-    def references(label_ids) -> list:
+    def compute(output: EvalPrediction) -> dict[str, float]:
+        answers, context = answer_texts(task, tokenizer, generated, output.predictions), None
         if rows is None:
-            return decode_texts(task, tokenizer, label_ids)
-        texts = [reference_texts("", task, row) for row in rows]
-        return texts if task["target_type"] == "text" else [text for (text,) in texts]
+            references = decode_texts(task, tokenizer, output.label_ids)
+        else:
+            texts = [reference_texts("", task, row) for row in rows]
+            references = texts if task["target_type"] == "text" else [text for (text,) in texts]
+            if columns := task.get("metric_columns"):
+                context = [tuple(row[column] for column in columns) for row in rows]
+        metrics = token_metrics(output.predictions[1]) | score_predictions(task, answers, references, context)
+        return metrics | (non_canonical_outputs(task, tokenizer, output.predictions[0]) if generated else {})
 
-    def context() -> list[tuple] | None:
-        columns = task.get("metric_columns")
-        return [tuple(row[column] for column in columns) for row in rows] if rows and columns else None
-
-    return lambda output: {
-        **token_metrics(output.predictions[1]),
-        **score_predictions(
-            task,
-            answer_texts(task, tokenizer, generated, output.predictions),
-            references(output.label_ids),
-            context(),
-        ),
-        **(non_canonical_outputs(task, tokenizer, output.predictions[0]) if generated else {}),
-    }
+    return compute
 
 
-def answer_texts(task: dict, tokenizer, generated: bool, predictions: tuple) -> list[str]:
+def answer_texts(
+    task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, predictions: tuple[np.ndarray, np.ndarray]
+) -> list[str]:
     """The answer to each row, from T5Trainer's predictions: generated tokens and statistics."""
     tokens, statistics = predictions
     return decode_texts(task, tokenizer, tokens) if generated else class_texts(task, statistics)
 
 
 def class_texts(task: dict, statistics: np.ndarray) -> list[str]:
-    """The labels whose own tokens greedy decoding would have written, "" where it would have been none of them."""
+    """The labels whose own tokens greedy decoding would have written, "" for none of them."""
     return [task["labels"][int(c)] if c >= 0 else "" for c in statistics[:, STATISTICS.index("predicted_class")]]
 
 
 # ---------------------------------------------------------------- data sets
 def prepare_split(
-    name: str, task: dict, args: TaskArguments, tokenizer, split: str, limit: int | None, rows: list | None = None
-):
-    """(tokenised `datasets.Dataset` of the first `limit` rows, number of rows before the limit). `rows`: if loaded.
-
-    Kept in `--data_cache_dir` under a key of everything that decides the tokens.
-    """
+    name: str,
+    task: dict,
+    args: TaskArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    split: str,
+    limit: int | None,
+    rows: list[dict],
+) -> "Dataset":
+    """The tokens of the first `limit` rows, kept in `--data_cache_dir` under a key of everything that decides them."""
     import datasets
 
-    rows = load_rows(name, task, args, split) if rows is None else rows
     chosen = rows[:limit]
     columns = [column for column in (*task["inputs"].values(), task["target"]) if column in chosen[0]]
     if task["target_type"] == "class" and task["target"] in columns:
@@ -194,18 +199,23 @@ def prepare_split(
             desc=f"tokenising {name} {split}",
         )
         shown = datasets.is_progress_bar_enabled()
-        datasets.disable_progress_bars()  # saving takes no time worth a bar
+        datasets.disable_progress_bars()  # of saving, which takes no time
         tokenised.save_to_disk(folder / "rows")
         if shown:
             datasets.enable_progress_bars()
 
     cache = Path(args.data_cache_dir).expanduser()
     folder = cached(cache, f"task-{name}-{split}", key, build, args.overwrite_cache)
-    return datasets.load_from_disk(folder / "rows"), len(rows)
+    return datasets.load_from_disk(folder / "rows")
 
 
 def stream_task(
-    name: str, task: dict, args: TaskArguments, corpus: Corpus, tokenizer, training_args: T5TrainingArguments
+    name: str,
+    task: dict,
+    args: TaskArguments,
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    training_args: T5TrainingArguments,
 ) -> StreamDataset:
     """Batches of tokenised training rows: lists of {"input_ids", "attention_mask", "labels"}, cut and with one EOS."""
     tokenize = build_tokenize_function(name, task, tokenizer, *max_lengths(task, args))
@@ -215,6 +225,5 @@ def stream_task(
 
     units = one_by_one(row_splitter(name, task, "train", corpus))
     described = f"{preprocess_of(task)[1]} {task.get('max_piece_length')}"
-    return StreamDataset.of_run(
-        [(corpus, units)], batch, training_args, args.shuffle_buffer_size, description=described
-    )
+    size = args.shuffle_buffer_size
+    return StreamDataset.of_run([(corpus, units)], batch, training_args, size, description=described)

@@ -1,12 +1,12 @@
-"""Several tasks in one training: how often each is seen, in which order, and what their evaluation is summed up to.
+"""Several tasks in one training: how often each is seen, in which order, and the average of their evaluation.
 
     rates = mixing_rates([8_551, 67_349], "proportional", cap=65_536)                -> [8551, 65536]
     mixture = Mixture({"cola": rows, "sst2": rows}, rates, rows_per_epoch=74_087)
     list(mixture.sampler(seed=0))                                                    -> 74,087 numbers of its rows
 
-What is trained on is a function of the seed and the place in the run alone, so a resumed run sees the same rows as one
-never stopped, and all ranks draw the same. Each pass over a task's rows has a new order and every row once; an epoch
-begins where the last one left each task. As in T5 (Raffel et al. 2020, section 3.5.2).
+The rows depend on the seed and the place in the run alone, so a resumed run sees those of one never stopped, and all
+ranks draw the same. Each pass over a task's rows has a new order and every row once; an epoch begins where the last one
+left each task. As in T5 (Raffel et al. 2020, section 3.5.2).
 """
 
 import hashlib
@@ -43,10 +43,8 @@ class Mixture:
         self.rows_per_epoch = rows_per_epoch
         for name, count in self.counts.items():
             if count == 0:
-                raise ValueError(
-                    f"--mixing: an epoch of {rows_per_epoch:,} rows has none of the task {name}; try --mixing "
-                    "temperature with a higher --mixing_temperature, or --mixing equal"
-                )
+                raise ValueError(f"--mixing: an epoch of {rows_per_epoch:,} rows has none of the task {name}; try "
+                                 "--mixing temperature with a higher --mixing_temperature, or equal")  # fmt: skip
         self.parts, self.ends = list(parts.values()), np.cumsum(list(self.sizes.values()))
         content = [(name, rows._fingerprint, self.counts[name]) for name, rows in parts.items()]
         self._fingerprint = hashlib.sha256(repr(content).encode()).hexdigest()
@@ -104,13 +102,11 @@ class MixtureSampler(EpochSampler):
 def average_of(main_metrics: dict[str, str]) -> Callable[[dict], dict]:
     """{task: its main metric} -> the function of an evaluation's metrics that gives their mean as "eval_average".
 
-    Metrics that count to 100 (bleu) are divided by it, so that each task weighs the same.
+    Percentages (bleu) are divided by 100, so that each task weighs the same.
     """
 
     def average(metrics: dict[str, float]) -> dict[str, float]:
-        values = [
-            metrics[f"eval_{key}"] / (100 if key.endswith(PERCENT_METRICS) else 1) for key in main_metrics.values()
-        ]
-        return {"eval_average": float(np.mean(values))}
+        scales = {key: 100 if key.endswith(PERCENT_METRICS) else 1 for key in main_metrics.values()}
+        return {"eval_average": float(np.mean([metrics[f"eval_{key}"] / scale for key, scale in scales.items()]))}
 
     return average

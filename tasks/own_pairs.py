@@ -1,4 +1,4 @@
-"""Entries that are not written by hand: of a user's own pairs what only the rows tell, and of other toolkits' fields.
+"""Entries that are not written by hand: of own pairs, completed from their rows, and with other toolkits' fields.
 
 completed(args)            -> the entry of --train_file ..., with the shape of its records and its labels
 as_source("mine", entry)   -> the text to paste into constants.py
@@ -9,20 +9,25 @@ from pathlib import Path
 
 from arguments.own_pairs import OWN, SHAPES, has_training_rows, own_entry
 from arguments.task import TaskArguments
+from common.command_line import listed
 from common.processes import print_once
 from tasks.registry import as_list
-from tasks.rows import first_record, listed, rows_of_split
+from tasks.rows import first_record, rows_of_split
 
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
 
 
 def completed(args: TaskArguments) -> dict:
-    """The entry of own pairs. What is found in the rows, --record_shape and --labels, is said and put into `args`, so
-    that task.json has it. ValueError if the first record has no known shape."""
+    """The entry of own pairs. What is found in the rows, --record_shape and --labels, is printed and put into `args`,
+    and so into task.json. ValueError if the first record has no known shape."""
     entry = own_entry(args)
     if "inputs" not in entry:
         record, where = first_record(OWN, entry, args, "train" if has_training_rows(args) else "validation")
-        args.record_shape = _shape_of(record, where)
+        fitting = (name for name, (columns, _) in SHAPES.items() if set(columns.split()) <= set(record))
+        args.record_shape = next(fitting, None)
+        if args.record_shape is None:
+            raise ValueError(f"{where}: which column is read and which is written? Say --source_column and "
+                             f"--target_column; there is {listed(record)}")  # fmt: skip
         entry = own_entry(args)
         columns = SHAPES[args.record_shape][0].replace(" ", ", ")
         print_once(f"{where}: read as --record_shape {args.record_shape} (it has {columns}); --source_column and "
@@ -32,14 +37,6 @@ def completed(args: TaskArguments) -> dict:
         entry = own_entry(args)
         print_once(f"--labels {','.join(args.labels)}: as the training rows have them")
     return entry
-
-
-def _shape_of(record: dict, where: str) -> str:
-    fitting = [name for name, (columns, _) in SHAPES.items() if set(columns.split()) <= set(record)]
-    if not fitting:
-        raise ValueError(f"{where}: which column is read and which is written? Say --source_column and "
-                         f"--target_column; there is {listed(record)}")  # fmt: skip
-    return fitting[0]
 
 
 def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
@@ -77,7 +74,7 @@ def name_of(args: TaskArguments) -> str:
 
 
 def translated(name: str, entry: dict) -> dict:
-    """An entry with the fields of older registries (`text_column_name`, `label_column_name`, `metric_names`, a
+    """An entry with the fields of other registries (`text_column_name`, `label_column_name`, `metric_names`, a
     dictionary of `labels`) in those of constants.py, with a line that shows it; other entries as they are.
 
     {"text_column_name": "sentence", "label_column_name": "label", "labels": {0: "no", 1: "yes"}, "metric_names": "f1"}
@@ -89,7 +86,10 @@ def translated(name: str, entry: dict) -> dict:
     for old, new in _INSTEAD.items():
         if old in entry and new in entry:
             raise ValueError(f"DATASET_VALS task {name}: {old} is {new} here, and the entry has both")
-    new = {field: value for field, value in entry.items() if field not in (*_INSTEAD, "labels")}
+    new = dict(prefix=name, target_type="text", max_source_length=512, max_target_length=128)
+    if entry.get("labels"):
+        new |= dict(target_type="class", max_target_length=8)
+    new |= {field: value for field, value in entry.items() if field not in (*_INSTEAD, "labels")}
     if "text_column_name" in entry:
         new["inputs"] = {column: column for column in as_list(entry["text_column_name"])}
     if "label_column_name" in entry:
@@ -98,11 +98,6 @@ def translated(name: str, entry: dict) -> dict:
         new["metrics"] = as_list(entry["metric_names"])
     if entry.get("labels"):
         new["labels"] = _in_order(name, entry["labels"])
-    kind = "class" if "labels" in new else "text"
-    new = (
-        dict(prefix=name, target_type=kind, max_source_length=512, max_target_length=8 if kind == "class" else 128)
-        | new
-    )
     print_once(f"task {name}: its entry has fields of another toolkit; here it is written\n{as_source(name, new)}")
     return new
 

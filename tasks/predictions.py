@@ -1,4 +1,4 @@
-"""Answers to a user's own inputs: what the task reads of them, and a file of answers that can be continued.
+"""Inputs of predict_t5.py as the texts that a task reads, and its file of answers, which can be continued.
 
 reader = InputReader(entry, source_column=None)
 for item in reader.read(Path("inputs.jsonl")):      # Input(row, texts, between)
@@ -14,28 +14,27 @@ from pathlib import Path
 
 from arguments.own_pairs import OWN, own_entry
 from arguments.task import task_arguments
-from common.command_line import comma_words, did_you_mean
+from common.command_line import comma_words, did_you_mean, listed
 from common.reports import read_json, write_json
 from constants import DATASET_VALS
 from corpora.files import data_suffix, is_plain_text, open_text, read_rows
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
 from tasks.registry import preprocess_of, source_text
-from tasks.rows import MISSING, is_text_corpus, listed, read_records, value_of
-from tasks.task_records import read_record
+from tasks.rows import MISSING, is_text_corpus, read_records, value_of
+from tasks.task_records import LENGTHS, read_record
 
 PLAIN = dict(inputs={"": "text"}, target="prediction", target_type="text", metrics=["rougeL"], max_source_length=512,
              max_target_length=128)  # fmt: skip
 
 
 def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
-    """(entry, record) of the task that a checkpoint's task.json names; of several the one called `name`. Without a
-    task.json (PLAIN, {}): the input is read as it is. ValueError if it must be said which."""
+    """(entry, record) of the task that a checkpoint's task.json names; of several the one called `name`. (PLAIN, {})
+    without a task.json: the input is read as it is. ValueError if `name` is needed or wrong."""
     record = read_record(folder)
     if not record:
         return PLAIN, {}
-    names = comma_words(record["dataset_name"])
-    known = DATASET_VALS.get(record["benchmark"], {})
+    names, known = comma_words(record["dataset_name"]), DATASET_VALS.get(record["benchmark"], {})
     names = list(known) if names == ["all"] else names
     if name not in (None, *names) or name is None and len(names) > 1:
         given = "" if name is None else f" {name}"
@@ -46,15 +45,13 @@ def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
     if name not in known:
         raise ValueError(f"{folder}: its task.json names the task {record['benchmark']}/{name}, which DATASET_VALS no "
                          "longer has")  # fmt: skip
-    entry = translated(name, known[name])
-    lengths = {flag: record[flag] for flag in ("max_source_length", "max_target_length", "max_piece_length")
-               if flag in record}  # fmt: skip
-    return entry | lengths, record
+    lengths = {flag: record[flag] for flag in LENGTHS if flag in record}
+    return translated(name, known[name]) | lengths, record
 
 
 @dataclass
 class Input:
-    """One input: what came in, the texts the model reads of it, and what stands around their answers (one more)."""
+    """One input: its row, the texts that the model reads of it, and what stands around their answers (one more)."""
 
     row: dict
     texts: list[str]
@@ -69,8 +66,7 @@ class Input:
 class InputReader:
     """Reads the inputs of a task. A line of a text file is an input, or a row of JSON, CSV, TSV and parquet.
 
-    entry: the task's. columns: those of the file that stand for the entry's inputs, in their order; None: the same
-    names.
+    entry: the task's. columns: of the file, for the entry's inputs in their order; None: those of the same names.
     """
 
     def __init__(self, entry: dict, columns: list[str] | None = None):
@@ -81,7 +77,7 @@ class InputReader:
                              f"{', '.join(self.inputs)}")  # fmt: skip
 
     def read(self, path: Path) -> Iterator[Input]:
-        """The inputs, one after another. ValueError with the place of what cannot be read."""
+        """The inputs, one after another. ValueError with the place of one that cannot be read."""
         if not is_plain_text(path):
             rows = read_records(self.entry, path) if data_suffix(path) == ".tsv" else read_rows(path)
             for number, row in enumerate(rows, start=1):
@@ -133,23 +129,22 @@ class InputReader:
 
 
 class AnswerFile:
-    """answers.jsonl, a line for each input in their order, and answers.jsonl.settings.json, which says of what model
-    and flags they are. What is there of the same settings is kept: `done` inputs need no answer any more.
+    """answers.jsonl, a line for each input in their order, and answers.jsonl.settings.json, which says by what model
+    and flags they were made. Answers of the same settings are kept: the first `done` inputs are answered.
 
-    ValueError if it holds something else. overwrite: begin anew.
+    ValueError if it holds something else. overwrite: start anew. writes: as rank 0 does.
     """
 
-    def __init__(self, path: Path, settings: dict, overwrite: bool, writes: bool = True):
+    def __init__(self, path: Path, settings: dict, overwrite: bool, writes: bool):
         self.path, beside = path, path.with_name(f"{path.name}.settings.json")
         self.done = 0
         if path.is_dir():
             raise ValueError(f"--output_file {path}: is a folder")
         if path.exists() and not overwrite:
             earlier = read_json(beside)
-            other = [name for name in settings if earlier.get(name) != settings[name]]
+            other = next((name for name in settings if earlier.get(name) != settings[name]), None)
             if other and path.stat().st_size:
-                name = other[0]
-                was = f"with {name} {earlier.get(name)}, not {settings[name]}" if earlier else "of unknown settings"
+                was = f"with {other} {earlier.get(other)}, not {settings[other]}" if earlier else "of unknown settings"
                 raise ValueError(f"--output_file {path}: holds answers {was}; name another file, or give "
                                  "--overwrite_output_file")  # fmt: skip
             whole = path.read_bytes()
@@ -163,7 +158,7 @@ class AnswerFile:
             file.truncate(len(whole) if self.done else 0)
 
     def append(self, records: list[dict]) -> None:
-        """Adds a line for each, which are on the disk when it returns."""
+        """Appends a line for each record; they are on the disk when it returns."""
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records)
             file.flush()

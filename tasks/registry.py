@@ -1,4 +1,4 @@
-"""What an entry of `DATASET_VALS` says: whether it is right, its splits and metrics, the texts of a row and back."""
+"""An entry of `DATASET_VALS`: its check, its splits and metrics, the texts of its rows and the values of texts."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -8,7 +8,7 @@ import numpy as np
 from common.command_line import did_you_mean
 from tasks.transforms import TRANSFORMS
 
-# {what a field of an entry may be: (its fields, whether a value is one)}; `preprocess` and so on say it themselves.
+# {what a value may be: (fields of an entry, the test)}; other fields are checked where they are used.
 _KINDS = {
     "a text": ("target target_type prefix builtin records train_with", lambda value: isinstance(value, str)),
     "a list of texts": (
@@ -22,11 +22,14 @@ _KINDS = {
     ),
     "(name, configuration or None)": ("hub", lambda value: isinstance(value, list | tuple) and len(value) == 2),
 }
-_REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
-_OPTIONAL = (
-    "prefix labels metric_columns hub builtin files file_columns records preprocess skip_where train_without "
-    "train_with held_out merge_references max_piece_length eval_splits submission_file"
-).split()
+_REQUIRED = "inputs target target_type metrics max_source_length max_target_length".split()
+_FIELDS = (
+    _REQUIRED
+    + (
+        "prefix labels metric_columns hub builtin files file_columns records preprocess skip_where train_without "
+        "train_with held_out merge_references max_piece_length eval_splits submission_file"
+    ).split()
+)
 _TARGET_TYPES = ("class", "number", "text")
 INVALID = -1  # class index of a text that is no label: equals no gold class, so it always counts as wrong
 INVALID_NUMBER = -1.0  # value of a text that is no number, just outside STS-B's 0..5 (T5's choice)
@@ -34,12 +37,11 @@ INVALID_NUMBER = -1.0  # value of a text that is no number, just outside STS-B's
 
 # ---------------------------------------------------------------- the entry
 def check_entry(name: str, task: dict) -> None:
-    """Raises ValueError naming the field when an entry of DATASET_VALS is incomplete or contradicts itself."""
+    """ValueError, which names the field, if an entry of DATASET_VALS is incomplete or contradicts itself."""
     where = f"DATASET_VALS task {name}:"
     for key in task:
-        if key not in (*_REQUIRED, *_OPTIONAL):
-            hint = did_you_mean(key, (*_REQUIRED, *_OPTIONAL))
-            raise ValueError(f"{where} {key} is no field of an entry{hint}")
+        if key not in _FIELDS:
+            raise ValueError(f"{where} {key} is no field of an entry{did_you_mean(key, _FIELDS)}")
     for key in _REQUIRED:
         if not task.get(key):
             raise ValueError(f"{where} the entry has no {key}")
@@ -80,7 +82,7 @@ def test_splits(task: dict) -> list[str]:
 
 
 def metric_names(task: dict) -> list[str]:
-    """Names that an evaluation gives its numbers, without "eval_"; with several splits each begins with its split."""
+    """Names of an evaluation's numbers, without "eval_"; with several splits each begins with its split."""
     names = [*task["metrics"], "loss", "token_accuracy"]
     names += ["invalid_outputs"] * (task["target_type"] != "text")
     splits = eval_splits(task)
@@ -88,12 +90,12 @@ def metric_names(task: dict) -> list[str]:
 
 
 def main_metric(task: dict) -> str:
-    """Name of the metric that decides: "matthews_correlation", or of several splits "validation_matched_accuracy"."""
+    """The metric that decides: "matthews_correlation", or of several splits "validation_matched_accuracy"."""
     return metric_names(task)[0]
 
 
 def may_hide_answers(task: dict, split: str) -> bool:
-    """Whether the answers of a split may be kept secret: those of one that is only predicted."""
+    """Whether the answers of a split may be secret: it is predicted and not evaluated."""
     return split in test_splits(task) and split not in eval_splits(task)
 
 
@@ -133,10 +135,8 @@ def target_text(name: str, task: dict, row: dict) -> str:
         return text
     if text.isdecimal() and int(text) < len(labels):
         return labels[int(text)]
-    raise ValueError(
-        f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)} "
-        f"nor an index below {len(labels)}"
-    )
+    raise ValueError(f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)} "
+                     f"nor an index below {len(labels)}")  # fmt: skip
 
 
 def format_number_target(value: float) -> str:
@@ -162,7 +162,7 @@ def reference_texts(name: str, task: dict, row: dict) -> list[str]:
 
 
 def row_texts(name: str, task: dict, rows: Iterable[dict]) -> Iterator[str]:
-    """All that a model is given of the rows: sources, and targets where they are known."""
+    """The texts of the rows: sources, and targets where they are known."""
     for row in rows:
         yield source_text(task, row)
         if task["target"] in row:
@@ -170,7 +170,7 @@ def row_texts(name: str, task: dict, rows: Iterable[dict]) -> Iterator[str]:
 
 
 def empty_texts(name: str, task: dict, rows: Iterable[dict]) -> dict[str, int]:
-    """How many rows have nothing to read in any input column, and how many nothing to write: {"sources": 3}."""
+    """Number of rows whose input columns, and whose target, are all empty: {"sources": 3}."""
     found = {"sources": 0, "targets": 0}
     for row in rows:
         items = (item for column in task["inputs"].values() for item in as_list(row[column]))
@@ -179,14 +179,14 @@ def empty_texts(name: str, task: dict, rows: Iterable[dict]) -> dict[str, int]:
     return {what: count for what, count in found.items() if count}
 
 
-def as_list(value) -> list:
+def as_list(value: object) -> list:
     """A list or tuple as a list, anything else as its only item."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 # ---------------------------------------------------------------- a text -> its value
 def value_of_text(task: dict, text: str) -> float | int | None:
-    """Class index or number that a text says, None if it says neither.
+    """Class index or number of a text, None if it is neither.
 
     labels ["no", "yes"]: " yes" -> 1; "Yes", "yes yes" -> None. Numbers: " 3.8" -> 3.8; "3.8 4", "", "nan" -> None
     """
@@ -199,7 +199,7 @@ def value_of_text(task: dict, text: str) -> float | int | None:
 
 
 def values_of_texts(task: dict, texts: Iterable[str]) -> list[float]:
-    """The same for several, -1 where it is None: labels [no, yes], ["yes", "", "no"] -> [1, -1, 0]."""
+    """`value_of_text` of each, -1 for None: labels [no, yes], ["yes", "", "no"] -> [1, -1, 0]."""
     invalid = INVALID if task["target_type"] == "class" else INVALID_NUMBER
     values = (value_of_text(task, text) for text in texts)
     return [invalid if value is None else value for value in values]

@@ -13,7 +13,7 @@ import numpy as np
 
 from arguments.own_pairs import OWN
 from arguments.task import TaskArguments
-from common.command_line import comma_words, did_you_mean, home_path
+from common.command_line import comma_words, did_you_mean, home_path, listed
 from common.processes import print_once
 from constants import DATASET_VALS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
@@ -36,7 +36,7 @@ from tasks.registry import as_list, columns_of, eval_splits, may_hide_answers, p
 
 Files = list[Path] | dict[str, list[Path]] | None  # of a split; by column where lines of files belong together
 MISSING = object()  # no such column, where None is an empty one
-HELD_OUT = 1_000  # rows of a streamed text, where neither --validation_file nor --max_eval_samples says otherwise
+HELD_OUT = 1_000  # rows of a streamed text without --validation_file and --max_eval_samples
 
 
 def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int | None = None) -> list[dict]:
@@ -70,8 +70,8 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int
 def rows_of_split(
     name: str, task: dict, args: TaskArguments, split: str, skipped: Counter | None = None
 ) -> Iterator[dict]:
-    """The rows of a split, one after another. skipped: as of `rows_of`."""
-    files = files_of_split(name, task, args, split)
+    """The rows of a split, one after another. skipped: counts what `skip_where` leaves out, {(column, value): rows}."""
+    files, skipped = files_of_split(name, task, args, split), Counter() if skipped is None else skipped
     left_out = rows_left_out(task, split, files)
     for records, where, renamed in _sources(name, task, split, files):
         yield from rows_of(name, task, split, records, where, renamed, left_out, skipped)
@@ -104,10 +104,8 @@ def first_record(name: str, task: dict, args: TaskArguments, split: str) -> tupl
 
 
 def _share_of_train(name: str, task: dict, args: TaskArguments, split: str, skipped: Counter) -> list[dict]:
-    """Of the training rows those that are held out, for `split` train the others: the same ones in every run.
-
-    Rows with the same source are on the same side, so that no evaluated source was trained on.
-    """
+    """The training rows that are held out, for `split` train the others: the same ones in every run. Rows with the same
+    source are on the same side, so that no evaluated source was trained on."""
     rows = list(rows_of_split(name, task, args, "train", skipped))
     source_of = [source_text(task, row) for row in rows]
     sources = list(dict.fromkeys(source_of))
@@ -128,7 +126,7 @@ def training_rows(task: dict, rows: list[dict]) -> list[dict]:
 
 
 def merged_references(task: dict, rows: list[dict]) -> list[dict]:
-    """Evaluation rows, those with the same source as one with all their references, at the place of the first."""
+    """Evaluation rows; those with the same source are one row with all their references, at the place of the first."""
     target, merged = task["target"], {}
     for row in rows:
         source = tuple(str(row[column]) for column in task["inputs"].values())
@@ -139,17 +137,17 @@ def merged_references(task: dict, rows: list[dict]) -> list[dict]:
 
 
 def _hides_answers(task: dict, rows: list[dict]) -> bool:
-    """Whether the answers of a test split are kept secret: missing, or as on the Hub -1, "" or an empty list."""
+    """Whether the answers of a test split are secret: missing, or as on the Hub -1, "" or an empty list."""
     columns = [task["target"], *task.get("metric_columns", [])]
-    return any(row.get(column) in (None, -1) for row in rows for column in columns) or all(
-        row[task["target"]] in ("", []) for row in rows
-    )
+    if any(row.get(column) in (None, -1) for row in rows for column in columns):
+        return True
+    return all(row[task["target"]] in ("", []) for row in rows)
 
 
 # ---------------------------------------------------------------- files
 def own_files(args: TaskArguments, task: dict) -> dict[str, list[str]]:
-    """{split: --train_file or --validation_file}, which replace the task's own source; {} where they are own pairs,
-    whose entry names them itself."""
+    """{split: --train_file or --validation_file}, which replace the task's own source; {} for own pairs, whose entry
+    names them."""
     if OWN in comma_words(args.dataset_name or ""):
         return {}
     files = {"train": args.train_file, eval_splits(task)[0]: args.validation_file}
@@ -157,10 +155,8 @@ def own_files(args: TaskArguments, task: dict) -> dict[str, list[str]]:
 
 
 def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Files:
-    """The files of a split that the flags or the entry name, or {column: text files}; None where it is on the Hub.
-
-    ValueError if it is nowhere.
-    """
+    """The files of a split that the flags or the entry name, or {column: text files}; None if it is on the Hub.
+    ValueError if it is nowhere."""
     suffixes = TEXT_SUFFIXES if is_text_corpus(task) else ROW_SUFFIXES
     flag = "--train_file" if split == "train" else "--validation_file"
     if own := own_files(args, task).get(split):
@@ -173,14 +169,13 @@ def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Fi
     if not args.data_dir and not files:
         raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
     if split not in files:
-        raise ValueError(
-            f"task {name}: its entry has no file for the split {split}; there is {', '.join(files) or 'none'}"
-        )
+        there = ", ".join(files) or "none"
+        raise ValueError(f"task {name}: its entry has no file for the split {split}; there is {there}")
     if isinstance(files[split], dict):
         sides = {column: _found(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
         if len({len(paths) for paths in sides.values()}) > 1:
-            raise ValueError(f"task {name}, {split}: {' and '.join(map(str, files[split].values()))} are not as many "
-                             "files")  # fmt: skip
+            named = " and ".join(map(str, files[split].values()))
+            raise ValueError(f"task {name}, {split}: {named} are not as many files")
         return sides
     return _found(name, args, split, files[split], suffixes)
 
@@ -191,8 +186,8 @@ def _found(name: str, args: TaskArguments, split: str, names: str | list[str], s
     found, folder = [], Path(args.data_dir or ".")
     for file in as_list(names):
         path = folder / home_path(file)
-        within = Path(file).parts[1:]
-        if within and Path(file).parts[0] == folder.absolute().name and not path.exists():
+        first, *within = Path(file).parts
+        if within and first == folder.absolute().name and not path.exists():
             path = folder.joinpath(*within)
         if not path.exists() and not compressed(path) and not set("*?[") & set(str(file)):
             raise ValueError(f"--data_dir {args.data_dir}: no file {file}, which task {name} reads as {split}")
@@ -201,7 +196,7 @@ def _found(name: str, args: TaskArguments, split: str, names: str | list[str], s
 
 
 def read_records(task: dict, path: Path) -> Iterator[dict]:
-    """What is in one file, under its own column names."""
+    """The records of one file, under its own column names."""
     if is_text_corpus(task) and is_plain_text(path):
         return ({"text": document} for document in read_text_documents(path))
     if data_suffix(path) in (".tsv", ".txt"):
@@ -210,8 +205,8 @@ def read_records(task: dict, path: Path) -> Iterator[dict]:
 
 
 def _has_header(task: dict, path: Path) -> bool:
-    """Whether the first line of a tab-separated file names its columns. Where the entry counts them, it does so only if
-    the names are the entry's own."""
+    """Whether the first line of a tab-separated file names its columns. If the entry counts them, only a line with the
+    entry's own names does."""
     if {type(there) for there in task.get("file_columns", {}).values()} != {int}:
         return True
     with open_text(path) as stream:
@@ -220,31 +215,29 @@ def _has_header(task: dict, path: Path) -> bool:
 
 def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
     """Rows of text files whose lines belong together: {"en": train.en, "de": train.de} -> {"en": line, "de": line}.
-
-    ValueError if one of them has fewer lines.
-    """
+    ValueError if one of them has fewer lines."""
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(open_text(path)) for path in paths.values()]
         for number, lines in enumerate(itertools.zip_longest(*streams), start=1):
             if None in lines:
                 shorter = list(paths.values())[lines.index(None)]
-                raise ValueError(f"{shorter}: ends at line {number - 1:,}, before "
-                                 f"{', '.join(str(p) for p in paths.values() if p != shorter)}")  # fmt: skip
+                others = ", ".join(str(path) for path in paths.values() if path != shorter)
+                raise ValueError(f"{shorter}: ends at line {number - 1:,}, before {others}")
             yield dict(zip(paths, (line.rstrip("\n") for line in lines), strict=True))
 
 
 def rows_left_out(task: dict, split: str, files: Files) -> dict[tuple, set[tuple]]:
-    """The entry's `train_without` as {columns: values}. A file of values goes with the training file that the entry
-    names, and is beside it. ValueError if it is not."""
+    """The entry's `train_without` as {columns: values}. A file of values belongs to the training file that the entry
+    names. ValueError if it is not beside that."""
     left_out = {}
     for columns, values in task.get("train_without", {}).items() if split == "train" else ():
         if isinstance(values, str):
             if not isinstance(files, list) or files[0].name != Path(task["files"]["train"]).name:
                 continue
-            listed = files[0].parent / Path(values).name
-            if not listed.is_file():
-                raise ValueError(f"{listed}: no such file; it lists the rows that {files[0].name} must leave out")
-            with open_text(listed) as stream:
+            path = files[0].parent / Path(values).name
+            if not path.is_file():
+                raise ValueError(f"{path}: no such file; it lists the rows that {files[0].name} must leave out")
+            with open_text(path) as stream:
                 values = [tuple(line.split()) for line in stream if line.strip()]
         left_out[columns] = set(values)
     return left_out
@@ -257,24 +250,19 @@ def rows_of(
     split: str,
     records: Iterable[dict],
     where: str,
-    renamed: dict | None = None,
-    left_out: dict | None = None,
-    skipped: Counter | None = None,
+    renamed: dict,
+    left_out: dict,
+    skipped: Counter,
 ) -> Iterator[dict]:
-    """The rows of a task that records become: cut into pieces, columns renamed, preprocessed, and checked.
+    """The rows of a task made of records: cut into pieces, columns renamed, preprocessed, and checked.
 
-    where: of the records, for errors. renamed: {column: its name or index there}. left_out: as of `rows_left_out`.
-    skipped: counts what `skip_where` leaves out, {(column, value): rows}.
+    where: of the records, for errors. renamed: {column: its name or index there}. left_out: of `rows_left_out`.
+    skipped: as of `rows_of_split`.
     """
-    renamed, left_out, skipped = renamed or {}, left_out or {}, Counter() if skipped is None else skipped
-    function, label = preprocess_of(task)
     for number, record in enumerate(records, start=1):
         place = f"{where}, row {number}"
         for piece in _pieces(task, record, place):
-            row = piece | _renamed(piece, renamed)
-            with _naming(place, label, row):
-                made = function(row) if function else row
-            for row in made if isinstance(made, list) else [made]:
+            for row in _preprocessed(task, piece | _renamed(piece, renamed), place):
                 if reason := _reason_to_skip(task, row, place):
                     skipped[reason] += 1
                 elif not any(tuple(value_of(row, c) for c in columns) in left_out[columns] for columns in left_out):
@@ -282,8 +270,8 @@ def rows_of(
 
 
 def _pieces(task: dict, record: dict, place: str) -> Iterator[dict]:
-    """The record; the rows it holds where the entry has `records`; or where the column text of a task is running text,
-    one for each sentence-like piece of it."""
+    """The record; the rows in it if the entry has `records`; or of a task on running text, a row for each sentence-like
+    piece of its column text."""
     if is_text_corpus(task) and isinstance(record.get("text"), str):
         return (record | {"text": piece} for piece in cut_sentences(record["text"], task["max_piece_length"]))
     return _nested(record, task["records"].split("."), place) if task.get("records") else iter([record])
@@ -325,35 +313,29 @@ def _reason_to_skip(task: dict, row: dict, place: str) -> tuple[str, str] | None
         if value is MISSING:
             raise ValueError(f"{place}: no column {column}{did_you_mean(column, list(map(str, row)))}, by which rows "
                              f"are left out; there is {listed(row)}")  # fmt: skip
-        if ("" if value is None else str(value)) in values:
-            return column, "" if value is None else str(value)
+        text = "" if value is None else str(value)
+        if text in values:
+            return column, text
     return None
 
 
-def listed(names: Iterable) -> str:
-    """The names, the first ten of many."""
-    names = list(map(str, names))
-    return ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
-
-
-@contextlib.contextmanager
-def _naming(place: str, function: str, row: dict):
-    """Turns what an entry's function of a row stumbles over into a message with the row's place."""
+def _preprocessed(task: dict, row: dict, place: str) -> list[dict]:
+    """The rows that the entry's function makes of one. ValueError with the place of what it cannot read."""
+    function, name = preprocess_of(task)
     try:
-        yield
+        made = function(row) if function else row
     except KeyError as error:
-        there = ", ".join(map(str, row))
-        raise ValueError(
-            f"{place}: no column {error}, which the preprocess {function} needs; there is {there}"
-        ) from None
+        raise ValueError(f"{place}: no column {error}, which the preprocess {name} needs; there is "
+                         f"{listed(row)}") from None  # fmt: skip
     except (AttributeError, TypeError) as error:
-        raise ValueError(f"{place}: not what the preprocess {function} expects ({error})") from None
+        raise ValueError(f"{place}: not what the preprocess {name} expects ({error})") from None
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
+    return made if isinstance(made, list) else [made]
 
 
 def _picked(name: str, task: dict, split: str, renamed: dict, row: dict, where: str) -> dict:
-    """The task's columns of a row; only what is judged in a test split may be missing."""
+    """The task's columns of a row; only the answers of a test split may be missing."""
     hidden, picked = may_hide_answers(task, split), {}
     for column in columns_of(task):
         value = value_of(row, column)
@@ -385,7 +367,7 @@ def _holds_records(row: dict) -> str:
     return ""
 
 
-def value_of(row: dict, column: str | int):
+def value_of(row: dict, column: str | int) -> object:
     """The value of a column, or MISSING; a dotted name descends, also through a list of records.
 
     ({"answers": {"text": ["a"]}}, "answers.text") -> ["a"], as from {"answers": [{"text": "a"}]}
@@ -404,12 +386,12 @@ def value_of(row: dict, column: str | int):
 
 # ---------------------------------------------------------------- --streaming
 def is_text_corpus(task: dict) -> bool:
-    """Whether the rows of the task are pieces of running text, which any plain text gives."""
+    """Whether the rows of the task are pieces of running text, made of any plain text."""
     return bool(task.get("max_piece_length"))
 
 
 def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
-    """The corpus of the training rows, not read yet. ValueError if there is none."""
+    """The corpus of the training rows, which is not read yet. ValueError if there is none."""
     files = files_of_split(name, task, args, "train")
     if isinstance(files, dict):
         raise ValueError(f"--streaming: task {name} reads files whose lines belong together ({', '.join(files)}); make "
@@ -425,7 +407,7 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
 
 
 def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> list[dict]:
-    """The first rows of a text corpus, of whole documents, to evaluate on; the corpus begins after them."""
+    """The rows of a text corpus's first documents, to evaluate on; the corpus begins after them."""
     split = row_splitter(name, task, "validation", corpus)
     held_out = corpus.hold_out(args.max_eval_samples or HELD_OUT, lambda record: len(split(record)))
     return [row for record in held_out for row in split(record)]
@@ -434,11 +416,11 @@ def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) ->
 def row_splitter(name: str, task: dict, split: str, corpus: Corpus) -> Callable[[dict], list[dict]]:
     """The function that makes the rows of a split from a record of the corpus."""
     files = [corpus.blocks[0].path] if isinstance(corpus, FileCorpus) else None
-    renamed = task.get("file_columns") if files else None
-    left_out = rows_left_out(task, split, files)
+    renamed, left_out = task.get("file_columns", {}) if files else {}, rows_left_out(task, split, files)
 
     def rows_of_record(record: dict) -> list[dict]:
-        rows = list(rows_of(name, task, split, [record], f"task {name}, a row of the stream", renamed, left_out))
+        where = f"task {name}, a row of the stream"
+        rows = list(rows_of(name, task, split, [record], where, renamed, left_out, Counter()))
         return training_rows(task, rows) if split == "train" else rows
 
     return rows_of_record

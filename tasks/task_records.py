@@ -1,9 +1,8 @@
-"""The record task.json of a fine-tuned model: what decided its evaluation's numbers, for evaluate_t5.py to repeat them.
+"""task.json of a fine-tuned model: the flags that decided its evaluation's numbers, for evaluate_t5.py to repeat them.
 
     {"benchmark": "glue", "dataset_name": "cola", "data_dir": "/data/glue", "max_source_length": 64, "bf16": false, ...}
 
-Every checkpoint has it, and an export; uploads leave it out, since its paths are of one machine. Paths are absolute, so
-that it holds in any working directory.
+Every checkpoint and export has it; uploads leave it out, since its paths, which are absolute, are of one machine.
 """
 
 import json
@@ -16,34 +15,31 @@ from corpora.files import compressed
 from tasks.registry import as_list
 
 TASK_RECORD = "task.json"
-# Where the rows are; named together or not at all. The first ones are paths.
+# Where the rows are: taken from the record together or not at all. The first ones are paths.
 _TRAINING = ("train_file", "source_file", "target_file")
 _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")
 _OWN_PAIRS = "source_column target_column source_prefix target_type labels metrics record_shape records skip_rows_where"
-_LENGTHS = ("max_piece_length", "max_source_length", "max_target_length")
+LENGTHS = ("max_piece_length", "max_source_length", "max_target_length")
 _GENERATION = ("predict_with_generate", "generation_num_beams", "generation_max_length")
-_FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS.split(), "max_eval_samples", *_LENGTHS, "bf16",
+_FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS.split(), "max_eval_samples", *LENGTHS, "bf16",
           "bf16_full_eval", *_GENERATION)  # fmt: skip
 
 
-def task_record(*groups, generates: bool) -> dict:
-    """The record of a fine-tuning's flags; those that are not set are left out. groups: the parsed dataclasses.
-    generates: whether any of its tasks is evaluated by generated texts."""
+def task_record(*groups: object, generates: bool) -> dict:
+    """The record of a fine-tuning's flags without those that are not set. groups: the parsed dataclasses. generates:
+    whether any of its tasks is evaluated by generated texts."""
     flags = {name: value for group in groups for name, value in vars(group).items()}
-    record = {name: flags[name] for name in _FLAGS if flags[name] is not None}
     holds_out = flags["streaming"] and not flags["validation_file"] or flags["validation_split_percentage"]
-    if not holds_out:
-        record = {name: value for name, value in record.items() if name not in (*_TRAINING, "streaming")}
-    if not generates:
-        record = {name: value for name, value in record.items() if name not in _GENERATION}
+    left_out = () if holds_out else (*_TRAINING, "streaming")
+    left_out += () if generates else _GENERATION
+    record = {name: flags[name] for name in _FLAGS if flags[name] is not None and name not in left_out}
     if "hub_dataset" in record and Path(record["hub_dataset"]).exists():
         record["hub_dataset"] = _absolute(record["hub_dataset"])
     return record | {name: _absolute(record[name]) for name in _PATHS if name in record}
 
 
 def _absolute(paths: str | list[str]) -> str | list[str]:
-    """Paths that hold in any working directory."""
     return str(Path(paths).absolute()) if isinstance(paths, str) else [_absolute(path) for path in paths]
 
 
@@ -68,8 +64,8 @@ def covers(record: dict, benchmark: str, names: Collection[str]) -> bool:
 def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     """{flag: value} that the record adds to the flags `given`, none if those name another task; values: of all flags.
 
-    Where the rows are comes from the record as a whole or not at all, and a limit of rows goes with the evaluation
-    splits only. ValueError if the recorded files are gone.
+    The places of the rows are taken together or not at all, and a limit of rows for the evaluation splits only.
+    ValueError if the recorded files are gone.
     """
     record = read_record(folder)
     benchmark = values["benchmark"] if "benchmark" in given else record.get("benchmark")
@@ -84,13 +80,13 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     flags = {name: value for name, value in record.items() if name not in left_out}
     for flag, place in [(name, path) for name in _PATHS for path in as_list(flags.get(name) or [])]:
         if not Path(place).exists() and not compressed(Path(place)) and not set("*?[") & set(place):
-            raise ValueError(f"{Path(folder) / TASK_RECORD}: the rows were read from --{flag} {place}, which is not "
-                             f"there any more: say with --{flag} where they are")  # fmt: skip
+            raise ValueError(f"{Path(folder) / TASK_RECORD}: the rows were read from --{flag} {place}, which is gone: "
+                             f"say with --{flag} where they are")  # fmt: skip
     return flags
 
 
 def recorded_lengths(folder: str, benchmark: str, name: str, given: Collection[str]) -> dict:
     """The lengths that the record of one task's checkpoint adds to the flags `given`."""
     record = read_record(folder)
-    wanted = set(_LENGTHS) - set(given) if covers(record, benchmark, [name]) else ()
-    return {length: record[length] for length in _LENGTHS if length in wanted and length in record}
+    wanted = set(LENGTHS) - set(given) if covers(record, benchmark, [name]) else set()
+    return {length: record[length] for length in wanted & set(record)}

@@ -1,4 +1,4 @@
-"""The tasks that a user named, from their entries to the numbers of an evaluation; both scripts work on these.
+"""The tasks that a user named, from their entries to the numbers of an evaluation.
 
 tasks = Tasks([Task(name, entry, task_args) for name, entry in check_tasks(task_args).items()])
 tasks.load(tokenizer, training_args)            # rows and their tokens, or a stream of them
@@ -8,12 +8,16 @@ T5Trainer(train_dataset=tasks.train, eval_dataset=tasks.validation, evaluation_t
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
+
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from arguments.own_pairs import OWN
 from arguments.task import CORRUPTED_SHARE, TaskArguments
 from arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
 from common.processes import print_once
 from corpora.blocks import Corpus
+from corpora.streams import StreamDataset
 from corpora.streams import resume as resume_stream
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.unknown import Unknown, named, unknown_in_rows
@@ -29,6 +33,9 @@ from tasks.registry import check_entry, empty_texts, eval_splits, main_metric, m
 from tasks.rows import held_out_rows, is_text_corpus, load_rows, open_corpus
 from tasks.task_records import task_record
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 
 class Task:
     """One task: its entry in DATASET_VALS, the flags for it, and what was read of it. ValueError for a wrong entry.
@@ -37,7 +44,7 @@ class Task:
     """
 
     corpus: Corpus | None = None  # of the training rows, if they are streamed
-    tokenizer = None
+    tokenizer: PreTrainedTokenizerBase | None = None
     is_one_of_several = False
 
     def __init__(self, name: str, entry: dict, args: TaskArguments):
@@ -54,8 +61,7 @@ class Task:
         self.corpus = open_corpus(self.name, self.entry, self.args)
 
     def read(self, splits: list[str]) -> None:
-        """Reads all rows of the splits. Of a streamed text without a validation file they are held out at its
-        beginning."""
+        """Reads all rows of the splits; of a streamed text without validation file its first documents are held out."""
         holds_out = self.args.streaming and is_text_corpus(self.entry) and not self.args.validation_file
         if holds_out and self.corpus is None:
             self.open_stream()
@@ -66,20 +72,19 @@ class Task:
             else:
                 self.rows[split] = load_rows(self.name, self.entry, self.args, split, limit)
 
-    def tokenise(self, tokenizer) -> None:
-        """Tokens of what was read, limited to --max_train_samples and --max_eval_samples."""
+    def tokenise(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Makes tokens of what was read, limited to --max_train_samples and --max_eval_samples."""
         self.tokenizer = tokenizer
         for split, rows in self.rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
-            self.data[split], self.examples[split] = prepare_split(
-                self.name, self.entry, self.args, tokenizer, split, limit, rows
-            )
-            self.rows[split] = rows[:limit]
+            self.data[split] = prepare_split(self.name, self.entry, self.args, tokenizer, split, limit, rows)
+            self.rows[split], self.examples[split] = rows[:limit], len(rows)
 
     def judge(self, split: str, with_generate: bool) -> EvaluationTask:
-        """How the answers to a split are found and judged. with_generate: decode also where scoring labels would do."""
-        labels, length = class_label_ids(self.entry, self.tokenizer), self.args.max_target_length
-        length = max(length or self.entry["max_target_length"], 0 if labels is None else labels.shape[1])
+        """How the answers to a split are found and judged. with_generate: decode also where labels could be scored."""
+        labels = class_label_ids(self.entry, self.tokenizer)
+        length = self.args.max_target_length or self.entry["max_target_length"]
+        length = length if labels is None else max(length, labels.shape[1])
         generated = with_generate or labels is None
         compute_metrics = task_metrics(self.entry, self.tokenizer, generated, self.rows[split])
         return EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)
@@ -100,7 +105,7 @@ class Tasks:
     def __init__(self, tasks: list[Task]):
         self.tasks, self.args = tasks, tasks[0].args
         for task in tasks:
-            task.is_one_of_several |= len(tasks) > 1  # also after others turned out to be missing
+            task.is_one_of_several |= len(tasks) > 1  # evaluate_t5.py may have left others out
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.tasks)
@@ -111,7 +116,7 @@ class Tasks:
     # ------------------------------------------------------------ flags
     @property
     def main_metric(self) -> str:
-        """The metric that decides which checkpoint is best, without "eval_"."""
+        """The metric that chooses the best checkpoint, without "eval_"."""
         return "average" if len(self) > 1 else main_metric(self.tasks[0].entry)
 
     @property
@@ -128,7 +133,7 @@ class Tasks:
         return self.args.max_source_length or source, self.args.max_target_length or target
 
     def complete(self, args: FineTuningArguments) -> None:
-        """Sets the flags of training that follow from the tasks. ValueError for those that do not go with several."""
+        """Sets the training flags that follow from the tasks. ValueError for those that exclude several tasks."""
         if len(self) > 1 and self.args.streaming:
             raise ValueError(f"--streaming goes with one task, --dataset_name names {len(self)}")
         is_mixture = len(self) > 1 or self.args.span_corruption_file
@@ -143,14 +148,13 @@ class Tasks:
             args.greater_is_better = False
 
     def show_own_entry(self) -> None:
-        """Prints the entry that the flags of own pairs became, to be pasted into constants.py."""
-        for task in self:
-            if task.name == OWN:
-                print_once(f"your pairs as an entry of constants.py, where they can stay as well as in flags:\n"
-                           f"{as_source(name_of(self.args), task.entry)}\n")  # fmt: skip
+        """Prints the entry made of own pairs' flags, to be pasted into constants.py."""
+        for entry in (task.entry for task in self if task.name == OWN):
+            print_once(f"your pairs as an entry of constants.py, which may replace the flags:\n"
+                       f"{as_source(name_of(self.args), entry)}\n")  # fmt: skip
 
     # ------------------------------------------------------------ data
-    def load(self, tokenizer, args: T5TrainingArguments) -> None:
+    def load(self, tokenizer: PreTrainedTokenizerBase, args: T5TrainingArguments) -> None:
         """Reads and tokenises what is trained and evaluated on; with --streaming, training rows are only found."""
         self.training_args, self.batch = args, global_batch_size(args)
         for task in self:  # all are read before the long work
@@ -171,7 +175,7 @@ class Tasks:
         data = {name: task.data[split] for name, (task, split) in places.items()}
         self.validation = data if len(data) > 1 else next(iter(data.values()))
 
-    def _training_data(self, args: T5TrainingArguments):
+    def _training_data(self, args: T5TrainingArguments) -> "Dataset | Mixture | StreamDataset":
         first = self.tasks[0]
         if first.corpus is not None:
             return stream_task(first.name, first.entry, self.args, first.corpus, self.tokenizer, args)
@@ -191,27 +195,26 @@ class Tasks:
         return Mixture(parts, rates, round(rows / (1 - share))) if len(parts) > 1 else parts[first.name]
 
     def resume(self, checkpoint: str | None) -> None:
-        """Lets a stream continue where the checkpoint was written; other data have the place in their order."""
+        """Lets a stream continue where the checkpoint was written; other data are resumed by their order."""
         if self.args.streaming:
             resume_stream(self.train, checkpoint)
 
-    def train_collator(self, args: FineTuningArguments, model) -> BucketCollator | PackingCollator | None:
+    def train_collator(
+        self, args: FineTuningArguments, model: PreTrainedModel
+    ) -> BucketCollator | PackingCollator | None:
         """For `--packing true`: several examples in a row, for which the model is prepared. For `--length_buckets` N:
         batches of `args.train_batch_size` rows in N shapes. Else None, to pad tightly."""
-        config = model.config
+        padding = model.config.pad_token_id, model.config.decoder_start_token_id
         if args.packing:
             enable_packing(model)
-            cost = partial(flops_per_sequence, config)
-            return PackingCollator(config.pad_token_id, config.decoder_start_token_id, cost)
+            return PackingCollator(*padding, cost=partial(flops_per_sequence, model.config))
         if not args.length_buckets:
             return None
         if isinstance(self.train, Mixture):
             raise ValueError(f"--length_buckets {args.length_buckets}: for one task; a mixture draws its rows itself")
         sources, targets = ([len(ids) for ids in self.train[column]] for column in ("input_ids", "labels"))
         lengths, (longest,) = bucket_lengths(sources, args.length_buckets), bucket_lengths(targets, 1)
-        return BucketCollator(
-            config.pad_token_id, config.decoder_start_token_id, lengths, longest, args.train_batch_size
-        )
+        return BucketCollator(*padding, lengths, longest, args.train_batch_size)
 
     # ------------------------------------------------------------ evaluation
     @property
@@ -222,13 +225,11 @@ class Tasks:
     @property
     def summarise(self) -> Callable[[dict], dict] | None:
         """Of several tasks: the function of all metrics that gives their "eval_average"."""
-        return (
-            average_of({task.name: f"{task.name}_{main_metric(task.entry)}" for task in self})
-            if len(self) > 1
-            else None
-        )
+        if len(self) == 1:
+            return None
+        return average_of({task.name: f"{task.name}_{main_metric(task.entry)}" for task in self})
 
-    # ------------------------------------------------------------ what a run says of them
+    # ------------------------------------------------------------ for the plan and run.json
     def _name(self, task: Task, split: str) -> str:
         return f"{task.name}/{split}" if len(self) > 1 else split
 
@@ -236,7 +237,7 @@ class Tasks:
         return {self._name(task, split): value for task in self for split, value in values(task).items()}
 
     def count_unknown(self, name: Callable[[Task, str], str]) -> Unknown:
-        """The <unk> in all rows; name: of a split of a task, for people."""
+        """The <unk> in all rows; name: how a split of a task is called in the plan."""
         found = []
         for task in self:
             data = {name(task, split): rows for split, rows in task.data.items()}
@@ -255,15 +256,15 @@ class Tasks:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps in a pass over the training rows; None of a stream, whose length nobody knows."""
+        """Optimizer steps in a pass over the training rows; None for a stream, whose length is unknown."""
         return None if self.args.streaming else -(-getattr(self.train, "rows_per_epoch", len(self.train)) // self.batch)
 
-    def flops_per_sequence(self, config, source_length: int, target_length: int) -> int:
+    def flops_per_sequence(self, config: PretrainedConfig, source_length: int, target_length: int) -> int:
         """Floating-point operations of a training row of these lengths."""
         return flops_per_sequence(config, source_length, target_length)
 
-    def fingerprints(self, tokenizer) -> dict[str, str]:
-        """Of the data sets, by the same names, of all that is trained on ("train") and of the tokenizer."""
+    def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+        """Hashes of the data sets, by the same names, of all that is trained on ("train") and of the tokenizer."""
         prints = self._by_name(lambda task: {split: rows._fingerprint for split, rows in task.data.items()})
         corpus = self.tasks[0].corpus
         prints["train"] = self.train._fingerprint if corpus is None else corpus.fingerprint
@@ -274,12 +275,13 @@ class Tasks:
         corpus, data = self.tasks[0].corpus, self._by_name(lambda task: task.data)
         mixture = f"{self.train.described()} ({self.args.mixing})" if isinstance(self.train, Mixture) else None
         empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
-        metrics = "; ".join(f"{task.name} {', '.join(task.entry['metrics'])}" for task in self)
-        metrics += "; the average of the first of each chooses"
         if len(self) == 1:
             scored = "teacher-forced scoring (labels whose tokens greedy decoding writes)"
             metrics = ", ".join(self.tasks[0].entry["metrics"])
             metrics += f" from {'generated texts' if self.training_args.predict_with_generate else scored}"
+        else:
+            metrics = "; ".join(f"{task.name} {', '.join(task.entry['metrics'])}" for task in self)
+            metrics += "; the average of the first of each chooses the best checkpoint"
         return {
             "stream": corpus and corpus.description,
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
@@ -290,6 +292,6 @@ class Tasks:
         }
 
     def record(self) -> dict:
-        """What task.json holds, for evaluate_t5.py to repeat the numbers."""
+        """The content of task.json, by which evaluate_t5.py repeats the numbers."""
         generates = any(task.predict_with_generate for task in self.judged.values())
         return task_record(self.args, self.training_args, generates=generates)

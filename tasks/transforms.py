@@ -3,9 +3,9 @@
     TRANSFORMS["squad"]({"question": "Who?", ...})  -> the row with "Who ?", as T5 writes it
     TRANSFORMS["squad"]({"data": [...]})            -> all rows of SQuAD's own file, which is one nested record
 
-A function sees a row of the file or the Hub after its columns were renamed and before the entry's columns are looked up
-in it. It returns a row, or a list of rows where one record holds several, and leaves the one it got as it is. What T5
-does is in t5/data/preprocessors.py of its repository.
+A function gets a row of the file or the Hub with its columns renamed, and returns one with the entry's columns, or a
+list of rows where one record holds several; it does not change its argument. T5's own functions are in
+t5/data/preprocessors.py of its repository.
 """
 
 import functools
@@ -15,8 +15,8 @@ import unicodedata
 from collections.abc import Callable
 
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
-# Letters with a mark that Unicode does not take apart. Letters of their own, which nobody writes as one plain letter
-# with the mark left out (ß, æ, œ, þ, ð), stay as they are.
+# Letters with a mark that Unicode does not decompose. Letters that nobody writes as one plain letter without the mark
+# (ß, æ, œ, þ, ð) stay as they are.
 _UNDECOMPOSED = str.maketrans("łŁđĐøØħĦŧŦıƀɨʉ", "lLdDoOhHtTibiu")
 # Below are signs that are part of a letter: nukta (7), the voicing marks of kana (8) and virama (9).
 _LEAST_COMBINING_CLASS = 10
@@ -31,7 +31,7 @@ def pad_punctuation(text: str) -> str:
 
 
 def _squad(row: dict) -> dict | list[dict]:
-    """Question, context and answers with spaces around punctuation; of the official file, a row for each question."""
+    """Question, context and answers with spaces around punctuation; of the official file a row for each question."""
     if "data" in row:  # [{"paragraphs": [{"context", "qas": [{"question", "answers": [{"text"}]}]}]}]
         paragraphs = [paragraph for article in row["data"] for paragraph in article["paragraphs"]]
         return [_squad(question | {"context": p["context"]}) for p in paragraphs for question in p["qas"]]
@@ -42,10 +42,8 @@ def _squad(row: dict) -> dict | list[dict]:
 
 
 def _multirc(row: dict) -> dict | list[dict]:
-    """The texts without the HTML marks of their sentences: "<b>Sent 1: </b>A.<br>" -> "Sent 1: A. ".
-
-    Of the official file, {"idx", "passage": {"text", "questions": [{"question", "idx", "answers"}]}}, a row an answer.
-    """
+    """The texts without the HTML tags of their sentences: "<b>Sent 1: </b>A.<br>" -> "Sent 1: A. "; of the official
+    file, {"idx", "passage": {"text", "questions": [{"question", "idx", "answers"}]}}, a row for each answer."""
     if "passage" in row:
         rows, passage = [], row["passage"]
         for question in passage["questions"]:
@@ -62,17 +60,17 @@ def _record(row: dict) -> dict | list[dict]:
     """The passage with its highlights as further sentences: 'He won.\\n@highlight\\nCup' -> 'He won. Cup'; the entities
     separated by commas.
 
-    Of the official file, {"passage": {"text", "entities": [{"start", "end"}]}, "qas": [{"query", "answers"}]}, a row a
-    query: `end` is the entity's last letter; entities and answers come once each, in the order of the alphabet.
+    Of the official file, {"passage": {"text", "entities": [{"start", "end"}]}, "qas": [{"query", "answers"}]}, a row
+    for each query: `end` is the entity's last letter; entities and answers are sorted, without repeats.
     """
     if "qas" in row:
-        text = row["passage"]["text"]
+        text, rows = row["passage"]["text"], []
         entities = sorted({text[span["start"] : span["end"] + 1] for span in row["passage"]["entities"]})
-        rows = []
         for question in row["qas"]:
-            answers = sorted({answer["text"] for answer in question.get("answers", [])})
-            rows.append({"passage": text, "query": question["query"], "entities": entities, "answers": answers or None})
-        return [_record(row) for row in rows]
+            answers = sorted({answer["text"] for answer in question.get("answers", [])}) or None
+            own = {"passage": text, "query": question["query"], "entities": entities, "answers": answers}
+            rows.append(_record(own))
+        return rows
     passage = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", row["passage"])
     return row | {"passage": passage.replace("\n@highlight\n", ". "), "entities": _joined(row["entities"], ", ")}
 
@@ -124,17 +122,14 @@ def _alpaca(row: dict) -> dict:
 
 
 def _natural_instructions(row: dict, examples: int) -> list[dict]:
-    """Of a task file of Super-NaturalInstructions a row an instance: definition, so many of the positive examples, and
-    the input, laid out as Tk-Instruct reads them (Wang et al. 2022, arXiv 2204.07705)."""
+    """A row for each instance in a task file of Super-NaturalInstructions: definition, so many of the positive
+    examples, and the input, laid out as in Tk-Instruct (Wang et al. 2022, arXiv 2204.07705)."""
     begin = [f"Definition: {_joined(row['Definition'], ' ')}"]
     for number, example in enumerate(row.get("Positive Examples", [])[:examples], start=1):
         output = _joined(example["output"], " ")
         begin.append(f"Positive Example {number} - Input: {example['input'].strip()} Output: {output}")
-    begin.append("Now complete the following example - Input:")
-    return [
-        {"source": " ".join([*begin, item["input"].strip(), "Output:"]), "target": item["output"]}
-        for item in row["Instances"]
-    ]
+    start = " ".join([*begin, "Now complete the following example - Input:"])
+    return [{"source": f"{start} {i['input'].strip()} Output:", "target": i["output"]} for i in row["Instances"]]
 
 
 # ---------------------------------------------------------------- diacritics
@@ -142,8 +137,8 @@ def strip_diacritics(text: str) -> str:
     """The text without diacritics, a character for a character of `unicodedata.normalize("NFC", text)`:
     "Șt. Łódź" -> "St. Lodz".
 
-    A character is taken apart (NFD), its combining marks are dropped and the rest is put together again, so that Korean
-    syllables and Indic vowel signs stay. What is left of a character that is nothing but a mark is the mark itself.
+    A character is decomposed (NFD), its combining marks are dropped and the rest is composed again, so that Korean
+    syllables and Indic vowel signs stay. A character that is nothing but a mark stays.
     """
     return "".join(map(_plain, unicodedata.normalize("NFC", text)))
 

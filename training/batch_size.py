@@ -1,9 +1,11 @@
-"""The global batch, and `--auto_find_batch_size`: the largest micro-batch that fits, with the same global batch."""
+"""`--auto_find_batch_size`: the largest micro-batch that fits, with the same global batch."""
 
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from torch.utils.data import Dataset
 
 from common.processes import print_once
+from training.saving import SavingTrainer
 
 
 def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int, int]]:
@@ -12,13 +14,13 @@ def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int,
     return [(size, product // size) for size in range(micro_batch, 0, -1) if product % size == 0]
 
 
-def find_micro_batch(trainer) -> None:
-    """Sets the trainer's micro-batch to the largest that fits, and accumulates more often to make up for it.
+def find_micro_batch(trainer: SavingTrainer) -> None:
+    """Sets the trainer's micro-batch to the largest that fits on every rank, and its accumulation so that the global
+    batch stays. ValueError if not even one sequence fits.
 
     Each size is tried before the training: forward and backward on the longest examples, with memory reserved for
-    optimizer and communication. Trainer's own search, which restarts the training from changed weights and with another
-    global batch, is switched off. All ranks take the smallest size that one of them needs. Weights, gradients and
-    random numbers stay as they were. ValueError if one sequence is too much.
+    optimizer and communication. Weights, gradients and random numbers stay as they were. Trainer's own search, which
+    restarts the training from changed weights and with another global batch, is switched off.
     """
     args = trainer.args
     args.auto_find_batch_size = False
@@ -41,7 +43,7 @@ def find_micro_batch(trainer) -> None:
                      "--activation_checkpointing, or choose a smaller model")  # fmt: skip
 
 
-def _longest_examples(dataset, count: int) -> list[int]:
+def _longest_examples(dataset: Dataset, count: int) -> list[int]:
     """Numbers of the `count` longest examples; of chunks, which all have one length, the first ones."""
     count = min(count, len(dataset))
     if "input_ids" not in getattr(dataset, "column_names", ()):
@@ -51,7 +53,7 @@ def _longest_examples(dataset, count: int) -> list[int]:
     return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[:count]
 
 
-def _fits(trainer, numbers: list[int]) -> bool:
+def _fits(trainer: SavingTrainer, numbers: list[int]) -> bool:
     """Whether a forward and backward pass on these examples fits beside the optimizer's states and sent gradients."""
     devices = [trainer.args.device] if trainer.args.device.type == "cuda" else []
     try:
@@ -67,7 +69,7 @@ def _fits(trainer, numbers: list[int]) -> bool:
     return True
 
 
-def _try_step(trainer, numbers: list[int]) -> None:
+def _try_step(trainer: SavingTrainer, numbers: list[int]) -> None:
     model = trainer.model.train()
     copies = 2 + (trainer.args.world_size > 1)  # tensors like the weights: two moments, and what is sent to others
     reserved = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(copies)]

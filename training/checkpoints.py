@@ -11,33 +11,27 @@ import contextlib
 import errno
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
 import torch
+from transformers import PretrainedConfig
 
 from arguments.training import T5TrainingArguments, wants_fsdp
 from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
 from common.command_line import RESUME_NEWEST, check_folder
-from common.manifests import fsync, write_manifest
+from common.manifests import MANIFEST, fsync, write_manifest
 from common.processes import is_first_process, print_once
+from common.reports import read_json
 from common.trust import check_deepspeed_files
 from tasks.task_records import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
-RUN_FILES = (
-    "metrics.jsonl",
-    "all_results.json",
-    "run.json",
-    "loss.png",
-    "predictions.jsonl",
-    "trackers.json",
-    "samples.md",
-    "README.md",
-    TASK_RECORD,
-)
+RUN_FILES = "metrics.jsonl all_results.json run.json loss.png predictions.jsonl trackers.json samples.md README.md"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# The libraries carry the system's message, but not its number; torch not even that: it compares places in the file.
+_FULL_MESSAGES = ("unexpected pos ", "PytorchStreamWriter failed writing", *map(os.strerror, _FULL))
 
 
 # ---------------------------------------------------------------- writing
@@ -78,14 +72,9 @@ def rotate(output_dir: Path, keep: int | None, best: str | None) -> None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an exception of torch, safetensors or Python says that nothing more can be written."""
+    """Whether an exception of torch, safetensors or Python is about a full disk, quota or file size."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return True
-        # Their own libraries carry the system's message, but not its number; torch not even that: it compares places.
-        if re.search("unexpected pos |PytorchStreamWriter failed writing", str(error)):
-            return True
-        if any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
+        if getattr(error, "errno", None) in _FULL or any(words in str(error) for words in _FULL_MESSAGES):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -93,12 +82,11 @@ def is_disk_full(error: BaseException) -> bool:
 
 # ---------------------------------------------------------------- resuming
 def prepare_output_dir(args: T5TrainingArguments) -> str | None:
-    """Checks that `--output_dir` is empty, resumed or overwritten, and that what is resumed holds all that is needed;
-    returns the checkpoint to go on from, or None.
+    """The checkpoint to resume from, or None. ValueError unless `--output_dir` is empty, resumed or overwritten, and
+    the checkpoint holds all that is needed.
 
-    A job that SLURM or torchrun started again goes on by itself from its newest whole checkpoint, or begins anew if
-    there is none yet. Rank 0 decides for all, and locks the folder if it is there. Nothing is deleted yet:
-    `clear_output_dir` does it when all is checked.
+    A job that SLURM or torchrun restarted resumes from its newest whole checkpoint, or starts from step 0 if there is
+    none yet. Rank 0 decides for all, and locks the folder if it is there. Nothing is deleted yet: see `old_files`.
     """
     answer: list = [None, None]  # the checkpoint, what is wrong
     if is_first_process():
@@ -132,24 +120,21 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
         return str(checkpoint)
     if was_restarted():
         checkpoint = newest_whole_checkpoint(folder)
-        print_once(
-            f"started again: {f'going on from {checkpoint}' if checkpoint else 'no checkpoint yet, from step 0'}"
-        )
-        if checkpoint:
-            return str(checkpoint)
-    elif folder.is_dir() and {path.name for path in folder.iterdir()} - {LOCK} and not args.overwrite_output_dir:
-        raise ValueError(
-            f"--output_dir {folder} is not empty: go on with --resume_from_checkpoint, start anew with "
-            "--overwrite_output_dir, or name another folder"
-        )
+        print_once(f"restarted: {f'resuming from {checkpoint}' if checkpoint else 'no checkpoint yet, from step 0'}")
+        return str(checkpoint) if checkpoint else None
+    if folder.is_dir() and {path.name for path in folder.iterdir()} - {LOCK} and not args.overwrite_output_dir:
+        raise ValueError(f"--output_dir {folder} is not empty: resume with --resume_from_checkpoint, start anew with "
+                         "--overwrite_output_dir, or name another folder")  # fmt: skip
     return None
 
 
 def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None:
-    """ValueError unless a checkpoint holds what the optimizer and the schedule go on from, and reading that is safe."""
+    """ValueError unless a checkpoint holds the states of optimizer and schedule, and reading them is safe."""
     if checkpoint is None:
         return
     flag, folder = "--resume_from_checkpoint", Path(checkpoint)
+    if not (folder / MANIFEST).is_file():
+        print_once(f"{folder} has no {MANIFEST}, by which its files could be checked")
     if args.deepspeed:
         missing = [] if any(folder.glob("global_step*")) else ["global_step* of DeepSpeed"]
         check_deepspeed_files(flag, folder, args.trust_checkpoint)
@@ -159,26 +144,26 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
         missing += [] if (folder / "scheduler.pt").is_file() else ["scheduler.pt"]
     if missing:
         raise ValueError(f"{flag} {checkpoint}: it has no {' and no '.join(missing)} (saved with --save_only_model or "
-                         "another launcher?), without which the optimizer and the schedule would begin anew: take only "
+                         "another launcher?), without which optimizer and schedule would start anew: take only "
                          f"the weights with --model_name_or_path {checkpoint}")  # fmt: skip
 
 
 def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
-    """What `clear_output_dir` is to delete: what a killed run left half-written, and unless the run resumes, the files
-    of an earlier run."""
+    """The files and folders that this run replaces: what a killed run left half-written, and unless the run resumes,
+    all of an earlier run. None on other ranks than 0, and none of a `--dry_run`."""
+    if args.dry_run or not is_first_process():
+        return []
     folder = Path(args.output_dir)
     found = [folder / SAVING]
     if checkpoint is None:
-        found += [*folder.glob("checkpoint-*"), *(folder / name for name in RUN_FILES)]
+        found += [*folder.glob("checkpoint-*"), *(folder / name for name in (*RUN_FILES.split(), TASK_RECORD))]
         found += (folder / "tensorboard").rglob("*.tfevents.*")  # a second run's curves would be drawn over the first
     return [path for path in found if path.exists()]
 
 
-def clear_output_dir(args: T5TrainingArguments, checkpoint: str | None, old: list[Path] | None = None) -> None:
-    """Deletes `old_files`, or those of them that `old` lists."""
-    if args.dry_run or not is_first_process():
-        return
-    for path in old_files(args, checkpoint) if old is None else old:
+def delete(old: list[Path]) -> None:
+    """Deletes what `old_files` found."""
+    for path in old:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=path.name == SAVING)
         else:
@@ -199,44 +184,41 @@ _DECIDES_EXAMPLES = (
 ).split()
 
 
-def check_resumed(checkpoint: str | None, config, fingerprints: dict[str, str], *groups) -> None:
-    """ValueError unless a run of this model, data and flags can take up the checkpoint.
+def check_resumed(
+    checkpoint: str | None, config: PretrainedConfig, fingerprints: dict[str, str], *groups: object
+) -> None:
+    """ValueError unless a run of this model, data and flags can resume from the checkpoint.
 
     config: of the model. fingerprints: of the data and the tokenizer. groups: the parsed dataclasses. What run.json
-    beside the checkpoint does not tell is not compared.
+    beside the checkpoint does not hold is not compared.
     """
     if checkpoint is None:
         return
-    run, asked = _read_json(Path(checkpoint).parent / "run.json"), _flat(config.to_dict())
-    saved, now = _flat(_read_json(Path(checkpoint) / "config.json")), {}
+    resumed, weights_only = f"--resume_from_checkpoint {checkpoint}:", f"--model_name_or_path {checkpoint}"
+    run, asked = _recorded(Path(checkpoint).parent / "run.json"), _flat(config.to_dict())
+    shapes, now = _flat(_recorded(Path(checkpoint) / "config.json")), {}
     for group in groups:
         now |= vars(group)
-    for key in (key for name in _SHAPE for key in saved if key.rpartition(".")[2] == name):
-        if saved[key] != asked.get(key):
-            raise ValueError(
-                f"--resume_from_checkpoint {checkpoint}: its model has {key} {saved[key]}, the flags ask for "
-                f"{asked.get(key)}: resume with the flags of its run, or name another --output_dir"
-            )
+    for key in (key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name):
+        if shapes[key] != asked.get(key):
+            raise ValueError(f"{resumed} its model has {key} {shapes[key]}, the flags ask for {asked.get(key)}: resume "
+                             "with the flags of its run, or name another --output_dir")  # fmt: skip
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
     held = {"optim": flags.get("optim", now["optim"])}  # earlier runs had neither of the others
     held |= {name: flags.get(name) for name in ("lora_rank", "train_only")}
     for name, before in held.items():
         if flags and before != now.get(name):
-            raise ValueError(f"--resume_from_checkpoint {checkpoint}: it holds the state of --{name} {before}, which "
-                             f"--{name} {now.get(name)} cannot take up")  # fmt: skip
+            raise ValueError(f"{resumed} it holds the state of --{name} {before}, from which --{name} {now.get(name)} "
+                             "cannot resume")  # fmt: skip
     for name, described in (("train", "training data"), ("tokenizer", "a tokenizer")):
         if name in saved and name in fingerprints and saved[name] != fingerprints[name]:
-            raise ValueError(
-                f"--resume_from_checkpoint {checkpoint}: its run had {described} of other contents: resume with the "
-                f"flags of that run, or take only the weights with --model_name_or_path {checkpoint}"
-            )
+            raise ValueError(f"{resumed} its run had {described} of other contents: resume with the flags of that run, "
+                             f"or take only the weights with {weights_only}")  # fmt: skip
     for name in _DECIDES_EXAMPLES:
         if name in flags and name in now and flags[name] != now[name]:
-            raise ValueError(
-                f"--resume_from_checkpoint {checkpoint}: its run had --{name} {flags[name]}, now it is {now[name]}, "
-                f"and other examples would follow: resume with {flags[name]}, or take only the weights with "
-                f"--model_name_or_path {checkpoint}"
-            )
+            raise ValueError(f"{resumed} its run had --{name} {flags[name]}, now it is {now[name]}, and other examples "
+                             f"would follow: resume with {flags[name]}, or take only the weights with "
+                             f"{weights_only}")  # fmt: skip
 
 
 def _flat(config: dict) -> dict:
@@ -248,26 +230,26 @@ def _flat(config: dict) -> dict:
 
 def flags_of_run(checkpoint: str | None) -> dict:
     """The flags that run.json beside a checkpoint records; {} without a checkpoint, or where it is not there."""
-    return _read_json(Path(checkpoint).parent / "run.json").get("arguments", {}) if checkpoint else {}
+    return _recorded(Path(checkpoint).parent / "run.json").get("arguments", {}) if checkpoint else {}
 
 
 def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:
-    """What to say when a run goes on with another global batch than run.json tells of; None if it is the same."""
-    before = checkpoint and _read_json(Path(checkpoint).parent / "run.json").get("sequences_per_step")
+    """The notice that a run resumes with another global batch than run.json records; None if it is the same."""
+    before = checkpoint and _recorded(Path(checkpoint).parent / "run.json").get("sequences_per_step")
     if not before or before == sequences:
         return None
     return (
-        f"resuming with {sequences} sequences a step instead of {before}: steps count the examples seen, so it goes on "
-        f"at another place than the run would have; {before} a step, however made up, goes on where it was"
+        f"resuming with {sequences} sequences a step instead of {before}: steps count the examples seen, so the run "
+        f"resumes at another example than it stopped at; {before} a step, however made up, resume at the same one"
     )
 
 
-def _read_json(path: Path) -> dict:
+def _recorded(path: Path) -> dict:
+    """The content of a JSON file; {} if it cannot be read, as of a checkpoint that was moved or made by other code."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError):
-        return {}  # a checkpoint moved elsewhere, or of other code: nothing to compare with
-    return value if isinstance(value, dict) else {}
+        return {}
 
 
 def was_restarted() -> bool:
@@ -277,21 +259,17 @@ def was_restarted() -> bool:
 
 
 # ---------------------------------------------------------------- the loss that is being averaged
-def save_loss_state(
-    folder: Path, rank: int, running: float, total: float, last_logged_step: int, running_z_loss: float = 0.0
-) -> None:
-    """Writes what Trainer forgets: the sum of losses since the last log, so that a resumed run logs the same means."""
-    state = {"running_loss": running, "total_loss": total, "last_logged_step": last_logged_step}
-    state["running_z_loss"] = running_z_loss
+def save_loss_state(folder: Path, rank: int, state: dict) -> None:
+    """Writes what Trainer forgets, so that a resumed run logs the same means: {"running_loss": sum of losses since the
+    last log, "total_loss", "last_logged_step", "running_z_loss"}."""
     (folder / f"loss_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
 
 def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
     """The state of this rank, or the mean over all if their number has changed. None if it was not saved."""
-    paths = sorted(folder.glob("loss_state_*.json"))
-    if not paths:
+    states = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("loss_state_*.json"))]
+    if not states:
         return None
-    states = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     if len(states) == num_ranks:
         return json.loads((folder / f"loss_state_{rank}.json").read_text(encoding="utf-8"))
     running = sum(state["running_loss"] for state in states) / len(states)

@@ -148,18 +148,24 @@ NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)  # a, b, c of a X + b (X X^T) X + c (X 
 _STACK = 2**25  # numbers that are orthogonalised at a time
 
 
-def orthogonalised(matrices: torch.Tensor, steps: int = 5, eps: float = 1e-7) -> torch.Tensor:
-    """[N, m, n], m <= n, in bfloat16: each matrix with all its singular values brought near 1 (0.7 to 1.2).
+def orthogonalised(matrices: torch.Tensor, dtype: torch.dtype, steps: int = 5, eps: float = 1e-7) -> torch.Tensor:
+    """[N, m, n], m <= n, in `dtype`: each matrix with all its singular values brought near 1 (0.7 to 1.2).
 
     The quintic Newton-Schulz iteration of torch.optim.Muon, on all matrices of a shape at once.
     """
     a, b, c = NEWTON_SCHULZ
-    x = matrices.bfloat16()
+    x = matrices.to(dtype)
     x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
+
+
+def _product_dtype(device: torch.device) -> torch.dtype:
+    """What `orthogonalised` computes in: bfloat16, and float32 on a CPU without units for it (Intel's AMX), which is
+    quicker there."""
+    return torch.float32 if device.type == "cpu" and not torch.cpu._is_amx_tile_supported() else torch.bfloat16
 
 
 class MuonWithAdamW(AdamWRMSScaled):
@@ -208,8 +214,9 @@ class MuonWithAdamW(AdamWRMSScaled):
         rates = _sizes(params, group["min_rms"])
         torch._foreach_mul_(rates, [group["lr"] * 0.2 * max(p.shape) ** 0.5 for p in params])
         wide = [direction if direction.shape[0] <= direction.shape[1] else direction.mT for direction in directions]
+        dtype = _product_dtype(params[0].device)
         for stack in _stacks(wide):
-            steps = orthogonalised(torch.stack([wide[i] for i in stack])).float()
+            steps = orthogonalised(torch.stack([wide[i] for i in stack]), dtype).float()
             steps *= torch.stack([rates[i] for i in stack])[:, None, None]
             turned = [s if params[i].shape == s.shape else s.mT for i, s in zip(stack, steps, strict=True)]
             torch._foreach_sub_([params[i] for i in stack], turned)

@@ -13,15 +13,17 @@ import socket
 import weakref
 from datetime import datetime
 from pathlib import Path
+from typing import IO
 
+from arguments.training import T5TrainingArguments
 from common.processes import is_first_process, print_once
 
 LOCK = ".lock"
-_held = {}  # {folder: its open lock file}
+_held: dict[Path, IO] = {}  # {folder: its open lock file}
 
 
-def lock_output_dir(args) -> None:
-    """Locks --output_dir, if it is there, until `unlock_output_dir` or as long as these arguments live. ValueError that
+def lock_output_dir(args: T5TrainingArguments) -> None:
+    """Locks --output_dir, if it exists, until `unlock_output_dir` or as long as these arguments live. ValueError, which
     names the run that holds it."""
     folder = Path(args.output_dir).resolve()
     path = folder / LOCK
@@ -35,9 +37,9 @@ def lock_output_dir(args) -> None:
         except BlockingIOError:
             file.seek(0)
             raise ValueError(f"--output_dir {folder}: another run writes there ({_described(file.read())}); wait for "
-                             f"it, or name another folder. If it is surely gone, delete {path}") from None  # fmt: skip
+                             f"it, or name another folder. If it surely ended, delete {path}") from None  # fmt: skip
         except OSError as error:
-            print_once(f"{folder} cannot be locked ({error.strerror}): see to it that no other run writes there")
+            print_once(f"{folder} cannot be locked ({error.strerror}): make sure that no other run writes there")
             return
         if _is_at(file, path):  # else the run before has just removed it
             break
@@ -53,20 +55,20 @@ def lock_output_dir(args) -> None:
     weakref.finalize(args, _unlock, folder, file)  # at the latest when the process ends
 
 
-def unlock_output_dir(args) -> None:
+def unlock_output_dir(args: T5TrainingArguments) -> None:
     """Ends the lock."""
     folder = Path(args.output_dir).resolve()
     if folder in _held:
         _unlock(folder, _held.pop(folder))
 
 
-def _unlock(folder: Path, file) -> None:
+def _unlock(folder: Path, file: IO) -> None:
     if _is_at(file, folder / LOCK):
         (folder / LOCK).unlink()
     file.close()
 
 
-def _is_at(file, path: Path) -> bool:
+def _is_at(file: IO, path: Path) -> bool:
     """Whether an open file is still the one at the path."""
     try:
         return not file.closed and os.path.samestat(os.fstat(file.fileno()), path.stat())
@@ -80,4 +82,4 @@ def _described(text: str) -> str:
         job = f", SLURM job {holder['job']}" if holder["job"] else ""
         return f"process {holder['pid']} on {holder['host']}{job}, since {holder['since']}"
     except (ValueError, KeyError, TypeError):
-        return "it has not said which"
+        return "which one is unknown"

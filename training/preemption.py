@@ -8,13 +8,10 @@ import os
 import signal
 import threading
 import time
-from typing import NoReturn
+from collections.abc import Callable
 
 import torch
-from transformers import TrainerCallback
-
-from common.processes import print_once
-from constants import PREEMPTED_EXIT_CODE
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # Seconds kept free before the job's time limit, beside twice the longest step: for writing the checkpoint.
@@ -35,28 +32,22 @@ class PreemptionCallback(TrainerCallback):
         self._longest_step, self._step_began = 0.0, None
         self._end_time = float(os.environ.get("SLURM_JOB_END_TIME") or "inf")
 
-    def on_train_begin(self, args, state, control, **_):  # noqa: ARG002
+    def on_train_begin(self, args: TrainingArguments, *_, **__) -> None:
         if args.world_size > 1:
             self._group = torch.distributed.new_group(backend="gloo")
         if threading.current_thread() is threading.main_thread():
             self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
 
-    def _note(self, number, _frame):
+    def _note(self, number: int, _frame: object) -> None:
         if number == signal.SIGINT == self._received:
             raise KeyboardInterrupt
         self._received = number  # and again: SLURM sends SIGTERM twice within milliseconds
 
-    def _restore_handlers(self):
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers = {}
-
-    def on_step_begin(self, args, state, control, **_):  # noqa: ARG002
+    def on_step_begin(self, *_, **__) -> None:
         self._step_began = time.monotonic()
 
-    def on_step_end(self, args, state, control, **_):
-        if self._step_began is not None:
-            self._longest_step = max(self._longest_step, time.monotonic() - self._step_began)
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        self._longest_step = max(self._longest_step, time.monotonic() - self._step_began)
         left = self._end_time - time.time()
         out_of_time = left < TIME_LIMIT_MARGIN + 2 * self._longest_step
         code = int(self._received or 0) or (-1 if out_of_time else 0)
@@ -71,20 +62,16 @@ class PreemptionCallback(TrainerCallback):
             self.reason = f"{name}: {saved} after step {state.global_step:,} of {state.max_steps:,}"
             control.should_training_stop = True
 
-    def on_train_end(self, args, state, control, **_):  # noqa: ARG002
-        self._restore_handlers()
+    def on_train_end(self, *_, **__) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
 
 
-def outlive_signals(initialise, worker: int) -> None:
+def outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> None:
     """Initialises a data worker that ignores SIGNALS. SLURM sends them to every process of a job, and a rank without
-    its data workers could not finish the step after which it saves. Workers end with the process that they work for."""
+    its data workers could not finish the step after which it saves. Workers end with their rank's process."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if initialise is not None:
         initialise(worker)
-
-
-def exit_preempted(reason: str, output_dir: str) -> NoReturn:
-    """Prints why the run stopped and how to resume it, and ends the process with PREEMPTED_EXIT_CODE."""
-    print_once(f"{reason}; resume with the same command and --resume_from_checkpoint (output: {output_dir})")
-    raise SystemExit(PREEMPTED_EXIT_CODE)

@@ -3,31 +3,30 @@
 from functools import partial
 
 import numpy as np
-from torch.utils.data import SequentialSampler
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers import Seq2SeqTrainer
-from transformers.trainer_utils import EvalPrediction
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from arguments.training import global_batch_size
 from corpora.examples import EpochSampler
-from tasks.batching import BucketCollator, FilledRows
+from tasks.batching import BucketCollator, FilledRows, PackingCollator
 from training.preemption import outlive_signals
 
 
 class RowOrderTrainer(Seq2SeqTrainer):
     """The part of T5Trainer that decides in which order rows come."""
 
-    train_collator = None  # a collator for training alone
+    train_collator: BucketCollator | PackingCollator | None = None  # for training alone
 
-    def get_train_dataloader(self):
-        """Overrides Trainer to start data workers that outlive the signals at which the run is to save and stop.
-
-        A stream has cut itself up for the ranks already, and so goes around accelerate's loaders."""
+    def get_train_dataloader(self) -> DataLoader:
+        """Overrides Trainer to start data workers that outlive the signals at which the run is to save and stop. A
+        stream brings its own loader, since it is split over the ranks already."""
         if hasattr(self.train_dataset, "loader"):
             workers = partial(outlive_signals, None)
             return self.train_dataset.loader(self.data_collator, self.args, worker_init_fn=workers)
         for_evaluation = self.data_collator
         self.data_collator = self.train_collator or for_evaluation
-        rows, whole = self.train_dataset, self.args.train_batch_size * max(1, self.args.world_size)
+        rows, whole = self.train_dataset, self.args.train_batch_size * self.args.world_size
         order = self._get_train_sampler()
         if self.args.world_size > 1 and len(order) % whole:
             self.train_dataset = FilledRows(rows, -len(order) % whole, order)
@@ -38,8 +37,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
         return loader
 
     def _get_dataloader(self, *args, is_training: bool = False, **kwargs):
-        """Overrides Trainer to keep data workers between epochs for training alone: those of every evaluation set would
-        stay beside them."""
+        """Overrides Trainer to keep data workers between epochs for training alone, not for every evaluation set."""
         asked = self.args.dataloader_persistent_workers
         self.args.dataloader_persistent_workers = bool(asked and is_training and self.args.dataloader_num_workers)
         try:
@@ -48,12 +46,11 @@ class RowOrderTrainer(Seq2SeqTrainer):
             self.args.dataloader_persistent_workers = asked
 
     def end_data_workers(self) -> None:
-        """Ends the workers that are kept between epochs. They outlive signals, so that Python's exit would wait for
-        them for ever."""
+        """Ends the workers that are kept between epochs. They outlive signals, so Python's exit would wait for them
+        forever."""
         loader = self.callback_handler.train_dataloader
         for part in (loader, getattr(loader, "base_dataloader", None)):
-            iterator = getattr(part, "_iterator", None)
-            if iterator is not None:
+            if (iterator := getattr(part, "_iterator", None)) is not None:
                 iterator._shutdown_workers()
                 part._iterator = None
 
@@ -77,9 +74,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
         # Rows of a length side by side need little padding; the longest first, so that memory fails at once or never.
         return np.argsort(-row_lengths(eval_dataset), kind="stable").tolist()
 
-    def evaluation_loop(self, dataloader, *args, **kwargs):
-        """Overrides Trainer to return predictions in the order of the rows, also for the metrics, whatever the order in
-        which they were made."""
+    def evaluation_loop(self, dataloader: DataLoader, *args, **kwargs) -> EvalLoopOutput:
+        """Overrides Trainer to put predictions back into the order of the rows, also for the metrics."""
         if not _has_rows(dataloader.dataset):
             return super().evaluation_loop(dataloader, *args, **kwargs)
         places = np.argsort(self._get_eval_sampler(dataloader.dataset))
@@ -98,17 +94,17 @@ class RowOrderTrainer(Seq2SeqTrainer):
         return output._replace(**in_row_order(output.predictions, output.label_ids))
 
 
-def _is_table(dataset) -> bool:
+def _is_table(dataset: Dataset) -> bool:
     """Whether it is a `datasets` table of rows, told without that package, which a GPU machine may lack."""
     return hasattr(dataset, "column_names") and hasattr(dataset, "__len__")
 
 
-def row_lengths(rows) -> np.ndarray:
+def row_lengths(rows: Dataset | list[dict]) -> np.ndarray:
     """[rows] tokens of each row's source."""
     sources = rows["input_ids"] if _is_table(rows) else (row["input_ids"] for row in rows)
     return np.array([len(ids) for ids in sources])
 
 
-def _has_rows(dataset) -> bool:
+def _has_rows(dataset: Dataset | list[dict]) -> bool:
     """Whether these are rows in memory, whose lengths are known; not chunks of one length, nor a stream."""
     return isinstance(dataset, list) or _is_table(dataset)

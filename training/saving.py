@@ -1,31 +1,38 @@
 """Saving and resuming: checkpoints on the disk, and their copies on the Hub."""
 
 import shutil
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import torch
-from transformers.trainer import TRAINER_STATE_NAME
+from accelerate.utils import save_fsdp_optimizer
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from transformers import PreTrainedModel
+from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import HubStrategy
 
 from common.command_line import exit_on_user_error
 from common.manifests import share
-from common.processes import print_once
+from common.processes import is_first_process, print_once
 from common.reports import write_json
-from modeling.low_rank import has_low_rank, load_low_rank
+from modeling.low_rank import has_low_rank, load_low_rank, low_rank_state
 from publishing.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
 from publishing.model_cards import model_card, read_run
 from tasks.task_records import TASK_RECORD
 from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
 from training.row_order import RowOrderTrainer
-from training.sharding import load_sharded_weights, save_sharded_optimizer
 
 
 class SavingTrainer(RowOrderTrainer):
     """The part of T5Trainer that saves, resumes and uploads."""
 
     _is_saving = False  # while a checkpoint is being written aside
-    _resumed_from = None  # the checkpoint with which this training began
-    task_record = None  # of a fine-tuning (tasks/task_records.py), saved with every model
+    _resumed_from: str | None = None  # the checkpoint with which this training began
+    _uploads: list[Future] = []  # to the Hub, in the background; init_hf_repo gives each trainer its own
+    task_record: dict | None = None  # of a fine-tuning (tasks/task_records.py), saved with every model
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
@@ -38,10 +45,14 @@ class SavingTrainer(RowOrderTrainer):
             write_json(Path(output_dir or self.args.output_dir) / TASK_RECORD, self.task_record)
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        if self.is_fsdp_enabled:
-            save_sharded_optimizer(self, Path(output_dir))
-        else:
-            super()._save_optimizer_and_scheduler(output_dir)
+        """Overrides Trainer, which would add a second copy of FSDP2's weights."""
+        if not self.is_fsdp_enabled:
+            return super()._save_optimizer_and_scheduler(output_dir)
+        plugin = self.accelerator.state.fsdp_plugin
+        save_fsdp_optimizer(plugin, self.accelerator, self.optimizer, self.model, output_dir)
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+        return None
 
     def _get_output_dir(self, trial):
         folder = super()._get_output_dir(trial)
@@ -80,14 +91,9 @@ class SavingTrainer(RowOrderTrainer):
             super()._save_checkpoint(model, trial)
         finally:
             self._is_saving = False
-        save_loss_state(
-            aside,
-            self.args.process_index,
-            self._tr_loss.item(),
-            self._total_loss_scalar,
-            self._globalstep_last_logged,
-            self._tr_z_loss.item(),
-        )
+        losses = {"running_loss": self._tr_loss.item(), "total_loss": self._total_loss_scalar}
+        losses |= {"last_logged_step": self._globalstep_last_logged, "running_z_loss": self._tr_z_loss.item()}
+        save_loss_state(aside, self.args.process_index, losses)
         if hasattr(self.train_dataset, "save_place"):
             self.train_dataset.save_place(aside)
 
@@ -96,9 +102,9 @@ class SavingTrainer(RowOrderTrainer):
             self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
             publish(aside, final)
 
-    def _is_disk_full(self, write, *args) -> bool:
-        """Calls write(*args); whether there was no room for it on any rank. Then a line says so, and the half-written
-        checkpoint is gone."""
+    def _is_disk_full(self, write: Callable, *args) -> bool:
+        """Calls write(*args); whether any rank had no room for it. Then a line says so, and the half-written checkpoint
+        is deleted."""
         full = None
         try:
             write(*args)
@@ -109,24 +115,19 @@ class SavingTrainer(RowOrderTrainer):
         if not self.any_rank(full is not None):
             return False
         shutil.rmtree(Path(self.args.output_dir) / SAVING, ignore_errors=True)
-        print_once(
-            f"step {self.state.global_step:,}: no room for a checkpoint in {self.args.output_dir} "
-            f"({full or 'on another rank'}); the last whole one is kept, and the training continues until the next "
-            "save. Free some space."
-        )
+        print_once(f"step {self.state.global_step:,}: no room for a checkpoint in {self.args.output_dir} "
+                   f"({full or 'on another rank'}); the last whole one is kept, and the training continues until the "
+                   "next save. Free some space.")  # fmt: skip
         return True
 
     def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
-        if self.args.world_size <= 1:
-            return flag
         flags = torch.tensor([int(flag)], device=self.args.device)
         return bool(self.accelerator.reduce(flags, reduction="sum").item())
 
     # ------------------------------------------------------------ from the disk
     def _issue_warnings_after_load(self, load_result):
-        """Overrides Trainer to skip embeddings that share another's tensor: they are not in the file, and not
-        missing."""
+        """Overrides Trainer to name no embedding that shares another's tensor: it is not in the file, nor missing."""
         missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
@@ -150,18 +151,17 @@ class SavingTrainer(RowOrderTrainer):
 
     def restore_loss_state(self) -> None:
         """Restores the losses that the resumed run had not yet logged."""
-        state = self._resumed_from and load_loss_state(
-            Path(self._resumed_from), self.args.process_index, self.args.world_size
-        )
-        if state:
+        if not self._resumed_from:
+            return
+        if state := load_loss_state(Path(self._resumed_from), self.args.process_index, self.args.world_size):
             self._tr_loss.fill_(state["running_loss"])
             self._total_loss_scalar = state["total_loss"]
             self._globalstep_last_logged = self._z_loss_last_logged = state["last_logged_step"]
             self._tr_z_loss.fill_(state.get("running_z_loss", 0.0))
 
     # ------------------------------------------------------------ to the Hub
-    def init_hf_repo(self, token=None, private=None):
-        """Overrides Trainer to report a Hub that refuses as the user's error; a dry run makes no repository."""
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Overrides Trainer to report a refusal of the Hub as the user's error; a dry run creates no repository."""
         self._uploads = []
         if self.is_world_process_zero() and not self.args.dry_run:
             name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
@@ -171,21 +171,20 @@ class SavingTrainer(RowOrderTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Overrides Trainer, which calls this while the checkpoint is still being written, to upload when it is whole.
-        The model is uploaded without the states of the training; `--hub_strategy` adds those."""
+        The model is uploaded without the training's states; `--hub_strategy` adds those."""
         if self._is_saving or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
         folder, message = Path(checkpoint_folder), f"Training in progress, step {self.state.global_step:,}"
-        token = self.args.hub_token
-        self._uploads.append(start_upload(folder, self.hub_model_id, message, token, ignore=NOT_PUBLISHED))
+        start = partial(start_upload, folder, self.hub_model_id, token=self.args.hub_token)
+        self._uploads.append(start(message, ignore=NOT_PUBLISHED))
         whole = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: folder.name}
-        if self.args.hub_strategy in whole:
-            into = whole[self.args.hub_strategy]
-            self._uploads.append(start_upload(folder, self.hub_model_id, f"{message}, {into}", token, into=into))
+        if into := whole.get(self.args.hub_strategy):
+            self._uploads.append(start(f"{message}, {into}", into=into))
 
     def _finish_current_push(self) -> None:
         """Waits for the uploads in the background and names those that failed; the training continues without them."""
-        for upload_ in self.__dict__.pop("_uploads", []):
-            if error := upload_.exception():
+        for started in self._uploads:
+            if error := started.exception():
                 print_once(f"an upload to {self.hub_model_id} failed ({reason(error)}); the next save tries again")
         self._uploads = []
 
@@ -198,3 +197,21 @@ class SavingTrainer(RowOrderTrainer):
         card = model_card(self.hub_model_id, read_run(folder), self.model, has_curve=(folder / "loss.png").is_file())
         (folder / "README.md").write_text(card, encoding="utf-8")
         return upload(folder, self.hub_model_id, self.args.hub_private_repo, commit_message, self.args.hub_token)
+
+
+def load_sharded_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Gives every rank its slices of the weights in `folder`, which rank 0 reads. RuntimeError if some are missing.
+
+    Trainer's own loading fails on T5's embedding, which has one tensor and three names.
+    """
+    weights, low_rank = {}, has_low_rank(model)
+    if is_first_process() and low_rank:
+        weights = low_rank_state(model, folder)
+    elif is_first_process():
+        for path in sorted(folder.glob("model*.safetensors")):
+            weights |= load_file(path)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    lacking = set_model_state_dict(model, weights, options=options).missing_keys
+    missing = {n for n in lacking if (".lora_" in n if low_rank else n not in model.all_tied_weights_keys)}
+    if missing:
+        raise RuntimeError(f"{folder}: the weights lack {len(missing)} tensors: {sorted(missing)[:5]}")

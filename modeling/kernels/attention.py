@@ -7,6 +7,7 @@ a bias that needs a gradient would take the slowest kernel, and a [B, H, Q, K] t
 Which library kernel it is, is decided once for every shape: the first of KERNELS that does not refuse and whose answer
 on a small problem of that shape (outputs, logsumexp, gradients, scores around -120) agrees with plain tensor algebra.
 Known to fail that test: cuDNN 9 at lengths with n % 128 == 64, whose dq is NaN under a bias (pytorch issue 196678).
+With `--kernel_timings FOLDER` it is the quickest of these, as timed once and kept there.
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q: [B, Q, H, D], k and v: [B, K, H, D].
 """
@@ -15,17 +16,22 @@ import contextlib
 import functools
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from common.processes import print_once
+from common.reports import first_line
 from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch, lower_triangle, rows_dense
 from modeling.kernels.library import ALIGNMENT, KERNELS, Kernel, aligned, torch_backward, torch_forward
+from modeling.kernels.timing import seconds_of_kernels
 
 PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
 PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # of the largest value
+TIMED_ROWS = 8  # examples of the problem on which kernels are timed
 _forced: dict[str, str | None] = {"kernel": None, "bias_gradient": None}
+_timings: dict[str, Path | None] = {"folder": None}
 
 
 # ---------------------------------------------------------------- the gradient of the bias
@@ -91,60 +97,107 @@ def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = 
         _forced.update(before)
 
 
+def keep_kernel_timings(folder: str | None) -> None:
+    """From now on the quickest kernel is chosen, as timed and kept in `folder`; None: the first one that is right."""
+    _timings["folder"] = Path(folder).expanduser() if folder else None
+
+
 def choose_kernel(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, causal: bool) -> Kernel:
-    """The first kernel that neither refuses nor fails its probe; says so once (rank 0) with the reasons.
+    """The first kernel that neither refuses nor fails its probe, or the quickest of these (`keep_kernel_timings`);
+    says so once (rank 0) with the reasons.
 
     bias: all that is added to the scores; causal: whether it hides the future.
     """
     own = None if bias is None else tuple(bias.shape[i] > 1 and bias.stride(i) != 0 for i in (0, 1))
-    strict = torch.are_deterministic_algorithms_enabled()
     shape = (q.shape[1], k.shape[1], q.shape[2], q.shape[3])
-    return KERNELS[_choice(q.device, q.dtype, shape, own, causal, strict, _forced["kernel"])]
+    return KERNELS[kernel_name(q.device, q.dtype, shape, own, causal)]
+
+
+def kernel_name(device, dtype, shape, own: tuple | None, causal: bool) -> str:
+    """The kernel for (queries, keys, heads, width). own: whether examples and heads have biases of their own; None:
+    there is no bias."""
+    strict = torch.are_deterministic_algorithms_enabled()
+    return _choice(device, dtype, shape, own, causal, strict, _forced["kernel"], _timings["folder"])
 
 
 @functools.cache
-def _choice(device, dtype, shape, own: tuple | None, causal: bool, strict: bool, forced: str | None) -> str:  # noqa: ARG001
-    """The kernel's name. own: whether examples and heads have biases of their own; None: there is no bias."""
+def _choice(
+    device, dtype, shape, own: tuple | None, causal: bool, strict: bool, forced: str | None, timings: Path | None = None
+) -> str:
     queries, keys, heads, width = shape
-    problem, reasons = _problem(device, dtype, (queries, keys, min(heads, 2), width), own, causal), []
+    problem, right, reasons = _problem(device, dtype, (queries, keys, min(heads, 2), width), own, causal), [], []
     q, k, _, bias, _ = problem
     for name in (forced,) if forced else KERNELS:
+        if right and (timings is None or name == "torch"):  # against which the others are measured
+            break
         reason = KERNELS[name].refuses(q, k, bias)
-        if reason is None and name != "torch":  # against which the others are measured
+        if reason is None and name != "torch":
             reason = _probe(KERNELS[name], *problem)
         if reason is None:
-            where = f"{device} {str(dtype).removeprefix('torch.')}"
-            _say_once(name, choose_bias_gradient(device, dtype), tuple(reasons), where)
-            return name
-        reasons.append(f"{name}: {reason}")
-    raise RuntimeError(f"attention kernel {forced} cannot serve {queries} x {keys} of width {width}: {reasons[0]}")
+            right.append(name)
+        else:
+            reasons.append(f"{name}: {reason}")
+    if not right:
+        raise RuntimeError(f"attention kernel {forced} cannot serve {queries} x {keys} of width {width}: {reasons[0]}")
+    name, times, where = right[0], "", f"{device} {str(dtype).removeprefix('torch.')}"
+    if len(right) > 1:
+        name, times = _quickest(right, timings, device, dtype, shape, own, causal, strict)
+        where = f"{where} at {queries} x {keys}"
+    _say_once(name, choose_bias_gradient(device, dtype), tuple(reasons), where, times)
+    return name
+
+
+def _quickest(
+    right: list[str], timings: Path, device, dtype, shape, own, causal: bool, strict: bool
+) -> tuple[str, str]:
+    """(the quickest of these kernels, their times in words); the first one where they cannot be timed or kept."""
+    key = dict(dtype=str(dtype), shape=shape, own=own, causal=causal, strict=strict, torch=torch.__version__)
+    wait = lambda: None  # noqa: E731
+    if device.type == "cuda":
+        key |= dict(device=torch.cuda.get_device_name(device), cudnn=torch.backends.cudnn.version())
+        wait = functools.partial(torch.cuda.synchronize, device)
+    try:
+        q, k, v, bias, grad_out = _problem(device, dtype, shape, own, causal, TIMED_ROWS)
+
+        def run(kernel: Kernel) -> None:
+            out, lse = kernel.forward(q, k, v, bias, 1.0)
+            kernel.backward(grad_out, q, k, v, bias, out.contiguous(), lse.contiguous(), 1.0)
+
+        runs = {name: functools.partial(run, KERNELS[name]) for name in right}
+        with torch.no_grad():
+            seconds = seconds_of_kernels(timings, key, runs, wait)
+    except (OSError, torch.OutOfMemoryError) as error:
+        return right[0], f"not timed: {first_line(error)}"
+    times = ", ".join(f"{name} {1000 * seconds[name]:.3g} ms" for name in right)
+    return min(right, key=seconds.__getitem__), f"timed: {times}"
 
 
 @functools.cache
-def _say_once(name: str, gradient: str, reasons: tuple[str, ...], where: str) -> None:
+def _say_once(name: str, gradient: str, reasons: tuple[str, ...], where: str, times: str) -> None:
     passed_over = [reason for reason in reasons if not reason.endswith(("needs a GPU", "needs a CPU"))]
-    because = f" (passed over: {'; '.join(passed_over)})" if passed_over else ""
+    notes = [times] * bool(times) + [f"passed over: {'; '.join(passed_over)}"] * bool(passed_over)
+    because = f" ({'; '.join(notes)})" if notes else ""
     print_once(f"attention: {name} on {where}, {KERNELS[name].about}; gradient of the bias by {gradient}{because}")
 
 
-def _problem(device, dtype, shape, own: tuple | None, causal: bool) -> tuple[torch.Tensor | None, ...]:
-    """(q, k, v, bias, grad_out) of two examples, random; the bias laid out, and hiding keys, as in training."""
+def _problem(device, dtype, shape, own: tuple | None, causal: bool, rows: int = 2) -> tuple[torch.Tensor | None, ...]:
+    """(q, k, v, bias, grad_out) of `rows` examples, random; the bias laid out, and hiding keys, as in training."""
     queries, keys, heads, width = shape
     generator = torch.Generator().manual_seed(0)
 
     def random(*sizes: int) -> torch.Tensor:
         return torch.randn(sizes, generator=generator).to(device, dtype)
 
-    q, grad_out = random(2, queries, heads, width) * width**-0.5, random(2, queries, heads, width)
-    k, v = random(2, keys, heads, width), random(2, keys, heads, width)
+    q, grad_out = random(rows, queries, heads, width) * width**-0.5, random(rows, queries, heads, width)
+    k, v = random(rows, keys, heads, width), random(rows, keys, heads, width)
     bias = None
     if own is not None:
-        bias = random(2 if own[0] else 1, heads if own[1] else 1, queries, keys) + PROBE_SHIFT
+        bias = random(rows if own[0] else 1, heads if own[1] else 1, queries, keys) + PROBE_SHIFT
         if own[0]:  # by a mask
             bias[:, :, :, keys - keys // 4 :] = MASKED
         if causal:
             bias = bias.masked_fill(~lower_triangle(q, k), MASKED)
-        bias = aligned(bias).expand(2, heads, -1, -1)
+        bias = aligned(bias).expand(rows, heads, -1, -1)
     return q, k, v, bias, grad_out
 
 

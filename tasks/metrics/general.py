@@ -19,10 +19,9 @@ Texts = Sequence[str | Sequence[str]]  # one reference per example, or several o
 
 # ---------------------------------------------------------------- on class indices [N] and numbers [N]
 def _zero_where_undefined(correlation: Callable) -> Callable:
-    """A correlation is 0/0 = nan where one side is constant, as an untrained model's predictions are: make it 0.0.
+    """The correlation, 0.0 where it is 0/0 = nan: one side is constant, as an untrained model's predictions are.
 
-    A nan is neither better nor worse than any score: the Trainer would pass that checkpoint over without a word, and
-    have no best checkpoint at all if the others were nan too.
+    Trainer would skip a checkpoint with nan in silence, and have no best one if all were nan.
     """
 
     @functools.wraps(correlation)
@@ -88,10 +87,8 @@ def spearman(predictions: Sequence[float], references: Sequence[float]) -> float
 
 # ---------------------------------------------------------------- on texts [N]
 def best_reference(metric: Callable) -> Callable:
-    """A metric of lists of references [N], for references of which some are a single text: ["a", ["b", "c"]].
-
-    ValueError for an example without any.
-    """
+    """A metric of lists of references [N] for references of which some are a single text: ["a", ["b", "c"]].
+    ValueError for an example without any."""
 
     @functools.wraps(metric)
     def scored(predictions: Sequence[str], references: Texts, *context) -> float:
@@ -105,8 +102,8 @@ def best_reference(metric: Callable) -> Callable:
 
 @best_reference
 def exact_match(predictions: Sequence[str], references: list[list[str]]) -> float:
-    """Share equal to a reference, 0..1: ["a", "b "], ["A", ["c", "b"]] -> 0.5. How much white space stands between
-    words does not count: T5's tokenizers make one space of it."""
+    """Share equal to a reference, 0..1: ["a", "b "], ["A", ["c", "b"]] -> 0.5. The width of white space does not count:
+    T5's tokenizers make one space of it."""
     pairs = zip(predictions, references, strict=True)
     return float(np.mean([text.split() in [other.split() for other in texts] for text, texts in pairs]))
 
@@ -125,9 +122,8 @@ def rouge(rouge_type: str) -> Callable:
     """The metric rouge1, rouge2, rougeL or rougeLsum: mean F-measure with Porter's stemmer, 0..1.
 
     rouge1 of ["the cats"], ["the cat sat"] -> 2*2 / (2 + 3) = 0.8. A plain mean, where T5 and `evaluate` take the
-    middle of a bootstrap (equal up to its noise). rougeLsum compares sentence by sentence. T5's tokenizers write no
-    line breaks, so both sides are cut where a sentence ends (T5 itself: at " . " alone, as the CNN/Daily Mail texts are
-    written).
+    middle of a bootstrap (equal up to its noise). rougeLsum compares sentence by sentence: both sides are cut where a
+    sentence ends, as T5's tokenizers write no line breaks (T5: at " . " alone, as CNN/Daily Mail is written).
     """
 
     def lines(text: str) -> str:

@@ -1,7 +1,4 @@
-"""Metrics of restored text: what a model puts back into a text from which it was taken away.
-
-Predictions are texts [N], references lists of texts [N], of which the nearest one counts.
-"""
+"""Metrics of restored text: predictions are texts [N], references lists of texts [N], of which the nearest counts."""
 
 import difflib
 import unicodedata
@@ -42,9 +39,8 @@ def diacritic_error_rate(predictions: Sequence[str], references: list[list[str]]
     """Share of the letters that could carry a mark and come out wrong, 0..1; lower is better.
 
     A letter could carry a mark if its plain form (tasks.transforms.strip_diacritics, case aside) is that of a letter
-    which carries one anywhere in the references: in Romanian all a, i, s and t, marked or not. It comes out wrong if
-    the prediction has another letter in its place, or nothing. Places are those of an alignment of the plain forms
-    (difflib's matching blocks): the same ones where only marks differ.
+    which carries one anywhere in the references: in Romanian all a, i, s and t, marked or not. It is wrong if the
+    prediction has another letter in its place, or nothing, where difflib's matching blocks align the plain forms.
     ["și tot asa sună"], [["și tot așa suna"]] -> only s carries a mark here: ș ș s could, one of them is wrong -> 1/3.
     """
     lists = [[unicodedata.normalize("NFC", text) for text in texts] for texts in references]

@@ -2,9 +2,8 @@
 
     generated ids [N, T] --decode, strip--> texts [N] --values_of_texts--> values [N] --METRICS--> a float
 
-Labels that teacher forcing found by their tokens come in as texts too (class_texts of tasks/examples.py).
-`METRICS` needs no network; any other name goes to `evaluate.load`. `check_metrics` finds what cannot be computed before
-the training. N: examples, T: tokens, padded.
+Labels that teacher forcing found by their tokens are texts too (class_texts of tasks/examples.py). `METRICS` need no
+network; any other name goes to `evaluate.load`. N: examples, T: tokens, padded.
 """
 
 import functools
@@ -44,9 +43,9 @@ _TEXT_METRICS = _by_name(
 # These take a third argument: for each example the values of the entry's `metric_columns`.
 _IN_CONTEXT = _by_name(answers.question_exact_match, answers.referent_accuracy)
 METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS | _IN_CONTEXT
-PERCENT_METRICS = ("bleu",)  # these count to 100, all others to 1
+PERCENT_METRICS = ("bleu",)  # 0..100, all others 0..1
 ERROR_METRICS = ("diacritic_error_rate",)  # of these less is better, of all others more
-# Every target is a text, but not every target is a class or a number: what a task may name goes by its target_type.
+# {target_type: metrics that a task may name}: every target is a text, but not every target is a class or a number.
 _FITTING = {
     "class": (*_CLASS_METRICS, *_TEXT_METRICS, "question_exact_match"),
     "number": (*_NUMBER_METRICS, *_TEXT_METRICS),
@@ -72,10 +71,9 @@ def _find_metric(name: str, task_name: str, task: dict) -> Any:
         try:
             return _load_evaluate(name)
         except Exception as error:  # whatever a user's module or `evaluate` raises
-            raise ValueError(
-                f"{where} unknown{did_you_mean(name, METRICS)}. Known are {', '.join(METRICS)}, and what "
-                f"`evaluate.load` takes (a folder, a Hub name), which failed with {type(error).__name__}: {error}"
-            ) from error
+            raise ValueError(f"{where} unknown{did_you_mean(name, METRICS)}. Known are {', '.join(METRICS)}, and what "
+                             "`evaluate.load` takes (a folder, a Hub name), which failed with "
+                             f"{type(error).__name__}: {error}") from error  # fmt: skip
     fitting = _FITTING[task["target_type"]]
     if name not in fitting:
         raise ValueError(f"{where} not for target_type {task['target_type']!r}; possible are {', '.join(fitting)}.")
@@ -87,11 +85,7 @@ def _find_metric(name: str, task_name: str, task: dict) -> Any:
 
 
 def check_metrics(task_name: str, task: dict) -> None:
-    """Raises ValueError, before any training, if a metric of the task is unknown or does not fit its targets."""
-    if not task["metrics"]:
-        raise ValueError(
-            f"Task {task_name!r}: `metrics` is empty, but its first entry decides which checkpoint is best."
-        )
+    """ValueError, before any training, if a metric of the task is unknown or does not fit its targets."""
     for name in task["metrics"]:
         _find_metric(name, task_name, task)
 
@@ -105,11 +99,10 @@ def score_predictions(
         labels ["no", "yes"], metrics ["f1", "accuracy"]:
         ["yes", "perhaps", "no"], ["yes", "yes", "no"]  ->  {"f1": 0.667, "accuracy": 0.667, "invalid_outputs": 1}
 
-    All arguments hold N entries; those of `target_texts` may be lists of texts where targets are text, `context` are
-    the values of the entry's `metric_columns`, without which the metrics that need them are left out. Numbers are
-    compared with the file's own, as GLUE does, and not with the rounded text that training writes; only metrics of
-    texts see that one. Raises ValueError for N = 0, for a target that is no label or number, and where `check_metrics`
-    does.
+    All arguments have N entries. target_texts: lists of texts where there are several references. context: the values
+    of the entry's `metric_columns`; metrics that need them are left out without. Numbers are compared with the file's
+    own, as GLUE does; only metrics of texts see the rounded text that training writes. ValueError for N = 0, for a
+    target that is no label or number, and where `check_metrics` raises it.
     """
     assert len(predicted_texts) == len(target_texts), (len(predicted_texts), len(target_texts))
     if not predicted_texts:
@@ -142,7 +135,7 @@ def score_predictions(
 
 
 def _evaluate_scores(name: str, results: dict[str, Any]) -> dict[str, float]:
-    """What an `evaluate` module returned, under the name the task gives it; its other numbers go by `name_key`.
+    """The main number of an `evaluate` module under the name that the task gives it, the others under `name_key`.
 
     "my/squad", {"exact_match": 0.5, "f1": nan, "ids": [..]} -> {"my/squad": 0.5, "my/squad_f1": 0.0}, and a warning
     """
@@ -159,12 +152,12 @@ def _evaluate_scores(name: str, results: dict[str, Any]) -> dict[str, float]:
 
 
 # ---------------------------------------------------------------- metrics from teacher forcing
-# What T5Trainer's evaluation keeps of an example, one column each; predicted_class is -1 where it is no class. Behind
-# them stand those of an objective (objectives/metrics.py).
+# Columns that T5Trainer's evaluation keeps of an example, before those of an objective (objectives/metrics.py);
+# predicted_class is -1 for no class.
 STATISTICS = ("nats", "tokens", "correct_tokens", "exact_match", "predicted_class")
 
 
 def token_metrics(statistics: np.ndarray) -> dict[str, float]:
-    """Mean loss in nats per target token, and the share of target tokens that were the most likely ones."""
+    """Mean loss in nats per target token, and the share of target tokens that are the most likely ones."""
     nats, tokens, correct = (statistics[:, STATISTICS.index(n)].astype(np.float64).sum() for n in STATISTICS[:3])
     return {"loss": float(nats / tokens), "token_accuracy": float(correct / tokens)}

@@ -260,7 +260,7 @@ BAD_FOLDERS = (
     ("output_below_a_file", dict(output_dir="{bad}/file/out"),
      "--output_dir .*file/out: .*file is a file, not a folder"),
     ("output_not_empty", dict(output_dir="{good}/model"),
-     "--output_dir .*model is not empty: go on with --resume_from"),
+     "--output_dir .*model is not empty: resume with --resume_from"),
     ("cache_is_a_file", dict(data_cache_dir="{bad}/file"), "--data_cache_dir .*file: is a file, not a folder"),
     ("cache_below_a_file", dict(data_cache_dir="{bad}/file/a"), "--data_cache_dir .*file/a: .*file is a file"),
     ("resume_nothing", dict(resume_from_checkpoint=True), "--resume_from_checkpoint: there is no whole checkpoint-"),
@@ -648,7 +648,7 @@ class ResumeTest(TestCase):
         ("text", dict(train_file="{bad}/other.txt"),
          "its run had training data of other contents: .*--model_name_or_path"),
         ("optimizer", dict(optim="adafactor"),
-         "it holds the state of --optim adamw_rms_scaled, which --optim adafactor"),
+         "it holds the state of --optim adamw_rms_scaled, from which --optim adafactor"),
     )  # fmt: skip
     def test_of_another_run(self, changes, message):
         train_tokenizer(sentences(900, seed=1), self.folder / "other", 300)

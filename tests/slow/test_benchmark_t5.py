@@ -18,6 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 from absl.testing import absltest, parameterized
+from torch.nn.attention import flex_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import benchmark_t5
@@ -451,7 +452,9 @@ class LadderTest(BenchmarkTest):
 
     def test_every_rung_runs(self):
         rungs = {rung.name: rung for rung in step.LADDER}
-        for name, row in self.measured(*rungs).items():
+        with mock.patch.object(flex_attention, "_validate_device", lambda *_: None):  # which refuses CPUs
+            found = self.measured(*rungs)
+        for name, row in found.items():
             if {"compile", "compile_mode"} & rungs[name].adds.keys():
                 self.assertEqual(row["error"], "not available: nothing is compiled here (--compile)")
                 continue

@@ -68,8 +68,8 @@ class Recorder(TrainerCallback):
         self.seen.append(dict(logs))
 
 
-def make_state(step: int = 0, rank_zero: bool = True, max_steps: int = 100) -> TrainerState:
-    return TrainerState(global_step=step, epoch=step / 10, max_steps=max_steps, is_world_process_zero=rank_zero)
+def make_state(step: int = 0, max_steps: int = 100) -> TrainerState:
+    return TrainerState(global_step=step, epoch=step / 10, max_steps=max_steps)
 
 
 def silent_args(disable_tqdm: bool = True):
@@ -184,13 +184,10 @@ class MetricsFileTest(TestCase):
         MetricsFileCallback(self.folder).on_train_begin(None, make_state(0), None)
         self.assertEqual(path.read_text(), "")
 
-    def test_evaluation_alone_and_other_ranks_write_nothing(self):
+    def test_evaluation_alone_writes_nothing(self):
         path = self.folder / "metrics.jsonl"
         path.write_text('{"step": 1, "loss": 9.0}\n')
         MetricsFileCallback(self.folder).on_log(None, make_state(0), None, logs={"eval_loss": 1.0})
-        other = MetricsFileCallback(self.folder)
-        other.on_train_begin(None, make_state(0, rank_zero=False), None)
-        other.on_log(None, make_state(1, rank_zero=False), None, logs={"loss": 1.0})
         self.assertEqual(path.read_text(), '{"step": 1, "loss": 9.0}\n')
 
     def test_a_broken_line_that_is_not_the_last_is_an_error(self):
@@ -391,16 +388,6 @@ class ProgressTest(TestCase):
             clock.now += 5
             line = self.printed(callback.on_log, silent_args(), state, None, logs={"loss": 1.0})
         self.assertEndsWith(line, "left 45 s\n")
-
-    def test_other_ranks_are_silent(self):
-        callback, state = T5ProgressCallback(), make_state(1, rank_zero=False)
-        for quiet in (True, False):
-            args = silent_args(quiet)
-            with contextlib.redirect_stderr(io.StringIO()) as bars:
-                callback.on_train_begin(args, state, None)
-                callback.on_prediction_step(args, state, None, eval_dataloader=[1, 2])
-                self.assertEqual(self.printed(callback.on_log, args, state, None, logs={"loss": 1.0}), "")
-            self.assertEqual(bars.getvalue(), "")
 
 
 LINES = [

@@ -38,9 +38,10 @@ from corpora.examples import ChunkDataset
 from training import checkpoints, preemption
 from training.checkpoints import (
     SAVING,
-    clear_output_dir,
+    delete,
     is_disk_full,
     load_loss_state,
+    old_files,
     prepare_output_dir,
     publish,
     rotate,
@@ -159,8 +160,9 @@ class WholeCheckpointTest(TestCase):
         self.assertFalse(is_disk_full(OSError(errno.EACCES, "Permission denied")))
 
     def test_loss_state(self):
-        save_loss_state(self.folder, 0, 1.5, 10.0, 6)
-        save_loss_state(self.folder, 1, 2.5, 10.0, 6)
+        for rank, running in enumerate((1.5, 2.5)):
+            state = {"running_loss": running, "total_loss": 10.0, "last_logged_step": 6, "running_z_loss": 0.0}
+            save_loss_state(self.folder, rank, state)
         self.assertEqual(load_loss_state(self.folder, 1, 2)["running_loss"], 2.5)
         for ranks in (1, 3):  # their number has changed: what is logged is the mean
             self.assertEqual(load_loss_state(self.folder, 0, ranks)["running_loss"], 2.0)
@@ -185,7 +187,7 @@ class OutputDirTest(TestCase):
     def test_a_file_or_a_full_folder_is_refused(self):
         self.write("out/notes.txt")
         message = (
-            "--output_dir .*out is not empty: go on with --resume_from_checkpoint, start anew with "
+            "--output_dir .*out is not empty: resume with --resume_from_checkpoint, start anew with "
             "--overwrite_output_dir, or name another folder"
         )
         with self.assertRaisesRegex(ValueError, message):
@@ -200,11 +202,11 @@ class OutputDirTest(TestCase):
         args = self.training(overwrite_output_dir=True)
         self.assertIsNone(prepare_output_dir(args))
         with mock.patch.dict(os.environ, RANK="1"):
-            clear_output_dir(args, None)
-        clear_output_dir(args, str(self.folder / "out/checkpoint-5"))
-        clear_output_dir(self.training(dry_run=True), None)
+            delete(old_files(args, None))
+        delete(old_files(args, str(self.folder / "out/checkpoint-5")))
+        delete(old_files(self.training(dry_run=True), None))
         self.assertTrue((self.folder / "out/checkpoint-5").exists(), "only the first process of a new run removes")
-        clear_output_dir(args, None)
+        delete(old_files(args, None))
         left = sorted(
             p.relative_to(self.folder / "out").as_posix() for p in (self.folder / "out").rglob("*") if p.is_file()
         )

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import pre_train_t5
 from arguments.text import PreTrainingDataArguments
 from common.command_line import parse_arguments
-from corpora.examples import ChunkDataset, EpochSampler, JoinedExamples, WeightedExamples, evaluation_shares
+from corpora.examples import ChunkDataset, EpochSampler, WeightedExamples, evaluation_shares
 from corpora.files import split_weights
 from corpora.sources import find_corpora
 
@@ -130,12 +130,6 @@ class WeightedChunksTest(TestCase):
         both = [number for pair in zip(*ranks, strict=True) for batch in pair for number in batch]
         self.assertEqual(one, both)
         self.assertLen(set(both), 56)
-
-    def test_joined(self):
-        joined = JoinedExamples([ChunkDataset(np.arange(n * 10), 10) for n in (3, 0, 2)])
-        self.assertLen(joined, 5)
-        self.assertEqual(joined.ends.tolist(), [3, 3, 5])
-        self.assertEqual([int(joined[n]["input_ids"][0]) for n in range(5)], [0, 10, 20, 0, 10])
 
 
 class EvaluationSharesTest(TestCase):

@@ -79,7 +79,7 @@ class LowRankScriptsTest(parameterized.TestCase):
         self.assertEqual(weights.read_bytes(), wanted)
         self.assertEqual(reported(results), reported(self.results))
         errors = self.fine_tune("resumed", "--resume_from_checkpoint", rank=8, code=2)[1]
-        self.assertRegex(errors, "it holds the state of --lora_rank 4, which --lora_rank 8 cannot take up")
+        self.assertRegex(errors, "it holds the state of --lora_rank 4, from which --lora_rank 8 cannot resume")
 
     def test_evaluated_answered_and_exported(self):
         model, common = ["--model_name_or_path", self.folder / "whole"], ["--use_cpu", "true"]

@@ -45,6 +45,22 @@ class RunScriptTest(parameterized.TestCase):
         self.assertEqual((found.returncode, found.stdout), (code, "done handler\n"), found.stderr)
 
 
+class CallbacksOfARunTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("0", False, ["Throughput", "MetricsFile", "LossCurve", "T5Progress"]),
+        ("0", True, ["Throughput", "T5Progress"]),  # two steps of --precompile leave no file
+        ("1", False, ["Throughput"]),
+    )
+    def test_files_and_bars_are_rank_0_s(self, rank, precompile, expected):
+        args = SimpleNamespace(world_size=2, device=torch.device("cpu"), bf16=False, fsdp=None, precompile=precompile,
+                               early_stopping_patience=None)  # fmt: skip
+        run = mock.Mock(args=args, tokens_per_step=None, sequences=8, output_dir=Path("out"))
+        with mock.patch.dict(os.environ, RANK=rank), mock.patch.object(runs, "install_callbacks") as install:
+            runs.TrainingRun._install_callbacks(run)
+        names = [type(callback).__name__ for callback in install.call_args.args[1]]
+        self.assertEqual(names, [f"{name}Callback" for name in expected])
+
+
 class BeforeARunTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):

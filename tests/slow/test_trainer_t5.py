@@ -522,7 +522,7 @@ class RunTest(TrainerTest):
         checkpoint = data.pop("checkpoint", None)
         data |= dict(plan=lambda _: {"text": "made up"}, fingerprints=lambda _: {})
         data |= dict(flops_per_sequence=lambda _: 1000)
-        run = TrainingRun(trainer, "test", [trainer.args], types.SimpleNamespace(**data), checkpoint)
+        run = TrainingRun(trainer, "test", [trainer.args], types.SimpleNamespace(**data), checkpoint, {})
         return quietly(run.start)[1]
 
     def test_early_stopping_and_best_checkpoint_follow_the_main_metric(self):

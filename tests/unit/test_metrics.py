@@ -440,7 +440,6 @@ class CheckMetricsTest(parameterized.TestCase):
         ("class_metric", text_task("f1"), "'f1': not for target_type 'text'; possible are exact_match, bleu, rouge1"),
         ("number_metric", class_task(["a", "b"], "pearson"), "not for target_type 'class'; possible are accuracy, f1"),
         ("f1_of_three", class_task(["a", "b", "c"], "f1"), r"needs two labels, not \['a', 'b', 'c'\]; 'f1_macro'"),
-        ("none", text_task(), "Task 'my_task': `metrics` is empty"),
     )
     def test_unfit_metrics(self, task, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -22,8 +22,10 @@ from model_t5 import build_config, create_model
 from modeling.relative_bias import sum_bias_by_diagonals
 from trainer_t5 import T5Trainer
 from training.optimizers import (
+    NEWTON_SCHULZ,
     AdamWRMSScaled,
     MuonWithAdamW,
+    _product_dtype,
     build_scheduler,
     learning_rate_factor,
     optimizer_class_and_kwargs,
@@ -238,6 +240,15 @@ class AdamWRMSScaledTest(parameterized.TestCase):
             AdamWRMSScaled(random_parameters(1), **options)
 
 
+def plainly_orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
+    """The formula, of one matrix in float64."""
+    (a, b, c), x = NEWTON_SCHULZ, matrix.double() / matrix.double().norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = a * x + b * gram @ x + c * gram @ gram @ x
+    return x
+
+
 class MuonTest(parameterized.TestCase):
     def optimizer(self, params, **options) -> MuonWithAdamW:
         return MuonWithAdamW(params, {id(p) for p in params if p.ndim == 2}, **options)
@@ -254,8 +265,9 @@ class MuonTest(parameterized.TestCase):
             set_gradients(params, step)
             set_gradients(copies, step)
             before = [p.detach() * (1 - 2e-2 * 0.1) for p in copies]
-            for each in (optimizer, muon, adamw):
-                each.step()
+            with mock.patch.object(training.optimizers, "_product_dtype", lambda _: torch.bfloat16):  # as torch's
+                for each in (optimizer, muon, adamw):
+                    each.step()
             for p, old in zip(copies, before, strict=True):
                 if p.ndim == 2:  # torch's step alone, on the decayed weights, times their size
                     update = p.detach() - old / (1 - 2e-2 * 0.1)
@@ -286,9 +298,45 @@ class MuonTest(parameterized.TestCase):
         for p, expected in zip(copies, params, strict=True):
             torch.testing.assert_close(p, expected, rtol=1e-6, atol=1e-7)
 
+    @parameterized.product(
+        numbers=((torch.bfloat16, 3e-2), (torch.float32, 1e-5)),
+        shape=((6, 8, 8), (3, 8, 20), (2, 33, 64), (1, 1, 5), (2, 128, 320)),
+    )
+    def test_the_iteration_is_the_formula_in_float64(self, numbers, shape):
+        dtype, allowed = numbers
+        matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 1e-3
+        matrices *= torch.logspace(0, -2, shape[1])[:, None]  # singular values of very different sizes
+        found = orthogonalised(matrices, dtype)
+        self.assertEqual(found.dtype, dtype)
+        for one, matrix in zip(found, matrices, strict=True):
+            expected = plainly_orthogonalised(matrix)
+            self.assertLess((one - expected).norm() / expected.norm(), allowed)
+
+    @parameterized.parameters((True, 3e-2), (False, 1e-5))
+    def test_a_step_is_the_rule_in_float64(self, bf16_units, allowed):
+        """In bfloat16 where the CPU has units for it, in float32 where it would emulate them."""
+        shapes, generator = [(24, 24), (40, 24), (24, 40), (24, 24)], torch.Generator().manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(shape, generator=generator) * 0.1) for shape in shapes]
+        optimizer, momenta = self.optimizer(params, lr=3e-2, weight_decay=0.1), [0.0] * len(shapes)
+        self.assertEqual(_product_dtype(torch.device("cuda")), torch.bfloat16)
+        with mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: bf16_units):
+            for _ in range(3):
+                before = [p.detach().double() for p in params]
+                for p in params:
+                    p.grad = torch.randn(p.shape, generator=generator)
+                optimizer.step()
+                for number, (p, old) in enumerate(zip(params, before, strict=True)):
+                    gradient = p.grad.double()
+                    momenta[number] = 0.95 * momenta[number] + 0.05 * gradient
+                    step = plainly_orthogonalised(0.05 * gradient + 0.95 * momenta[number])
+                    decayed = old * (1 - 3e-2 * 0.1)
+                    rate = 3e-2 * 0.2 * max(p.shape) ** 0.5 * decayed.square().mean().sqrt()
+                    moved = p.detach().double() - decayed
+                    self.assertLess((moved + rate * step).norm() / (rate * step).norm(), allowed)
+
     def test_singular_values_come_near_one(self):
         matrices = torch.randn(3, 12, 30, generator=torch.Generator().manual_seed(0))
-        values = torch.linalg.svdvals(orthogonalised(matrices).float())
+        values = torch.linalg.svdvals(orthogonalised(matrices, torch.bfloat16).float())
         self.assertBetween(values.min().item(), 0.6, 1.0)
         self.assertBetween(values.max().item(), 1.0, 1.3)
 

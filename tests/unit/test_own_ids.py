@@ -20,7 +20,7 @@ import pre_train_t5
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from common.command_line import check_limits
 from corpora import example_series
-from corpora.own_ids import IdDocument, IdFormat, IdWords, ids_offset, ids_tokenizer, read_ids
+from corpora.own_ids import IdDocument, IdEncoder, IdFormat, ids_offset, ids_tokenizer, read_ids
 from corpora.sources import find_sources
 from corpora.token_files import split_documents, tokenised
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
@@ -140,12 +140,12 @@ class VocabularyTest(TestCase):
         self.assertEqual(ids_offset(loaded), 3)
         self.assertEqual(loaded.get_vocab(), ids_tokenizer(10).get_vocab())
         self.assertEqual(ids_offset(make_tokenizer()), 0)
-        words = IdWords(loaded)
+        words = IdEncoder(loaded)
         self.assertEqual(words(IdDocument(np.array([0, 9]), "x")).tolist(), [3, 12])
 
     @parameterized.parameters("", "▁")
     def test_sentinels_of_t5_and_mt5_are_no_data(self, mark):
-        words = IdWords(make_tokenizer(500, {0: 499, 1: 498}, mark=mark))
+        words = IdEncoder(make_tokenizer(500, {0: 499, 1: 498}, mark=mark))
         self.assertEqual(words(IdDocument(np.array([497]), "x")).tolist(), [497])
         with self.assertRaisesRegex(ValueError, "the id 498 must be .* neither its padding nor a sentinel"):
             words(IdDocument(np.array([498]), "x"))
@@ -156,7 +156,7 @@ class VocabularyTest(TestCase):
     def test_out_of_range(self, values, wrong):
         message = f"^x, row 4, place 8: the id {wrong} must be 0 to 9 "
         with self.assertRaisesRegex(ValueError, message):
-            IdWords(ids_tokenizer(10))(IdDocument(values, "x, row 4", first=6))
+            IdEncoder(ids_tokenizer(10))(IdDocument(values, "x, row 4", first=6))
 
 
 class RefusedTest(TestCase):

@@ -429,8 +429,8 @@ class RegistryTest(TestCase):
         flags = dict(data_dir=str(self.write(FILES[group, name])), data_cache_dir=str(self.folder / "cache"))
         args, split = TaskArguments(group, name, **flags), eval_splits(task)[0]
         rows = load_rows(name, task, args, split)
-        data, count = prepare_split(name, task, args, tokenizer, split, None, rows)
-        self.assertEqual(count, len(TEXTS[group, name][split]))
+        data = prepare_split(name, task, args, tokenizer, split, None, rows)
+        self.assertLen(rows, len(TEXTS[group, name][split]))
         answers = [target_text(name, task, row) for row in rows]
         self.assertEqual([tokenizer.decode(ids, skip_special_tokens=True) for ids in data["labels"]], answers)
         if name == "wsc":  # the candidate of the second row is the wrong one: saying it is an error

@@ -152,7 +152,12 @@ class StateTest(TestCase):
 
     def test_a_whole_one(self):
         check_saved_state(self.training(), None)
-        check_saved_state(self.training(), self.checkpoint("optimizer.pt", "scheduler.pt"))
+        check_saved_state(self.training(), self.checkpoint("optimizer.pt", "scheduler.pt", "manifest.json"))
+
+    def test_one_without_a_manifest_is_named(self):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            check_saved_state(self.training(), self.checkpoint("optimizer.pt", "scheduler.pt"))
+        self.assertIn("checkpoint-5 has no manifest.json", printed.getvalue())
 
     def test_a_manifest_without_files_is_not_whole(self):
         (self.folder / "manifest.json").write_text('{"files": {}}')
@@ -268,7 +273,7 @@ class FullDiskTest(TestCase):
         args, state = None, SimpleNamespace(is_world_process_zero=True, global_step=0, epoch=0.0)
         callback = MetricsFileCallback(self.folder)
         callback.on_train_begin(args, state, None)
-        callback.on_log(args, state, None, {"loss": 1.0})
+        callback.on_log(args, state, None, logs={"loss": 1.0})
         real = Path.open
 
         def full(path, *words, **options):
@@ -281,9 +286,9 @@ class FullDiskTest(TestCase):
             return mock.MagicMock(__enter__=lambda _: mock.Mock(write=write), __exit__=lambda *_: file.close())
 
         with mock.patch.object(Path, "open", full), mock.patch("sys.stderr", io.StringIO()) as err:
-            callback.on_log(args, state, None, {"loss": 2.0})
+            callback.on_log(args, state, None, logs={"loss": 2.0})
         self.assertIn("metrics.jsonl was not written", err.getvalue())
-        callback.on_log(args, state, None, {"loss": 3.0})
+        callback.on_log(args, state, None, logs={"loss": 3.0})
         self.assertEqual([line["loss"] for line in read_metrics(self.folder / "metrics.jsonl")], [1.0, 3.0])
 
 

@@ -12,7 +12,7 @@ from helpers import OVERRIDES, argv_of, run_main, sentences
 
 import fine_tune_t5
 import pre_train_t5
-from arguments.training import GPUS, PreTrainingArguments
+from arguments.training import GPUS, FineTuningArguments, PreTrainingArguments
 from benchmarks.material import parameter_shapes
 from common.reports import read_json
 from model_t5 import build_config
@@ -117,9 +117,10 @@ class ChoiceTest(parameterized.TestCase):
 
     @parameterized.parameters(
         # (source tokens, steps, sequences of a step) -> attention, compiled
-        (64, 3_600, "eager", False),  # make demo
+        (64, 3_600, "eager", True),  # make demo
+        (64, 1_800, "eager", False),
         (512, 3_600, "sdpa", True),
-        (512, 3, "sdpa", False),
+        (512, 1, "sdpa", False),
     )
     def test_on_a_cpu(self, source, steps, attention, compiled):
         config = BASE if source == 512 else build_config("tiny", 4096)
@@ -129,6 +130,29 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(list(found), ["bf16", "attn_implementation", "torch_compile"])
         self.assertEqual(found["attn_implementation"].value, attention)
         self.assertEqual(found["torch_compile"].value, compiled)
+
+    @parameterized.parameters(
+        # job, flags given or None -> packing, why
+        (dict(), None, True, "hardly any padding"),
+        (dict(), dict(packing=False), False, "given"),
+        (dict(shapes=4), None, False, "a shape of its own"),
+        (dict(earlier={"packing": False}), None, False, "resumed"),
+        (dict(config=mock.Mock(wraps=BASE, model_type="longt5")), None, False, "no mask"),
+        (dict(packable=False), None, None, ""),  # a stream
+        (dict(gpu="h200"), None, None, ""),
+        (dict(gpu="h200", earlier={"packing": True}), None, True, "resumed"),
+    )
+    def test_fine_tuning_on_a_cpu_packs(self, job, flags, packing, why):
+        gpu = dict(dry_run=True, assume_gpu=job.pop("gpu")) if "gpu" in job else {}
+        args = FineTuningArguments(output_dir=str(self.folder), report_to="none", **gpu, **flags or {})
+        args.optim, args.given = "adamw_rms_scaled", frozenset(flags or ())
+        job = Job(**JOB | dict(shapes=0, packable=True) | job)
+        found = {choice.name: choice for choice in choose(find_gpu(args), job, args, Launcher(cores=2))}
+        if packing is None:
+            self.assertNotIn("packing", found)
+        else:
+            self.assertEqual(found["packing"].value, packing)
+            self.assertIn(why, found["packing"].reason)
 
     def test_names_of_gpus(self):
         self.assertEqual(list(GPUS), ["h200", "h100", "a100", "l40s", "rtx4090", "rtx3090", "l4", "t4"])

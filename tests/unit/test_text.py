@@ -19,7 +19,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 import constants
 from arguments.text import PreTrainingDataArguments
 from corpora import blocks, streams
-from corpora.sources import id_format
+from corpora.own_ids import id_format
 from corpora.streams import MixedLane, save_state
 from data_t5 import find_text
 from objectives import registry
@@ -173,7 +173,8 @@ class StreamedTextTest(TestCase):
     def test_corpora_come_by_their_weights(self, kind):
         text, _, stream = self.open(self.flags(kind, streaming=True))
         lane = MixedLane(stream.sources, stream.turns, 0)
-        turns = [lane._turn(number) for number in range(2 * len(stream.turns))]
+        taken = map(lane._turn, range(2 * len(stream.turns)))
+        turns = [(corpus, given[corpus] - 1) for corpus, given in taken]
         shares = np.bincount([corpus for corpus, _ in turns]) / len(turns)
         np.testing.assert_allclose(shares, text.weights, atol=1e-3)
         for corpus in range(2):  # and each corpus is read in its own order, without gaps
