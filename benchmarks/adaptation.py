@@ -4,8 +4,8 @@
 
 For every seed a decoder of Gemma 2's kind (1.0M weights) is trained on the text to predict the next token, and made an
 encoder-decoder as adapt_decoder.py does it. pre_train_t5.py then trains that and the same model from scratch, with each
-OPTIMIZER:RATE. The decoder's own tokens are not counted: that a decoder is there already is what adaptation is for.
-Runs that are complete are not repeated. Prints a table, writes it with all curves as JSON, and draws the curves.
+OPTIMIZER:RATE. The decoder's own tokens are not counted, since adaptation begins with an existing decoder. Complete
+runs are not repeated. Prints a table, writes it with all curves as JSON, and draws the curves.
 """
 
 import math
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> dict:
         tokenizer = make_tokenizer(documents, args.folder / "tokenizer")
         encoded = plain_encoder(tokenizer)(documents)
         tokens = np.concatenate([np.array([*ids, tokenizer.eos_token_id], np.uint16) for ids in encoded])
-        runs = {}  # {what was begun with and how: folders, in the order of the seeds}
+        runs = {}  # {start and setting: folders, in the order of the seeds}
         for seed in args.seeds:
             folder = adapted(args, seed, tokens, tokenizer)
             starts = {

@@ -4,9 +4,9 @@
     python -m benchmarks.learning_rates --shapes mini --settings muon:8e-2 --seeds 1    # one rate more at one shape
 
 pre_train_t5.py runs for every shape, OPTIMIZER:RATE and seed, all on the same number of tokens. A run that is complete
-in `--folder`, or recorded in the file `--output`, is not repeated, and the report is on all of them: a study can be
-stopped, resumed elsewhere and extended. Prints a table, writes it as JSON, and draws the held-out loss over the rate,
-one panel a shape.
+in `--folder`, or recorded in the file `--output`, is not repeated but reported with the others: a study can be stopped,
+resumed elsewhere and extended. Prints a table, writes it as JSON, and draws the held-out loss over the rate, one panel
+a shape.
 """
 
 import math

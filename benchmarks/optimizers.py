@@ -5,10 +5,10 @@
         --pre_train_args "--train_file books/*.txt --config_name small --bf16 --max_steps 20000"
 
 pre_train_t5.py runs for every OPTIMIZER:RATE of --pre_train and every seed, then fine_tune_t5.py for every one of
---fine_tune on each of those checkpoints and from scratch, all through what a user types. Runs that are complete are not
-repeated, so a study that was stopped resumes. Prints two tables, writes them with all curves as JSON, and draws the
-curves. With the two recipes of the built-in corpus, which need no data: five minutes of one core a pre-training, half a
-minute a fine-tuning.
+--fine_tune on each of those checkpoints and from scratch, with the commands that a user types. Complete runs are not
+repeated, so a stopped study resumes. Prints two tables, writes them with all curves as JSON, and draws the curves. The
+default recipes use the built-in corpus and need no data: on one core a pre-training takes five minutes, a fine-tuning
+half a minute.
 """
 
 import shlex

@@ -66,19 +66,20 @@ def make_plan(args: Namespace) -> dict:
     result |= dict(gpus_per_node=args.gpus, target_length=target, parameters=sum(map(math.prod, shapes)))
     result["assumed"] = dict(peak_tflops=hardware["bf16"], single_gpu_mfu=args.mfu, bus_gb_per_second=bandwidth)
     result["assumed"]["gpu_memory_gb"] = hardware["memory_gb"]
-    rows = [plan_of(*case, args, target, 1e9 * bandwidth) for case in cases]
+    rows = [plan_of(*case, args, shapes, target, 1e9 * bandwidth) for case in cases]
     return result | dict(optimizers=optimizers, rows=rows)
 
 
-def plan_of(strategy: str, checkpointing: bool, args: Namespace, target: int, bandwidth: float) -> dict:
-    """The row of a strategy: GiB on each GPU, bytes sent, and the time of a step. target: its length; bandwidth: bytes
-    a second from GPU to GPU."""
+def plan_of(
+    strategy: str, checkpointing: bool, args: Namespace, shapes: list[tuple[int, ...]], target: int, bandwidth: float
+) -> dict:
+    """The row of a strategy: GiB on each GPU, bytes sent, and the time of a step. shapes: of the weights; target: its
+    length in tokens; bandwidth: bytes a second from GPU to GPU."""
     config, hardware = benchmark_config(args.model), HARDWARE_PEAKS[args.gpu]
     row = {"name": strategy.upper() + (" + checkpointing" if checkpointing else "")}
     if args.optim in REFUSED.get(strategy, ()):
         return row | {"error": f"--optim {args.optim}: not under {NAMES[strategy]}, it needs whole matrices"}
-    processes, shapes = args.nodes * args.gpus, parameter_shapes(config)
-    weights = sum(map(math.prod, shapes))
+    processes, weights = args.nodes * args.gpus, sum(map(math.prod, shapes))
     config_file = ROOT / f"zero_stage{strategy[-1]}_config.json"  # there is none for DDP and FSDP2
     zero = read_json(config_file).get("zero_optimization") if strategy.startswith("zero") else None
     states = memory.state_bytes(strategy, config, shapes, args.optim, processes, True, zero)

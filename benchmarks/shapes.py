@@ -1,8 +1,8 @@
-"""The built-in shapes and the memory that each takes on one GPU, as the table of docs/choosing_a_model.md.
+"""The built-in shapes and the memory that each takes on one GPU: the table of docs/choosing_a_model.md.
 
     python -m benchmarks.shapes
 
-Answering: bfloat16 weights. Training: float32 weights, gradients and AdamW's moments, and the activations of 8
+Answering: weights in bfloat16. Training: float32 weights, gradients and AdamW's moments, and the activations of 8
 sequences of 512 tokens in, 114 out, in bfloat16, recomputed in the backward pass (--activation_checkpointing). With
 LoRA only its matrices, of rank 16, have gradients and moments.
 """
