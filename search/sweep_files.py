@@ -103,7 +103,7 @@ def check_number(where: str, value: object, kind: str) -> None:
         raise ValueError(f"{where}: {value!r} must be {kind}")
 
 
-def check_parameter(where: str, spec: object, grid: bool) -> dict:
+def check_parameter(where: str, spec: dict, grid: bool) -> dict:
     """The entry of a parameter with its distribution, by W&B's rules; in a grid `constant` or `categorical`."""
     if isinstance(spec, dict) and "parameters" in spec:
         raise ValueError(f"{where}: nested parameters are not supported, flags have no levels")
