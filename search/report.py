@@ -15,7 +15,6 @@ from search.study import SILENCE, best_of, silence
 from search.sweep_files import best_value, command_line, draw, read_lines, shown
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from optuna import Study
     from optuna.trial import FrozenTrial
@@ -72,7 +71,7 @@ def draw_pictures(study: "Study", sweep: dict, valued: list["FrozenTrial"]) -> d
     specs, metric, sign, values = sweep["searched"], sweep["metric"]["name"], sweep["sign"], [t.value for t in valued]
     figures = {}
 
-    def new(name: str, width: float = 8, **labels) -> "Axes":
+    def new(name: str, width: float = 8, **labels):
         figures[name], (panel,) = new_figure(width, 4.3)
         panel.set(**labels)
         return panel

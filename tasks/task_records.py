@@ -1,4 +1,4 @@
-"""task.json of a fine-tuned model: the flags that decided its evaluation's numbers, for evaluate_t5.py to repeat them.
+"""`task.json` of a fine-tuned model: the flags that decided the numbers of its evaluation, repeated by evaluate_t5.py.
 
     {"benchmark": "glue", "dataset_name": "cola", "data_dir": "/data/glue", "max_source_length": 64, "bf16": false, ...}
 

@@ -230,7 +230,7 @@ class OutputDirTest(TestCase):
             prepare_output_dir(self.training(resume_from_checkpoint="/nowhere"))
 
     @parameterized.parameters("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-    def test_a_restarted_job_goes_on_by_itself(self, variable):
+    def test_a_restarted_job_resumes_by_itself(self, variable):
         self.write("out/metrics.jsonl")
         with mock.patch.dict(os.environ, {variable: "0"}), self.assertRaisesRegex(ValueError, "is not empty"):
             prepare_output_dir(self.training())
@@ -241,7 +241,7 @@ class OutputDirTest(TestCase):
             newest = self.checkpoint(7)
             found, text = self.printed(prepare_output_dir, self.training(overwrite_output_dir=True))
             self.assertEqual(found, str(newest), "the command line of the first start must not delete the checkpoints")
-            self.assertRegex(text, "on from .*checkpoint-7")
+            self.assertRegex(text, "resuming from .*checkpoint-7")
 
 
 class RunTest(TestCase):

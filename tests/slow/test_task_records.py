@@ -154,10 +154,8 @@ class RepeatTest(TestCase):
     def test_files_that_are_gone(self):
         self.untrained(self.out, dataset_name="topic", data_dir=str(self.folder / "data"))
         _, printed = self.evaluate(code=2)
-        message = (
-            f"{self.out}/task.json: the rows were read from --data_dir {self.folder}/data, which is not there any "
-        )
-        self.assertRegex(printed, f"error: {message}more: say with --data_dir where they are\n$")
+        message = f"{self.out}/task.json: the rows were read from --data_dir {self.folder}/data, which is gone: say"
+        self.assertRegex(printed, f"error: {message} with --data_dir where they are\n$")
         self.assertIn("eval_accuracy", self.evaluate("--data_dir", workspace() / "data")[0])
         (self.out / "task.json").write_text("{")
         _, printed = self.evaluate(code=2)
