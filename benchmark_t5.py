@@ -65,7 +65,7 @@ FLAGS: dict[str, dict] = {
     "steps": dict(type=int, default=4, help="Steps timed together in a turn."),
     "alone": dict(action="store_true", default=False, help="Puts a rung on the lowest one, not on all below it."),
     "target_length": dict(type=int, help="Target tokens. Not set: T5's for the source."),
-    "implementations": dict(default=",".join([*ATTENTION_IMPLEMENTATIONS, "t5_flex"]), help="Names with commas between."),
+    "implementations": dict(default=",".join([*ATTENTION_IMPLEMENTATIONS, "t5_flex"]), help="Names, with commas."),
     "megabytes": dict(type=float, default=(4.0, 1.0), help="Size of the text."),
     "text_file": dict(nargs="+", help="Lines of text to tokenise. Not set: made-up ones."),
     "gigabytes": dict(type=float, nargs="+", default=[0.1], help="Sizes of the synthetic corpora."),
