@@ -43,7 +43,7 @@ def check_flags(args: AdaptationArguments) -> None:
     """ValueError for what cannot work, before any weight is read."""
     if not args.model_name_or_path:
         raise ValueError("--model_name_or_path: name the decoder-only checkpoint, such as google/gemma-2-2b")
-    check_output_dir(args.output_dir, args.overwrite_output_dir)
+    check_output_dir(args.output_dir, args.overwrite_output_dir, filter(None, (args.model_name_or_path, args.encoder)))
 
 
 def load_halves(

@@ -163,3 +163,7 @@ class ScriptTest(parameterized.TestCase):
         (self.folder / "adapted" / "mine.txt").touch()
         _, _, _, said = self.adapt("--model_name_or_path", source, code=2)
         self.assertRegex(said, "--output_dir .* is not empty: name another folder, or give --overwrite_output_dir")
+        flags = ("--model_name_or_path", source, "--output_dir", source, "--overwrite_output_dir")
+        _, _, said = run_main(adapt_decoder.main, *flags, code=2)
+        self.assertRegex(said, "--output_dir .*one holds the model: name another folder")
+        self.assertTrue((Path(source) / "model.safetensors").is_file())
