@@ -117,7 +117,7 @@ class FamiliesTest(parameterized.TestCase):
         flags = SimpleNamespace(optim="adamw_torch", train_only="cross_attn")
         check_resumed(str(folder / "checkpoint-2"), config, {}, flags)
         flags.train_only = None
-        with self.assertRaisesRegex(ValueError, "state of --train_only cross_attn, which --train_only None cannot"):
+        with self.assertRaisesRegex(ValueError, "state of --train_only cross_attn, from which --train_only None"):
             check_resumed(str(folder / "checkpoint-2"), config, {}, flags)
 
 
