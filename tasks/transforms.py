@@ -120,7 +120,7 @@ def _wiki_split(row: dict) -> dict:
 def _alpaca(row: dict) -> dict:
     """Instruction and input, where there is one, as `source`; the output as `target`."""
     texts = [row["instruction"], row.get("input") or ""]
-    return row | {"source": "\n".join(text.strip() for text in texts if text.strip()), "target": row["output"]}
+    return row | {"source": "\n".join(text.strip() for text in texts if text.strip()), "target": row.get("output")}
 
 
 def _natural_instructions(row: dict, examples: int) -> list[dict]:
@@ -132,7 +132,7 @@ def _natural_instructions(row: dict, examples: int) -> list[dict]:
         begin.append(f"Positive Example {number} - Input: {example['input'].strip()} Output: {output}")
     begin.append("Now complete the following example - Input:")
     return [
-        {"source": " ".join([*begin, item["input"].strip(), "Output:"]), "target": item["output"]}
+        {"source": " ".join([*begin, item["input"].strip(), "Output:"]), "target": item.get("output")}
         for item in row["Instances"]
     ]
 
