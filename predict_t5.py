@@ -40,6 +40,7 @@ from model_t5 import fit_vocabulary, load_model
 from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_search
 from tasks.examples import decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
+from tasks.registry import as_list
 
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
@@ -199,8 +200,9 @@ def log_probabilities(
 ) -> list[float]:
     """The log-probability in nats of each text [B * count, T], without its start token."""
     labels = written[:, 1:].clone()
-    eos = labels.eq(model.config.eos_token_id).cumsum(dim=1)
-    labels[(eos > 1) | (eos.eq(1) & labels.ne(model.config.eos_token_id))] = IGNORE_INDEX  # behind the end
+    # An instruction-tuned T5Gemma has several; behind the first of them the row is filled up.
+    ends = torch.isin(labels, torch.tensor(as_list(model.generation_config.eos_token_id), device=labels.device)).long()
+    labels[ends.cumsum(dim=1) > ends] = IGNORE_INDEX
     repeated = {name: values.repeat_interleave(count, dim=0) for name, values in batch.items()}
     logits = model(**repeated, decoder_input_ids=written[:, :-1]).logits.float().log_softmax(dim=-1)
     chosen = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
@@ -281,8 +283,8 @@ def main(argv: list[str] | None = None) -> dict:
     done = answered_before = min(output.done, len(sizes))
     items = itertools.islice(read_inputs(args, plan), done, None)
     shown = is_first_process() and sys.stderr.isatty()
-    with tqdm(total=sum(sizes), initial=sum(sizes[:done]), unit=" texts", disable=not shown,
-              mininterval=0.1 if sys.stderr.isatty() else 30) as progress:  # fmt: skip
+    options = dict(total=sum(sizes), initial=sum(sizes[:done]), unit=" texts", dynamic_ncols=True)
+    with tqdm(disable=not shown, **options) as progress:
         while window := list(itertools.islice(items, WINDOW * args.batch_size * state.num_processes)):
             records = answer_window(window, answer, tokenizer, args, plan, progress, done)
             if state.is_main_process:

@@ -8,7 +8,7 @@ for item in reader.read(Path("inputs.jsonl")):      # Input(row, texts, between)
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from corpora.files import data_suffix, is_plain_text, open_text, read_rows
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
 from tasks.registry import preprocess_of, source_text
-from tasks.rows import MISSING, is_text_corpus, read_records, value_of
+from tasks.rows import MISSING, is_text_corpus, nested_rows, read_records, value_of
 from tasks.task_records import LENGTHS, read_record
 
 PLAIN = dict(inputs={"": "text"}, target="prediction", target_type="text", metrics=["rougeL"], max_source_length=512,
@@ -80,8 +80,9 @@ class InputReader:
         """The inputs, one after another. ValueError with the place of one that cannot be read."""
         if not is_plain_text(path):
             rows = read_records(self.entry, path) if data_suffix(path) == ".tsv" else read_rows(path)
-            for number, row in enumerate(rows, start=1):
-                yield self._of_row(row, f"{path}, row {number}")
+            for number, record in enumerate(rows, start=1):
+                for row in self._rows_within(record, f"{path}, row {number}"):
+                    yield from self._of_row(row, f"{path}, row {number}")
             return
         if len(self.inputs) > 1:
             raise ValueError(f"--input_file {path}: the task reads {', '.join(self.inputs)}; give a file of rows "
@@ -91,7 +92,14 @@ class InputReader:
                 line = line.rstrip("\n")
                 yield self._made({"source": line}, {self.inputs[0]: line})
 
-    def _of_row(self, row: dict, place: str) -> Input:
+    def _rows_within(self, record: dict, place: str) -> Iterable[dict]:
+        """The rows that the record holds where the entry's `records` says, if it has such a field, else itself."""
+        path = self.entry.get("records", "").split(".")
+        holds = path[0] in record or path[0] == "*" and all(isinstance(value, dict) for value in record.values())
+        return nested_rows(record, path, place) if holds else [record]
+
+    def _of_row(self, row: dict, place: str) -> Iterator[Input]:
+        """The input that a row is, or those that the entry's preprocess makes of it."""
         if "prediction" in row:
             raise ValueError(f"{place}: has a column prediction, under which the answer would be written: rename it")
         names = self.columns or self.inputs
@@ -105,14 +113,16 @@ class InputReader:
             except (KeyError, TypeError, AttributeError, ValueError) as error:
                 raise ValueError(f"{place}: not what the preprocess {label} expects ({error}); --source_column names a "
                                  "column that is read as it is") from None  # fmt: skip
-            made = made if isinstance(made, dict) else {}
+            if isinstance(made, list):
+                yield from (self._made(one, {column: one[column] for column in self.inputs}) for one in made)
+                return
             found = {column: value_of(made, column) for column in self.inputs}
         for (column, value), name in zip(found.items(), names, strict=True):
             if value is MISSING or value is None:
                 problem = "is empty" if value is None else "is not there" + did_you_mean(name, list(map(str, row)))
                 raise ValueError(f"{place}: the column {name} {problem}, which is read for {column}; there is "
                                  f"{listed(row)}: name yours with --source_column")  # fmt: skip
-        return self._made(row, found)
+        yield self._made(row, found)
 
     def _made(self, row: dict, found: dict) -> Input:
         if not is_text_corpus(self.entry):

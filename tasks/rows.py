@@ -274,10 +274,10 @@ def _pieces(task: dict, record: dict, place: str) -> Iterator[dict]:
     piece of its column text."""
     if is_text_corpus(task) and isinstance(record.get("text"), str):
         return (record | {"text": piece} for piece in cut_sentences(record["text"], task["max_piece_length"]))
-    return _nested(record, task["records"].split("."), place) if task.get("records") else iter([record])
+    return nested_rows(record, task["records"].split("."), place) if task.get("records") else iter([record])
 
 
-def _nested(record: dict, path: list[str], place: str) -> Iterator[dict]:
+def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
     """The rows below a path of fields, each with the fields around it: {"a": 1, "b": [{"c": 2}]}, ["b"] ->
     {"a": 1, "c": 2}. * stands for any name: {"x": {"c": 2}}, ["*"] -> {"c": 2}. ValueError if there are none."""
     first, *rest = path
@@ -290,7 +290,7 @@ def _nested(record: dict, path: list[str], place: str) -> Iterator[dict]:
     for row in inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else [inner]:
         if not isinstance(row, dict):
             raise ValueError(f"{place}: the field {first} holds no records, but a value of type {type(row).__name__}")
-        yield from _nested(outer | row, rest, place) if rest else [outer | row]
+        yield from nested_rows(outer | row, rest, place) if rest else [outer | row]
 
 
 def _renamed(row: dict, names: dict) -> dict:
@@ -345,7 +345,7 @@ def _picked(name: str, task: dict, split: str, renamed: dict, row: dict, where: 
             there = as_list(renamed.get(column, column))
             there = next((str(name) for name in there if value_of(row, name) is MISSING), str(there[0]))
             raise ValueError(f"{where}: no column {there}{did_you_mean(there, list(map(str, row)))}, which task {name} "
-                             f"needs; there is {listed(row)}{_holds_records(row)}")  # fmt: skip
+                             f"needs; there is {listed(row)}{_holds_records(row, task.get('records'))}")  # fmt: skip
         if value is None or (value == [] and column == task["target"] and not hidden):
             raise ValueError(f"{where}: the column {column} is empty, which task {name} needs")
         picked[column] = value
@@ -357,13 +357,15 @@ def _picked(name: str, task: dict, split: str, renamed: dict, row: dict, where: 
     return picked
 
 
-def _holds_records(row: dict) -> str:
-    """Where the rows may be, if a row is a whole file: " (Instances holds 50 records: --records Instances)"."""
+def _holds_records(row: dict, within: str | None) -> str:
+    """Where the rows may be, if a row holds others: " (Instances holds 50 records: --records Instances)". within: the
+    field that it was found in."""
+    within = f"{within}." if within else ""
     if len(row) > 1 and all(isinstance(value, dict) for value in row.values()):
-        return f" (it holds {len(row):,} records by their keys: --records '*')"
+        return f" (it holds {len(row):,} records by their keys: --records '{within}*')"
     for name, value in row.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            return f" ({name} holds {len(value):,} records: --records {name})"
+            return f" ({name} holds {len(value):,} records: --records {within}{name})"
     return ""
 
 

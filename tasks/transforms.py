@@ -118,7 +118,7 @@ def _wiki_split(row: dict) -> dict:
 def _alpaca(row: dict) -> dict:
     """Instruction and input, where there is one, as `source`; the output as `target`."""
     texts = [row["instruction"], row.get("input") or ""]
-    return row | {"source": "\n".join(text.strip() for text in texts if text.strip()), "target": row["output"]}
+    return row | {"source": "\n".join(text.strip() for text in texts if text.strip()), "target": row.get("output")}
 
 
 def _natural_instructions(row: dict, examples: int) -> list[dict]:
@@ -129,7 +129,7 @@ def _natural_instructions(row: dict, examples: int) -> list[dict]:
         output = _joined(example["output"], " ")
         begin.append(f"Positive Example {number} - Input: {example['input'].strip()} Output: {output}")
     start = " ".join([*begin, "Now complete the following example - Input:"])
-    return [{"source": f"{start} {i['input'].strip()} Output:", "target": i["output"]} for i in row["Instances"]]
+    return [{"source": f"{start} {i['input'].strip()} Output:", "target": i.get("output")} for i in row["Instances"]]
 
 
 # ---------------------------------------------------------------- diacritics

@@ -149,6 +149,18 @@ class PredictTest(TestCase):
                 loss = model(**batch, labels=labels).loss
                 self.assertAlmostEqual(best["log_probability"], -loss.item() * labels.numel(), places=2)
 
+    def test_a_text_ends_at_any_end_that_the_model_knows(self):
+        """As those of instruction-tuned T5Gemmas, <eos> or <end_of_turn>: what fills up the row is not counted."""
+        tokenizer, model = load_tokenizer(str(self.model)), load_model(str(self.model))
+        model.generation_config.eos_token_id = [tokenizer.eos_token_id, 9]
+        batch = tokenizer(LINES[:1], return_tensors="pt")
+        with torch.no_grad():
+            scores = [predict_t5.log_probabilities(model, batch, torch.tensor([[0, *ids]]), 1)[0]
+                      for ids in ([5, 9], [5, 9, 0, 0], [5, 1], [5, 1, 1, 0], [5, 6])]  # fmt: skip
+        self.assertAlmostEqual(scores[0], scores[1], places=5)
+        self.assertAlmostEqual(scores[2], scores[3], places=5)
+        self.assertNotAlmostEqual(scores[0], scores[4], places=3)
+
     def test_ctranslate2_gives_the_same(self):
         path = self.write("in.txt", "\n".join(LINES))
         _, wanted, _ = self.predict(path)
@@ -182,6 +194,28 @@ class TaskTest(TestCase):
         self.assertEqual(row["prediction"], plain_answers(["say: old fox"])[0])
         self.assertEqual(self.predict(self.write("in.txt", "old fox"), "--overwrite_output_file", "true")[1][0],
                          {"source": "old fox", "prediction": row["prediction"]})  # fmt: skip
+
+    @parameterized.parameters(
+        (dict(record_shape="alpaca"), [{"instruction": "Greet."}, {"instruction": "Say.", "input": "it"}],
+         ["Greet.", "Say.\nit"]),
+        (dict(record_shape="natural_instructions_0"),
+         [{"Definition": ["Name it."], "Instances": [{"input": "snow", "id": 1}, {"input": "ink", "output": ["a"]}]}],
+         [f"Definition: Name it. Now complete the following example - Input: {it} Output:" for it in ("snow", "ink")]),
+        (dict(source_column=["q", "c"], target_column=["a"], records="data.qas"),
+         [{"data": [{"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}, {"c": "y", "qas": [{"q": "3"}]}]},
+          {"q": "4", "c": "z"}],
+         ["q: 1 c: x", "q: 2 c: x", "q: 3 c: y", "q: 4 c: z"]),
+        (dict(source_column=["q"], target_column=["a"], records="*"), [{"i": {"q": "1"}, "j": {"q": "2"}}, {"q": "3"}],
+         ["1", "2", "3"]),
+    )  # fmt: skip
+    def test_inputs_in_the_shapes_of_the_training_rows(self, flags, records, texts):
+        """Without the outputs, which are asked for; rows within records, or by themselves."""
+        self.with_record(benchmark="own", dataset_name="pairs", train_file=["x.json"], **flags)
+        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        path = self.write("in.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+        items = list(reader.read(path))
+        self.assertEqual([text for item in items for text in item.texts], texts)
+        self.assertLen(items, len(texts))
 
     def test_running_text_is_answered_in_its_pieces(self):
         entry = dict(predict_t5.recorded_task(str(self.model), None)[0])
