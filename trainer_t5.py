@@ -31,7 +31,7 @@ from common.processes import finish_process_group, is_first_process, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from data_collator_t5 import shift_right
 from model_t5 import use_one_embedding_module
-from modeling.families import family_of, shape_of
+from modeling.families import family_of, is_tied, shape_of
 from modeling.fused_projections import (
     checkpoint_blocks_only,
     fuse_cross_projections,
@@ -117,6 +117,15 @@ def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
     compute_loss_in_forward(model, args.label_smoothing_factor, args.z_loss, args.loss_chunk_size, options, shapes)
 
 
+def _fit_for_fsdp(model: PreTrainedModel) -> None:
+    """Lets accelerate shard a T5Gemma too. The head goes into one group with the embedding that accelerate asks for,
+    which would be the encoder's, another matrix; and T5Gemma 2 names layers of the part that reads pictures."""
+    if is_tied(model):
+        model.get_input_embeddings = lambda: model.get_decoder().embed_tokens
+    there = {type(module).__name__ for module in model.modules()}
+    model._no_split_modules = [name for name in model._no_split_modules if name in there]
+
+
 class T5Trainer(SavingTrainer):
     """Seq2SeqTrainer with T5's loss, optimizers, schedules, data order and evaluation.
 
@@ -152,6 +161,8 @@ class T5Trainer(SavingTrainer):
             set_up_step(kwargs["model"], training_args)
         super().__init__(*args, **kwargs)
         self.label_smoother = None  # our loss smooths by itself
+        if self.is_fsdp_enabled:
+            _fit_for_fsdp(self.model)
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # the model compiles its own loss
         self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(training_args, self.model)
         self.class_label_ids, self.train_collator = class_label_ids, train_collator

@@ -17,6 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+import torture
 import zoo
 from absl.testing import parameterized
 from helpers import run_main
@@ -43,6 +44,9 @@ TASK = dict(
     metrics=["accuracy"], files={"train": "train.jsonl", "validation": "dev.jsonl"}, max_source_length=96,
     max_target_length=8,
 )  # fmt: skip
+ROOT = Path(constants.__file__).parent
+SHARDED = [("t5gemma", "ul2", "fsdp2"), ("t5gemma2", "prefix_lm", "zero3")]
+OTHERS_SHARDED = [("t5gemma2", "ul2", "fsdp2"), ("t5gemma", "prefix_lm", "zero3")]
 TIED = ("t5_v1_0", *zoo.GEMMA)  # their heads are embeddings
 EMBEDDINGS = {"t5gemma": {"model.encoder", "model.decoder"}, "t5gemma2": {"model.encoder.text_model"}}
 SMALL = dict(logging_steps=1, warmup_steps=1, per_device_train_batch_size=2, per_device_eval_batch_size=4, seed=1,
@@ -227,6 +231,36 @@ class TwoProcessesTest(parameterized.TestCase):
             still = "vision" in name or "multi_modal" in name or (more and "cross_attn" not in name)
             self.assertTrue(not still or torch.equal(tensor, before[name]), name)
         self.assertTrue(any(not torch.equal(tensor, before[name]) for name, tensor in one.items()))
+
+
+class ShardedTest(parameterized.TestCase):
+    @parameterized.parameters(*SHARDED, *(OTHERS_SHARDED if os.environ.get("T5_ALL_LAUNCHERS") else ()))
+    def test_two_processes_with_shares_of_the_weights_train_to_those_of_one(self, family, objective, way):
+        """Started by accelerate, stopped after two of four steps and resumed."""
+        out = [place() / "sharded" / f"{family}_{way}_{count}" for count in (1, 2)]
+        flags = SMALL | dict(
+            model_name_or_path=animal(family)[0], train_file=place() / "text.txt", objective=objective,
+            input_seq_length=64, max_steps=4, learning_rate=1e-3, gradient_accumulation_steps=1, save_steps=2,
+            validation_split_count=30, num_samples=0, data_cache_dir=place() / "cache", optim="adamw_torch",
+        )  # fmt: skip
+        run_main(pre_train_t5.main, *(f"--{key}={value}" for key, value in flags.items()), f"--output_dir={out[0]}")
+        argv = [f"--{key}={value}" for key, value in (flags | dict(per_device_train_batch_size=1)).items()]
+        argv += [f"--output_dir={out[1]}"]
+        started = [pre_train_t5.__file__, *argv, f"--deepspeed={ROOT}/zero_stage3_config.json"]
+        if way == "fsdp2":
+            started = [f"{ROOT}/tests/support/fsdp2_on_cpu.py", "pre_train", *argv, "--fsdp"]
+        for more in ([], ["--resume_from_checkpoint", f"{out[1]}/checkpoint-2"]):
+            command = [*torture.launcher_command("accelerate", warm_python()), *started, *more]
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+            self.assertEqual(done.returncode, 0, done.stdout[-1000:] + done.stderr[-3000:])
+            self.assertRegex(done.stdout, f"sharding +{'ZeRO-3' if way == 'zero3' else 'FSDP2'}")
+            one, two = (load_file(folder / "model.safetensors") for folder in out)
+            self.assertEqual(one.keys(), two.keys())
+            for name, tensor in one.items():
+                torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n} {m}")
+            shutil.rmtree(out[1] / "checkpoint-4")
+            (out[1] / "model.safetensors").unlink()
 
 
 class SentinelTest(parameterized.TestCase):
