@@ -163,6 +163,8 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> Choice:
     if job.earlier:
         return choice(bool(job.earlier.get("torch_compile")), "as the run that is resumed")
     seconds = _uncompiled_seconds(gpu, job, args, launcher)
+    if seconds is None and gpu is None:
+        return choice(False, "how long a run by epochs takes is not known before its text is read")
     shapes = "all batches have one shape" if job.shapes == 1 else f"batches have {job.shapes} shapes"
     if seconds is not None and seconds < (REPAYS_ON_A_CPU if gpu is None else REPAYS_COMPILING):
         return choice(False, f"a run of about {seconds:.0f} s: compiling would not pay")

@@ -45,8 +45,8 @@ TASK = dict(
     max_target_length=8,
 )  # fmt: skip
 ROOT = Path(constants.__file__).parent
-SHARDED = [("t5gemma", "ul2", "fsdp2"), ("t5gemma2", "prefix_lm", "zero3")]
-OTHERS_SHARDED = [("t5gemma2", "ul2", "fsdp2"), ("t5gemma", "prefix_lm", "zero3")]
+SHARDED = [("t5gemma", "ul2", "fsdp2"), ("t5gemma2", "prefix_lm", "fsdp2")]
+OTHERS_SHARDED = [("t5gemma", "prefix_lm", "zero3"), ("t5gemma2", "ul2", "zero3")]
 TIED = ("t5_v1_0", *zoo.GEMMA)  # their heads are embeddings
 EMBEDDINGS = {"t5gemma": {"model.encoder", "model.decoder"}, "t5gemma2": {"model.encoder.text_model"}}
 SMALL = dict(logging_steps=1, warmup_steps=1, per_device_train_batch_size=2, per_device_eval_batch_size=4, seed=1,

@@ -119,6 +119,7 @@ class ChoiceTest(parameterized.TestCase):
         # (source tokens, steps, sequences of a step) -> attention, compiled
         (64, 3_600, "eager", True),  # make demo
         (64, 1_800, "eager", False),
+        (64, -1, "eager", False),  # by epochs
         (512, 3_600, "sdpa", True),
         (512, 1, "sdpa", False),
     )
