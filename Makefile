@@ -1,4 +1,4 @@
-# make demo   set up, then: tokenizer, pre-training and fine-tuning on built-in English, ending in a table and a picture
+# make demo   set up (without extras), then: tokenizer, pre-training and fine-tuning on built-in English, ending in a table and a picture
 # make check  set up, then: lint, format check and the unit tests
 # make test   set up, then: lint, format check and the whole test suite (no network, no GPU)
 # make test-launchers   set up, then: every launcher x sharding x script on two processes
@@ -7,13 +7,12 @@
 # make gpu    the first minutes on a new GPU: kernels, ladders, Trainer, pre-training (MINUTES=25 TRAIN_FILE=my_text.txt)
 # make peers  into out/peers: what the published models of nanoT5 and FAT5 need to be timed (benchmark_t5.py --nanot5)
 # make lock   writes requirements/lock.txt, the exact environment of .venv
-# make setup  the virtual environment with the pinned requirements, made anew only when they changed
+# make setup  the virtual environment with the pinned requirements, changed only when they are (setup-core: without extras)
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/installed_requirements.txt
-REQUIREMENTS := requirements.txt $(filter-out requirements/lock.txt requirements/peers.txt,$(wildcard requirements/*.txt))
+EVERYTHING := $(filter-out requirements/lock.txt requirements/peers.txt,$(wildcard requirements/*.txt))
 PYTEST := $(BIN)/python -m pytest
 ON_TWO_CORES := -n 2 --dist loadfile --no-loadscope-reorder
 LAUNCH := $(BIN)/python
@@ -26,15 +25,27 @@ COMMA := ,
 NONE :=
 SPACE := $(NONE) $(NONE)
 
-.PHONY: setup lock check test test-slurm demo gpu peers lint clean torture test-launchers
+# Python compiles a module when it first imports it, and keeps that: half a minute instead of the minute and more that
+# compiling all installed modules takes. So it must be allowed to keep it.
+export PYTHONDONTWRITEBYTECODE :=
 
-setup:
-	@cat $(REQUIREMENTS) | cmp -s - $(INSTALLED) || { \
+.PHONY: setup setup-core lock check test test-slurm demo gpu peers lint clean torture test-launchers
+
+# $(call install,FILE,its parts): what FILE requires, unless that was installed since any part changed.
+define install
+	@cat requirements.txt $(2) | cmp -s - $(VENV)/installed_$(notdir $(1)) || { \
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")' && \
 	  { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); } && \
-	  echo "installing requirements/all.txt into $(VENV) (about 3 GB, a minute or two)" && \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements/all.txt && \
-	  cat $(REQUIREMENTS) > $(INSTALLED); }
+	  echo "installing $(1) into $(VENV) (about 3 GB, a minute or two)" && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement $(1) && \
+	  cat requirements.txt $(2) > $(VENV)/installed_$(notdir $(1)); }
+endef
+
+setup:
+	$(call install,requirements/all.txt,$(EVERYTHING))
+
+setup-core:
+	$(call install,requirements.txt)
 
 # The exact environment of .venv; torch without the tag of the build that was at hand.
 lock: setup
@@ -58,7 +69,7 @@ test-slurm: setup
 
 # Pre-train once, then fine-tune that checkpoint and the same model from scratch with each seed (make demo SEEDS=1 takes
 # one), and compare them.
-demo: setup
+demo: setup-core
 	$(LAUNCH) pre_train_t5.py recipes/pre_train_installed_docs.yaml --output_dir $(DEMO)/pre_train --overwrite_output_dir --report_to none
 	for seed in $(SEEDS); do \
 	  $(LAUNCH) fine_tune_t5.py recipes/fine_tune_installed_docs.yaml --model_name_or_path $(DEMO)/pre_train \

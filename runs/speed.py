@@ -30,8 +30,8 @@ PREFETCHED = 4  # batches that a worker makes ahead
 # Compiling takes a minute or two for each shape of a batch, of training and of evaluation. It is begun where the
 # uncompiled run would take so long, in seconds, at a rate that is assumed: a share of the GPU's peak, or FLOP/s of a
 # CPU's core, and at least so long for a step's launches.
-# A CPU is ready sooner: after 30 to 100 s, its step then takes two thirds of the time (results/LOG.md, 2026-11-22).
-REPAYS_COMPILING, REPAYS_ON_A_CPU = 600.0, 300.0
+# A CPU of two cores compiles for 30 to 120 s, its step then takes two thirds of the time (results/LOG.md, 2026-11-22).
+REPAYS_COMPILING = 600.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
 DROPOUT_RESERVE = 0.25  # of a GPU's memory, instead of RESERVE: activation_bytes counts no masks of dropout
 EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md, 2026-11-21)
@@ -166,7 +166,7 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> Choice:
     if seconds is None and gpu is None:
         return choice(False, "how long a run by epochs takes is not known before its text is read")
     shapes = "all batches have one shape" if job.shapes == 1 else f"batches have {job.shapes} shapes"
-    if seconds is not None and seconds < (REPAYS_ON_A_CPU if gpu is None else REPAYS_COMPILING):
+    if seconds is not None and seconds < REPAYS_COMPILING:
         return choice(False, f"a run of about {seconds:.0f} s: compiling would not pay")
     return choice(True, shapes)
 
