@@ -312,6 +312,7 @@ def save(args: argparse.Namespace, result: dict) -> None:
     """Writes what is measured so far to --output."""
     if args.output:
         flags = {name: getattr(args, name) for name in args.recorded}
+        flags |= {name: Path(flags[name]).name for name in ("nanot5", "fat5") if flags.get(name)}  # not where they lie
         record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
         record["hardware"] = record["hardware"] | machine(args.device)
         write_json(args.output, record | result)

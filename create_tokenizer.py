@@ -102,7 +102,7 @@ def _check_adding(args: TokenizerArguments) -> None:
 def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str, str | None]:
     """Writes the tokenizer with `--add_tokens`, and its checkpoint if one is named; returns the summary's rows."""
     name = args.from_tokenizer or args.model_name_or_path
-    own = load_tokenizer(name, "--from_tokenizer")
+    own = load_tokenizer(name, "--from_tokenizer" if args.from_tokenizer else "--model_name_or_path")
     tokenizer, new = add_tokens(load_tokenizer(name), args.add_tokens)
     if not new:
         raise ValueError(f"--add_tokens {' '.join(args.add_tokens)}: all of them are tokens of {name} already")
@@ -121,10 +121,8 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
 def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments) -> tuple[str, Iterator[str]]:
     """(what the text is, its documents, at most --max_train_samples of them)."""
     if args.streaming:
-        splits = load_dataset_splits(args.dataset_name, args.dataset_config_name, "--dataset_name", streaming=True)
-        if "train" not in splits:
-            raise ValueError(f"--dataset_name {args.dataset_name}: has no split called train")
-        rows = iter(splits["train"])
+        name, config = args.dataset_name, args.dataset_config_name
+        rows = iter(load_dataset_splits(name, config, "--dataset_name", streaming=True, needed="train")["train"])
         row = next(rows, {})
         if args.text_column not in row:
             raise ValueError(f"--text_column {args.text_column}: {args.dataset_name} has the columns {listed(row)}")

@@ -247,10 +247,7 @@ class StreamedText(Text):
         if name == BUILTIN_CORPUS:
             sources = builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
             return {split: FileCorpus("--dataset_name", source.files) for split, source in sources.items()}
-        found = hub_corpora(name, args.dataset_config_name, "--dataset_name", ("train", "validation"))
-        if "train" not in found:
-            raise ValueError(f"--dataset_name {name}: has no split called train")
-        return found
+        return hub_corpora(name, args.dataset_config_name, "--dataset_name", ("train", "validation"))
 
     def _train_tokenizer(self, args):  # noqa: ARG002
         raise ValueError("--streaming needs --tokenizer_name: create_tokenizer.py trains one on a sample of the text")

@@ -118,7 +118,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         5e-4, "Share of the peak at the last step of cosine and linear.", at_least=0, at_most=1
     )
     adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", at_least=0, at_most=1)
-    bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: on where the GPU has it, off on a CPU.")
+    bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: as --speed finds the hardware.")
     report_to: list[str] | None = option(None, "wandb, tensorboard, trackio or none. Not set: wandb, if installed.")
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
     dataloader_num_workers: int | None = option(
@@ -334,7 +334,7 @@ def zero_stage(args: T5TrainingArguments) -> int:
 
 def global_batch_size(args: T5TrainingArguments) -> int:
     """Sequences of one optimizer step: per process x accumulation x processes."""
-    return args.train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
+    return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
 
 
 def wants_fsdp(args: T5TrainingArguments) -> bool:

@@ -73,7 +73,7 @@ LADDER = (
     Rung("dropout_0", "no dropout, no cache of keys and values", dict(dropout=0.0, use_cache=False), peer=True),
     Rung("compile", "torch.compile", dict(compile=True), (640, 775), peer=True),
     Rung("eager", "eager attention", dict(attention="eager"), (675, 825), peer=True),
-    Rung("fused_attention", "t5_fused attention (a CPU: --speed's choice)", dict(attention="t5_fused", ours=True), (690, 900)),
+    Rung("fused_attention", "t5_fused attention (CPU: as --speed)", dict(attention="t5_fused", ours=True), (690, 900)),
     Rung("bf16_residual", "bfloat16 residual stream", dict(bf16_residual=True)),
     Rung("fused_projections", "joined Q/K/V, gated inputs and all cross-attention keys and values", _FUSED, (855, 970)),
     Rung("rms_scaled", "RMS-scaled AdamW, the default", dict(optimizer="adamw_rms_scaled")),

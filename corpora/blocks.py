@@ -313,8 +313,8 @@ def _row_group(block: Block, start: int) -> Rows:
 
 # ---------------------------------------------------------------- the Hub
 def hub_corpora(name: str, config: str | None, flag: str, splits: tuple[str, ...]) -> dict[str, "HubCorpus"]:
-    """{split: its corpus} of those splits that a data set of the Hub, or a saved one, has."""
-    found = load_dataset_splits(name, config, flag, streaming=True)
+    """{split: its corpus} of those splits that a data set of the Hub, or a saved one, has. ValueError without train."""
+    found = load_dataset_splits(name, config, flag, streaming=True, needed="train")
     return {split: HubCorpus(name, config, split, found[split]) for split in splits if split in found}
 
 

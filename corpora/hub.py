@@ -15,9 +15,19 @@ SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
 
 
 def load_dataset_splits(
-    name: str, config: str | None, flag: str, streaming: bool = False
+    name: str, config: str | None, flag: str, streaming: bool = False, needed: str | None = None
 ) -> "dict[str, datasets.Dataset] | dict[str, datasets.IterableDataset]":
-    """{split: its rows} of a saved folder or a Hub name, with `streaming` not read yet. ValueError if there is none."""
+    """{split: its rows} of a saved folder or a Hub name, with `streaming` not read yet. ValueError if there is none, or
+    no split called `needed`."""
+    splits = _load_splits(name, config, flag, streaming)
+    if needed and needed not in splits:
+        raise ValueError(f"{flag} {name}: has no split called {needed}; there is {', '.join(splits)}")
+    return splits
+
+
+def _load_splits(
+    name: str, config: str | None, flag: str, streaming: bool
+) -> "dict[str, datasets.Dataset] | dict[str, datasets.IterableDataset]":
     import datasets
 
     do_not_wait_for_the_hub(name)

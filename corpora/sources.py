@@ -144,9 +144,7 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
 
 
 def _dataset_sources(name: str, config: str | None, column: str, ids: IdFormat | None = None) -> dict[str, Source]:
-    splits = load_dataset_splits(name, config, "--dataset_name")
-    if "train" not in splits:
-        raise ValueError(f"--dataset_name {name}: has no split called train; there is {', '.join(splits)}")
+    splits = load_dataset_splits(name, config, "--dataset_name", needed="train")
     sources = {}
     for split in ("train", "validation"):
         if split in splits:

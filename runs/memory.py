@@ -5,8 +5,8 @@
     sent = communication_bytes("fsdp2", parameters, processes=64)
 
 Sources of the formulas: what autograd saves for each operation of transformers' T5 (counted operation by operation;
-tests/test_memory.py compares with what it does save); Rajbhandari et al. 2020, "ZeRO", sections 3 to 5 and 7, for the
-partitions and their communication; Patarasuk and Yuan 2009 for the ring: with N processes each sends (N-1)/N of the
+tests/slow/test_memory.py compares with what it does save); Rajbhandari et al. 2020, "ZeRO", sections 3 to 5 and 7, for
+the partitions and their communication; Patarasuk and Yuan 2009 for the ring: with N processes each sends (N-1)/N of the
 data for a reduce-scatter or an all-gather, and twice that for an all-reduce.
 
 Legend of shapes: B batch, S source length, T target length, D d_model, I heads * d_kv, F d_ff, H heads, V vocabulary.

@@ -19,7 +19,7 @@ from transformers import T5Config
 from arguments.training import GPUS, cores_of_a_process, wants_fsdp, zero_stage
 from constants import HARDWARE_PEAKS
 from model_t5 import dropout_of, flops_per_sequence
-from modeling.families import family_of
+from modeling.families import family_of, shape_of
 from modeling.kernels.attention import keep_kernel_timings, kernel_name, triton_is_installed
 from runs.memory import RESERVE, activation_bytes, state_bytes
 from training.batch_size import divisors_below
@@ -34,6 +34,7 @@ PREFETCHED = 4  # batches that a worker makes ahead
 REPAYS_COMPILING = 600.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
 DROPOUT_RESERVE = 0.25  # of a GPU's memory, instead of RESERVE: activation_bytes counts no masks of dropout
+BF16_ON_A_CPU = 256  # width from which a CPU with AMX is faster in bfloat16 (results/LOG.md, 2026-11-22)
 EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md, 2026-11-21)
 
 
@@ -101,7 +102,7 @@ class Choice:
 def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     """What suits the machine, each with its reason. gpu: None on a CPU. args: the T5TrainingArguments, whose `given`
     names the flags that win ("attn_implementation" among them where the model's flags give it)."""
-    bf16 = _bf16(gpu, args)
+    bf16 = _bf16(gpu, job, args, launcher)
     attention = _attention(gpu, job, args)
     choices = [bf16, attention, _compilation(gpu, job, args, launcher), *_packing(gpu, job, args)]
     if gpu is None:
@@ -110,11 +111,17 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     return [*choices, *_products(gpu, job, args), *_allocator()]
 
 
-def _bf16(gpu: Gpu | None, args) -> Choice:
+def _bf16(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> Choice:
     if "bf16" in args.given:
         return Choice("bf16", bool(args.bf16), "given")
     if gpu is None:
-        return Choice("bf16", False, "a CPU: float32")
+        if not torch.cpu._is_amx_tile_supported() or launcher.sharding != "ddp":
+            return Choice("bf16", False, "a CPU: float32")
+        if job.earlier:
+            return Choice("bf16", bool(job.earlier.get("bf16")), "as the run that is resumed")
+        if shape_of(job.config).encoder.width < BF16_ON_A_CPU:
+            return Choice("bf16", False, f"a CPU, and a width below {BF16_ON_A_CPU}: float32")
+        return Choice("bf16", True, "the CPU has units for it, AMX")
     if gpu.is_recent:
         return Choice("bf16", True, f"the {gpu.name} computes in it")
     return Choice("bf16", False, f"the {gpu.name} has none, and T5 overflows in float16: float32")
@@ -322,6 +329,8 @@ def make_fast(model, job: Job, model_args, args) -> str:
     if values["attn_implementation"] != job.attention:
         model.set_attn_implementation(values["attn_implementation"])
     model_args.attn_implementation = values["attn_implementation"]
+    if values["bf16"] and args.use_cpu and not args.bf16:
+        args.bf16, args.mixed_precision = True, "bf16"
     if values["torch_compile"] and not args.torch_compile:
         args.torch_compile, args.torch_compile_backend = True, "inductor"
     if "packing" in values:

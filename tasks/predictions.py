@@ -95,7 +95,8 @@ class InputReader:
     def _rows_within(self, record: dict, place: str) -> Iterable[dict]:
         """The rows that the record holds where the entry's `records` says, if it has such a field, else itself."""
         path = self.entry.get("records", "").split(".")
-        holds = path[0] in record or path[0] == "*" and all(isinstance(value, dict) for value in record.values())
+        nested = record and all(isinstance(value, dict) for value in record.values())
+        holds = path[0] in record or path[0] == "*" and nested
         return nested_rows(record, path, place) if holds else [record]
 
     def _of_row(self, row: dict, place: str) -> Iterator[Input]:
@@ -107,9 +108,9 @@ class InputReader:
         found = {c: value_of(row, name) for c, name in zip(self.inputs, names, strict=True)}
         found |= {c: row[renamed[c]] for c in found if found[c] is MISSING and renamed.get(c) in row}
         function, label = preprocess_of(self.entry)
-        if function and not self.columns and MISSING in found.values():
+        if function and not self.columns and not is_text_corpus(self.entry):
             try:
-                made = function(row)
+                made = function(row | {column: value for column, value in found.items() if value is not MISSING})
             except (KeyError, TypeError, AttributeError, ValueError) as error:
                 raise ValueError(f"{place}: not what the preprocess {label} expects ({error}); --source_column names a "
                                  "column that is read as it is") from None  # fmt: skip

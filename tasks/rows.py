@@ -402,10 +402,7 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
         read_whole = None if is_text_corpus(task) else lambda path: read_records(task, path)
         return FileCorpus("--train_file" if args.train_file else f"task {name}:", files, read_whole=read_whole)
     dataset, config = task["hub"]
-    found = hub_corpora(dataset, config, f"task {name}, data set", ("train",))
-    if "train" not in found:
-        raise ValueError(f"task {name}: {dataset} has no split called train")
-    return found["train"]
+    return hub_corpora(dataset, config, f"task {name}, data set", ("train",))["train"]
 
 
 def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> list[dict]:

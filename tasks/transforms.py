@@ -101,17 +101,18 @@ def _joined(items: list | str, separator: str) -> str:
 # ---------------------------------------------------------------- writing
 def _web_nlg(row: dict) -> dict:
     """GEM's rows: triples joined by "&&"; those for training have a target and no references."""
-    return row | {"input": _joined(row["input"], " && "), "references": row.get("references") or [row["target"]]}
+    references = row.get("references") or ([row["target"]] if "target" in row else [])
+    return row | {"input": _joined(row["input"], " && "), "references": references}
 
 
 def _rows_of_dictionary(row: dict) -> dict | list[dict]:
     """{"id of a row": row, ...} -> the rows."""
-    return list(row.values()) if all(isinstance(value, dict) for value in row.values()) else row
+    return list(row.values()) if row and all(isinstance(value, dict) for value in row.values()) else row
 
 
 def _wiki_split(row: dict) -> dict:
     """The two sentences without the mark between them: "It rains . <::::> We stay ." -> "It rains . We stay ."."""
-    return row | {"simple": " ".join(row["simple"].replace("<::::>", " ").split())}
+    return row | {"simple": " ".join(row["simple"].replace("<::::>", " ").split())} if "simple" in row else row
 
 
 # ---------------------------------------------------------------- instructions

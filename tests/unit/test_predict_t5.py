@@ -217,6 +217,29 @@ class TaskTest(TestCase):
         self.assertEqual([text for item in items for text in item.texts], texts)
         self.assertLen(items, len(texts))
 
+    @parameterized.parameters(
+        ("question_answering", "squad", {"question": "Who?", "context": "Ann (7)."},
+         "question: Who ? context: Ann ( 7 ) ."),
+        ("super_glue", "wsc", {"text": "Tom said he may go.", "span2_index": 2, "span2_text": "he"},
+         "wsc: Tom said *he* may go."),
+        ("generation", "web_nlg", {"input": ["A | is | B", "B | has | C"]},
+         "translate Graph to English: A | is | B && B | has | C"),
+        ("generation", "wiki_split", {"complex": "It rains and we stay ."}, "split: It rains and we stay ."),
+    )  # fmt: skip
+    def test_named_tasks_are_read_as_in_training(self, benchmark, name, row, text):
+        """Their preprocess makes a row's text also where all columns are there, and without the answers."""
+        self.with_record(benchmark=benchmark, dataset_name=name)
+        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        (item,) = reader.read(self.write("in.jsonl", json.dumps(row) + "\n"))
+        self.assertEqual(item.texts, [text])
+
+    def test_an_empty_row_is_told(self):
+        self.with_record(benchmark="own", dataset_name="pairs", train_file=["x.json"], source_column=["q"],
+                         target_column=["a"], records="*")  # fmt: skip
+        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        with self.assertRaisesRegex(ValueError, "row 2: the column q is not there"):
+            list(reader.read(self.write("in.jsonl", '{"q": "1"}\n{}\n')))
+
     def test_running_text_is_answered_in_its_pieces(self):
         entry = dict(predict_t5.recorded_task(str(self.model), None)[0])
         entry |= dict(inputs={"": "plain"}, preprocess="restore_diacritics", max_piece_length=20)

@@ -1,6 +1,7 @@
 """Tests of runs/speed.py: what is chosen for which machine as a table, and that flags and a resumed run win."""
 
 import contextlib
+import copy
 import io
 import multiprocessing
 import os
@@ -20,6 +21,8 @@ from runs import speed
 from runs.speed import Choice, Gpu, Job, Launcher, choose, find_gpu, make_fast, peaks_of
 
 BASE = build_config("t5-v1_1-base", None)
+LONGT5 = copy.copy(BASE)
+LONGT5.model_type = "longt5"
 JOB = dict(config=BASE, source=512, target=114, shapes=1, steps=65_536, weights=parameter_shapes(BASE))
 
 
@@ -117,8 +120,8 @@ class ChoiceTest(parameterized.TestCase):
 
     @parameterized.parameters(
         # (source tokens, steps, sequences of a step) -> attention, compiled
-        (64, 3_600, "eager", True),  # make demo
-        (64, 1_800, "eager", False),
+        (64, 7_200, "eager", True),
+        (64, 2_400, "eager", False),  # make demo
         (64, -1, "eager", False),  # by epochs
         (512, 3_600, "sdpa", True),
         (512, 1, "sdpa", False),
@@ -133,12 +136,28 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(found["torch_compile"].value, compiled)
 
     @parameterized.parameters(
+        # the CPU has AMX, shape, sharding, flags of the resumed run -> bf16, why
+        (True, "t5-v1_1-base", "ddp", {}, True, "AMX"),
+        (True, "mini", "ddp", {"bf16": True}, True, "resumed"),
+        (True, "mini", "ddp", {"bf16": False}, False, "resumed"),
+        (True, "tiny", "ddp", {}, False, "a width below 256"),
+        (True, "t5-v1_1-base", "zero2", {}, False, "float32"),
+        (False, "t5-v1_1-base", "ddp", {}, False, "float32"),
+    )
+    def test_bf16_on_a_cpu(self, amx, shape, sharding, earlier, bf16, why):
+        job, launcher = dict(config=build_config(shape, None), earlier=earlier), Launcher(cores=2, sharding=sharding)
+        with mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: amx):
+            found = chosen(None, None, launcher, **job)["bf16"]
+        self.assertEqual(found.value, bf16)
+        self.assertIn(why, found.reason)
+
+    @parameterized.parameters(
         # job, flags given or None -> packing, why
         (dict(), None, True, "hardly any padding"),
         (dict(), dict(packing=False), False, "given"),
         (dict(shapes=4), None, False, "a shape of its own"),
         (dict(earlier={"packing": False}), None, False, "resumed"),
-        (dict(config=mock.Mock(wraps=BASE, model_type="longt5")), None, False, "no mask"),
+        (dict(config=LONGT5), None, False, "no mask"),
         (dict(packable=False), None, None, ""),  # a stream
         (dict(gpu="h200"), None, None, ""),
         (dict(gpu="h200", earlier={"packing": True}), None, True, "resumed"),
