@@ -226,7 +226,7 @@ class TrainingRun(Run):
             results["train_tokens"] = trainer.state.global_step * self.tokens_per_step
         self._save_model()
         if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
-            results |= _evaluated_just_now(trainer) or trainer.evaluate()
+            results |= _evaluated(trainer)
         tracked = finish_tracking(trainer)
         failed = None
         if is_first_process():
@@ -341,13 +341,19 @@ def tracked_configuration(record: dict, model: PreTrainedModel) -> dict:
     return record["arguments"] | rest | {"model": model.config.to_dict()}
 
 
-def _evaluated_just_now(trainer: T5Trainer) -> dict:
-    """The metrics of an evaluation at the last step, if these very weights have had one; else nothing."""
-    if trainer.args.load_best_model_at_end or len(trainer.state.log_history) < 2:
-        return {}
-    last = trainer.state.log_history[-2]  # the closing line of the training comes after it
-    just_now = "eval_loss" in last and last["step"] == trainer.state.global_step
-    return {name: value for name, value in last.items() if name != "step"} if just_now else {}
+def _evaluated(trainer: T5Trainer) -> dict:
+    """The metrics of the weights that the training ended with. Those of the last step, or of the best checkpoint if it
+    has been loaded, are known where that step was evaluated; a best one's are logged again, as the run's last ones."""
+    state = trainer.state
+    best = trainer.args.load_best_model_at_end and state.best_model_checkpoint
+    step = int(Path(best).name.split("-")[1]) if best else state.global_step
+    lines = [line for line in state.log_history if "eval_loss" in line and line["step"] == step]
+    if not lines:
+        return trainer.evaluate()
+    known = {name: value for name, value in lines[-1].items() if name not in ("step", "epoch")}
+    if step != state.global_step:
+        trainer.log(dict(known))
+    return known
 
 
 def memory_available(device: torch.device) -> int:

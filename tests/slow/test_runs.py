@@ -45,6 +45,25 @@ class RunScriptTest(parameterized.TestCase):
         self.assertEqual((found.returncode, found.stdout), (code, "done handler\n"), found.stderr)
 
 
+class LastEvaluationTest(parameterized.TestCase):
+    @parameterized.parameters(
+        # the best checkpoint is loaded, its folder, the last step -> loss of the evaluation that is taken, logged again
+        (True, "out/checkpoint-20", 40, 2.0, True),
+        (True, "out/checkpoint-30", 40, "anew", False),  # it was not evaluated
+        (True, None, 40, 4.0, False),
+        (False, "out/checkpoint-20", 40, 4.0, False),
+        (False, None, 45, "anew", False),
+    )
+    def test_weights_are_evaluated_once(self, load_best, best, last, loss, logged):
+        history = [{"step": 20, "loss": 9.0}, {"step": 20, "eval_loss": 7.0}, {"step": 20, "eval_loss": 2.0}]
+        history += [{"step": 40, "eval_loss": 4.0, "epoch": 1.0}, {"step": 40, "train_loss": 5.0}]
+        state = SimpleNamespace(best_model_checkpoint=best, global_step=last, log_history=history)
+        trainer = mock.Mock(args=SimpleNamespace(load_best_model_at_end=load_best), state=state)
+        trainer.evaluate.return_value = {"eval_loss": "anew"}
+        self.assertEqual(runs._evaluated(trainer), {"eval_loss": loss})
+        self.assertEqual([call.args[0] for call in trainer.log.call_args_list], [{"eval_loss": loss}] * logged)
+
+
 class CallbacksOfARunTest(parameterized.TestCase):
     @parameterized.parameters(
         ("0", False, ["Throughput", "MetricsFile", "LossCurve", "T5Progress"]),
