@@ -61,11 +61,12 @@ class Rung:
 STEP_OPTIONS = dict(fused_projections=False, fused_cross_projections=False, bf16_residual=False)
 STEP_OPTIONS |= dict(z_loss=0.0, loss_chunk_size=0)
 # Settings of the lowest rung. compile_mode: of torch.compile; batch_factor: times --batch; ours: the loss of T5Trainer
-# within the forward pass, instead of transformers' own.
+# within the forward pass, instead of transformers' own; one_graph: the whole step is one CUDA graph.
 PLAIN = STEP_OPTIONS | dict(attention="sdpa", dropout=0.1, use_cache=True, compile=False, compile_mode=None)
-PLAIN |= dict(optimizer="adamw_torch_fused", batch_factor=1, ours=False)
+PLAIN |= dict(optimizer="adamw_torch_fused", batch_factor=1, ours=False, one_graph=False)
 _FUSED = dict(fused_projections=True, fused_cross_projections=True)
 _GRAPHS, _TUNED = dict(compile_mode="reduce-overhead"), dict(compile_mode="max-autotune")
+_ONE_GRAPH = dict(one_graph=True, optimizer="adamw_torch_fused")
 _PEER, _TOP = dict(peer=True, on="eager"), dict(on="batch_2x")
 # fmt: off
 LADDER = (
@@ -88,6 +89,7 @@ LADDER = (
     Rung("loss_chunks", "head and loss 1,024 target tokens at a time", dict(loss_chunk_size=1024), **_TOP),
     Rung("cuda_graphs", "torch.compile's mode reduce-overhead", _GRAPHS, **_TOP),
     Rung("autotune", "torch.compile's mode max-autotune", _TUNED, **_TOP),
+    Rung("one_graph", "forward, backward, clipping and torch's AdamW in one CUDA graph", _ONE_GRAPH, **_TOP),
 )
 # fmt: on
 PUBLISHED = {"nanot5": "nanoT5's own model and optimizer", "fat5": "FAT5's own model and optimizer, with a z-loss"}
@@ -130,6 +132,9 @@ class TrainingStep:
 
     def __init__(self, settings: dict, config: T5Config, batches: list[dict], device: torch.device, bf16: bool):
         self.batches, self.bf16, self.device, self.done = batches, bf16, device, 0
+        self.graph = None
+        if settings["one_graph"] and device.type != "cuda":
+            raise measure.NotAvailableError("a CPU has no CUDA graphs")
         self.dropout, self.inputs = settings["dropout"], {}
         material.attention_function(settings["attention"])
         torch.manual_seed(0)
@@ -143,7 +148,7 @@ class TrainingStep:
             material.use_plain_activation(model)
             self.inputs = {} if settings["use_cache"] else {"use_cache": False}
         self.plain, self.parameters = model, list(model.parameters())
-        self.optimizer = build_optimizer(settings["optimizer"], model)
+        self.optimizer = build_optimizer(settings["optimizer"], model, settings["one_graph"])
         if settings["compile"] and not settings["ours"]:
             model = torch.compile(model, mode=settings["compile_mode"])
         self.model = model
@@ -151,7 +156,11 @@ class TrainingStep:
     def loss(self) -> torch.Tensor:
         """The loss on the batch that is next."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            return self.model(**self.batches[self.done % len(self.batches)], **self.inputs)["loss"]
+            return self.model(**self.batch(), **self.inputs)["loss"]
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        """The batch that is next."""
+        return self.batches[self.done % len(self.batches)]
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """{parameter: its gradient, on the host} of the first batch, without dropout; nothing else is changed."""
@@ -165,6 +174,13 @@ class TrainingStep:
 
     def step(self) -> torch.Tensor:
         """One optimizer step, as Trainer makes it: loss, backward, clipping to 1.0, update. Returns the loss."""
+        if self.graph:
+            graph, static, loss = self.graph
+            for name, values in self.batch().items():
+                static[name].copy_(values)
+            graph.replay()
+            self.done += 1
+            return loss
         loss = self.loss()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -172,6 +188,17 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
         self.done += 1
         return loss.detach()
+
+    def capture(self) -> None:
+        """Makes a CUDA graph of the step, which all later ones replay. Steps must have been made before, so that all is
+        compiled and the optimizer has its state; the recorded step itself is not carried out."""
+        static, batches = {name: values.clone() for name, values in self.batch().items()}, self.batches
+        torch.cuda.synchronize()
+        graph, self.batches = torch.cuda.CUDAGraph(), [static]
+        with torch.cuda.graph(graph):  # gradients are made anew in its memory
+            loss = self.step()
+        self.done, self.batches = self.done - 1, batches
+        self.graph = graph, static, loss
 
     def run(self, steps: int) -> float:
         """The last loss of `steps` steps; ArithmeticError if it is non-finite."""
@@ -183,11 +210,12 @@ class TrainingStep:
         return value
 
 
-def build_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of `--optim`, at a learning rate so small that any number of steps stays finite."""
+def build_optimizer(name: str, model: torch.nn.Module, one_graph: bool = False) -> torch.optim.Optimizer:
+    """The optimizer of `--optim`, at a learning rate so small that any number of steps stays finite. one_graph: torch's
+    own keeps its step count on the GPU."""
     args = SimpleNamespace(optim=name, learning_rate=1e-5, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-6)
     args.deepspeed = None
-    torchs_own = torch.optim.AdamW, dict(lr=1e-5, fused=name.endswith("fused"))
+    torchs_own = torch.optim.AdamW, dict(lr=1e-5, fused=name.endswith("fused"), capturable=one_graph)
     kind, options = optimizer_class_and_kwargs(args, model) or torchs_own
     return kind(model.parameters(), **options)
 
@@ -332,6 +360,8 @@ def first_steps(
     row["first_loss"] = step.run(1)
     row["first_step_seconds"] = time.perf_counter() - start
     step.run(3)
+    if settings["one_graph"]:
+        step.capture()
     return step
 
 

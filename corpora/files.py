@@ -45,7 +45,9 @@ def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_S
     files = []
     for text in paths:
         path = home_path(text)
-        if path.is_dir():
+        if "\0" in text:
+            found = []
+        elif path.is_dir():
             found = sorted(p for p in path.rglob("*") if _is_wanted(p, path, suffixes))
         elif path.is_file():
             found = [path]

@@ -23,7 +23,7 @@ import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import joblib
+from joblib.externals.loky import ProcessPoolExecutor
 from tqdm import tqdm
 
 from constants import PACKAGE_TOPIC_LABELS
@@ -294,11 +294,12 @@ def build(output_dir: Path, site_packages: Path | None = None, num_workers: int 
         raise ValueError(f"{output_dir} is neither empty nor an earlier build (it has no info.json); give a new folder")
 
     jobs = [(site_packages, path) for path in _files(site_packages)]
-    # joblib's workers are not forked (a lock that a thread of this process holds would never be free in a copy of it),
+    # loky's workers are not forked (a lock that a thread of this process holds would never be free in a copy of it),
     # and do not import the script that was started, with torch and all.
-    read = joblib.Parallel(num_workers, return_as="generator")(map(joblib.delayed(_read_module), jobs))
-    bar = tqdm(read, "reading the installed documentation", len(jobs), unit="file", disable=not progress)
-    results = list(bar)
+    with ProcessPoolExecutor(num_workers) as pool:
+        read = pool.map(_read_module, jobs, chunksize=32)
+        bar = tqdm(read, "reading the installed documentation", len(jobs), unit="file", disable=not progress)
+        results = list(bar)
     modules = [result for result in results if "docs" in result]
     duplicates, num_bytes = _deduplicate(modules), Counter()
     for module in modules:

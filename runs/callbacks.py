@@ -7,6 +7,7 @@ install_callbacks(trainer, [throughput, *of_rank_0])
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -49,6 +50,20 @@ class PatienceCallback(EarlyStoppingCallback):
     def on_evaluate(self, args: TrainingArguments, *rest, metrics: dict, **kwargs) -> None:
         if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
             super().on_evaluate(args, *rest, metrics=metrics, **kwargs)
+
+
+class TieCallback(TrainerCallback):
+    """Of checkpoints with equal metrics the one of lower loss is the best; Trainer would keep the first. Texts that are
+    generated early often all score 0."""
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_, metrics: dict, **__) -> None:
+        value = metrics.get(f"eval_{(args.metric_for_best_model or '').removeprefix('eval_')}")
+        if value is None or value != state.best_metric:
+            return
+        losses = [line["eval_loss"] for line in state.log_history[:-1]
+                  if "eval_loss" in line and line["step"] == state.best_global_step]  # fmt: skip
+        if losses and metrics.get("eval_loss", math.inf) < losses[-1]:
+            state.best_metric = None  # so that Trainer takes this one
 
 
 class MetricsFileCallback(TrainerCallback):

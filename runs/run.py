@@ -38,6 +38,7 @@ from runs.callbacks import (
     PatienceCallback,
     T5ProgressCallback,
     ThroughputCallback,
+    TieCallback,
     install_callbacks,
 )
 from runs.memory import optimizer_bytes
@@ -198,6 +199,7 @@ class TrainingRun(Run):
             callbacks.append(T5ProgressCallback())
         if args.early_stopping_patience is not None:
             callbacks.append(PatienceCallback(args.early_stopping_patience))
+        callbacks.append(TieCallback())
         install_callbacks(self.trainer, callbacks)
         if wants_fsdp(args) and not self.trainer.is_fsdp_enabled:
             print_once("FSDP was asked for and has no effect: accelerate shards on GPUs only. Here every process holds "

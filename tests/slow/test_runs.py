@@ -66,9 +66,9 @@ class LastEvaluationTest(parameterized.TestCase):
 
 class CallbacksOfARunTest(parameterized.TestCase):
     @parameterized.parameters(
-        ("0", False, ["Throughput", "MetricsFile", "LossCurve", "T5Progress"]),
-        ("0", True, ["Throughput", "T5Progress"]),  # two steps of --precompile leave no file
-        ("1", False, ["Throughput"]),
+        ("0", False, ["Throughput", "MetricsFile", "LossCurve", "T5Progress", "Tie"]),
+        ("0", True, ["Throughput", "T5Progress", "Tie"]),  # two steps of --precompile leave no file
+        ("1", False, ["Throughput", "Tie"]),
     )
     def test_files_and_bars_are_rank_0_s(self, rank, precompile, expected):
         args = SimpleNamespace(world_size=2, device=torch.device("cpu"), bf16=False, fsdp=None, precompile=precompile,

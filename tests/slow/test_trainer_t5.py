@@ -525,6 +525,27 @@ class RunTest(TrainerTest):
         run = TrainingRun(trainer, "test", [trainer.args], types.SimpleNamespace(**data), checkpoint, {})
         return quietly(run.start)[1]
 
+    def test_of_equal_scores_the_lower_loss_is_the_best(self):
+        scores, losses = iter([0.5, 0.5, 0.5, 0.4]), iter([3.0, 2.0, 2.5, 1.0])
+        trainer = make_trainer(
+            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=2, save_strategy="steps",
+            save_steps=2, save_total_limit=1, load_best_model_at_end=True, metric_for_best_model="eval_score",
+            greater_is_better=True, early_stopping_patience=3, max_steps=20,
+        )  # fmt: skip
+        loop = trainer.evaluation_loop
+
+        def scored(*args, **kwargs):
+            found = loop(*args, **kwargs)
+            found.metrics.update(eval_loss=next(losses), eval_score=next(scores))
+            return found
+
+        self.start(trainer)
+        with mock.patch.object(trainer, "evaluation_loop", scored):
+            quietly(trainer.train)
+        self.assertEqual(trainer.state.global_step, 8, "patience counts scores alone")
+        self.assertEndsWith(trainer.state.best_model_checkpoint, "checkpoint-4")
+        self.assertEqual(trainer.state.best_metric, 0.5)
+
     def test_early_stopping_and_best_checkpoint_follow_the_main_metric(self):
         scores = iter([0.5, 0.8, 0.7, 0.6, 0.9])
         trainer = make_trainer(
