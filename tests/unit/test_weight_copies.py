@@ -5,6 +5,7 @@ Hermetic; models of a few thousand weights on the CPU.
 
 import copy
 import functools
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -23,6 +24,7 @@ from modeling.fused_projections import (
     project,
 )
 from modeling.loss import compute_loss_in_forward
+from trainer_t5 import set_up_step
 from training.optimizers import AdamWRMSScaled, MuonWithAdamW, layer_matrices
 
 FUSED = (fuse_projections, fuse_cross_projections)
@@ -198,6 +200,19 @@ class CopiesTest(parameterized.TestCase):
         self.assertEmpty(report["missing_keys"] or report["unexpected_keys"])
         self.assertEqual([n for n, _ in made.named_buffers()], [n for n, _ in plain.named_buffers()])
         assert_equal(dict(loaded.named_parameters()), dict(plain.named_parameters()))
+
+    @parameterized.parameters(
+        (dict(), True),
+        (dict(bf16=False), False),
+        (dict(deepspeed="zero_stage2_config.json"), False),
+        (dict(fused_projections=False, fused_cross_projections=False), False),
+    )
+    def test_they_are_made_where_autocast_would_make_them(self, flags, expected):
+        options = dict(bf16=True, deepspeed=None, fused_projections=True, fused_cross_projections=True)
+        options |= dict(bf16_residual=False, label_smoothing_factor=0.0, z_loss=0.0, loss_chunk_size=0)
+        made = tiny(torch.float32)
+        set_up_step(made, SimpleNamespace(**options | dict(torch_compile=False) | flags))
+        self.assertEqual(hasattr(made, "weight_copies"), expected)
 
     def test_without_autocast_weights_are_joined_as_they_are(self):
         made = model()
