@@ -159,7 +159,8 @@ class _WeightCopy:
     """
 
     def __init__(self, linears: list[torch.nn.Linear]):
-        self.linears, self.weights, self.state, self.joined, self.in_forward = linears, [], [], None, False
+        self.linears, self.weights, self.state, self.in_forward = linears, [], [], False
+        self.joined: torch.Tensor | None = None
 
     def changes(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """(parts of `joined`, the weights to be copied into them), both empty if no weight has changed."""
@@ -216,8 +217,9 @@ def _products(model) -> list[list[torch.nn.Linear]]:
     kinds = dict(SelfAttention=("q k v", "o"), EncDecAttention=("q", "o", "k v"), DenseReluDense=("wi_0 wi_1", "wo"))
     found = []
     for name, module in model.named_modules():
-        products = kinds[name.rpartition(".")[2]] if type(module).__name__.startswith("Fused") else ()
-        found += [(names, [getattr(module, each) for each in names.split()]) for names in products]
+        if type(module).__name__.startswith("Fused"):
+            products = kinds.get(name.rpartition(".")[2], ())  # none of apex's FusedRMSNorm
+            found += [(names, [getattr(module, each) for each in names.split()]) for names in products]
     if not hasattr(model.decoder, "cross_projections_hook"):
         return [linears for _, linears in found]
     cross = [linear for names, linears in found if names == "k v" for linear in linears]

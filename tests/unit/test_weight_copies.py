@@ -214,6 +214,15 @@ class CopiesTest(parameterized.TestCase):
         set_up_step(made, SimpleNamespace(**options | dict(torch_compile=False) | flags))
         self.assertEqual(hasattr(made, "weight_copies"), expected)
 
+    def test_a_norm_of_another_package_is_no_product(self):
+        """apex's, which transformers takes where it is installed, has such a name too."""
+        made = tiny(torch.float32)
+        norm = made.encoder.final_layer_norm
+        norm.__class__ = type("FusedRMSNorm", (type(norm),), {})
+        fuse_projections(made)
+        keep_weight_copies(made)
+        self.assertLen(made.weight_copies, 2 * (2 + 2) + 2 * (2 + 3 + 2))  # layers of encoder and decoder
+
     def test_without_autocast_weights_are_joined_as_they_are(self):
         made = model()
         loss_of(made)
