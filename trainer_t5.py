@@ -36,6 +36,7 @@ from modeling.fused_projections import (
     checkpoint_blocks_only,
     fuse_cross_projections,
     fuse_projections,
+    keep_weight_copies,
     use_bf16_residual,
 )
 from modeling.loss import compute_loss_in_forward
@@ -110,6 +111,8 @@ def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
         fuse_projections(model)
     if args.fused_cross_projections:
         fuse_cross_projections(model)
+    if (args.fused_projections or args.fused_cross_projections) and args.bf16 and not args.deepspeed:
+        keep_weight_copies(model)  # DeepSpeed's weights are in bfloat16 already
     if args.bf16_residual:
         use_bf16_residual(model)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None

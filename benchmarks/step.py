@@ -143,6 +143,7 @@ class TrainingStep:
         if settings["ours"]:  # as T5Trainer does it
             options = dict(torch_compile=settings["compile"], torch_compile_mode=settings["compile_mode"])
             options |= dict(torch_compile_backend="inductor", label_smoothing_factor=0.0)
+            options |= dict(bf16=bf16, deepspeed=None)
             set_up_step(model, SimpleNamespace(**options, **{name: settings[name] for name in STEP_OPTIONS}))
         else:
             material.use_plain_activation(model)

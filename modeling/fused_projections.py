@@ -3,22 +3,26 @@
     fuse_activation(model)           # the feed-forward's GELU in one kernel: always on
     fuse_projections(model)          # Q, K, V in one product; the gated feed-forward's two input matrices in one
     fuse_cross_projections(model)    # keys and values of all decoder layers' cross-attention in one product
+    keep_weight_copies(model)        # the matrices of these products joined and cast once an update, for autocast
     use_bf16_residual(model)         # under bfloat16 autocast: activations between the layers in bfloat16
 
-The last three are options, off by default. Weights stay where and what they are: the matrices of a product are joined
-in the forward pass, so nothing changes for checkpoints, the optimizer's scaling of each matrix by its own RMS, or
-ZeRO's gradients. Under autocast and torch.compile joining costs nothing extra, since every weight is copied into
-bfloat16 anyway. ZeRO-3 and FSDP gather the weights of a module when it is called, too late for joining
+All but the first are options, off by default. Weights stay where and what they are, so nothing changes for checkpoints,
+the optimizer's scaling of each matrix by its own RMS, or ZeRO's gradients: the matrices of a product are joined in the
+forward pass, or under autocast in copies, which take the place of those that autocast makes of every weight in every
+forward pass. ZeRO-3 and FSDP gather the weights of a module when it is called, too late for joining
 (arguments/training.py refuses them).
 
 Legend of shapes: B batch, S source, Q query and K key length, H heads, d d_kv, I = H * d, L decoder layers.
 """
 
 import functools
+import itertools
 import sys
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers.activations import NewGELUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -37,11 +41,16 @@ def fuse_activation(model: torch.nn.Module) -> None:
 
 def project(states: torch.Tensor, *linears: torch.nn.Linear) -> tuple[torch.Tensor, ...]:
     """The output of each of several bias-free layers on the same states [..., D], from one product."""
-    weights = [linear.weight for linear in linears]
-    device_type = states.device.type
+    weights, device_type = [linear.weight for linear in linears], states.device.type
+    rows, copy = [len(weight) for weight in weights], getattr(linears[0], "weight_copy", None)
     if torch.is_autocast_enabled(device_type):
-        weights = [weight.to(torch.get_autocast_dtype(device_type)) for weight in weights]
-    return F.linear(states, torch.cat(weights)).split([len(weight) for weight in weights], dim=-1)
+        dtype = torch.get_autocast_dtype(device_type)
+        if copy is not None and copy.holds(linears, dtype):
+            weights = [_Copied.apply(copy.joined, *weights)]
+        else:
+            weights = [weight.to(dtype) for weight in weights]
+    outputs = F.linear(states, torch.cat(weights) if len(weights) > 1 else weights[0])
+    return outputs.split(rows, dim=-1) if len(rows) > 1 else (outputs,)
 
 
 @functools.cache
@@ -59,9 +68,10 @@ def _fused_attention(base: type[torch.nn.Module]) -> type:
         if not is_cross:
             projected = project(hidden_states, self.q, self.k, self.v)
         elif cross_keys_values is None:
-            projected = (self.q(hidden_states), *project(key_value_states, self.k, self.v))
+            projected = *project(hidden_states, self.q), *project(key_value_states, self.k, self.v)
         else:
-            projected = (self.q(hidden_states), *cross_keys_values[2 * self.layer_idx : 2 * self.layer_idx + 2])
+            own = slice(2 * self.layer_idx, 2 * self.layer_idx + 2)
+            projected = *project(hidden_states, self.q), *cross_keys_values[own]
         split = (-1, self.key_value_proj_dim)
         query, key, value = (states.unflatten(-1, split).transpose(1, 2) for states in projected)
         if position_bias is None and self.has_relative_attention_bias:
@@ -70,7 +80,7 @@ def _fused_attention(base: type[torch.nn.Module]) -> type:
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
         options = dict(dropout=self.dropout if self.training else 0.0, scaling=self.scaling)
         output, weights = attend(self, query, key, value, mask, position_bias=position_bias, **options, **kwargs)
-        return self.o(output.flatten(2)), position_bias, weights
+        return project(output.flatten(2), self.o)[0], position_bias, weights
 
     return type(f"Fused{base.__name__}", (base,), {"forward": forward})
 
@@ -81,7 +91,7 @@ def _fused_feed_forward(base: type) -> type:
 
     def forward(self, hidden_states):
         gate, linear = project(hidden_states, self.wi_0, self.wi_1)
-        return self.wo(self.dropout(self.act(gate) * linear))
+        return project(self.dropout(self.act(gate) * linear), self.wo)[0]
 
     return type(f"Fused{base.__name__}", (base,), {"forward": forward})
 
@@ -125,6 +135,111 @@ def _add_cross_keys_values(decoder, args: tuple, kwargs: dict) -> tuple[tuple, d
         return args, kwargs
     attentions = [block.layer[1].EncDecAttention for block in decoder.block]
     return args, kwargs | {"cross_keys_values": project(states, *(p for a in attentions for p in (a.k, a.v)))}
+
+
+# ---------------------------------------------------------------- copies of the weights
+class _Copied(torch.autograd.Function):
+    """The copy of several weights, one under another, in their place: its gradient is theirs."""
+
+    @staticmethod
+    def forward(ctx, copy, *weights):
+        ctx.rows, ctx.dtype = [len(weight) for weight in weights], weights[0].dtype
+        return copy.view_as(copy)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, *gradient.to(ctx.dtype).split(ctx.rows)
+
+
+class _WeightCopy:
+    """joined: the weights of some layers, one under another, in bfloat16, as they were when `changes` was last called.
+
+    A weight has changed if it lies elsewhere, or if torch has counted a change in place: by load_state_dict, a user or
+    an optimizer (`_count_step`). Changes through `weight.data` are not counted, but seen with the next that is.
+    """
+
+    def __init__(self, linears: list[torch.nn.Linear]):
+        self.linears, self.weights, self.state, self.in_forward = linears, [], [], False
+        self.joined: torch.Tensor | None = None
+
+    def changes(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """(parts of `joined`, the weights to be copied into them), both empty if no weight has changed."""
+        weights = [linear.weight.detach() for linear in self.linears]
+        if self.state == _state(self.linears):
+            return [], []
+        # Held, so that no other tensor comes to lie where these are.
+        self.weights, self.state, rows = weights, _state(self.linears), [len(weight) for weight in weights]
+        if self.joined is None or self.joined.device != weights[0].device:
+            self.joined = weights[0].new_empty(sum(rows), weights[0].shape[1], dtype=torch.bfloat16)
+            torch._dynamo.mark_static_address(self.joined)  # CUDA graphs read it in place
+        return list(self.joined.split(rows)), weights
+
+    def holds(self, linears: tuple[torch.nn.Linear, ...], dtype: torch.dtype) -> bool:
+        """Whether `joined` is what autocast would make of the weights of these layers now, within training."""
+        if self.joined is None or self.joined.dtype != dtype or not torch.is_grad_enabled():
+            return False
+        if torch.compiler.is_compiling():  # compiled code cannot look at them; the hook before it has
+            return self.in_forward and list(linears) == self.linears
+        return self.state == _state(linears)
+
+
+def _state(linears: Iterable[torch.nn.Linear]) -> list[tuple[int, int]]:
+    return [(linear.weight.data_ptr(), linear.weight._version) for linear in linears]
+
+
+@functools.cache
+def _count_steps() -> None:
+    """Makes torch count every step of an optimizer as a change of its weights: its fused kernels do not."""
+    register_optimizer_step_post_hook(_count_step)
+
+
+def _count_step(optimizer: torch.optim.Optimizer, *_) -> None:
+    torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
+
+
+def keep_weight_copies(model: torch.nn.Module) -> None:
+    """Keeps bfloat16 copies of the weights of all products that are fused so far.
+
+    Before each forward pass of the model in training, weights that have changed are copied, all in one operation.
+    Results are to the bit those of autocast, which makes its own copies anew in every forward pass.
+    """
+    _count_steps()
+    if not hasattr(model, "weight_copies"):
+        model.register_forward_pre_hook(_copy_changed_weights)
+        model.register_forward_hook(_leave_forward, always_call=True)
+    model.weight_copies = [_WeightCopy(linears) for linears in _products(model)]
+    for copy in model.weight_copies:
+        copy.linears[0].weight_copy = copy
+
+
+def _products(model) -> list[list[torch.nn.Linear]]:
+    """The layers of each call of `project` in training."""
+    kinds = dict(SelfAttention=("q k v", "o"), EncDecAttention=("q", "o", "k v"), DenseReluDense=("wi_0 wi_1", "wo"))
+    found = []
+    for name, module in model.named_modules():
+        if type(module).__name__.startswith("Fused"):
+            products = kinds.get(name.rpartition(".")[2], ())  # none of apex's FusedRMSNorm
+            found += [(names, [getattr(module, each) for each in names.split()]) for names in products]
+    if not hasattr(model.decoder, "cross_projections_hook"):
+        return [linears for _, linears in found]
+    cross = [linear for names, linears in found if names == "k v" for linear in linears]
+    return [linears for names, linears in found if names != "k v"] + [cross]
+
+
+def _copy_changed_weights(model, _args) -> None:
+    if not torch.is_grad_enabled():
+        return
+    changes = [copy.changes() for copy in model.weight_copies]
+    into, weights = (list(itertools.chain(*side)) for side in zip(*changes, strict=True))
+    if weights:
+        torch._foreach_copy_(into, weights)
+    for copy in model.weight_copies:
+        copy.in_forward = True
+
+
+def _leave_forward(model, *_) -> None:
+    for copy in model.weight_copies:
+        copy.in_forward = False
 
 
 def checkpoint_blocks_only(model: torch.nn.Module) -> None:
