@@ -36,19 +36,22 @@ def _row_sums(grad_out, out, delta, rows, queries, heads, width, ROWS: tl.conste
 
 @triton.jit
 def score_gradients(
-    q_block, k_block, v_block, grad_block, bias_block, mask, lse, delta, inside, example, head, rows, columns,
+    of_scores, with_scores, of_change, with_change, bias_block, mask, lse, delta, inside, example, head, rows, columns,
     heads, queries, scale, mask_batch, mask_head, mask_query, mask_key, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(P, dS) [BLOCK_Q, BLOCK_K], float32, of blocks [BLOCK_Q, D] and [D, BLOCK_K] of one example and head; 0 where a
-    query may not attend. MASK: 0 none, 1 bool, 2 additive floats."""
-    scores = tl.dot(q_block, k_block, input_precision=PRECISION) * scale + bias_block
+    """(P, dS) of a block of queries and one of keys, float32; 0 where a query may not attend.
+
+    of_scores @ with_scores: Q K^T, or K Q^T; of_change @ with_change: dO V^T, or V dO^T. rows, columns: the numbers of
+    queries and keys, in the two dimensions of the product. MASK: 0 none, 1 bool, 2 additive floats.
+    """
+    scores = tl.dot(of_scores, with_scores, input_precision=PRECISION) * scale + bias_block
     seen = inside
     if MASK > 0:
         spot = (
             example * mask_batch
             + head.to(tl.int64) * mask_head
-            + rows[:, None].to(tl.int64) * mask_query
-            + columns[None, :].to(tl.int64) * mask_key
+            + rows.to(tl.int64) * mask_query
+            + columns.to(tl.int64) * mask_key
         )
         given = tl.load(mask + spot, mask=inside, other=0)
         if MASK == 1:
@@ -58,11 +61,11 @@ def score_gradients(
             scores += additive
             seen &= additive > _LOWEST
     at_row = (example * heads + head) * queries + rows
-    scores -= tl.load(lse + at_row, mask=rows < queries, other=0.0)[:, None]
+    scores -= tl.load(lse + at_row, mask=rows < queries, other=0.0)
     # A choice, not a factor: outside, exp() may be inf, and inf * 0 is not 0.
     weights = tl.where(seen, tl.exp(scores), 0.0)
-    change = tl.dot(grad_block, v_block, input_precision=PRECISION)
-    change -= tl.load(delta + at_row, mask=rows < queries, other=0.0)[:, None]
+    change = tl.dot(of_change, with_change, input_precision=PRECISION)
+    change -= tl.load(delta + at_row, mask=rows < queries, other=0.0)
     return weights, weights * change
 
 
@@ -116,8 +119,8 @@ def _bias_gradient(
         grad_block = tl.load(grad_out + example * queries * across + at_rows, mask=rows_in, other=0.0)
         v_block = tl.load(v + example * v_batch + of_v, mask=columns_in, other=0.0)
         _, change = score_gradients(
-            q_block, k_block, v_block, grad_block, bias_block, mask, lse, delta, inside, example, head, rows, columns,
-            heads, queries, scale, mask_batch, mask_head, mask_query, mask_key, MASK, PRECISION,
+            q_block, k_block, grad_block, v_block, bias_block, mask, lse, delta, inside, example, head, rows[:, None],
+            columns[None, :], heads, queries, scale, mask_batch, mask_head, mask_query, mask_key, MASK, PRECISION,
         )  # fmt: skip
         total += change
 
