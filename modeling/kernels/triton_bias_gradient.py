@@ -62,10 +62,10 @@ def score_gradients(
             seen &= additive > _LOWEST
     at_row = (example * heads + head) * queries + rows
     scores -= tl.load(lse + at_row, mask=rows < queries, other=0.0)
-    # A choice, not a factor: outside, exp() may be inf, and inf * 0 is not 0.
-    weights = tl.where(seen, tl.exp(scores), 0.0)
     change = tl.dot(of_change, with_change, input_precision=PRECISION)
     change -= tl.load(delta + at_row, mask=rows < queries, other=0.0)
+    # A choice, not a factor: outside, exp() may be inf, and inf * 0 is not 0.
+    weights = tl.where(seen, tl.exp(scores), 0.0)
     return weights, weights * change
 
 
