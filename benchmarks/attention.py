@@ -15,9 +15,10 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from benchmarks.material import attention_function, benchmark_config
 from benchmarks.measure import free_memory, interleaved, peak_flops, recording
 from modeling.kernels.attention import attention as bias_attention
-from modeling.kernels.attention import choose_bias_gradient
+from modeling.kernels.attention import attention_backward, choose_bias_gradient, use_attention_kernel
 from modeling.kernels.bias_gradient import bias_gradient_torch
 from modeling.kernels.library import aligned
+from modeling.relative_bias import diagonal_sums, spread_sums
 
 KINDS = ("encoder", "decoder", "cross")
 ERRORS = ("output", "dq", "dk", "dv", "dbias")
@@ -120,7 +121,8 @@ def measure_bias_gradients(args: Namespace, dtype: torch.dtype) -> list[dict]:
     """A row for each way to compute d(bias): ms, and the relative error on two examples against float64.
 
     Plain tensor algebra everywhere; on a GPU with Triton its kernel too, with each of TILES. "chosen" marks what
-    training takes, so that one run on a GPU shows whether another tile would be quicker.
+    training takes, so that one run on a GPU shows whether another tile would be quicker. Then the whole backward pass,
+    dq, dk and dv too: a library's followed by that kernel, and one_pass (errors along the diagonals of d(bias)).
     """
     config, rows = benchmark_config(args.model), []
     for kind, length, causal in (("encoder", args.source_length, False), ("decoder", args.target_length, True)):
@@ -142,14 +144,24 @@ def measure_bias_gradients(args: Namespace, dtype: torch.dtype) -> list[dict]:
                 name = "triton {BLOCK_Q} x {BLOCK_K}, {num_warps} warps, {num_stages} stages".format(**tile)
                 variants[name] = partial(bias_gradient_triton, tile=tile)
             chosen = list(variants)[1]
+            variants |= {f"and all else, by {way}": partial(_whole_backward, way) for way in ("triton", "one_pass")}
         named = {}
         for name, function in variants.items():
             named[name] = dict(name=f"{kind} d(bias) {name}", kind=kind, chosen="*" if name == chosen else "")
             with recording(named[name]):
-                named[name]["error_of_dbias"] = ((function(*few) - exact).norm() / exact.norm()).item()
+                found, truth = function(*few), exact
+                if name.endswith("one_pass"):
+                    truth = spread_sums(diagonal_sums(exact[0]), length)[None]
+                named[name]["error_of_dbias"] = ((found - truth).norm() / truth.norm()).item()
         rows += named.values()
         runs = {name: partial(variants[name], *tensors) for name in named}
         for name, seconds in interleaved(runs, args.rounds, rows=named).items():
             named[name]["ms"] = 1000 * median(seconds)
         free_memory()
     return rows
+
+
+def _whole_backward(way: str, *tensors) -> torch.Tensor:
+    """d(bias), made together with dq, dk and dv; way: of BIAS_GRADIENTS."""
+    with use_attention_kernel(bias_gradient=way):
+        return attention_backward(*tensors, None, True)[3]

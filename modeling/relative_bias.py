@@ -20,7 +20,7 @@ class _Biases(torch.autograd.Function):
         ctx.save_for_backward(of_diagonals)
         ctx.rows = len(table)
         diagonals = table[of_diagonals].T.contiguous()
-        return diagonals.unfold(1, keys, 1).flip(1).contiguous().permute(1, 2, 0)
+        return along_diagonals(diagonals, keys).contiguous().permute(1, 2, 0)
 
     @staticmethod
     def backward(ctx, grad):
@@ -38,6 +38,22 @@ def diagonal_sums(matrices: torch.Tensor) -> torch.Tensor:
     heads, queries, keys = matrices.shape
     padded = torch.nn.functional.pad(matrices.flip(1), (0, queries)).flatten(1)
     return padded[:, : queries * (queries + keys - 1)].unflatten(1, (queries, queries + keys - 1)).sum(1)
+
+
+def along_diagonals(values: torch.Tensor, keys: int) -> torch.Tensor:
+    """[H, Q + K - 1] -> [H, Q, K] with these values at k - q = 1 - Q, ..., K - 1: 3 5 2 -> [[5, 2], [3, 5]]."""
+    return values.unfold(1, keys, 1).flip(1)
+
+
+def spread_sums(sums: torch.Tensor, keys: int) -> torch.Tensor:
+    """[H, Q + K - 1] -> [H, Q, K] with these sums of diagonals, equal along each: 3 5 2 -> [[2.5, 2], [3, 2.5]].
+
+    Of a gradient's sums: its projection onto biases that depend on k - q alone. To T5's table it is the same gradient.
+    """
+    queries = sums.shape[1] - keys + 1
+    offset = torch.arange(1 - queries, keys, device=sums.device)
+    lengths = (keys - offset).clamp(max=queries) - (-offset).clamp(min=0)
+    return along_diagonals(sums / lengths, keys)
 
 
 class _BiasTable(torch.nn.Embedding):

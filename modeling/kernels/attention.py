@@ -7,7 +7,8 @@ a bias that needs a gradient would take the slowest kernel, and a [B, H, Q, K] t
 Which library kernel it is, is decided once for every shape: the first of KERNELS that does not refuse and whose answer
 on a small problem of that shape (outputs, logsumexp, gradients, scores around -120) agrees with plain tensor algebra.
 Known to fail that test: cuDNN 9 at lengths with n % 128 == 64, whose dq is NaN under a bias (pytorch issue 196678).
-With `--kernel_timings FOLDER` it is the quickest of these, as timed once and kept there.
+With `--kernel_timings FOLDER` it is the quickest of these, as timed once and kept there; then `name+one_pass` is tried
+too where there is T5's bias: that library's forward pass, and a backward pass of ours for all four gradients.
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q: [B, Q, H, D], k and v: [B, K, H, D].
 """
@@ -17,15 +18,24 @@ import functools
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from common.processes import print_once
 from common.reports import first_line
-from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch, lower_triangle, rows_dense
-from modeling.kernels.library import ALIGNMENT, KERNELS, Kernel, aligned, torch_backward, torch_forward
+from modeling.kernels.bias_gradient import (
+    MASKED,
+    accumulation_dtype,
+    allowed_pairs,
+    bias_gradient_torch,
+    lower_triangle,
+    rows_dense,
+)
+from modeling.kernels.library import ALIGNMENT, KERNELS, aligned, torch_backward, torch_forward
 from modeling.kernels.timing import seconds_of_kernels
+from modeling.relative_bias import diagonal_sums, spread_sums
 
 PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
 PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # of the largest value
@@ -38,7 +48,9 @@ _timings: dict[str, Path | None] = {"folder": None}
 BIAS_GRADIENTS = {
     "triton": "one pass over the batch in registers, no atomics (GPUs; CPUs through Triton's interpreter)",
     "torch": "plain tensor algebra, the batch in chunks, any device and dtype",
+    "one_pass": "dq, dk, dv and d(bias) in one Triton kernel, for a bias of k - q; only forced or by --kernel_timings",
 }
+ONE_PASS = "+one_pass"  # after the name of the library kernel whose forward pass it is
 
 
 def triton_is_installed() -> bool:
@@ -80,15 +92,16 @@ def attention_kernels() -> dict[str, str]:
 def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = None) -> Iterator[None]:
     """Within it, attention runs on this one of `attention_kernels()`, d(bias) on this one of `BIAS_GRADIENTS`.
 
-    None leaves the choice to `choose_kernel` and `choose_bias_gradient`. Both passes must lie within. Raises ValueError
+    None leaves the choice to `choose_kernel` and `choose_bias_gradient`. Both passes must lie within. "one_pass" takes
+    the place of the kernel's backward pass where there is a bias with a gradient, for each head one. Raises ValueError
     for an unknown name at once; where the kernel then cannot do what it is asked to, or answers wrongly, attention
     raises RuntimeError and does not fall back.
     """
     for name, known in ((kernel, KERNELS), (bias_gradient, BIAS_GRADIENTS)):
         if name is not None and name not in known:
             raise ValueError(f"attention kernel {name!r}: must be one of {', '.join(known)}")
-    if bias_gradient == "triton" and not triton_is_installed():
-        raise ValueError("attention kernel 'triton': the package triton is not installed")
+    if bias_gradient in ("triton", "one_pass") and not triton_is_installed():
+        raise ValueError(f"attention kernel {bias_gradient!r}: the package triton is not installed")
     before = dict(_forced)
     _forced.update(kernel=kernel, bias_gradient=bias_gradient)
     try:
@@ -102,48 +115,63 @@ def keep_kernel_timings(folder: str | None) -> None:
     _timings["folder"] = Path(folder).expanduser() if folder else None
 
 
-def choose_kernel(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, causal: bool) -> Kernel:
-    """The first kernel that neither refuses nor fails its probe, or the quickest of these (`keep_kernel_timings`);
-    says so once (rank 0) with the reasons.
+def choose_kernel(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, causal: bool) -> str:
+    """The first kernel that neither refuses nor fails its probe, or the quickest of these (`keep_kernel_timings`), by
+    name; says so once (rank 0) with the reasons.
 
     bias: all that is added to the scores; causal: whether it hides the future.
     """
     own = None if bias is None else tuple(bias.shape[i] > 1 and bias.stride(i) != 0 for i in (0, 1))
     shape = (q.shape[1], k.shape[1], q.shape[2], q.shape[3])
-    return KERNELS[kernel_name(q.device, q.dtype, shape, own, causal)]
+    return kernel_name(q.device, q.dtype, shape, own, causal)
 
 
 def kernel_name(device, dtype, shape, own: tuple | None, causal: bool) -> str:
     """The kernel for (queries, keys, heads, width). own: whether examples and heads have biases of their own; None:
     there is no bias."""
     strict = torch.are_deterministic_algorithms_enabled()
-    return _choice(device, dtype, shape, own, causal, strict, _forced["kernel"], _timings["folder"])
+    forced, gradient = _forced["kernel"], _forced["bias_gradient"]
+    return _choice(device, dtype, shape, own, causal, strict, forced, gradient, _timings["folder"])
 
 
 @functools.cache
 def _choice(
-    device, dtype, shape, own: tuple | None, causal: bool, strict: bool, forced: str | None, timings: Path | None = None
+    device,
+    dtype,
+    shape,
+    own: tuple | None,
+    causal: bool,
+    strict: bool,
+    forced: str | None,
+    gradient: str | None = None,
+    timings: Path | None = None,
 ) -> str:
     queries, keys, heads, width = shape
     problem, right, reasons = _problem(device, dtype, (queries, keys, min(heads, 2), width), own, causal), [], []
-    q, k, _, bias, _ = problem
     for name in (forced,) if forced else KERNELS:
         if right and (timings is None or name == "torch"):  # against which the others are measured
             break
-        reason = KERNELS[name].refuses(q, k, bias)
+        reason = KERNELS[name].refuses(problem.q, problem.k, problem.added)
         if reason is None and name != "torch":
-            reason = _probe(KERNELS[name], *problem)
+            reason = _probe(name, problem)
         if reason is None:
             right.append(name)
         else:
             reasons.append(f"{name}: {reason}")
+    if right and problem.bias is not None:
+        tried = gradient is None and timings and choose_bias_gradient(device, dtype) == "triton"
+        both = {name + ONE_PASS: _probe(name + ONE_PASS, problem) for name in right if tried or gradient == "one_pass"}
+        reasons += [f"{name}: {reason}" for name, reason in both.items() if reason]
+        right = right * (gradient != "one_pass") + [name for name, reason in both.items() if not reason]
     if not right:
-        raise RuntimeError(f"attention kernel {forced} cannot serve {queries} x {keys} of width {width}: {reasons[0]}")
+        chosen = forced or gradient
+        raise RuntimeError(f"attention kernel {chosen} cannot serve {queries} x {keys} of width {width}: {reasons[-1]}")
     name, times, where = right[0], "", f"{device} {str(dtype).removeprefix('torch.')}"
-    if len(right) > 1:
+    if len(right) > 1 and timings:
         name, times = _quickest(right, timings, device, dtype, shape, own, causal, strict)
         where = f"{where} at {queries} x {keys}"
-    _say_once(name, choose_bias_gradient(device, dtype), tuple(reasons), where, times)
+    of_bias = "one_pass" if ONE_PASS in name else choose_bias_gradient(device, dtype)
+    _say_once(name, of_bias, tuple(reasons), where, times)
     return name
 
 
@@ -157,13 +185,8 @@ def _quickest(
         key |= dict(device=torch.cuda.get_device_name(device), cudnn=torch.backends.cudnn.version())
         wait = functools.partial(torch.cuda.synchronize, device)
     try:
-        q, k, v, bias, grad_out = _problem(device, dtype, shape, own, causal, TIMED_ROWS)
-
-        def run(kernel: Kernel) -> None:
-            out, lse = kernel.forward(q, k, v, bias, 1.0)
-            kernel.backward(grad_out, q, k, v, bias, out.contiguous(), lse.contiguous(), 1.0)
-
-        runs = {name: functools.partial(run, KERNELS[name]) for name in right}
+        problem = _problem(device, dtype, shape, own, causal, TIMED_ROWS)
+        runs = {name: functools.partial(_solve, name, problem) for name in right}
         with torch.no_grad():
             seconds = seconds_of_kernels(timings, key, runs, wait)
     except (OSError, torch.OutOfMemoryError) as error:
@@ -177,11 +200,26 @@ def _say_once(name: str, gradient: str, reasons: tuple[str, ...], where: str, ti
     passed_over = [reason for reason in reasons if not reason.endswith(("needs a GPU", "needs a CPU"))]
     notes = [times] * bool(times) + [f"passed over: {'; '.join(passed_over)}"] * bool(passed_over)
     because = f" ({'; '.join(notes)})" if notes else ""
-    print_once(f"attention: {name} on {where}, {KERNELS[name].about}; gradient of the bias by {gradient}{because}")
+    about = KERNELS[name.removesuffix(ONE_PASS)].about
+    print_once(f"attention: {name} on {where}, {about}; gradient of the bias by {gradient}{because}")
 
 
-def _problem(device, dtype, shape, own: tuple | None, causal: bool, rows: int = 2) -> tuple[torch.Tensor | None, ...]:
-    """(q, k, v, bias, grad_out) of `rows` examples, random; the bias laid out, and hiding keys, as in training."""
+class Problem(NamedTuple):
+    """Random tensors, laid out as in training. bias: [1, H, Q, K], if heads have biases of their own; added: all that
+    is added to the scores, which hides the keys that mask and causal hide."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    added: torch.Tensor | None
+    grad_out: torch.Tensor
+    bias: torch.Tensor | None
+    mask: torch.Tensor | None
+    causal: bool
+
+
+def _problem(device, dtype, shape, own: tuple | None, causal: bool, rows: int = 2) -> Problem:
+    """A problem of `rows` examples."""
     queries, keys, heads, width = shape
     generator = torch.Generator().manual_seed(0)
 
@@ -190,37 +228,58 @@ def _problem(device, dtype, shape, own: tuple | None, causal: bool, rows: int = 
 
     q, grad_out = random(rows, queries, heads, width) * width**-0.5, random(rows, queries, heads, width)
     k, v = random(rows, keys, heads, width), random(rows, keys, heads, width)
-    bias = None
-    if own is not None:
-        bias = random(rows if own[0] else 1, heads if own[1] else 1, queries, keys) + PROBE_SHIFT
-        if own[0]:  # by a mask
-            bias[:, :, :, keys - keys // 4 :] = MASKED
-        if causal:
-            bias = bias.masked_fill(~lower_triangle(q, k), MASKED)
-        bias = aligned(bias).expand(rows, heads, -1, -1)
-    return q, k, v, bias, grad_out
+    if own is None:
+        return Problem(q, k, v, None, grad_out, None, None, causal)
+    bias, mask = random(1, heads if own[1] else 1, queries, keys) + PROBE_SHIFT, None
+    if own[0]:
+        mask = (torch.arange(keys, device=device) < keys - keys // 4).expand(rows, 1, 1, keys)
+    allowed = allowed_pairs(mask, causal, q, k)
+    added = aligned(bias if allowed is None else torch.where(allowed, bias, MASKED)).expand(rows, heads, -1, -1)
+    return Problem(q, k, v, added, grad_out, bias if own[1] else None, mask, causal)
 
 
-def _probe(kernel: Kernel, q, k, v, bias, grad_out) -> str | None:
+def _solve(name: str, problem: Problem) -> list[torch.Tensor]:
+    """Output, logsumexp, dq, dk, dv, and d(bias) if there is a bias, by the kernel of this name."""
+    q, k, v, added, grad_out, bias, mask, causal = problem
+    out, lse = KERNELS[name.removesuffix(ONE_PASS)].forward(q, k, v, added, 1.0)
+    rest = (out.contiguous(), lse.contiguous(), causal, 1.0)
+    return [x for x in (out, lse, *_gradients(name, grad_out, q, k, v, added, bias, mask, *rest)) if x is not None]
+
+
+def _gradients(name: str, grad_out, q, k, v, added, bias, mask, out, lse, causal: bool, scale: float) -> tuple:
+    """dq, dk, dv and d(bias) [1, H, Q, K], None without a bias, by the kernel of this name."""
+    if bias is not None and name.endswith(ONE_PASS):
+        from modeling.kernels.triton_one_pass import one_pass_triton  # needs triton
+
+        return one_pass_triton(grad_out, q, k, v, bias.to(q.dtype), mask, out, lse, causal, scale)
+    grads = KERNELS[name.removesuffix(ONE_PASS)].backward(grad_out, q, k, v, added, out, lse, scale)
+    return *grads, None if bias is None else bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal, scale)
+
+
+def _probe(name: str, problem: Problem) -> str | None:
     """Why the kernel's answer to a small problem is wrong, or None if it is right."""
-    queries, keys, dtype = q.shape[1], k.shape[1], q.dtype
+    q, k, v, added, grad_out, bias, mask, causal = problem
+    one_pass, queries, keys, dtype = name.endswith(ONE_PASS), q.shape[1], k.shape[1], q.dtype
     with torch.no_grad():
         wide = accumulation_dtype(dtype)
-        wide_q, wide_k, wide_v = (t.to(wide) for t in (q, k, v))
-        wide_bias = None if bias is None else bias.to(wide)
-        output, logsumexp = torch_forward(wide_q, wide_k, wide_v, wide_bias, 1.0)
-        expected = (output, logsumexp)
-        expected += torch_backward(grad_out.to(wide), wide_q, wide_k, wide_v, wide_bias, output, logsumexp, 1.0)
+        q, k, v, grad_out = (t.to(wide) for t in (q, k, v, grad_out))
+        wide_added = None if added is None else added.to(wide)
+        out, lse = torch_forward(q, k, v, wide_added, 1.0)
+        expected = (out, lse, *torch_backward(grad_out, q, k, v, wide_added, out, lse, 1.0))
+        if one_pass:
+            assert bias is not None  # T5's: nothing else is asked for one pass
+            of_bias = bias_gradient_torch(grad_out, q, k, v, bias.to(wide), mask, out, lse, causal, 1.0)
+            expected += (spread_sums(diagonal_sums(of_bias[0]), keys)[None],)
         try:
-            out, lse = kernel.forward(q, k, v, bias, 1.0)
-            found = (out, lse, *kernel.backward(grad_out, q, k, v, bias, out.contiguous(), lse.contiguous(), 1.0))
-        except (RuntimeError, TypeError, NotImplementedError) as error:
+            found = _solve(name, problem if one_pass else problem._replace(bias=None))
+        except Exception as error:  # noqa: BLE001 (a library's, or whatever a compiler raises)
             return f"it fails ({next(iter(str(error).splitlines()), type(error).__name__)})"
-    for name, ours, theirs in zip(("output", "logsumexp", "dq", "dk", "dv"), expected, found, strict=True):
-        largest = 1.0 if name == "logsumexp" else ours.abs().max().clamp(min=1e-30)  # whose error is a factor already
+    names = ("output", "logsumexp", "dq", "dk", "dv", "dbias")
+    for tensor, ours, theirs in zip(names, expected, found, strict=False):
+        largest = 1.0 if tensor == "logsumexp" else ours.abs().max().clamp(min=1e-30)  # whose error is a factor already
         error = (ours - theirs.to(wide)).abs().max() / largest
         if not error <= PROBE_TOLERANCE[dtype]:  # `not`: NaN is wrong too
-            return f"its {name} at {queries} x {keys} is off by {float(error):.1g}"
+            return f"its {tensor} at {queries} x {keys} is off by {float(error):.1g}"
     return None
 
 
@@ -294,7 +353,8 @@ def attention(
     with _plain(q.device):
         q, k, v = (rows_dense(x) for x in (q, k, v))
         added = _for_kernels(_added_scores(q, k, bias, mask, causal) if added is None else added, q)
-        out, lse = choose_kernel(q, k, added, causal).forward(q, k, v, added, scale)
+        name = choose_kernel(q, k, added, causal).removesuffix(ONE_PASS)
+        out, lse = KERNELS[name].forward(q, k, v, added, scale)
         return out.contiguous(), lse.contiguous()
 
 
@@ -324,11 +384,12 @@ def attention_backward(
         grad_out, q, k, v = grad_out.contiguous(), *(rows_dense(x) for x in (q, k, v))
         added = _added_scores(q, k, bias, mask, causal) if added is None else added
         whole = _for_kernels(added, q)
-        grads = choose_kernel(q, k, whole, causal).backward(grad_out, q, k, v, whole, out, lse, scale)
-        grad_bias = q.new_empty(0)
+        rounded = None
         if bias_needs_gradient:
             rounded = added if mask is None else bias  # without a mask it is the bias, but for the future
-            grad_bias = bias_gradient(grad_out, q, k, v, rounded, mask, out, lse, causal, scale).to(bias.dtype)
+        name = choose_kernel(q, k, whole, causal)
+        *grads, grad_bias = _gradients(name, grad_out, q, k, v, whole, rounded, mask, out, lse, causal, scale)
+        grad_bias = q.new_empty(0) if grad_bias is None else grad_bias.to(bias.dtype)
         return *(grad.contiguous() for grad in grads), grad_bias
 
 

@@ -16,7 +16,7 @@ from statistics import median
 from common.cached_folders import cached
 from common.reports import read_json, write_json
 
-FORMAT = 1  # of what is kept; what was kept under another one is timed anew
+FORMAT = 2  # of what is kept; what was kept under another one is timed anew
 ROUNDS, CALLS = 5, 5  # medians of rounds; calls of a round, between which a GPU is not waited for
 
 

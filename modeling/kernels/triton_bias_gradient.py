@@ -35,6 +35,41 @@ def _row_sums(grad_out, out, delta, rows, queries, heads, width, ROWS: tl.conste
 
 
 @triton.jit
+def score_gradients(
+    of_scores, with_scores, of_change, with_change, bias_block, mask, lse, delta, inside, example, head, rows, columns,
+    heads, queries, scale, mask_batch, mask_head, mask_query, mask_key, MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(P, dS) of a block of queries and one of keys, float32; 0 where a query may not attend.
+
+    of_scores @ with_scores: Q K^T, or K Q^T; of_change @ with_change: dO V^T, or V dO^T. rows, columns: the numbers of
+    queries and keys, in the two dimensions of the product. MASK: 0 none, 1 bool, 2 additive floats.
+    """
+    scores = tl.dot(of_scores, with_scores, input_precision=PRECISION) * scale + bias_block
+    seen = inside
+    if MASK > 0:
+        spot = (
+            example * mask_batch
+            + head.to(tl.int64) * mask_head
+            + rows.to(tl.int64) * mask_query
+            + columns.to(tl.int64) * mask_key
+        )
+        given = tl.load(mask + spot, mask=inside, other=0)
+        if MASK == 1:
+            seen &= given != 0
+        else:
+            additive = given.to(tl.float32)
+            scores += additive
+            seen &= additive > _LOWEST
+    at_row = (example * heads + head) * queries + rows
+    scores -= tl.load(lse + at_row, mask=rows < queries, other=0.0)
+    change = tl.dot(of_change, with_change, input_precision=PRECISION)
+    change -= tl.load(delta + at_row, mask=rows < queries, other=0.0)
+    # A choice, not a factor: outside, exp() may be inf, and inf * 0 is not 0.
+    weights = tl.where(seen, tl.exp(scores), 0.0)
+    return weights, weights * change
+
+
+@triton.jit
 def _bias_gradient(
     grad_out, q, k, v, bias, mask, lse, delta, result,
     batch, heads, queries, keys, width, scale, examples,
@@ -43,7 +78,7 @@ def _bias_gradient(
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """result[part, h, q, k] = sum of dS over the part's `examples`. MASK: 0 none, 1 bool, 2 additive floats.
+    """result[part, h, q, k] = sum of dS over the part's `examples`. MASK: see `score_gradients`.
 
     q, k, v: [B, S, H, D] with dense rows of D; grad_out contiguous; lse and delta contiguous [B, H, Q]; result
     contiguous.
@@ -81,30 +116,13 @@ def _bias_gradient(
         example = first + step
         q_block = tl.load(q + example * q_batch + of_q, mask=rows_in, other=0.0)
         k_block = tl.load(k + example * k_batch + of_k, mask=columns_in, other=0.0)
-        scores = tl.dot(q_block, k_block, input_precision=PRECISION) * scale + bias_block
-        seen = inside
-        if MASK > 0:
-            spot = (
-                example * mask_batch
-                + head.to(tl.int64) * mask_head
-                + rows[:, None].to(tl.int64) * mask_query
-                + columns[None, :].to(tl.int64) * mask_key
-            )
-            given = tl.load(mask + spot, mask=inside, other=0)
-            if MASK == 1:
-                seen &= given != 0
-            else:
-                additive = given.to(tl.float32)
-                scores += additive
-                seen &= additive > _LOWEST
-        at_row = (example * heads + head) * queries + rows
-        scores -= tl.load(lse + at_row, mask=row_in, other=0.0)[:, None]
         grad_block = tl.load(grad_out + example * queries * across + at_rows, mask=rows_in, other=0.0)
         v_block = tl.load(v + example * v_batch + of_v, mask=columns_in, other=0.0)
-        change = tl.dot(grad_block, v_block, input_precision=PRECISION)
-        change -= tl.load(delta + at_row, mask=row_in, other=0.0)[:, None]
-        # The choice comes last: outside, exp() may be inf, and inf * 0 is not 0.
-        total += tl.where(seen, tl.exp(scores) * change, 0.0)
+        _, change = score_gradients(
+            q_block, k_block, grad_block, v_block, bias_block, mask, lse, delta, inside, example, head, rows[:, None],
+            columns[None, :], heads, queries, scale, mask_batch, mask_head, mask_query, mask_key, MASK, PRECISION,
+        )  # fmt: skip
+        total += change
 
     spot = (part * heads + head).to(tl.int64) * queries * keys + rows[:, None].to(tl.int64) * keys + columns[None, :]
     tl.store(result + spot, total, mask=row_in[:, None] & column_in[None, :])
@@ -136,39 +154,47 @@ def bias_gradient_triton(
 
     parts (of the batch), tile (as `tile_of` answers): for benchmarks and tests; not set, they follow from the shapes.
     """
-    grad_out, out, lse = (x.contiguous() for x in (grad_out, out, lse))
-    q, k, v = (rows_dense(x) for x in (q, k, v))
     (batch, queries, heads, width), keys = q.shape, k.shape[1]
     tile = tile or tile_of(q.dtype, queries, keys, width)
     tiles = triton.cdiv(queries, tile["BLOCK_Q"]) * triton.cdiv(keys, tile["BLOCK_K"])
     parts = parts or batch_parts(batch, tiles * heads, q.device)
     examples = triton.cdiv(batch, parts)
     parts = triton.cdiv(batch, examples)
-    if bias.stride(-1) != 1:
-        bias = bias.contiguous()
+    result = torch.empty(parts, heads, queries, keys, dtype=torch.float32, device=q.device)
+    with on_its_device(q):
+        tensors, strides, constants = prepared(grad_out, q, k, v, bias, mask, out, lse)
+        _bias_gradient[(tiles, heads, parts)](
+            *tensors, result, batch, heads, queries, keys, width, float(scale), examples,
+            *strides, CAUSAL=causal, **constants, **tile,
+        )  # fmt: skip
+    return result if parts == 1 else result.sum(0, keepdim=True)
+
+
+def on_its_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
+    """Within it kernels start on the tensor's GPU; else they do on the current one, wherever their tensors are."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
+def prepared(grad_out, q, k, v, bias, mask, out, lse) -> tuple[list, list[int], dict]:
+    """(tensors, strides, constants) as a kernel takes them which goes over blocks of scores; delta is computed here."""
+    grad_out, out, lse = (x.contiguous() for x in (grad_out, out, lse))
+    q, k, v, bias = (rows_dense(x) for x in (q, k, v, bias))
+    batch, queries, heads, width = q.shape
     kind, strides = 0, (0, 0, 0, 0)
     if mask is not None:
-        mask = mask.expand(batch, heads, queries, keys)
+        mask = mask.expand(batch, heads, queries, k.shape[1])
         kind, strides = (1, mask.stride()) if mask.dtype == torch.bool else (2, mask.stride())
         mask = mask.view(torch.uint8) if kind == 1 else mask
     precision = "ieee" if q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
+    constants = dict(MASK=kind, PRECISION=precision, WIDTH=power(width))
 
     delta = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
-    result = torch.empty(parts, heads, queries, keys, dtype=torch.float32, device=q.device)
-    current = torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()
-    with current:  # kernels start on the current device, whatever their tensors'
-        rows = batch * queries * heads
-        _row_sums[(triton.cdiv(rows, _ROWS),)](
-            grad_out, out, delta, rows, queries, heads, width, ROWS=_ROWS, WIDTH=_power(width)
-        )
-        _bias_gradient[(tiles, heads, parts)](
-            grad_out, q, k, v, bias, q if mask is None else mask, lse, delta, result,
-            batch, heads, queries, keys, width, float(scale), examples,
-            *(x.stride(i) for x in (q, k, v) for i in range(3)),
-            bias.stride(1), bias.stride(2), *strides,
-            CAUSAL=causal, MASK=kind, PRECISION=precision, WIDTH=_power(width), **tile,
-        )  # fmt: skip
-    return result if parts == 1 else result.sum(0, keepdim=True)
+    rows = batch * queries * heads
+    _row_sums[(triton.cdiv(rows, _ROWS),)](
+        grad_out, out, delta, rows, queries, heads, width, ROWS=_ROWS, WIDTH=power(width)
+    )
+    tensors = [grad_out, q, k, v, bias, q if mask is None else mask, lse, delta]
+    return tensors, [x.stride(i) for x in (q, k, v) for i in range(3)] + [*bias.stride()[1:3], *strides], constants
 
 
 def tile_of(dtype: torch.dtype, queries: int, keys: int, width: int) -> dict[str, int]:
@@ -178,11 +204,11 @@ def tile_of(dtype: torch.dtype, queries: int, keys: int, width: int) -> dict[str
     cores do not have, spill from 64 x 64 on (tests/test_triton_kernel.py compiles them).
     """
     largest = (32, 32) if dtype == torch.float32 else (128, 64) if width <= 64 else (64, 64)
-    block_q, block_k = min(largest[0], _power(queries)), min(largest[1], _power(keys))
-    warps = 8 if block_q * block_k * _power(width) >= 2**19 else 4
+    block_q, block_k = min(largest[0], power(queries)), min(largest[1], power(keys))
+    warps = 8 if block_q * block_k * power(width) >= 2**19 else 4
     return dict(BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=warps, num_stages=2)
 
 
-def _power(size: int) -> int:
+def power(size: int) -> int:
     """The next power of two, at least 16: the smallest block that `tl.dot` multiplies."""
     return max(16, triton.next_power_of_2(size))

@@ -18,6 +18,8 @@ from arguments.training import check_training
 from model_t5 import build_config, create_model
 from modeling.kernels import attention, library, timing
 from modeling.kernels.attention import keep_kernel_timings, kernel_name
+from modeling.kernels.bias_gradient import bias_gradient_torch
+from modeling.relative_bias import diagonal_sums, spread_sums
 from runs.speed import Job, make_fast
 
 ENCODER = (torch.device("cpu"), torch.float32, (6, 6, 2, 8), (False, True), False)
@@ -69,6 +71,38 @@ class TimingTest(parameterized.TestCase):
                 self.assertEqual(self.chosen(), "first", "another torch is timed anew")
             keep_kernel_timings(self.folder / "other")
             self.assertEqual(self.chosen(), "first")
+
+    def one_pass(self, seconds: float, factor: float = 1.0):
+        """One pass for all gradients, which takes so long on a GPU with Triton; factor: what d(bias) is off by."""
+        whole = attention._gradients
+
+        def gradients(name: str, *arguments):
+            if not name.endswith(attention.ONE_PASS) or arguments[5] is None:
+                return whole(name, *arguments)
+            self.now += seconds
+            *grads, of_bias = whole(name.removesuffix(attention.ONE_PASS), *arguments)
+            return *grads, factor * spread_sums(diagonal_sums(of_bias[0]), of_bias.shape[-1])[None]
+
+        self.enter_context(mock.patch.object(attention, "bias_gradient", self.second_pass))
+        self.enter_context(mock.patch.object(attention, "choose_bias_gradient", lambda *_: "triton"))
+        return mock.patch.object(attention, "_gradients", gradients)
+
+    def second_pass(self, grad_out, q, k, v, *rest):
+        self.now += 0.001
+        return bias_gradient_torch(grad_out, q, k, v, *rest)
+
+    @parameterized.parameters((0.0005, 1.0, "second+one_pass"), (0.0015, 1.0, "second"), (0.0005, 1.1, "second"))
+    def test_one_pass_is_taken_where_it_is_right_and_the_quickest(self, seconds, factor, expected):
+        """Beside a second pass of 1 ms, which is part of the fake's time too: it does what it replaces."""
+        keep_kernel_timings(self.folder)
+        with self.kernels(first=0.003, second=0.002), self.one_pass(seconds - 0.001, factor):
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                self.assertEqual(self.chosen(), expected)
+            self.assertIn("timed: first 4 ms, second 3 ms" + ", first+one_pass" * (factor == 1), said.getvalue())
+            if factor != 1:
+                self.assertRegex(said.getvalue(), r"second\+one_pass: its dbias at 6 x 6 is off by 0.1")
+            keep_kernel_timings(None)
+            self.assertEqual(self.chosen(), "first", "without the flag")
 
     def test_without_the_flag_it_is_the_first(self):
         with self.kernels(first=0.003, second=0.002):
