@@ -35,16 +35,16 @@ def _row_sums(grad_out, out, delta, rows, queries, heads, width, ROWS: tl.conste
 
 
 @triton.jit
-def score_gradients(
-    of_scores, with_scores, of_change, with_change, bias_block, mask, lse, delta, inside, example, head, rows, columns,
-    heads, queries, scale, mask_batch, mask_head, mask_query, mask_key, MASK: tl.constexpr, PRECISION: tl.constexpr,
+def log_weights(
+    left, right, bias_block, mask, lse, inside, example, head, rows, columns, heads, queries, scale,
+    mask_batch, mask_head, mask_query, mask_key, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(P, dS) of a block of queries and one of keys, float32; 0 where a query may not attend.
+    """(log P, where a query may attend) of a block of queries and one of keys, float32.
 
-    of_scores @ with_scores: Q K^T, or K Q^T; of_change @ with_change: dO V^T, or V dO^T. rows, columns: the numbers of
-    queries and keys, in the two dimensions of the product. MASK: 0 none, 1 bool, 2 additive floats.
+    left @ right: Q K^T, or K Q^T. rows, columns: the numbers of queries and keys, in the two dimensions of the product.
+    MASK: 0 none, 1 bool, 2 additive floats.
     """
-    scores = tl.dot(of_scores, with_scores, input_precision=PRECISION) * scale + bias_block
+    scores = tl.dot(left, right, input_precision=PRECISION) * scale + bias_block
     seen = inside
     if MASK > 0:
         spot = (
@@ -60,12 +60,21 @@ def score_gradients(
             additive = given.to(tl.float32)
             scores += additive
             seen &= additive > _LOWEST
-    at_row = (example * heads + head) * queries + rows
-    scores -= tl.load(lse + at_row, mask=rows < queries, other=0.0)
-    change = tl.dot(of_change, with_change, input_precision=PRECISION)
-    change -= tl.load(delta + at_row, mask=rows < queries, other=0.0)
+    return scores - tl.load(lse + (example * heads + head) * queries + rows, mask=rows < queries, other=0.0), seen
+
+
+@triton.jit
+def score_gradients(
+    logs, seen, left, right, delta, example, head, rows, heads, queries, PRECISION: tl.constexpr
+):  # fmt: skip
+    """(P, dS) of what `log_weights` gave; 0 where a query may not attend. left @ right: dO V^T, or V dO^T.
+
+    dO and V are best loaded between the two: earlier they spill in exact float32 (Triton 3.6, sm_90).
+    """
+    change = tl.dot(left, right, input_precision=PRECISION)
+    change -= tl.load(delta + (example * heads + head) * queries + rows, mask=rows < queries, other=0.0)
     # A choice, not a factor: outside, exp() may be inf, and inf * 0 is not 0.
-    weights = tl.where(seen, tl.exp(scores), 0.0)
+    weights = tl.where(seen, tl.exp(logs), 0.0)
     return weights, weights * change
 
 
@@ -78,7 +87,7 @@ def _bias_gradient(
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """result[part, h, q, k] = sum of dS over the part's `examples`. MASK: see `score_gradients`.
+    """result[part, h, q, k] = sum of dS over the part's `examples`. MASK: see `log_weights`.
 
     q, k, v: [B, S, H, D] with dense rows of D; grad_out contiguous; lse and delta contiguous [B, H, Q]; result
     contiguous.
@@ -116,12 +125,15 @@ def _bias_gradient(
         example = first + step
         q_block = tl.load(q + example * q_batch + of_q, mask=rows_in, other=0.0)
         k_block = tl.load(k + example * k_batch + of_k, mask=columns_in, other=0.0)
+        logs, seen = log_weights(
+            q_block, k_block, bias_block, mask, lse, inside, example, head, rows[:, None], columns[None, :], heads,
+            queries, scale, mask_batch, mask_head, mask_query, mask_key, MASK, PRECISION,
+        )  # fmt: skip
         grad_block = tl.load(grad_out + example * queries * across + at_rows, mask=rows_in, other=0.0)
         v_block = tl.load(v + example * v_batch + of_v, mask=columns_in, other=0.0)
         _, change = score_gradients(
-            q_block, k_block, grad_block, v_block, bias_block, mask, lse, delta, inside, example, head, rows[:, None],
-            columns[None, :], heads, queries, scale, mask_batch, mask_head, mask_query, mask_key, MASK, PRECISION,
-        )  # fmt: skip
+            logs, seen, grad_block, v_block, delta, example, head, rows[:, None], heads, queries, PRECISION
+        )
         total += change
 
     spot = (part * heads + head).to(tl.int64) * queries * keys + rows[:, None].to(tl.int64) * keys + columns[None, :]

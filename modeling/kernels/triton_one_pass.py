@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from modeling.kernels.triton_bias_gradient import on_its_device, power, prepared, score_gradients
+from modeling.kernels.triton_bias_gradient import log_weights, on_its_device, power, prepared, score_gradients
 from modeling.relative_bias import diagonal_sums, spread_sums
 
 
@@ -79,11 +79,23 @@ def _one_pass(
             at_rows = rows[:, None] * across + d[None, :]
             q_block = tl.load(q + rows[:, None] * q_row + d[None, :], mask=rows_in, other=0.0)
             grad_block = tl.load(grad_out + at_rows, mask=rows_in, other=0.0)
-            weights, change = score_gradients(
-                k_block, tl.trans(q_block), v_block, tl.trans(grad_block), bias_block, mask, lse, delta, inside,
-                example, head, rows[None, :], columns[:, None], heads, queries, scale, mask_batch, mask_head,
-                mask_query, mask_key, MASK, PRECISION,
+            logs, seen = log_weights(
+                k_block, tl.trans(q_block), bias_block, mask, lse, inside, example, head, rows[None, :],
+                columns[:, None], heads, queries, scale, mask_batch, mask_head, mask_query, mask_key, MASK, PRECISION,
             )  # fmt: skip
+            weights, change = score_gradients(
+                logs,
+                seen,
+                v_block,
+                tl.trans(grad_block),
+                delta,
+                example,
+                head,
+                rows[None, :],
+                heads,
+                queries,
+                PRECISION,
+            )
             narrow = change.to(q_block.dtype)
             dv_block += tl.dot(weights.to(q_block.dtype), grad_block, input_precision=PRECISION)
             dk_block += tl.dot(narrow, q_block, input_precision=PRECISION)
