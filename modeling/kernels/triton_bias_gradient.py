@@ -64,18 +64,13 @@ def log_weights(
 
 
 @triton.jit
-def score_gradients(
-    logs, seen, left, right, delta, example, head, rows, heads, queries, PRECISION: tl.constexpr
-):  # fmt: skip
-    """(P, dS) of what `log_weights` gave; 0 where a query may not attend. left @ right: dO V^T, or V dO^T.
+def weight_gradients(left, right, delta, example, head, rows, heads, queries, PRECISION: tl.constexpr):
+    """dP - delta of a block, float32: times P it is dS. left @ right: dO V^T, or V dO^T. rows: as of `log_weights`.
 
-    dO and V are best loaded between the two: earlier they spill in exact float32 (Triton 3.6, sm_90).
+    dO and V are best loaded after the scores: before them they spill in exact float32 (Triton 3.6, sm_90).
     """
-    change = tl.dot(left, right, input_precision=PRECISION)
-    change -= tl.load(delta + (example * heads + head) * queries + rows, mask=rows < queries, other=0.0)
-    # A choice, not a factor: outside, exp() may be inf, and inf * 0 is not 0.
-    weights = tl.where(seen, tl.exp(logs), 0.0)
-    return weights, weights * change
+    product = tl.dot(left, right, input_precision=PRECISION)
+    return product - tl.load(delta + (example * heads + head) * queries + rows, mask=rows < queries, other=0.0)
 
 
 @triton.jit
@@ -131,10 +126,9 @@ def _bias_gradient(
         )  # fmt: skip
         grad_block = tl.load(grad_out + example * queries * across + at_rows, mask=rows_in, other=0.0)
         v_block = tl.load(v + example * v_batch + of_v, mask=columns_in, other=0.0)
-        _, change = score_gradients(
-            logs, seen, grad_block, v_block, delta, example, head, rows[:, None], heads, queries, PRECISION
-        )
-        total += change
+        change = weight_gradients(grad_block, v_block, delta, example, head, rows[:, None], heads, queries, PRECISION)
+        # The choice comes last: outside, exp() may be inf, and inf * 0 is not 0.
+        total += tl.where(seen, tl.exp(logs) * change, 0.0)
 
     spot = (part * heads + head).to(tl.int64) * queries * keys + rows[:, None].to(tl.int64) * keys + columns[None, :]
     tl.store(result + spot, total, mask=row_in[:, None] & column_in[None, :])

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from modeling.kernels.triton_bias_gradient import log_weights, on_its_device, power, prepared, score_gradients
+from modeling.kernels.triton_bias_gradient import log_weights, on_its_device, power, prepared, weight_gradients
 from modeling.relative_bias import diagonal_sums, spread_sums
 
 
@@ -83,19 +83,11 @@ def _one_pass(
                 k_block, tl.trans(q_block), bias_block, mask, lse, inside, example, head, rows[None, :],
                 columns[:, None], heads, queries, scale, mask_batch, mask_head, mask_query, mask_key, MASK, PRECISION,
             )  # fmt: skip
-            weights, change = score_gradients(
-                logs,
-                seen,
-                v_block,
-                tl.trans(grad_block),
-                delta,
-                example,
-                head,
-                rows[None, :],
-                heads,
-                queries,
-                PRECISION,
+            change = weight_gradients(
+                v_block, tl.trans(grad_block), delta, example, head, rows[None, :], heads, queries, PRECISION
             )
+            weights = tl.where(seen, tl.exp(logs), 0.0)  # a choice, not a factor: outside, exp() may be inf
+            change *= weights
             narrow = change.to(q_block.dtype)
             dv_block += tl.dot(weights.to(q_block.dtype), grad_block, input_precision=PRECISION)
             dk_block += tl.dot(narrow, q_block, input_precision=PRECISION)
