@@ -279,7 +279,7 @@ class FineTuneTest(ScriptTest):
         self.assertContainsSubset(["train_loss", "eval_loss", "eval_f1_macro", "eval_invalid_outputs"], results)
         lines = read_metrics(self.folder / "out" / "metrics.jsonl")
         accuracies = [line["eval_accuracy"] for line in lines if "eval_accuracy" in line]
-        self.assertLen(accuracies, 6)  # five epochs, and the best model once more
+        self.assertIn(len(accuracies), (5, 6))  # five epochs, and the best one's once more, if it was not the last
         self.assertEqual(accuracies[-1], max(accuracies))
         self.assertEqual(results["eval_accuracy"], max(accuracies))
         self.assertLess(accuracies[0], 0.9)  # it had to learn it
