@@ -103,6 +103,12 @@ class ReadingTest(parameterized.TestCase):
             [("", False), (f"f(x) -> int\n\n{PROSE}", False), (PROSE, False)],
         )
 
+    def test_long_files_of_little_text_are_not_parsed(self):
+        text, code = f'"""{PROSE}"""', "x = 1\n" * 1_000
+        self.assertEqual(installed_docs._docstrings(f"{text}\n{code}".encode()), [])
+        self.assertEqual(installed_docs._docstrings(f"{text}\n{code[:2_000]}".encode()), [(PROSE, False)])
+        self.assertEqual(len(installed_docs._docstrings(f'"""{PROSE * 10}"""\n{code}'.encode())), 1)
+
     def test_docstrings_come_in_the_order_of_the_file(self):
         source = b'"""M"""\nif x:\n    def f():\n        """F"""\n        class C:\n            """C"""\n'
         source += b'try:\n    async def g():\n        """G"""\nexcept E:\n    pass\n'
