@@ -5,6 +5,7 @@ of_rank_0 = [MetricsFileCallback(output_dir), LossCurveCallback(output_dir), T5P
 install_callbacks(trainer, [throughput, *of_rank_0])
 """
 
+import itertools
 import json
 import logging
 import math
@@ -83,11 +84,7 @@ class MetricsFileCallback(TrainerCallback):
         self.zero_time = None  # perf_counter at second 0 of the run
 
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        kept = []
-        if state.global_step > 0 and self.path.exists():
-            lines = read_metrics(self.path)
-            closing = next((i for i, line in enumerate(lines) if "train_loss" in line), len(lines))
-            kept = [line for line in lines[:closing] if line.get("step", 0) <= state.global_step]
+        kept = metrics_until(self.path, state.global_step) if state.global_step > 0 else []
         self.zero_time = time.perf_counter() - max((line.get("seconds", 0) for line in kept), default=0)
         text = "".join(self._line(line) for line in kept)
         with side_file(self.path):
@@ -110,6 +107,13 @@ class MetricsFileCallback(TrainerCallback):
     @staticmethod
     def _line(record: dict) -> str:
         return json.dumps(plain_json(record), allow_nan=False) + "\n"
+
+
+def metrics_until(path: Path, step: int) -> list[dict]:
+    """The lines of a metrics.jsonl that a run keeps when it resumes at `step`; [] if there is no such file."""
+    lines = read_metrics(path) if path.exists() else []
+    before_the_end = itertools.takewhile(lambda line: "train_loss" not in line, lines)
+    return [line for line in before_the_end if line.get("step", 0) <= step]
 
 
 # ---------------------------------------------------------------- speed
@@ -139,10 +143,11 @@ class ThroughputCallback(TrainerCallback):
     ):
         self.sequences_per_step, self.tokens_per_step = sequences_per_step, tokens_per_step
         self.flops_per_sequence, self.peak_flops, self.ranks = flops_per_sequence, peak_flops, ranks
-        self._clear_counts()
+        self.running_since = None  # perf_counter; None while the stopwatch stands
 
-    def _clear_counts(self) -> None:
-        # Of the batches since the last log. `filled` may be a tensor, which is not read: the CPU would wait for it.
+    def _start_window(self, state: TrainerState) -> None:
+        self.seconds, self.logged_step = 0.0, state.global_step  # seconds of training since the log at logged_step
+        # Of the batches since then. `filled` may be a tensor, which is not read: the CPU would wait for it.
         self.positions = self.filled = self.flops = 0
 
     def count_batches(self, batches: list[dict[str, torch.Tensor]]) -> None:
@@ -157,10 +162,9 @@ class ThroughputCallback(TrainerCallback):
                 self.flops += len(source) * self.flops_per_sequence(source.shape[1], labels.shape[1])
 
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        self.seconds, self.logged_step = 0.0, state.global_step  # seconds of training since the log at logged_step
-        self.running_since = self.last_end = None
+        self.running_since = None
         self.began, self.began_step = time.perf_counter(), state.global_step
-        self._clear_counts()
+        self._start_window(state)
 
     def on_step_begin(self, *_, **__) -> None:
         if self.running_since is None:
@@ -173,7 +177,7 @@ class ThroughputCallback(TrainerCallback):
         self.last_end = time.perf_counter()
 
     def on_evaluate(self, *_, **__) -> None:
-        if getattr(self, "running_since", None) is not None:
+        if self.running_since is not None:
             self.seconds += self.last_end - self.running_since
             self.running_since = None
 
@@ -201,15 +205,9 @@ class ThroughputCallback(TrainerCallback):
             logs["padding_share"] = 1 - filled / self.positions
         logs["peak_memory_gib"] = peak_memory_bytes() / 2**30
         if state.max_steps > 0 and state.global_step > self.began_step:
-            logs["seconds_left"] = seconds_left(state, self.began, self.began_step)
-        self.seconds, self.logged_step = 0.0, state.global_step
-        self._clear_counts()
-
-
-def seconds_left(state: TrainerState, began: float, began_step: int) -> float:
-    """Seconds that the steps to come take at the mean speed since `began` (perf_counter), when began_step was done."""
-    rate = (time.perf_counter() - began) / (state.global_step - began_step)
-    return rate * (state.max_steps - state.global_step)
+            seconds_per_step = (time.perf_counter() - self.began) / (state.global_step - self.began_step)
+            logs["seconds_left"] = seconds_per_step * (state.max_steps - state.global_step)
+        self._start_window(state)
 
 
 def peak_memory_bytes() -> int:
@@ -222,7 +220,9 @@ def peak_memory_bytes() -> int:
 
 
 # ---------------------------------------------------------------- progress
-IN_THE_BAR = "loss learning_rate sequences_per_second tokens_per_second mfu padding_share peak_memory_gib eval_loss"
+IN_THE_BAR = (
+    "loss learning_rate sequences_per_second tokens_per_second mfu padding_share peak_memory_gib eval_loss"
+).split()
 BAR = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"  # of one width; "left" is in the postfix
 
 
@@ -236,12 +236,11 @@ class T5ProgressCallback(TrainerCallback):
     """
 
     def __init__(self):
-        self.bar = self.eval_bar = self.began = self.step_ended = None
-        self.began_step = 0
+        self.bar = self.eval_bar = self.step_ended = None
         self.latest = {}  # of the postfix
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        self.began, self.began_step, self.latest = time.perf_counter(), state.global_step, {}
+        self.began_step, self.latest = state.global_step, {}
         if not args.disable_tqdm:
             # `initial`: the steps of the run that is resumed must not count in the rate
             options = dict(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
@@ -277,13 +276,12 @@ class T5ProgressCallback(TrainerCallback):
         shown = {SHORT_NAMES.get(key, key): short_number(value) for key, value in logs.items()}
         parts = [f"step {state.global_step:,}/{state.max_steps:,}"] if state.max_steps > 0 else []
         parts += [f"{name} {text}" for name, text in shown.items() if name not in ("total_flos", "seconds_left")]
-        if "loss" in logs and self.began is not None and state.global_step > self.began_step:
-            self.latest["left"] = human_time(seconds_left(state, self.began, self.began_step))
+        if "seconds_left" in logs:  # from ThroughputCallback
+            self.latest["left"] = human_time(logs["seconds_left"])
             parts.append(f"left {self.latest['left']}")
         write_line("  ".join(parts))
         if self.bar is not None:
-            names = [SHORT_NAMES.get(key, key) for key in IN_THE_BAR.split()]
-            self.latest |= {name: shown[name] for name in names if name in shown}
+            self.latest |= {SHORT_NAMES.get(key, key): short_number(logs[key]) for key in IN_THE_BAR if key in logs}
             self.bar.set_postfix_str(" ".join(f"{key}={value}" for key, value in self.latest.items()))
 
     def on_train_end(self, *_, **__) -> None:

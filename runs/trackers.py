@@ -31,7 +31,8 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from arguments.training import T5TrainingArguments
 from common.processes import is_first_process
-from common.reports import plain_json, read_metrics, side_file, tracked_name, write_json
+from common.reports import plain_json, side_file, tracked_name, write_json
+from runs.callbacks import metrics_until
 
 logger = logging.getLogger(__name__)
 
@@ -160,13 +161,6 @@ class TrackersCallback(TrainerCallback):
         self.latest |= values
         self._each(lambda tracker, new: tracker.log(new, step), values, step)
 
-    def replay(self, lines: list[dict], step: int) -> None:
-        """Sends what the trackers lack of a metrics.jsonl up to a step."""
-        closing = next((i for i, line in enumerate(lines) if "train_loss" in line), len(lines))
-        for line in lines[:closing]:
-            if line["step"] <= step:
-                self.send({key: value for key, value in line.items() if key not in ("step", "seconds")}, line["step"])
-
     def log_table(self, state: TrainerState, name: str, columns: list[str], rows: list[list]) -> None:
         """Sends a table to the trackers that lack it at this step."""
         step = state.global_step
@@ -235,8 +229,8 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
         sent["tensorboard"] = {name: min(last, step) for name, last in sent["tensorboard"].items()}
     callback = TrackersCallback(trackers, identity, sent, path)
     trainer.add_callback(callback)
-    if step is not None and (path.parent / "metrics.jsonl").is_file():
-        callback.replay(read_metrics(path.parent / "metrics.jsonl"), step)
+    for line in [] if step is None else metrics_until(path.with_name("metrics.jsonl"), step):
+        callback.send({key: value for key, value in line.items() if key not in ("step", "seconds")}, line["step"])
 
 
 def log_table(trainer: Trainer, name: str, columns: list[str], rows: list[list]) -> None:
