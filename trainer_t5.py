@@ -10,11 +10,12 @@ Legend of shapes: B batch, T target length, V vocabulary, C class labels.
 import math
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from accelerate.utils import DynamoBackend
+from accelerate.utils import DynamoBackend, send_to_device
 from torch import nn
 from torch._inductor.codecache import cache_dir
 from torch.distributed.tensor import DTensor
@@ -178,9 +179,8 @@ class T5Trainer(SavingTrainer):
         if training_args.precompile:
             self.add_callback(_PrecompileCallback())
         self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=training_args.device), 0
-        # Of the last step, until it is known whether it was finite.
-        self._norm: _OnItsWay | float | None = None
-        self._before_update: dict | None = None
+        # (norm of the last step, what its update changes on the host), until the norm is known to be finite.
+        self._unchecked: tuple[_OnItsWay | float | None, dict | None] = None, None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
@@ -237,19 +237,14 @@ class T5Trainer(SavingTrainer):
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
-        """Overrides Trainer to count the batches of the step for the log. They are sent to the device first, since the
-        host would wait while Trainer sends what it has counted."""
-        batches, num_items = super().get_batch_samples(map(self._prepare_input, epoch_iterator), num_batches, device)
+        """Overrides Trainer to count the batches of the step for the log. The batches of a stream are sent to the
+        device first, since the host would wait while Trainer sends what it has counted."""
+        send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
+        batches, num_items = super().get_batch_samples(map(send, epoch_iterator), num_batches, device)
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
                 callback.count_batches(batches)
         return batches, num_items
-
-    def _prepare_input(self, data):
-        """Overrides Trainer not to wait for the copy where `accelerator_config.non_blocking` allows it."""
-        if isinstance(data, torch.Tensor):
-            data = data.to(self.args.device, non_blocking=self.args.accelerator_config.non_blocking)
-        return super()._prepare_input(data)
 
     def _run_epoch(self, *args, **kwargs):
         """Overrides Trainer, which would train one step too many when it resumes a run that had ended or lost its
@@ -269,19 +264,21 @@ class T5Trainer(SavingTrainer):
         """
         self._stop_if_non_finite()
         grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        norm = self._norm = _OnItsWay(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
+        norm = _OnItsWay(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
         optimizer = self._plain_optimizer
         if not isinstance(norm, _OnItsWay) or not getattr(optimizer, "_step_supports_amp_scaling", False):
+            self._unchecked = norm, None
             self._stop_if_non_finite()
             return grad_norm
         optimizer.found_inf = norm.non_finite
-        self._before_update = {
+        before = {
             "rates": [group["lr"] for group in optimizer.param_groups],
             "schedule": self.lr_scheduler.state_dict(),
             "place": getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None),
             "step": self.state.global_step,
             "epoch": self.state.epoch,
         }
+        self._unchecked = norm, before
         return grad_norm
 
     @property
@@ -296,39 +293,31 @@ class T5Trainer(SavingTrainer):
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
 
     def _stop_if_non_finite(self) -> None:
-        """Ends the run if the last norm is non-finite; its step, if it is over, is taken back first."""
-        norm, self._norm = self._norm, None
+        """If the last norm is non-finite: saves the weights from before its step, prints the step and its examples, and
+        exits with code 1. A step that the host has already counted is taken back first."""
+        (norm, before), self._unchecked = self._unchecked, (None, None)
         value = norm.value() if isinstance(norm, _OnItsWay) else norm
-        before, self._before_update = self._before_update, None
         if value is None or math.isfinite(value):
             return
         if before is not None:
-            self._take_back_step(before)
-        self._stop_for(value, self.model_wrapped)
-
-    def _take_back_step(self, before: dict) -> None:
-        """Puts back what the host did for an update that the device left out."""
-        optimizer = self._plain_optimizer
-        if hasattr(optimizer, "uncount_step"):  # torch's own count on the device
-            optimizer.uncount_step()
-        for group, rate in zip(optimizer.param_groups, before["rates"], strict=True):
-            group["lr"] = rate
-        self.lr_scheduler.load_state_dict(before["schedule"])
-        if before["place"] is not None:
-            self.train_dataset.loader_in_use.state = before["place"]
-        self.state.global_step, self.state.epoch = before["step"], before["epoch"]
-
-    def _stop_for(self, grad_norm: float, model) -> None:
-        """Saves the weights from before this step, prints the step and its examples, and exits with code 1."""
-        kept = "nothing was saved (--save_strategy no)"
+            optimizer = self._plain_optimizer
+            if hasattr(optimizer, "uncount_step"):  # torch's own optimizers count on the device
+                optimizer.uncount_step()
+            for group, rate in zip(optimizer.param_groups, before["rates"], strict=True):
+                group["lr"] = rate
+            self.lr_scheduler.load_state_dict(before["schedule"])
+            if before["place"] is not None:
+                self.train_dataset.loader_in_use.state = before["place"]
+            self.state.global_step, self.state.epoch = before["step"], before["epoch"]
+        step, kept = self.state.global_step, "nothing was saved (--save_strategy no)"
         if self.args.save_strategy != "no":
-            self._save_checkpoint(model, None)
-            kept = f"{self.args.output_dir}/checkpoint-{self.state.global_step} holds the weights from before this step"
-        examples = self._examples_of_step(self.state.global_step)
-        where = f"examples {', '.join(map(str, examples))}" if examples else "unknown examples"
+            self._save_checkpoint(self.model_wrapped, None)
+            kept = f"{self.args.output_dir}/checkpoint-{step} holds the weights from before this step"
+        examples = ", ".join(map(str, self._examples_of_step(step)))
         finish_process_group()
         if is_first_process():
-            what = f"step {self.state.global_step + 1:,}: the gradient's norm is {grad_norm} ({where}); {kept}"
+            where = f"examples {examples}" if examples else "unknown examples"
+            what = f"step {step + 1:,}: the gradient's norm is {value} ({where}); {kept}"
             advice = "Try a lower --learning_rate or a longer --warmup_steps, or look at these examples."
             print(f"{Path(sys.argv[0]).name}: error: {what}. {advice}", file=sys.stderr, flush=True)
         raise SystemExit(1)
