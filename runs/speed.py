@@ -24,7 +24,7 @@ from modeling.families import family_of, shape_of
 from modeling.kernels.attention import keep_kernel_timings, kernel_name, triton_is_installed
 from runs.memory import RESERVE, activation_bytes, state_bytes
 from training.batch_size import divisors_below
-from training.checkpoints import flags_of_run
+from training.checkpoints import run_of
 
 MOST_WORKERS = 8  # data workers of a process
 PREFETCHED = 4  # batches that a worker makes ahead
@@ -332,5 +332,5 @@ def make_fast(model, job: Job, model_args, args) -> str:
 def job_of(model, source: int, target: int, shapes: int, steps: int, checkpoint: str | None, packable=False) -> Job:
     """The job of a model that is about to be trained; checkpoint: which the run resumes, or None."""
     now, weights = model.config._attn_implementation, [tuple(p.shape) for p in model.parameters()]
-    earlier = flags_of_run(checkpoint)
+    earlier = run_of(checkpoint).get("arguments", {})
     return Job(model.config, source, target, shapes, steps, dropout_of(model), now, weights, earlier, packable)

@@ -14,7 +14,7 @@ import os
 import shutil
 from pathlib import Path
 
-import torch
+from accelerate.utils import broadcast_object_list
 from transformers import PretrainedConfig
 
 from arguments.training import T5TrainingArguments, wants_fsdp
@@ -30,7 +30,7 @@ from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
 RUN_FILES = "metrics.jsonl all_results.json run.json loss.png predictions.jsonl trackers.json samples.md README.md"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# The libraries carry the system's message, but not its number; torch not even that: it compares places in the file.
+# The libraries pass on the system's message, but not its number; torch not even that: it compares places in the file.
 _FULL_MESSAGES = ("unexpected pos ", "PytorchStreamWriter failed writing", *map(os.strerror, _FULL))
 
 
@@ -88,21 +88,20 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     A job that SLURM or torchrun restarted resumes from its newest whole checkpoint, or starts from step 0 if there is
     none yet. Rank 0 decides for all, and locks the folder if it is there. Nothing is deleted yet: see `old_files`.
     """
-    answer: list = [None, None]  # the checkpoint, what is wrong
+    checkpoint = wrong = None
     if is_first_process():
         try:
             check_folder("--output_dir", args.output_dir)
             lock_output_dir(args)
-            answer[0] = _checkpoint_to_resume(args)
-            check_saved_state(args, answer[0])
+            checkpoint = _checkpoint_to_resume(args)
+            check_saved_state(args, checkpoint)
         except (ValueError, OSError) as error:
             unlock_output_dir(args)
-            answer[1] = error
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(answer)
-    if answer[1] is not None:
-        raise ValueError(str(answer[1]))
-    return answer[0]
+            wrong = str(error)
+    checkpoint, wrong = broadcast_object_list([checkpoint, wrong])
+    if wrong is not None:
+        raise ValueError(wrong)
+    return checkpoint
 
 
 def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
@@ -149,8 +148,8 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
 
 
 def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
-    """The files and folders that this run replaces: what a killed run left half-written, and unless the run resumes,
-    all of an earlier run. None on other ranks than 0, and none of a `--dry_run`."""
+    """The files and folders that this run replaces: those that a killed run left half-written and, unless the run
+    resumes, all of an earlier run. [] on ranks other than 0 and for a `--dry_run`."""
     if args.dry_run or not is_first_process():
         return []
     folder = Path(args.output_dir)
@@ -170,7 +169,7 @@ def delete(old: list[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-# What decides the shapes of the weights, and what they mean.
+# Fields of the configuration that decide the shapes of the weights, and what the weights mean.
 _SHAPE = (
     "model_type d_model d_kv d_ff num_heads num_layers num_decoder_layers vocab_size feed_forward_proj "
     "relative_attention_num_buckets relative_attention_max_distance tie_word_embeddings "
@@ -195,10 +194,8 @@ def check_resumed(
     if checkpoint is None:
         return
     resumed, weights_only = f"--resume_from_checkpoint {checkpoint}:", f"--model_name_or_path {checkpoint}"
-    run, asked = _recorded(Path(checkpoint).parent / "run.json"), _flat(config.to_dict())
-    shapes, now = _flat(_recorded(Path(checkpoint) / "config.json")), {}
-    for group in groups:
-        now |= vars(group)
+    run, now = run_of(checkpoint), {name: value for group in groups for name, value in vars(group).items()}
+    shapes, asked = _flat(_recorded(Path(checkpoint) / "config.json")), _flat(config.to_dict())
     for key in (key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name):
         if shapes[key] != asked.get(key):
             raise ValueError(f"{resumed} its model has {key} {shapes[key]}, the flags ask for {asked.get(key)}: resume "
@@ -228,24 +225,23 @@ def _flat(config: dict) -> dict:
     return {key: value for key, value in config.items() if key not in parts} | nested
 
 
-def flags_of_run(checkpoint: str | None) -> dict:
-    """The flags that run.json beside a checkpoint records; {} without a checkpoint, or where it is not there."""
-    return _recorded(Path(checkpoint).parent / "run.json").get("arguments", {}) if checkpoint else {}
+def run_of(checkpoint: str | None) -> dict:
+    """The run.json beside a checkpoint; {} without a checkpoint, or where there is no such file."""
+    return _recorded(Path(checkpoint).parent / "run.json") if checkpoint else {}
 
 
 def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:
     """The notice that a run resumes with another global batch than run.json records; None if it is the same."""
-    before = checkpoint and _recorded(Path(checkpoint).parent / "run.json").get("sequences_per_step")
+    before = run_of(checkpoint).get("sequences_per_step")
     if not before or before == sequences:
         return None
-    return (
-        f"resuming with {sequences} sequences a step instead of {before}: steps count the examples seen, so the run "
-        f"resumes at another example than it stopped at; {before} a step, however made up, resume at the same one"
-    )
+    return (f"resuming with {sequences} sequences a step instead of {before}: steps count the examples seen, so the "
+            f"run resumes at another example than it stopped at; {before} a step, however made up, resume at the same "
+            "one")  # fmt: skip
 
 
 def _recorded(path: Path) -> dict:
-    """The content of a JSON file; {} if it cannot be read, as of a checkpoint that was moved or made by other code."""
+    """The content of a JSON file; {} if it cannot be read, as beside a checkpoint that was moved or made elsewhere."""
     try:
         return read_json(path)
     except (OSError, ValueError):

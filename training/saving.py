@@ -36,13 +36,14 @@ class SavingTrainer(RowOrderTrainer):
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
-        """Overrides Trainer to save the shared embedding once: ZeRO's state names it three times."""
+        """Overrides Trainer to save the shared embedding once, since ZeRO's state names it three times."""
         if state_dict is not None:
             state_dict = {n: tensor for n, tensor in state_dict.items() if n not in self.model.all_tied_weights_keys}
         super()._save(output_dir, state_dict)
-        share(Path(output_dir or self.args.output_dir).glob("*.safetensors"))
+        folder = Path(output_dir or self.args.output_dir)
+        share(folder.glob("*.safetensors"))
         if self.task_record and self.args.should_save:
-            write_json(Path(output_dir or self.args.output_dir) / TASK_RECORD, self.task_record)
+            write_json(folder / TASK_RECORD, self.task_record)
 
     def _save_optimizer_and_scheduler(self, output_dir):
         """Overrides Trainer, which would add a second copy of FSDP2's weights."""
@@ -103,8 +104,8 @@ class SavingTrainer(RowOrderTrainer):
             publish(aside, final)
 
     def _is_disk_full(self, write: Callable, *args) -> bool:
-        """Calls write(*args); whether any rank had no room for it. Then a line says so, and the half-written checkpoint
-        is deleted."""
+        """Calls write(*args) and returns whether any rank had no room for it; if so, deletes what is half-written
+        and prints a line."""
         full = None
         try:
             write(*args)
@@ -127,33 +128,29 @@ class SavingTrainer(RowOrderTrainer):
 
     # ------------------------------------------------------------ from the disk
     def _issue_warnings_after_load(self, load_result):
-        """Overrides Trainer to name no embedding that shares another's tensor: it is not in the file, nor missing."""
+        """Overrides Trainer not to report an embedding that shares another's tensor as missing from the file."""
         missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        if not self._load_weights(resume_from_checkpoint):
+        """Overrides Trainer to load FSDP2's slices or LoRA's matrices."""
+        if self.is_fsdp_enabled:
+            load_sharded_weights(self.model, Path(resume_from_checkpoint))
+        elif has_low_rank(self.model):
+            load_low_rank(self.model, Path(resume_from_checkpoint))
+        else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self):
-        if self.is_deepspeed_enabled or not self._load_weights(self.state.best_model_checkpoint):
+        if self.is_deepspeed_enabled or not (self.is_fsdp_enabled or has_low_rank(self.model)):
             super()._load_best_model()
-
-    def _load_weights(self, checkpoint: str) -> bool:
-        """Loads FSDP2's slices or LoRA's matrices; False where Trainer itself can load the checkpoint."""
-        if self.is_fsdp_enabled:
-            load_sharded_weights(self.model, Path(checkpoint))
-        elif has_low_rank(self.model):
-            load_low_rank(self.model, Path(checkpoint))
         else:
-            return False
-        return True
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
 
     def restore_loss_state(self) -> None:
         """Restores the losses that the resumed run had not yet logged."""
-        if not self._resumed_from:
-            return
-        if state := load_loss_state(Path(self._resumed_from), self.args.process_index, self.args.world_size):
+        folder = self._resumed_from and Path(self._resumed_from)
+        if folder and (state := load_loss_state(folder, self.args.process_index, self.args.world_size)):
             self._tr_loss.fill_(state["running_loss"])
             self._total_loss_scalar = state["total_loss"]
             self._globalstep_last_logged = self._z_loss_last_logged = state["last_logged_step"]
