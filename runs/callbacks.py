@@ -1,4 +1,4 @@
-"""What a run shows while it trains: metrics.jsonl, loss.png, throughput, the progress bar.
+"""Callbacks that show a run while it trains: metrics.jsonl, loss.png, throughput, the progress bar.
 
 throughput = ThroughputCallback(sequences_per_step=128, tokens_per_step=80_128)
 of_rank_0 = [MetricsFileCallback(output_dir), LossCurveCallback(output_dir), T5ProgressCallback()]
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 class PatienceCallback(EarlyStoppingCallback):
     """EarlyStoppingCallback for evaluations of several data sets: only the one with the main metric counts. A resumed
-    run keeps its count; one that had lost its patience trains no further."""
+    run keeps its count; if its patience had run out, it trains no further."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         super().on_train_begin(args, state, control, **kwargs)
@@ -54,8 +54,8 @@ class PatienceCallback(EarlyStoppingCallback):
 
 
 class TieCallback(TrainerCallback):
-    """Of checkpoints with equal metrics the one of lower loss is the best; Trainer would keep the first. Texts that are
-    generated early often all score 0."""
+    """Makes the checkpoint with the lower loss the best one where metrics are equal; Trainer would keep the first.
+    Texts that are generated early often all score 0."""
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_, metrics: dict, **__) -> None:
         value = metrics.get(f"eval_{(args.metric_for_best_model or '').removeprefix('eval_')}")
@@ -64,7 +64,7 @@ class TieCallback(TrainerCallback):
         losses = [line["eval_loss"] for line in state.log_history[:-1]
                   if "eval_loss" in line and line["step"] == state.best_global_step]  # fmt: skip
         if losses and metrics.get("eval_loss", math.inf) < losses[-1]:
-            state.best_metric = None  # so that Trainer takes this one
+            state.best_metric = None  # so that Trainer takes this checkpoint
 
 
 class MetricsFileCallback(TrainerCallback):
@@ -73,10 +73,10 @@ class MetricsFileCallback(TrainerCallback):
         {"step": 50, "epoch": 0.5, "loss": 2.31, "grad_norm": 0.8, "learning_rate": 0.01, "seconds": 12.4}
         {"step": 50, "epoch": 0.5, "eval_loss": 2.25, "eval_accuracy": 0.61, ..., "seconds": 13.9}
 
-    `seconds` counts from the start of the run, also over a resume. Non-finite floats are the strings "NaN", "Infinity"
-    and "-Infinity", as JSON has none. A resumed run (global_step > 0) first removes what it will write again (the lines
-    after its step, and all from the closing "train_loss" on) and a torn last line; a fresh run starts a new file. An
-    evaluation alone writes nothing, so that the curve of the run before it stays.
+    `seconds` counts from the start of the run and continues when it is resumed. JSON has no non-finite floats: they are
+    the strings "NaN", "Infinity" and "-Infinity". A resumed run (global_step > 0) first removes the lines that it will
+    write again (those after its step, and all from the closing "train_loss" on) and a torn last line; a fresh run
+    starts a new file. An evaluation alone writes nothing, so that the curve of the training run stays.
     """
 
     def __init__(self, output_dir: str | Path):
@@ -121,16 +121,16 @@ class ThroughputCallback(TrainerCallback):
     """Adds to the training logs (those with "loss") sequences_per_second, tokens_per_second, mfu, padding_share,
     peak_memory_gib and seconds_left.
 
-    A stopwatch counts the time of training since the last log, without evaluating and saving. Waiting for data counts;
-    the first log includes warm-up and compilation. seconds_left is time on the clock: what all steps to come take at
-    the mean speed so far, evaluations included.
+    A stopwatch measures training since the last log, without evaluating and saving. Waiting for data counts; the first
+    log includes warm-up and compilation. seconds_left is wall-clock time: the steps to come at the mean speed so far,
+    evaluations included.
 
     sequences_per_step, tokens_per_step: per optimizer step, over all ranks and accumulation steps (a short last batch
-    is counted as full); tokens_per_step None: the tokens of this rank's batches, padding left out, times the ranks.
-    flops_per_sequence: forward and backward; a number, or where lengths differ a function of the (source, target)
-    lengths of a batch's rows, which may hold several sequences. MFU counts the work on padding too; padding_share is
-    the share of padding in the positions of this rank's sources and targets. peak_flops: FLOP/s of all devices
-    together. ranks: how many this one stands for. T5Trainer hands every batch to count_batches.
+    counts as full); with tokens_per_step None, the tokens of this rank's batches without padding, times `ranks`.
+    flops_per_sequence: forward and backward; a number or, where lengths differ, a function of the (source, target)
+    lengths of a batch's rows, which may hold several sequences. MFU includes the work on padding; padding_share is the
+    share of padding in this rank's sources and targets. peak_flops: FLOP/s of all devices together. ranks: the number
+    of ranks that this one stands for. T5Trainer hands every batch to count_batches.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class ThroughputCallback(TrainerCallback):
             self.running_since = self.last_end = time.perf_counter()
 
     def on_step_end(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_) -> None:
-        # The GPU may still be working on this step, which is not to count as evaluation.
+        # The GPU may still be working on this step, which must not count as evaluation.
         if torch.cuda.is_available() and (control.should_evaluate or control.should_save):
             torch.cuda.synchronize()
         self.last_end = time.perf_counter()
@@ -227,12 +227,12 @@ BAR = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"  # of 
 
 
 class T5ProgressCallback(TrainerCallback):
-    """Progress bars of training and of each evaluation, and one readable line a log:
+    """Progress bars of training and of each evaluation, and one readable line for each log:
 
         step 200/1,000  epoch 0.4  loss 2.314  grad_norm 0.81  lr 0.008  seq/s 51.2  mfu 0.41  left 3 min 10 s
 
-    The bar shows the time left and the latest of IN_THE_BAR. After two steps a line says how long all will take, if
-    that is more than a minute. Without a terminal, or with `--disable_tqdm true`, there are only the lines.
+    The bar shows the time left and the latest values of IN_THE_BAR. After two steps a line says how long the run will
+    take, if that is more than a minute. Without a terminal, or with `--disable_tqdm true`, there are only the lines.
     """
 
     def __init__(self):
@@ -242,7 +242,7 @@ class T5ProgressCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         self.began_step, self.latest = state.global_step, {}
         if not args.disable_tqdm:
-            # `initial`: the steps of the run that is resumed must not count in the rate
+            # `initial`: the steps before a resume must not count in the rate
             options = dict(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
             self.bar = tqdm(desc="training", bar_format=BAR, **options)
 
@@ -291,7 +291,7 @@ class T5ProgressCallback(TrainerCallback):
 
 
 def write_line(line: str) -> None:
-    """Prints a line above the bars that there are."""
+    """Prints a line above the bars."""
     tqdm.write(line)
     sys.stdout.flush()
 
@@ -299,7 +299,7 @@ def write_line(line: str) -> None:
 def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> None:
     """Replaces Trainer's own progress bar and printer with `callbacks`, in the order that they need.
 
-    Trainer puts W&B's callback before those of the user, so that fields added to the logs later never reach it. A
+    Trainer puts W&B's callback before those of the user, so fields that are added to the logs later never reach it.
     ThroughputCallback therefore goes right behind DefaultFlowCallback, whose decision to evaluate or save it reads.
     """
     trainer.remove_callback(ProgressCallback)
@@ -312,8 +312,8 @@ def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> Non
 
 
 class LossCurveCallback(TrainerCallback):
-    """Redraws `<output_dir>/loss.png` from metrics.jsonl at every save and at the end. A picture that fails is only a
-    warning: it must not end a long run."""
+    """Redraws `<output_dir>/loss.png` from metrics.jsonl at every save and at the end. If drawing fails, it only warns,
+    since that must not end a long run."""
 
     def __init__(self, output_dir: str | Path):
         self.output_dir = Path(output_dir)
