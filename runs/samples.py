@@ -177,8 +177,8 @@ def answers_to(
 
 
 def _with_gaps(tokenizer: PreTrainedTokenizerBase, line: str, sentinels: list[int]) -> list[int]:
-    """Ids of a line, including BOS and EOS, with the sentinels that pre-training uses for its gaps: a tokenizer may have
-    no token for <extra_id_n> (mT5, within a word) or another one (ByT5)."""
+    """Ids of a line, including BOS and EOS, with the sentinels that pre-training uses for gaps: a tokenizer may have no
+    token for <extra_id_n> (mT5, within a word) or another one (ByT5)."""
     ids = []
     for place, part in enumerate(_SENTINEL.split(line)):  # text, number, text, number ... text
         if place % 2 and int(part) < len(sentinels):
