@@ -63,8 +63,8 @@ class _ResumeCallback(TrainerCallback):
         checkpoint_blocks_only(self.trainer.model)
 
     def on_epoch_begin(self, _args, state: TrainerState, *_, train_dataloader: DataLoader, **__) -> None:
-        """Sets the sampler's epoch. Trainer does so too, but does not reach the sampler where several ranks resume within
-        an epoch: the data loader that skips the batches already seen is one wrapper more."""
+        """Sets the sampler's epoch. Trainer does so too, but where several ranks resume within an epoch it does not
+        reach the sampler: the data loader that skips the batches already seen is one wrapper more."""
         train_dataloader.set_epoch(int(state.epoch or 0))
 
     def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
@@ -137,9 +137,9 @@ class T5Trainer(SavingTrainer):
     compiles that pass as one graph, without the wrappers around it.
 
     class_label_ids: [C, T] token ids of the class labels (EOS included, padded with -100), which are scored unless
-    `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`: EvaluationTask}, where data sets
-    are scored in different ways. summarise: metrics of a whole evaluation -> further ones, all with the prefix "eval_".
-    train_collator: a collator for training alone; each batch of a BucketCollator holds rows of one bucket.
+    `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`: EvaluationTask}, where the data
+    sets are scored in different ways. summarise: metrics of a whole evaluation -> further ones, all with the prefix
+    "eval_". train_collator: a collator for training alone; each batch of a BucketCollator holds rows of one bucket.
     """
 
     def __init__(
@@ -379,8 +379,8 @@ class T5Trainer(SavingTrainer):
         ignore_keys: list[str] | None = None,
         **gen_kwargs,
     ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
-        """(None, (generated tokens or -1 [B, 1 or T], statistics [B, 5 + n]), labels [B, T] or None); the loss is part of
-        the statistics."""
+        """(None, (generated tokens or -1 [B, 1 or T], statistics [B, 5 + n]), labels [B, T] or None); the statistics
+        include the loss."""
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -398,9 +398,9 @@ class T5Trainer(SavingTrainer):
         """Statistics [B, 5 + n] of a batch by teacher forcing, on its labels and on every class label in one forward
         pass, and the encoder's output [B, S, d_model], or None where there is nothing to score.
 
-        The texts are joined into one decoder sequence with a block-diagonal causal mask. Relative positions are the same
-        within each text, so encoder and cross-attention keys are computed once. If every row's label is a class label,
-        it is scored from that class's logits; otherwise the labels are fed as well.
+        The texts are joined into one decoder sequence with a block-diagonal causal mask. Relative positions are the
+        same within each text, so encoder and cross-attention keys are computed once. If every row's label is a class
+        label, it is scored from that class's logits; otherwise the labels are fed as well.
         """
         rows, device = len(inputs["input_ids"]), inputs["input_ids"].device
         statistics = torch.zeros(rows, len(STATISTICS), device=device)

@@ -1,10 +1,10 @@
-"""Checkpoints that are whole or not there: how they are written, checked, found again, and what else resuming needs.
+"""Checkpoints that are whole or not there: writing, checking and finding them, and all else that resuming needs.
 
     _saving/checkpoint-40/   a checkpoint while it is being written
     checkpoint-40/           the same after manifest and fsync: it appears by one rename
 
-A process killed at any moment leaves either no checkpoint-40 or a whole one. What a disk damages afterwards is found by
-the manifest (common/manifests.py) when a run resumes: the damaged checkpoint is named and skipped.
+A process killed at any moment leaves either no checkpoint-40 or a whole one. If a disk damages it afterwards, the
+manifest (common/manifests.py) shows that when a run resumes: the damaged checkpoint is named and skipped.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def publish(aside: Path, final: Path) -> None:
 
 
 def discard(checkpoint: Path) -> None:
-    """Deletes a checkpoint without ever leaving half of one in sight."""
+    """Deletes a checkpoint; a half-deleted one is never visible as a checkpoint."""
     grave = checkpoint.parent / SAVING / f"deleted-{checkpoint.name}"
     shutil.rmtree(grave, ignore_errors=True)
     grave.parent.mkdir(exist_ok=True)
@@ -61,7 +61,7 @@ def discard(checkpoint: Path) -> None:
 
 
 def rotate(output_dir: Path, keep: int | None, best: str | None) -> None:
-    """Deletes the oldest checkpoints so that `keep` (None: all) are left. The newest always stays, and the best too."""
+    """Deletes the oldest checkpoints but `keep` (None: keeps all). The newest and the best one always stay."""
     if not keep or keep < 1:
         return
     checkpoints = checkpoints_of(output_dir)
@@ -72,7 +72,7 @@ def rotate(output_dir: Path, keep: int | None, best: str | None) -> None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an exception of torch, safetensors or Python is about a full disk, quota or file size."""
+    """Whether an exception of torch, safetensors or Python means a full disk, quota or file-size limit."""
     while error is not None:
         if getattr(error, "errno", None) in _FULL or any(words in str(error) for words in _FULL_MESSAGES):
             return True
@@ -83,10 +83,10 @@ def is_disk_full(error: BaseException) -> bool:
 # ---------------------------------------------------------------- resuming
 def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     """The checkpoint to resume from, or None. ValueError unless `--output_dir` is empty, resumed or overwritten, and
-    the checkpoint holds all that is needed.
+    the checkpoint is complete.
 
     A job that SLURM or torchrun restarted resumes from its newest whole checkpoint, or starts from step 0 if there is
-    none yet. Rank 0 decides for all, and locks the folder if it is there. Nothing is deleted yet: see `old_files`.
+    none yet. Rank 0 decides for all, and locks the folder if it exists. Nothing is deleted yet: see `old_files`.
     """
     checkpoint = wrong = None
     if is_first_process():
@@ -188,8 +188,8 @@ def check_resumed(
 ) -> None:
     """ValueError unless a run of this model, data and flags can resume from the checkpoint.
 
-    config: of the model. fingerprints: of the data and the tokenizer. groups: the parsed dataclasses. What run.json
-    beside the checkpoint does not hold is not compared.
+    config: of the model. fingerprints: of the data and the tokenizer. groups: the parsed dataclasses. Only what
+    run.json beside the checkpoint records is compared.
     """
     if checkpoint is None:
         return
@@ -256,13 +256,13 @@ def was_restarted() -> bool:
 
 # ---------------------------------------------------------------- the loss that is being averaged
 def save_loss_state(folder: Path, rank: int, state: dict) -> None:
-    """Writes what Trainer forgets, so that a resumed run logs the same means: {"running_loss": sum of losses since the
-    last log, "total_loss", "last_logged_step", "running_z_loss"}."""
+    """Writes the sums that Trainer does not save, so that a resumed run logs the same means: {"running_loss": sum of the
+    losses since the last log, "total_loss", "last_logged_step", "running_z_loss"}."""
     (folder / f"loss_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
 
 def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
-    """The state of this rank, or the mean over all if their number has changed. None if it was not saved."""
+    """The state of this rank, or the mean over all if the number of ranks has changed. None if it was not saved."""
     states = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("loss_state_*.json"))]
     if not states:
         return None

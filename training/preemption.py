@@ -1,4 +1,4 @@
-"""Pre-emption: SIGTERM, SIGUSR1, Ctrl-C and a job's time limit end a run at the next step with a checkpoint.
+"""Pre-emption: SIGTERM, SIGUSR1, Ctrl-C and a job's time limit end a run after the current step, with a checkpoint.
 
 The script then exits with code 75 (EX_TEMPFAIL of sysexits.h: try again later). slurm/train.slurm requeues such a
 job, and its next start resumes from the newest whole checkpoint (training/checkpoints.py).
@@ -14,16 +14,16 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# Seconds kept free before the job's time limit, beside twice the longest step: for writing the checkpoint.
+# Seconds kept free before the job's time limit for writing the checkpoint, in addition to twice the longest step.
 TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 
 
 class PreemptionCallback(TrainerCallback):
     """Saves and stops at the end of the step in which a signal came, or when the job's time runs out.
 
-    `reason` is then a sentence, else None. Further signals change nothing; a second Ctrl-C ends the run at once. All
-    ranks stop at the same step, whichever got the signal: an all-reduce over gloo at every step tells them, which takes
-    well below a millisecond and does not wait for the GPU.
+    `reason` is then a sentence, before that None. Further signals change nothing, but a second Ctrl-C ends the run at
+    once. All ranks stop at the same step, whichever got the signal: they exchange it at every step by an all-reduce
+    over gloo, which takes well below a millisecond and does not wait for the GPU.
     """
 
     def __init__(self):
