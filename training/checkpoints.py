@@ -256,7 +256,7 @@ def was_restarted() -> bool:
 
 # ---------------------------------------------------------------- the loss that is being averaged
 def save_loss_state(folder: Path, rank: int, state: dict) -> None:
-    """Writes the sums that Trainer does not save, so that a resumed run logs the same means: {"running_loss": sum of the
+    """Writes the sums that Trainer does not save, so that a resumed run logs the same means: {"running_loss": sum of
     losses since the last log, "total_loss", "last_logged_step", "running_z_loss"}."""
     (folder / f"loss_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
