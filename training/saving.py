@@ -32,7 +32,7 @@ class SavingTrainer(RowOrderTrainer):
     _is_saving = False  # while a checkpoint is being written aside
     _resumed_from: str | None = None  # the checkpoint with which this training began
     _uploads: list[Future] = []  # to the Hub, in the background; init_hf_repo gives each trainer its own
-    task_record: dict | None = None  # of a fine-tuning (tasks/task_records.py), saved with every model
+    task_record: dict | None = None  # of fine-tuning (tasks/task_records.py), saved with every model
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
@@ -60,8 +60,8 @@ class SavingTrainer(RowOrderTrainer):
         return str(Path(folder) / SAVING) if self._is_saving else folder
 
     def _save_checkpoint(self, model, trial):
-        """Overrides Trainer to write into `_saving/` and rename the checkpoint when it is whole. When the disk is full,
-        the training continues: a line says so, the last whole checkpoint is kept, and the next save tries again."""
+        """Overrides Trainer to write into `_saving/` and rename the checkpoint when it is whole. If the disk is full, a
+        line says so and the training continues: the last whole checkpoint is kept, and the next save tries again."""
         output_dir = Path(super()._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
         aside, final = output_dir / SAVING / name, output_dir / name
@@ -80,7 +80,7 @@ class SavingTrainer(RowOrderTrainer):
             self.state.best_model_checkpoint = earlier_best
             return
         if self.args.should_save:
-            self._finish_current_push()  # of the checkpoint before, which may have to go now
+            self._finish_current_push()  # of the previous checkpoint, which may be deleted now
             rotate(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
             if self.args.push_to_hub:
                 self._push_from_checkpoint(str(final))
@@ -167,8 +167,8 @@ class SavingTrainer(RowOrderTrainer):
                 self.hub_model_id = create_repository(name, private, token or self.args.hub_token, "--hub_model_id")
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Overrides Trainer, which calls this while the checkpoint is still being written, to upload when it is whole.
-        The model is uploaded without the training's states; `--hub_strategy` adds those."""
+        """Overrides Trainer, which calls this while the checkpoint is still being written, to upload it when it is
+        whole. The model is uploaded without the states of the training; `--hub_strategy` adds those."""
         if self._is_saving or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
         folder, message = Path(checkpoint_folder), f"Training in progress, step {self.state.global_step:,}"
@@ -179,7 +179,7 @@ class SavingTrainer(RowOrderTrainer):
             self._uploads.append(start(f"{message}, {into}", into=into))
 
     def _finish_current_push(self) -> None:
-        """Waits for the uploads in the background and names those that failed; the training continues without them."""
+        """Waits for the uploads in the background and prints those that failed; the training continues without them."""
         for started in self._uploads:
             if error := started.exception():
                 print_once(f"an upload to {self.hub_model_id} failed ({reason(error)}); the next save tries again")
@@ -197,7 +197,7 @@ class SavingTrainer(RowOrderTrainer):
 
 
 def load_sharded_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Gives every rank its slices of the weights in `folder`, which rank 0 reads. RuntimeError if some are missing.
+    """Gives every rank its slices of the weights in `folder`, which rank 0 reads. RuntimeError if any are missing.
 
     Trainer's own loading fails on T5's embedding, which has one tensor and three names.
     """
