@@ -26,7 +26,7 @@ def _build(build: Callable):
     """What `build` returns: DeepSpeed's sum over ranks, which is compiled at its first use.
 
     torch marks a build with a file `lock`. A killed build leaves it behind, and all later ones wait for it silently
-    and forever. The lock on our own mark ends with its process, so whoever gets it knows that the earlier build is dead.
+    and forever. The lock on our own mark ends with its process: whoever gets it knows that the earlier build is dead.
     """
     from torch.utils.cpp_extension import _get_build_directory
 

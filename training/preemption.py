@@ -50,13 +50,13 @@ class PreemptionCallback(TrainerCallback):
         self._longest_step = max(self._longest_step, time.monotonic() - self._step_began)
         left = self._end_time - time.time()
         out_of_time = left < TIME_LIMIT_MARGIN + 2 * self._longest_step
-        code = int(self._received or 0) or (-1 if out_of_time else 0)
+        number = int(self._received or 0)
         if self._group is not None:
-            codes = torch.tensor([max(code, 0), max(-code, 0)])
-            torch.distributed.all_reduce(codes, op=torch.distributed.ReduceOp.MAX, group=self._group)
-            code = int(codes[0]) or -int(codes[1])
-        if code and state.global_step < state.max_steps:
-            name = signal.Signals(code).name if code > 0 else f"the job ends in {max(0, left):.0f} s"
+            on_any_rank = torch.tensor([number, int(out_of_time)])
+            torch.distributed.all_reduce(on_any_rank, op=torch.distributed.ReduceOp.MAX, group=self._group)
+            number, out_of_time = on_any_rank.tolist()
+        if (number or out_of_time) and state.global_step < state.max_steps:
+            name = signal.Signals(number).name if number else f"the job ends in {max(0, left):.0f} s"
             control.should_save = args.save_strategy != "no"
             saved = "saved and stopped" if control.should_save else "stopped without a checkpoint (--save_strategy no)"
             self.reason = f"{name}: {saved} after step {state.global_step:,} of {state.max_steps:,}"
