@@ -1,8 +1,8 @@
 """`Seq2SeqTrainer` made exact for T5: loss over the global batch, evaluation that counts every token and example once.
 
-Class labels are scored without generating: a greedy decoder writes the tokens of a label if and only if, fed with that
-label, its most likely token is the label's at every position, EOS included. One teacher-forced pass over all labels
-finds the one that greedy decoding would write, or none (docs/tasks.md: what of other tokens that spell the same text).
+Class labels are scored without generating. A greedy decoder writes the tokens of a label if and only if, fed with that
+label, its most likely token is the label's at every position, EOS included. So one teacher-forced pass over all labels
+finds the label that greedy decoding would write, or none (docs/tasks.md: other tokens that spell the same text).
 
 Legend of shapes: B batch, T target length, V vocabulary, C class labels.
 """
@@ -10,11 +10,12 @@ Legend of shapes: B batch, T target length, V vocabulary, C class labels.
 import math
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from accelerate.utils import DynamoBackend
+from accelerate.utils import DynamoBackend, send_to_device
 from torch import nn
 from torch._inductor.codecache import cache_dir
 from torch.distributed.tensor import DTensor
@@ -51,29 +52,29 @@ from training.saving import SavingTrainer
 
 
 class _ResumeCallback(TrainerCallback):
-    """What Trainer does not carry over from the run it resumes, and the epochs of a stream, which it cannot know."""
+    """Restores what Trainer forgets of the resumed run, and sets the epochs of a stream, which Trainer cannot know."""
 
     def __init__(self, trainer: "T5Trainer"):
         self.trainer = trainer
 
     def on_train_begin(self, *_, **__) -> None:
-        """Restores the losses since the last log, so that the next one is the same mean as without the interruption."""
+        """Restores the losses since the last log, so that the next log has the same mean as without interruption."""
         self.trainer.restore_loss_state()
         checkpoint_blocks_only(self.trainer.model)
 
     def on_epoch_begin(self, _args, state: TrainerState, *_, train_dataloader: DataLoader, **__) -> None:
-        """Sets the sampler's epoch. Trainer does too, but where several ranks resume within an epoch, the data loader
-        that skips the batches already seen hides the sampler one wrapper too deep."""
+        """Sets the sampler's epoch. Trainer does so too, but where several ranks resume within an epoch it does not
+        reach the sampler: the data loader that skips the batches already seen is one wrapper more."""
         train_dataloader.set_epoch(int(state.epoch or 0))
 
     def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
-        """Sets the epochs of a stream: Trainer, which does not know its length, takes shares of --max_steps."""
+        """Sets the epochs of a stream. Trainer does not know its length and would count shares of --max_steps."""
         if hasattr(self.trainer.train_dataset, "epochs_done"):
             state.epoch = self.trainer.train_dataset.epochs_done()
 
 
 class _PrecompileCallback(TrainerCallback):
-    """`--precompile`: ends the run after two steps, which have filled the compiler's cache."""
+    """`--precompile`: ends the run after two steps, when the compiler's cache is filled."""
 
     def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
         if state.global_step >= 2:
@@ -83,7 +84,7 @@ class _PrecompileCallback(TrainerCallback):
 
 
 class _OnItsWay:
-    """A number that is copied from the device to the host while both continue.
+    """A number that is copied from the device to the host while both go on working.
 
     non_finite: float32 on the device, 1 where the number is NaN or infinite, else 0.
     """
@@ -98,7 +99,7 @@ class _OnItsWay:
             self.copied.record()
 
     def value(self) -> float:
-        """The number; waits until it has arrived."""
+        """The number, after waiting for the copy."""
         if self.copied is not None:
             self.copied.synchronize()
         return float(self.on_host.numpy())
@@ -121,8 +122,8 @@ def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
 
 
 def _fit_for_fsdp(model: PreTrainedModel) -> None:
-    """Lets accelerate shard a T5Gemma too. The head goes into one group with the embedding that accelerate asks for,
-    which would be the encoder's, another matrix; and T5Gemma 2 names layers of the part that reads pictures."""
+    """Lets accelerate shard a T5Gemma too. accelerate puts the head into one group with the input embedding, which here
+    must be the decoder's, not the encoder's; and T5Gemma 2 names layers of its image encoder, which is not there."""
     if is_tied(model):
         model.get_input_embeddings = lambda: model.get_decoder().embed_tokens
     there = {type(module).__name__ for module in model.modules()}
@@ -137,8 +138,8 @@ class T5Trainer(SavingTrainer):
 
     class_label_ids: [C, T] token ids of the class labels (EOS included, padded with -100), which are scored unless
     `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`: EvaluationTask}, where the data
-    sets are not judged alike. summarise: metrics of a whole evaluation -> further ones, all with the prefix "eval_".
-    train_collator: a collator for training alone; each batch of a BucketCollator holds rows of one bucket.
+    sets are scored in different ways. summarise: metrics of a whole evaluation -> further ones, all with the prefix
+    "eval_". train_collator: a collator for training alone; each batch of a BucketCollator holds rows of one bucket.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class T5Trainer(SavingTrainer):
         **kwargs,
     ):
         training_args = kwargs["args"]
-        if evaluation_tasks:  # a single data set is judged as the first
+        if evaluation_tasks:  # a single data set is scored like the first task
             first = next(iter(evaluation_tasks.values()))
             class_label_ids = first.class_label_ids
             kwargs["compute_metrics"] = first.compute_metrics
@@ -178,9 +179,8 @@ class T5Trainer(SavingTrainer):
         if training_args.precompile:
             self.add_callback(_PrecompileCallback())
         self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=training_args.device), 0
-        # Of the last step, until it is known whether it was finite.
-        self._norm: _OnItsWay | float | None = None
-        self._before_update: dict | None = None
+        # (norm of the last step, what its update changes on the host), until the norm is known to be finite.
+        self._unchecked: tuple[_OnItsWay | float | None, dict | None] = None, None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
@@ -191,7 +191,7 @@ class T5Trainer(SavingTrainer):
 
     # ------------------------------------------------------------ training
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
-        """Overrides Trainer to end its data workers, which outlive signals, however the training ends."""
+        """Overrides Trainer to end the data workers, which ignore signals, however the training ends."""
         self._resumed_from = resume_from_checkpoint
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
@@ -199,8 +199,8 @@ class T5Trainer(SavingTrainer):
             self.end_data_workers()
 
     def _finalize_training(self, *args, **kwargs):
-        """Overrides Trainer to end a run that a signal or the time limit stopped with exit code 75: without a closing
-        line, without the best model, and above all without deleting the checkpoint just saved for a better one."""
+        """Overrides Trainer to end a run that a signal or the time limit stopped with exit code 75. There is no closing
+        line, the best model is not loaded and, above all, the checkpoint just saved is not deleted for a better one."""
         self._stop_if_non_finite()
         if self.preemption.reason is not None:
             self.callback_handler.on_train_end(self.args, self.state, self.control)
@@ -237,23 +237,18 @@ class T5Trainer(SavingTrainer):
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
-        """Overrides Trainer to count the batches of the step for the log. They are sent to the device first, since the
-        host would wait while Trainer sends what it has counted."""
-        batches, num_items = super().get_batch_samples(map(self._prepare_input, epoch_iterator), num_batches, device)
+        """Overrides Trainer to count the batches of the step for the log. The batches of a stream are sent to the
+        device first, since the host would wait while Trainer sends what it has counted."""
+        send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
+        batches, num_items = super().get_batch_samples(map(send, epoch_iterator), num_batches, device)
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
                 callback.count_batches(batches)
         return batches, num_items
 
-    def _prepare_input(self, data):
-        """Overrides Trainer not to wait for the copy where `accelerator_config.non_blocking` allows it."""
-        if isinstance(data, torch.Tensor):
-            data = data.to(self.args.device, non_blocking=self.args.accelerator_config.non_blocking)
-        return super()._prepare_input(data)
-
     def _run_epoch(self, *args, **kwargs):
-        """Overrides Trainer, which would train one step too many when it resumes a run that had ended or lost its
-        patience (PatienceCallback)."""
+        """Overrides Trainer, which would train one step too many when it resumes a run that had ended, also by early
+        stopping (PatienceCallback)."""
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
@@ -269,19 +264,21 @@ class T5Trainer(SavingTrainer):
         """
         self._stop_if_non_finite()
         grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        norm = self._norm = _OnItsWay(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
+        norm = _OnItsWay(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
         optimizer = self._plain_optimizer
         if not isinstance(norm, _OnItsWay) or not getattr(optimizer, "_step_supports_amp_scaling", False):
+            self._unchecked = norm, None
             self._stop_if_non_finite()
             return grad_norm
         optimizer.found_inf = norm.non_finite
-        self._before_update = {
+        before = {
             "rates": [group["lr"] for group in optimizer.param_groups],
             "schedule": self.lr_scheduler.state_dict(),
             "place": getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None),
             "step": self.state.global_step,
             "epoch": self.state.epoch,
         }
+        self._unchecked = norm, before
         return grad_norm
 
     @property
@@ -296,45 +293,37 @@ class T5Trainer(SavingTrainer):
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
 
     def _stop_if_non_finite(self) -> None:
-        """Ends the run if the last norm is non-finite; its step, if it is over, is taken back first."""
-        norm, self._norm = self._norm, None
+        """If the last norm is non-finite: saves the weights from before its step, prints the step and its examples, and
+        exits with code 1. A step that the host has already counted is taken back first."""
+        (norm, before), self._unchecked = self._unchecked, (None, None)
         value = norm.value() if isinstance(norm, _OnItsWay) else norm
-        before, self._before_update = self._before_update, None
         if value is None or math.isfinite(value):
             return
         if before is not None:
-            self._take_back_step(before)
-        self._stop_for(value, self.model_wrapped)
-
-    def _take_back_step(self, before: dict) -> None:
-        """Puts back what the host did for an update that the device left out."""
-        optimizer = self._plain_optimizer
-        if hasattr(optimizer, "uncount_step"):  # torch's own count on the device
-            optimizer.uncount_step()
-        for group, rate in zip(optimizer.param_groups, before["rates"], strict=True):
-            group["lr"] = rate
-        self.lr_scheduler.load_state_dict(before["schedule"])
-        if before["place"] is not None:
-            self.train_dataset.loader_in_use.state = before["place"]
-        self.state.global_step, self.state.epoch = before["step"], before["epoch"]
-
-    def _stop_for(self, grad_norm: float, model) -> None:
-        """Saves the weights from before this step, prints the step and its examples, and exits with code 1."""
-        kept = "nothing was saved (--save_strategy no)"
+            optimizer = self._plain_optimizer
+            if hasattr(optimizer, "uncount_step"):  # torch's own optimizers count on the device
+                optimizer.uncount_step()
+            for group, rate in zip(optimizer.param_groups, before["rates"], strict=True):
+                group["lr"] = rate
+            self.lr_scheduler.load_state_dict(before["schedule"])
+            if before["place"] is not None:
+                self.train_dataset.loader_in_use.state = before["place"]
+            self.state.global_step, self.state.epoch = before["step"], before["epoch"]
+        step, kept = self.state.global_step, "nothing was saved (--save_strategy no)"
         if self.args.save_strategy != "no":
-            self._save_checkpoint(model, None)
-            kept = f"{self.args.output_dir}/checkpoint-{self.state.global_step} holds the weights from before this step"
-        examples = self._examples_of_step(self.state.global_step)
-        where = f"examples {', '.join(map(str, examples))}" if examples else "unknown examples"
+            self._save_checkpoint(self.model_wrapped, None)
+            kept = f"{self.args.output_dir}/checkpoint-{step} holds the weights from before this step"
+        examples = ", ".join(map(str, self._examples_of_step(step)))
         finish_process_group()
         if is_first_process():
-            what = f"step {self.state.global_step + 1:,}: the gradient's norm is {grad_norm} ({where}); {kept}"
+            where = f"examples {examples}" if examples else "unknown examples"
+            what = f"step {step + 1:,}: the gradient's norm is {value} ({where}); {kept}"
             advice = "Try a lower --learning_rate or a longer --warmup_steps, or look at these examples."
             print(f"{Path(sys.argv[0]).name}: error: {what}. {advice}", file=sys.stderr, flush=True)
         raise SystemExit(1)
 
     def _examples_of_step(self, step: int) -> list[int]:
-        """Numbers of the training examples in the global batch of a step (from 0); [] where the order is not ours."""
+        """Numbers of the training examples in the global batch of a step (from 0); [] with a sampler of Trainer's."""
         size = global_batch_size(self.args)
         if hasattr(self.train_dataset, "examples_of_step"):
             return self.train_dataset.examples_of_step(step, size)
@@ -354,7 +343,7 @@ class T5Trainer(SavingTrainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs,
     ) -> dict[str, float]:
-        """Overrides Seq2SeqTrainer, which counts rows twice that fill up the last batch of several ranks."""
+        """Overrides Seq2SeqTrainer, which counts the rows twice that fill up the last batch of several ranks."""
         if isinstance(eval_dataset, str) and eval_dataset in self.evaluation_tasks:
             task = self.evaluation_tasks[eval_dataset]
             self.compute_metrics, self.class_label_ids = task.compute_metrics, task.class_label_ids
@@ -391,7 +380,7 @@ class T5Trainer(SavingTrainer):
         **gen_kwargs,
     ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
         """(None, (generated tokens or -1 [B, 1 or T], statistics [B, 5 + n]), labels [B, T] or None); the statistics
-        hold the loss."""
+        include the loss."""
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -407,10 +396,10 @@ class T5Trainer(SavingTrainer):
 
     def _score(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Statistics [B, 5 + n] of a batch by teacher forcing, on its labels and on every class label in one forward
-        pass, and the encoder's output [B, S, d_model]; None without labels, where nothing is scored.
+        pass, and the encoder's output [B, S, d_model], or None where there is nothing to score.
 
-        The texts stand end to end in one decoder sequence, with a block-diagonal causal mask. Relative positions are
-        the same within each, so encoder and cross-attention keys are computed once. If every row's label is a class
+        The texts are joined into one decoder sequence with a block-diagonal causal mask. Relative positions are the
+        same within each text, so encoder and cross-attention keys are computed once. If every row's label is a class
         label, it is scored from that class's logits; otherwise the labels are fed as well.
         """
         rows, device = len(inputs["input_ids"]), inputs["input_ids"].device
@@ -434,7 +423,7 @@ class T5Trainer(SavingTrainer):
             decoder_inputs = [inputs["decoder_input_ids"]]
         if len(texts) > 1:
             mask = _block_causal_mask(lengths, device, rows)
-            # transformers joins this mask with one of its own, which under sdpa is one of truth values.
+            # transformers joins this mask with one of its own, which is boolean under sdpa.
             joined = shape_of(config).merged and config._attn_implementation == "sdpa"
             sources["decoder_attention_mask"] = mask.eq(0) if joined else mask
             if family_of(config).rotary:
@@ -445,7 +434,7 @@ class T5Trainer(SavingTrainer):
         written = logits.argmax(-1)
         if labels is not None:
             where = torch.arange(targets.shape[1], device=device)[-labels.shape[1] :].expand(rows, -1)
-            if gold is not None:  # its class's places in the sequence; what is counted beyond its end has no label
+            if gold is not None:  # the places of the row's class; those beyond the end of its text have no label
                 first = torch.tensor([0, *lengths], device=device).cumsum(0)[gold, None]
                 labels = classes[gold]
                 where = (first + torch.arange(labels.shape[1], device=device)).clamp(max=targets.shape[1] - 1)
@@ -465,7 +454,7 @@ class T5Trainer(SavingTrainer):
 
 
 def _which_class(labels: torch.Tensor, classes: torch.Tensor) -> torch.Tensor | None:
-    """[B] class index of each row's labels [B, T'] among the class labels [C, T], or None if any row is no class."""
+    """[B] class index of each row's labels [B, T'] among the class labels [C, T]; None if any row has no such class."""
     length = max(labels.shape[1], classes.shape[1])
     labels, classes = (F.pad(ids, (0, length - ids.shape[1]), value=IGNORE_INDEX) for ids in (labels, classes))
     same = labels[:, None].eq(classes).all(-1)
@@ -473,7 +462,8 @@ def _which_class(labels: torch.Tensor, classes: torch.Tensor) -> torch.Tensor | 
 
 
 def _block_causal_mask(lengths: list[int], device: torch.device, rows: int) -> torch.Tensor:
-    """[rows, 1, P, P] for P = sum(lengths): 0 where a position of the same block is not later, else lowest."""
+    """[rows, 1, P, P] for P = sum(lengths): 0 for this and earlier positions of the same block, elsewhere the lowest
+    float32."""
     allowed = torch.block_diag(*(torch.ones(length, length, device=device).tril() for length in lengths)).bool()
     mask = torch.zeros(allowed.shape, device=device).masked_fill_(~allowed, torch.finfo(torch.float32).min)
     return mask.expand(rows, 1, -1, -1)

@@ -1,4 +1,4 @@
-"""How it is trained: transformers' flags with ours, and their checks."""
+"""Flags of training: those of transformers and ours, and their checks."""
 
 import os
 import sys
@@ -29,7 +29,7 @@ from constants import (
 from corpora.files import check_file
 
 LARGEST_SEED = 2**32 - 1  # of numpy
-# {flag whose default depends on the job (check_training): what transformers sees until then}
+# {flag whose default depends on the job (check_training): the value that transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
 SPEEDS = ("auto", "plain")
@@ -55,7 +55,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
         "metric_for_best_model early_stopping_patience",
     }
-    # Flags of transformers that are refused, set by the scripts themselves, or of unused parts of Trainer.
+    # Flags of transformers that are refused, set by the scripts themselves, or belong to unused parts of Trainer.
     _without_effect = (
         "batch_eval_metrics dataloader_persistent_workers do_eval do_predict do_train enable_jit_checkpoint "
         "eval_do_concat_batches eval_use_gather_object fp16 fp16_full_eval generation_config gradient_checkpointing "
@@ -63,7 +63,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "local_rank logging_nan_inf_filter optim_args optim_target_modules prediction_loss_only remove_unused_columns "
         "sortish_sampler trackio_static_space_id use_liger_kernel"
     )
-    # Shorter help of transformers' flags, and limits that it does not check.
+    # Shorter help for transformers' flags, and limits that transformers does not check.
     _inherited = {
         **dict.fromkeys("adam_beta1 adam_beta2 label_smoothing_factor".split(), dict(at_least=0, below=1)),
         **dict.fromkeys(("eval_delay", "logging_steps"), dict(at_least=0)),
@@ -157,10 +157,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         if isinstance(self.deepspeed, str) and not self.deepspeed.lstrip().startswith("{"):
             check_file("--deepspeed", Path(self.deepspeed))
         if not has_accelerator():
-            self.use_cpu = True  # otherwise every launched process would run alone (no backend is set up)
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find that out
+            self.use_cpu = True  # otherwise no backend is set up, and every launched process would run alone
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find out
             if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
-                # `accelerate launch` allows a process one thread unless told otherwise; the cores are there to be used.
+                # `accelerate launch` gives a process one thread by default, but here it may use its cores.
                 torch.set_num_threads(cores_of_a_process())
             self.dataloader_pin_memory = False
         elif torch.backends.mps.is_available() and not self.use_cpu:
@@ -172,7 +172,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self.accelerator_config = {"non_blocking": True}  # batches are copied while the GPU works
         if self.bf16 is None:
             self.bf16 = not self.use_cpu and has_bf16()
-        # transformers knows neither our optimizers' names nor a default still to be chosen: restored afterwards.
+        # Restored afterwards: transformers knows neither our optimizers' names nor a default that is still open.
         asked = {name: getattr(self, name) for name in _LEFT_OPEN}
         self.chose_metric = self.metric_for_best_model is not None
         self.__dict__.update(_LEFT_OPEN)
@@ -187,12 +187,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self._n_gpu = 1
         self.__dict__.update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
-            # Every rank builds the whole model, so that its first weights are those of any other launch. DeepSpeed
-            # shards them afterwards, when T5Trainer has set this again.
+            # Every rank builds the whole model, so that it begins with the same weights as in any other launch.
+            # DeepSpeed shards them later, when T5Trainer has set this again.
             unset_hf_deepspeed_config()
 
     def __getstate__(self):
-        """What training_args.bin, which lies in every checkpoint, holds: all but secrets."""
+        """The content of training_args.bin, which is part of every checkpoint: all fields but secrets."""
         return {name: None if is_secret(name) else value for name, value in vars(self).items()}
 
 
@@ -208,7 +208,7 @@ def has_bf16() -> bool:
 
 
 def _trackers(names: list[str] | str | None) -> list[str]:
-    """The names of `--report_to`, of None W&B if it is installed. ValueError for an unknown or missing package."""
+    """The names of `--report_to`; for None W&B if it is installed. ValueError for an unknown or missing package."""
     if names is None:
         if "wandb" in get_available_reporting_integrations():
             return ["wandb"]

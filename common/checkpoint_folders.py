@@ -1,4 +1,4 @@
-"""Checkpoint folders below an output folder: which there are, and which of them are whole."""
+"""Checkpoint folders below an output folder: which ones exist, and which of them are whole."""
 
 from pathlib import Path
 
@@ -15,12 +15,13 @@ def checkpoints_of(output_dir: Path) -> list[Path]:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint folder, in a few words, or None. Without a manifest little can be checked."""
+    """What is wrong with a checkpoint folder, in a few words; None if nothing is. Without a manifest little can be
+    checked."""
     if not (checkpoint / "trainer_state.json").is_file():
         return "it has no trainer_state.json"
     if (checkpoint / MANIFEST).exists():
         return difference(checkpoint)
-    for path in sorted(checkpoint.glob("*.safetensors")):  # written by other code: at least these tell their own size
+    for path in sorted(checkpoint.glob("*.safetensors")):  # from other code: these files at least know their size
         try:
             safe_open(path, "pt")
         except (SafetensorError, OSError) as error:

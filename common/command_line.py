@@ -67,7 +67,7 @@ def check_limits(flags: Any) -> None:
 
 
 def check_value(name: str, value: Any, limits: dict) -> None:
-    """ValueError if the value of a flag breaks the limits, as nan breaks all bounds; of a list each item counts."""
+    """ValueError if the value of a flag, or an item of a list, breaks the limits; nan breaks all bounds."""
     bounds = {bound: limit for bound, limit in limits.items() if bound in _BOUNDS}
     usual = {} if {"at_most", "below"} & bounds.keys() else {"at_most": MOST}
     for item in value if isinstance(value, list) else [value]:
@@ -93,7 +93,7 @@ class T5ArgumentParser(HfArgumentParser):
     """HfArgumentParser with limits, near matches for unknown flags, and errors of one line.
 
     A dataclass may have a `_usage`, and `_usual_flags`, {theme: names of transformers' flags that `--help` shows, in
-    this order}. `--help_all` shows the others too, except `_without_effect`: those that the script ignores or refuses.
+    this order}. `--help_all` shows the others too, except `_without_effect`, which the script ignores or refuses.
     """
 
     def __init__(self, dataclass_types: list[type], show_all: bool, about: str | None = None):
@@ -137,14 +137,11 @@ class T5ArgumentParser(HfArgumentParser):
         raise ValueError(message)
 
 
-class _HelpFormatter(argparse.HelpFormatter):
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """One entry a flag, without the spelling with hyphens."""
 
     def __init__(self, prog):
         super().__init__(prog, max_help_position=34, width=min(120, shutil.get_terminal_size().columns))
-
-    def _fill_text(self, text, width, indent):  # noqa: ARG002  (lines stay as they are)
-        return "\n".join(indent + line for line in text.splitlines())
 
     def _format_action_invocation(self, action):
         return f"--{action.dest}" if action.option_strings else super()._format_action_invocation(action)
@@ -168,9 +165,10 @@ def parse_arguments(
 ) -> list[Any]:  # fmt: skip
     """Instances of `dataclass_types` from `[recipe.yaml] [--flag value ...]`; argv defaults to the command line's.
 
-    default_recipe: used, and named in the output, if there is no recipe and none of the flags `starts_anew`. about: the
-    script's docstring, whose beginning `--help` shows. fill_in: (values of all flags, names of those given) -> {flag:
-    value} for some that were not given. ValueError of one line: the flag or key, the value, and what would be right.
+    default_recipe: used, and named in the output, if there is no recipe and none of the flags `starts_anew` is given.
+    fill_in: (values of all flags, names of those given) -> {flag: value} for flags that were not given. about: the
+    script's docstring, whose beginning `--help` shows. ValueError of one line: the flag or key, the value, and what
+    would be right.
     """
     transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
     if not sys.stderr.isatty():  # a bar in a file is thousands of lines
@@ -188,46 +186,42 @@ def parse_arguments(
         parser.parse_args(["--help"])
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
     given = _flags_given(parser, argv)
-    if recipe is None and default_recipe is not None and not given & set(starts_anew):
+    if recipe is None and default_recipe is not None and given.isdisjoint(starts_anew):
         recipe = default_recipe
         print_once(f"no data and no model were named: using the recipe {os.path.relpath(recipe)}")
-    instead = {name for one, other in (SPELLINGS, SPELLINGS[::-1]) if given & one for name in other}
-    recipe_argv = _recipe_as_flags(parser, recipe, skip=given | instead) if recipe else []
-    written = [*recipe_argv, *argv]
+    overridden = given | {name for one, other in (SPELLINGS, SPELLINGS[::-1]) if given & one for name in other}
+    words = _recipe_as_flags(parser, recipe) if recipe else {}
+    words = {name: flag for name, flag in words.items() if name not in overridden}
+    values = vars(parser.parse_known_args([*sum(words.values(), []), *argv])[0])
+    _check_together(values, given, "on the command line")
+    _check_together(values, set(words), f"in the recipe {recipe}")
     if fill_in is not None:
-        values = vars(parser.parse_known_args(recipe_argv + argv)[0])
-        more = fill_in(values, given | _flags_given(parser, recipe_argv))
-        recipe_argv = [*sum((_as_flag(name, value) for name, value in more.items()), []), *recipe_argv]
+        more = fill_in(values, given | words.keys())
+        words = {name: _as_flag(name, value) for name, value in more.items()} | words
     *groups, _, left_over = parser.parse_args_into_dataclasses(  # the one between is --help_all
-        recipe_argv + argv, look_for_args_file=False, return_remaining_strings=True
+        [*sum(words.values(), []), *argv], look_for_args_file=False, return_remaining_strings=True
     )
     if left_over:
         raise ValueError(f"{left_over[0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
     for flags in groups:
         check_limits(flags)
         if hasattr(flags, "given"):
-            flags.given = frozenset(given | _flags_given(parser, recipe_argv))
-    _refuse_empty(written)
-    _refuse_rivals(groups, given, "on the command line")
-    _refuse_rivals(groups, _flags_given(parser, recipe_argv), f"in the recipe {recipe}")
+            flags.given = frozenset(given | words.keys())
     return groups
 
 
-def _refuse_empty(argv: list[str]) -> None:
-    """ValueError for an empty value. With a file, an empty name of a data set may take that of a recipe away."""
-    may_be = ("--dataset_name", "--dataset_config_name") if any(w.startswith("--train_file") for w in argv) else ()
-    for flag, word in zip(["", *argv], argv, strict=False):
-        name = word[:-1] if word else flag
-        if (not word or word.startswith("--") and word.endswith("=")) and name not in may_be:
-            raise ValueError(f"{name} '': an empty value, such as that of a shell variable that is not set; give one, "
-                             "or leave the flag out")  # fmt: skip
-
-
-def _refuse_rivals(groups, given: set[str], where: str) -> None:
-    """ValueError if two flags that exclude each other stand in the same place; the command line overrides a recipe."""
-    values = {name: value for group in groups for name, value in vars(group).items() if name in given}
+def _check_together(values: dict, given: set[str], where: str) -> None:
+    """ValueError for an empty value among the flags given in one place, or for two of them that exclude each other.
+    values: of all flags."""
+    # With a file, an empty name of a data set takes that of a recipe away.
+    may_be_empty = {"dataset_name", "dataset_config_name"} if values.get("train_file") else set()
+    values = {name: value for name, value in values.items() if name in given}
+    for name, value in values.items():
+        if "" in (value if isinstance(value, list) else [value]) and name not in may_be_empty:
+            raise ValueError(f"--{name} '': an empty value, such as that of a shell variable that is not set; give "
+                             "one, or leave the flag out")  # fmt: skip
     for pair in RIVALS:
-        if all(values.get(name) not in (None, False, -1, "", "false", "False") for name in pair):
+        if all(values.get(name) not in (None, False, -1, "false", "False") for name in pair):
             one, other = (f"--{name}" if values[name] is True else f"--{name} {values[name]}" for name in pair)
             raise ValueError(f"{one} and {other} exclude each other: give one of them {where}")
 
@@ -264,29 +258,32 @@ def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
     return parser.flags[name].dest
 
 
-def _recipe_as_flags(parser: T5ArgumentParser, path: str, skip: set[str]) -> list[str]:
-    """["--key", "value", ...] of a recipe, without the keys that the command line sets itself."""
+def _recipe_as_flags(parser: T5ArgumentParser, path: str) -> dict[str, list[str]]:
+    """{flag: its words on a command line} of a recipe; null leaves a flag as it is."""
     try:
         recipe = read_yaml(path)
     except OSError as error:
-        reason = f"{error.strerror} (the first argument must be a YAML file or a flag)"
-        raise ValueError(f"recipe {path}: {reason}") from None
+        raise ValueError(
+            f"recipe {path}: {error.strerror} (the first argument must be a YAML file or a flag)"
+        ) from None
     except ValueError as error:
         raise ValueError(f"recipe {path}: not valid YAML: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: must be a mapping of flags to values, such as `max_steps: 1000`")
-    flags = {}
+    flags, seen = {}, set()
     for key, value in recipe.items():
         name = str(key).replace("-", "_")
         destination = _known(parser, name, f"recipe {path}, key {key}")
         if destination != name and name == f"no_{destination}":
             raise ValueError(f"recipe {path}, key {key}: write {destination}: false")
-        if destination in flags:
+        if destination in seen:
             raise ValueError(f"recipe {path}, key {key}: {destination} is set twice")
+        seen.add(destination)
         if isinstance(value, dict) and parser.flags[name].nargs == "+":  # train_file: {a.txt: 0.7, b.txt: 0.3}
             value = [f"{path}:{weight}" for path, weight in value.items()]
-        flags[destination] = [] if destination in skip or value is None else _as_flag(destination, value)
-    return [word for words in flags.values() for word in words]
+        if value is not None:
+            flags[destination] = _as_flag(destination, value)
+    return flags
 
 
 def _as_flag(name: str, value) -> list[str]:
@@ -301,7 +298,7 @@ def _as_flag(name: str, value) -> list[str]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses equal keys, of which PyYAML keeps the last one in silence, and merge keys, which can fill any memory."""
+    """Refuses a key set twice, where PyYAML silently keeps the last one, and merge keys, which can fill any memory."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
@@ -317,8 +314,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: str) -> Any:
-    """What a YAML file holds. OSError if it cannot be read; ValueError, in one line, if it is broken, sets a key twice,
-    or has more than MOST_VALUES values, counting each time those that an alias repeats."""
+    """The content of a YAML file. OSError if it cannot be read; ValueError, in one line, if it is broken, sets a key
+    twice, or has more than MOST_VALUES values; a value that an alias repeats counts each time."""
     with Path(path).open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -339,7 +336,7 @@ def read_yaml(path: str) -> Any:
 
 
 def home_path(path: str | Path) -> Path:
-    """The path with the home folder for a leading ~; that of an unknown user stays as it is."""
+    """The path with the home folder in place of a leading ~; the path itself where there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""DeepSpeed's C++ part for CPUs: a line says when it is compiled, and no run waits for a compiler that is dead."""
+"""DeepSpeed's C++ extension for CPUs: a line says when it is compiled, and no run waits for a dead compiler."""
 
 import contextlib
 import fcntl
@@ -12,11 +12,11 @@ from typing import Any
 from common.processes import print_once
 
 _NAME = "deepspeed_shm_comm"
-_MARK = ".t5_foundry"  # in the folder of the build; locked while we build, and not empty where we were killed
+_MARK = ".t5_foundry"  # in the folder of the build: locked while we build, and not empty if we were killed
 
 
 def watch_deepspeed_build() -> None:
-    """From here on `_build` stands around what DeepSpeed does when it sets up a group of processes on CPUs."""
+    """Wraps `_build` around the build that DeepSpeed starts when it sets up a process group on CPUs."""
     backend: Any = importlib.import_module("deepspeed.comm.torch")  # the package shows torch itself under this name
     if not isinstance(backend.build_shm_op, functools.partial):
         backend.build_shm_op = functools.partial(_build, backend.build_shm_op)
@@ -25,8 +25,8 @@ def watch_deepspeed_build() -> None:
 def _build(build: Callable):
     """What `build` returns: DeepSpeed's sum over ranks, which is compiled at its first use.
 
-    torch marks a build by a file `lock`. A killed build leaves it behind, and all later ones wait for it, silently and
-    forever. The lock on our own mark ends with its process: whoever gets it knows that the build before is dead.
+    torch marks a build with a file `lock`. A killed build leaves it behind, and all later ones wait for it silently
+    and forever. The lock on our own mark ends with its process: whoever gets it knows that the earlier build is dead.
     """
     from torch.utils.cpp_extension import _get_build_directory
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-# torch is imported where it is needed: --help, a wrong flag and the scripts that only read files do not wait for it.
+# torch is imported where it is needed: --help, a wrong flag and scripts that only read files need not wait for it.
 
 
 def has_accelerator() -> bool:
@@ -30,14 +30,14 @@ def print_once(text: str) -> None:
 
 
 def end_with_launcher() -> None:
-    """Makes this process get SIGTERM when the one that started it ends, on Linux. `accelerate launch` forwards no
-    signal to a single process: stopped by one, it would leave the training running."""
+    """On Linux: makes this process get SIGTERM when its parent ends. `accelerate launch` forwards no signal to a single
+    process; stopped by one, it would leave the training running."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def finish_process_group() -> None:
-    """Waits for all ranks and leaves the process group: gloo ranks that exit one by one sometimes abort each other."""
+    """Waits for all ranks and leaves the process group: gloo ranks that exit one by one can abort each other."""
     import torch
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -61,16 +61,16 @@ def answers(url: str) -> bool:
 
 
 def run_script(main: Callable[[], object]) -> None:
-    """Runs a script's main(). One of several processes then ends at once, with main's exit code.
+    """Runs a script's main(). A process of several then ends at once, with main's exit code.
 
-    Python's own shutdown races with the threads of the process group: sometimes a rank aborts after all work is done.
-    The launcher then reports a failed run, or a stop with exit code 75 becomes a crash. Exit handlers still run.
+    Python's own shutdown races with the threads of the process group: sometimes a rank aborts after all work is done,
+    so that the launcher reports a failed run, or a stop with exit code 75 becomes a crash. Exit handlers still run.
     """
     several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
     try:
         main()
     except KeyboardInterrupt:
-        code = 130  # of a shell, for a program that Ctrl-C ended
+        code = 130  # as a shell reports a program that Ctrl-C ended
         print_once("\ninterrupted")
         if not several:
             raise SystemExit(code) from None

@@ -1,10 +1,11 @@
-"""What a run shows while it trains: metrics.jsonl, loss.png, throughput, the progress bar.
+"""Callbacks that show a run while it trains: metrics.jsonl, loss.png, throughput, the progress bar.
 
 throughput = ThroughputCallback(sequences_per_step=128, tokens_per_step=80_128)
 of_rank_0 = [MetricsFileCallback(output_dir), LossCurveCallback(output_dir), T5ProgressCallback()]
 install_callbacks(trainer, [throughput, *of_rank_0])
 """
 
+import itertools
 import json
 import logging
 import math
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 class PatienceCallback(EarlyStoppingCallback):
     """EarlyStoppingCallback for evaluations of several data sets: only the one with the main metric counts. A resumed
-    run keeps its count; one that had lost its patience trains no further."""
+    run keeps its count; if its patience had run out, it trains no further."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         super().on_train_begin(args, state, control, **kwargs)
@@ -53,8 +54,8 @@ class PatienceCallback(EarlyStoppingCallback):
 
 
 class TieCallback(TrainerCallback):
-    """Of checkpoints with equal metrics the one of lower loss is the best; Trainer would keep the first. Texts that are
-    generated early often all score 0."""
+    """Makes the checkpoint with the lower loss the best one where metrics are equal; Trainer would keep the first.
+    Texts that are generated early often all score 0."""
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_, metrics: dict, **__) -> None:
         value = metrics.get(f"eval_{(args.metric_for_best_model or '').removeprefix('eval_')}")
@@ -63,7 +64,7 @@ class TieCallback(TrainerCallback):
         losses = [line["eval_loss"] for line in state.log_history[:-1]
                   if "eval_loss" in line and line["step"] == state.best_global_step]  # fmt: skip
         if losses and metrics.get("eval_loss", math.inf) < losses[-1]:
-            state.best_metric = None  # so that Trainer takes this one
+            state.best_metric = None  # so that Trainer takes this checkpoint
 
 
 class MetricsFileCallback(TrainerCallback):
@@ -72,10 +73,10 @@ class MetricsFileCallback(TrainerCallback):
         {"step": 50, "epoch": 0.5, "loss": 2.31, "grad_norm": 0.8, "learning_rate": 0.01, "seconds": 12.4}
         {"step": 50, "epoch": 0.5, "eval_loss": 2.25, "eval_accuracy": 0.61, ..., "seconds": 13.9}
 
-    `seconds` counts from the start of the run, also over a resume. Non-finite floats are the strings "NaN", "Infinity"
-    and "-Infinity", as JSON has none. A resumed run (global_step > 0) first removes what it will write again (the lines
-    after its step, and all from the closing "train_loss" on) and a torn last line; a fresh run starts a new file. An
-    evaluation alone writes nothing, so that the curve of the run before it stays.
+    `seconds` counts from the start of the run and continues when it is resumed. JSON has no non-finite floats: they are
+    the strings "NaN", "Infinity" and "-Infinity". A resumed run (global_step > 0) first removes the lines that it will
+    write again (those after its step, and all from the closing "train_loss" on) and a torn last line; a fresh run
+    starts a new file. An evaluation alone writes nothing, so that the curve of the training run stays.
     """
 
     def __init__(self, output_dir: str | Path):
@@ -83,11 +84,7 @@ class MetricsFileCallback(TrainerCallback):
         self.zero_time = None  # perf_counter at second 0 of the run
 
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        kept = []
-        if state.global_step > 0 and self.path.exists():
-            lines = read_metrics(self.path)
-            closing = next((i for i, line in enumerate(lines) if "train_loss" in line), len(lines))
-            kept = [line for line in lines[:closing] if line.get("step", 0) <= state.global_step]
+        kept = metrics_until(self.path, state.global_step) if state.global_step > 0 else []
         self.zero_time = time.perf_counter() - max((line.get("seconds", 0) for line in kept), default=0)
         text = "".join(self._line(line) for line in kept)
         with side_file(self.path):
@@ -112,21 +109,28 @@ class MetricsFileCallback(TrainerCallback):
         return json.dumps(plain_json(record), allow_nan=False) + "\n"
 
 
+def metrics_until(path: Path, step: int) -> list[dict]:
+    """The lines of a metrics.jsonl that a run keeps when it resumes at `step`; [] if there is no such file."""
+    lines = read_metrics(path) if path.exists() else []
+    before_the_end = itertools.takewhile(lambda line: "train_loss" not in line, lines)
+    return [line for line in before_the_end if line.get("step", 0) <= step]
+
+
 # ---------------------------------------------------------------- speed
 class ThroughputCallback(TrainerCallback):
     """Adds to the training logs (those with "loss") sequences_per_second, tokens_per_second, mfu, padding_share,
     peak_memory_gib and seconds_left.
 
-    A stopwatch counts the time of training since the last log, without evaluating and saving. Waiting for data counts;
-    the first log includes warm-up and compilation. seconds_left is time on the clock: what all steps to come take at
-    the mean speed so far, evaluations included.
+    A stopwatch measures training since the last log, without evaluating and saving. Waiting for data counts; the first
+    log includes warm-up and compilation. seconds_left is wall-clock time: the steps to come at the mean speed so far,
+    evaluations included.
 
     sequences_per_step, tokens_per_step: per optimizer step, over all ranks and accumulation steps (a short last batch
-    is counted as full); tokens_per_step None: the tokens of this rank's batches, padding left out, times the ranks.
-    flops_per_sequence: forward and backward; a number, or where lengths differ a function of the (source, target)
-    lengths of a batch's rows, which may hold several sequences. MFU counts the work on padding too; padding_share is
-    the share of padding in the positions of this rank's sources and targets. peak_flops: FLOP/s of all devices
-    together. ranks: how many this one stands for. T5Trainer hands every batch to count_batches.
+    counts as full); with tokens_per_step None, the tokens of this rank's batches without padding, times `ranks`.
+    flops_per_sequence: forward and backward; a number or, where lengths differ, a function of the (source, target)
+    lengths of a batch's rows, which may hold several sequences. MFU includes the work on padding; padding_share is the
+    share of padding in this rank's sources and targets. peak_flops: FLOP/s of all devices together. ranks: the number
+    of ranks that this one stands for. T5Trainer hands every batch to count_batches.
     """
 
     def __init__(
@@ -139,10 +143,11 @@ class ThroughputCallback(TrainerCallback):
     ):
         self.sequences_per_step, self.tokens_per_step = sequences_per_step, tokens_per_step
         self.flops_per_sequence, self.peak_flops, self.ranks = flops_per_sequence, peak_flops, ranks
-        self._clear_counts()
+        self.running_since = None  # perf_counter; None while the stopwatch stands
 
-    def _clear_counts(self) -> None:
-        # Of the batches since the last log. `filled` may be a tensor, which is not read: the CPU would wait for it.
+    def _start_window(self, state: TrainerState) -> None:
+        self.seconds, self.logged_step = 0.0, state.global_step  # seconds of training since the log at logged_step
+        # Of the batches since then. `filled` may be a tensor, which is not read: the CPU would wait for it.
         self.positions = self.filled = self.flops = 0
 
     def count_batches(self, batches: list[dict[str, torch.Tensor]]) -> None:
@@ -157,23 +162,22 @@ class ThroughputCallback(TrainerCallback):
                 self.flops += len(source) * self.flops_per_sequence(source.shape[1], labels.shape[1])
 
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        self.seconds, self.logged_step = 0.0, state.global_step  # seconds of training since the log at logged_step
-        self.running_since = self.last_end = None
+        self.running_since = None
         self.began, self.began_step = time.perf_counter(), state.global_step
-        self._clear_counts()
+        self._start_window(state)
 
     def on_step_begin(self, *_, **__) -> None:
         if self.running_since is None:
             self.running_since = self.last_end = time.perf_counter()
 
     def on_step_end(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_) -> None:
-        # The GPU may still be working on this step, which is not to count as evaluation.
+        # The GPU may still be working on this step, which must not count as evaluation.
         if torch.cuda.is_available() and (control.should_evaluate or control.should_save):
             torch.cuda.synchronize()
         self.last_end = time.perf_counter()
 
     def on_evaluate(self, *_, **__) -> None:
-        if getattr(self, "running_since", None) is not None:
+        if self.running_since is not None:
             self.seconds += self.last_end - self.running_since
             self.running_since = None
 
@@ -201,15 +205,9 @@ class ThroughputCallback(TrainerCallback):
             logs["padding_share"] = 1 - filled / self.positions
         logs["peak_memory_gib"] = peak_memory_bytes() / 2**30
         if state.max_steps > 0 and state.global_step > self.began_step:
-            logs["seconds_left"] = seconds_left(state, self.began, self.began_step)
-        self.seconds, self.logged_step = 0.0, state.global_step
-        self._clear_counts()
-
-
-def seconds_left(state: TrainerState, began: float, began_step: int) -> float:
-    """Seconds that the steps to come take at the mean speed since `began` (perf_counter), when began_step was done."""
-    rate = (time.perf_counter() - began) / (state.global_step - began_step)
-    return rate * (state.max_steps - state.global_step)
+            seconds_per_step = (time.perf_counter() - self.began) / (state.global_step - self.began_step)
+            logs["seconds_left"] = seconds_per_step * (state.max_steps - state.global_step)
+        self._start_window(state)
 
 
 def peak_memory_bytes() -> int:
@@ -222,28 +220,29 @@ def peak_memory_bytes() -> int:
 
 
 # ---------------------------------------------------------------- progress
-IN_THE_BAR = "loss learning_rate sequences_per_second tokens_per_second mfu padding_share peak_memory_gib eval_loss"
+IN_THE_BAR = (
+    "loss learning_rate sequences_per_second tokens_per_second mfu padding_share peak_memory_gib eval_loss"
+).split()
 BAR = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"  # of one width; "left" is in the postfix
 
 
 class T5ProgressCallback(TrainerCallback):
-    """Progress bars of training and of each evaluation, and one readable line a log:
+    """Progress bars of training and of each evaluation, and one readable line for each log:
 
         step 200/1,000  epoch 0.4  loss 2.314  grad_norm 0.81  lr 0.008  seq/s 51.2  mfu 0.41  left 3 min 10 s
 
-    The bar shows the time left and the latest of IN_THE_BAR. After two steps a line says how long all will take, if
-    that is more than a minute. Without a terminal, or with `--disable_tqdm true`, there are only the lines.
+    The bar shows the time left and the latest values of IN_THE_BAR. After two steps a line says how long the run will
+    take, if that is more than a minute. Without a terminal, or with `--disable_tqdm true`, there are only the lines.
     """
 
     def __init__(self):
-        self.bar = self.eval_bar = self.began = self.step_ended = None
-        self.began_step = 0
+        self.bar = self.eval_bar = self.step_ended = None
         self.latest = {}  # of the postfix
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        self.began, self.began_step, self.latest = time.perf_counter(), state.global_step, {}
+        self.began_step, self.latest = state.global_step, {}
         if not args.disable_tqdm:
-            # `initial`: the steps of the run that is resumed must not count in the rate
+            # `initial`: the steps before a resume must not count in the rate
             options = dict(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
             self.bar = tqdm(desc="training", bar_format=BAR, **options)
 
@@ -277,13 +276,12 @@ class T5ProgressCallback(TrainerCallback):
         shown = {SHORT_NAMES.get(key, key): short_number(value) for key, value in logs.items()}
         parts = [f"step {state.global_step:,}/{state.max_steps:,}"] if state.max_steps > 0 else []
         parts += [f"{name} {text}" for name, text in shown.items() if name not in ("total_flos", "seconds_left")]
-        if "loss" in logs and self.began is not None and state.global_step > self.began_step:
-            self.latest["left"] = human_time(seconds_left(state, self.began, self.began_step))
+        if "seconds_left" in logs:  # from ThroughputCallback
+            self.latest["left"] = human_time(logs["seconds_left"])
             parts.append(f"left {self.latest['left']}")
         write_line("  ".join(parts))
         if self.bar is not None:
-            names = [SHORT_NAMES.get(key, key) for key in IN_THE_BAR.split()]
-            self.latest |= {name: shown[name] for name in names if name in shown}
+            self.latest |= {SHORT_NAMES.get(key, key): short_number(logs[key]) for key in IN_THE_BAR if key in logs}
             self.bar.set_postfix_str(" ".join(f"{key}={value}" for key, value in self.latest.items()))
 
     def on_train_end(self, *_, **__) -> None:
@@ -293,7 +291,7 @@ class T5ProgressCallback(TrainerCallback):
 
 
 def write_line(line: str) -> None:
-    """Prints a line above the bars that there are."""
+    """Prints a line above the bars."""
     tqdm.write(line)
     sys.stdout.flush()
 
@@ -301,7 +299,7 @@ def write_line(line: str) -> None:
 def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> None:
     """Replaces Trainer's own progress bar and printer with `callbacks`, in the order that they need.
 
-    Trainer puts W&B's callback before those of the user, so that fields added to the logs later never reach it. A
+    Trainer puts W&B's callback before those of the user, so fields that are added to the logs later never reach it.
     ThroughputCallback therefore goes right behind DefaultFlowCallback, whose decision to evaluate or save it reads.
     """
     trainer.remove_callback(ProgressCallback)
@@ -314,8 +312,8 @@ def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> Non
 
 
 class LossCurveCallback(TrainerCallback):
-    """Redraws `<output_dir>/loss.png` from metrics.jsonl at every save and at the end. A picture that fails is only a
-    warning: it must not end a long run."""
+    """Redraws `<output_dir>/loss.png` from metrics.jsonl at every save and at the end. If drawing fails, it only warns,
+    since that must not end a long run."""
 
     def __init__(self, output_dir: str | Path):
         self.output_dir = Path(output_dir)

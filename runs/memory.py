@@ -1,13 +1,13 @@
-"""Bytes that training a T5 takes and sends on each GPU, calculated from the model's shape alone.
+"""Bytes that each GPU holds and sends when it trains a T5, calculated from the model's shape alone.
 
     stored = activation_bytes(config, batch=32, source=512, target=114, attention="t5_fused", bf16=True)
     states = state_bytes("zero2", config, shapes, "adamw_torch", processes=64, bf16=True)
     sent = communication_bytes("fsdp2", parameters, processes=64)
 
-Sources of the formulas: what autograd saves for each operation of transformers' T5 (counted operation by operation;
-tests/slow/test_memory.py compares with what it does save); Rajbhandari et al. 2020, "ZeRO", sections 3 to 5 and 7, for
-the partitions and their communication; Patarasuk and Yuan 2009 for the ring: with N processes each sends (N-1)/N of the
-data for a reduce-scatter or an all-gather, and twice that for an all-reduce.
+Sources of the formulas: the tensors that autograd saves, counted operation by operation in transformers' T5
+(tests/slow/test_memory.py compares with what it really saves); Rajbhandari et al. 2020, "ZeRO", sections 3 to 5 and 7,
+for the partitions and their communication; Patarasuk and Yuan 2009 for the ring: with N processes each one sends
+(N-1)/N of the data for a reduce-scatter or an all-gather, and twice that for an all-reduce.
 
 Legend of shapes: B batch, S source length, T target length, D d_model, I heads * d_kv, F d_ff, H heads, V vocabulary.
 """
@@ -31,10 +31,10 @@ FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched 
 class Activations:
     """Bytes of one micro-batch on one GPU when the backward pass begins.
 
-    stored: what autograd keeps of the layers (with checkpointing: their inputs). attention: the part of it that grows
-    with the product of two lengths. recomputed: the largest block, computed again in the backward pass (checkpointing
-    only). loss: logits, and in float32 their log-softmax and the gradients of both. weight_copies: autocast's bfloat16
-    weights.
+    stored: tensors that autograd keeps for the layers (with checkpointing: the layers' inputs). attention: the part of
+    `stored` that grows with the product of two lengths. recomputed: the largest block, computed again in the backward
+    pass (checkpointing only). loss: logits, and in float32 their log-softmax and the gradients of both. weight_copies:
+    autocast's bfloat16 weights.
     """
 
     stored: int
@@ -58,11 +58,11 @@ def activation_bytes(
     checkpointing: bool = False,
     float32_softmax: bool = True,
 ) -> Activations:
-    """Bytes that a forward pass without dropout and torch.compile (which keeps less) leaves in memory.
+    """Bytes that a forward pass leaves in memory, without dropout and without torch.compile (which keeps less).
 
-    attention: "eager" keeps the weights [B, H, Q, K] of every layer; "sdpa" and "t5_fused" keep the output and a
-    log-sum [B, H, Q] instead, and the bias [1, H, Q, K]. float32_softmax: of bfloat16 scores under autocast, as on a
-    GPU and not on a CPU.
+    attention: "eager" keeps the weights [B, H, Q, K] of every layer; "sdpa" and "t5_fused" instead keep the output, a
+    log-sum [B, H, Q] and the bias [1, H, Q, K]. float32_softmax: whether autocast computes the softmax of bfloat16
+    scores in float32, as on a GPU and not on a CPU.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
@@ -131,7 +131,7 @@ def activation_bytes(
 
 
 def matrix_parameters(config: T5Config) -> int:
-    """Number of weights in matrix products, the head's included: those that autocast copies."""
+    """Number of weights in matrix products, including the head's: those that autocast copies."""
     shape = shape_of(config)
     layers = shape.encoder.layers * shape.encoder_block + shape.decoder.layers * shape.decoder_block
     return layers + shape.head
@@ -147,8 +147,8 @@ def block_parameters(config: T5Config) -> int:
 # ---------------------------------------------------------------- weights, gradients, optimizer
 @dataclass(frozen=True)
 class States:
-    """Bytes on one GPU: weights, gradients, optimizer, and the strategy's buffers and gathered weights. With ZeRO in
-    bfloat16 the float32 master weights count as optimizer, as in the paper."""
+    """Bytes on one GPU. working: the strategy's buffers and gathered weights. With ZeRO in bfloat16 the float32 master
+    weights count as optimizer, as in the paper."""
 
     weights: int
     gradients: int
@@ -157,7 +157,7 @@ class States:
 
 
 def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) -> int:
-    """Bytes of an optimizer's float32 state for tensors of these shapes, on one GPU. ValueError for an unknown name."""
+    """Bytes of an optimizer's undivided float32 state for tensors of these shapes. ValueError for an unknown name."""
     if name not in OPTIMIZER_STATES:
         raise ValueError(f"--optim {name}: its memory is known for {', '.join(OPTIMIZER_STATES)}")
     if name == "adafactor":  # row and column means of the squared gradients of a matrix, all of them of a vector
@@ -178,10 +178,10 @@ def state_bytes(
 ) -> States:
     """Bytes on each of `processes` GPUs; zero: the "zero_optimization" part of the DeepSpeed configuration.
 
-    DDP keeps float32 weights, gradients and optimizer, and the buckets that gradients are sent from (as large as they
-    are). ZeRO keeps bfloat16 weights and gradients, and a float32 copy with the optimizer's state: (2 + 2 + K) bytes a
-    weight, of which ZeRO-2 divides gradients and K by the number of processes and ZeRO-3 all. FSDP2 divides float32
-    weights, gradients and state, and gathers bfloat16 weights block by block (embedding and head stay gathered).
+    DDP keeps float32 weights, gradients and optimizer, and buckets as large as the gradients to send them from. ZeRO
+    keeps bfloat16 weights and gradients, and a float32 copy with the optimizer's state: (2 + 2 + K) bytes a weight.
+    ZeRO-2 divides gradients and K by the number of processes, ZeRO-3 all three. FSDP2 divides float32 weights,
+    gradients and state, and gathers bfloat16 weights block by block (embedding and head stay gathered).
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"no such strategy: {strategy}; there are {', '.join(STRATEGIES)}")
@@ -212,8 +212,8 @@ def state_bytes(
 # ---------------------------------------------------------------- communication
 @dataclass(frozen=True)
 class Communication:
-    """Bytes that each process sends in one optimizer step: during the forward and the backward pass, which can hide
-    them, and after the update."""
+    """Bytes that each process sends in one optimizer step: during the forward and the backward pass, where computing
+    can hide the sending, and after the update."""
 
     forward: float
     backward: float

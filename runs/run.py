@@ -56,16 +56,16 @@ def set_up_tracking(args: T5TrainingArguments) -> None:
     if "wandb" not in args.report_to or getattr(args, "dry_run", False):
         return
     os.environ.setdefault("WANDB_PROJECT", args.project)
-    os.environ.setdefault("WANDB_DIR", args.output_dir)
     try:
-        check_folder("WANDB_DIR", os.environ["WANDB_DIR"])
+        check_folder("WANDB_DIR", os.environ.setdefault("WANDB_DIR", args.output_dir))
     except ValueError as error:
         print_once(f"W&B: {error}; its files go to {args.output_dir}")
         os.environ["WANDB_DIR"] = args.output_dir
-    Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
+    folder = Path(os.environ["WANDB_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
     if "WANDB_MODE" in os.environ:
         return
-    # Not through wandb itself: its session reads the mode once, and here it is still to be decided.
+    # Not through wandb itself: its session reads the mode only once, and here the mode is still open.
     import wandb
 
     server = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
@@ -75,12 +75,12 @@ def set_up_tracking(args: T5TrainingArguments) -> None:
         return
     os.environ["WANDB_MODE"] = "offline"
     reason = f"{server} does not answer" if logged_in else "not logged in"
-    folder = Path(os.environ["WANDB_DIR"]) / "wandb"
-    print_once(f"W&B: {reason}, tracking offline; later: wandb sync {folder}/offline-run-* (--report_to none: off)")
+    runs = folder / "wandb" / "offline-run-*"
+    print_once(f"W&B: {reason}, tracking offline; later: wandb sync {runs} (--report_to none: off)")
 
 
 class Run:
-    """A run of any script: its plan, its trackers and its results. title: "evaluation" and the like."""
+    """A run of any script: its plan, its trackers and its results. title: such as "evaluation"."""
 
     def __init__(self, args: T5TrainingArguments, title: str):
         self.args, self.title, self.output_dir = args, title, Path(args.output_dir)
@@ -92,7 +92,7 @@ class Run:
             print_once(notice)
 
     def track(self, trainer: T5Trainer, configuration: dict, checkpoint: str | None = None) -> None:
-        """Starts the trackers of --report_to. If one cannot begin, it is the user's error, exit code 2."""
+        """Starts the trackers of --report_to. If one cannot start, that is the user's error, exit code 2."""
         with exit_on_user_error():
             set_up_tracking(self.args)
             start_tracking(trainer, configuration, checkpoint)
@@ -106,8 +106,8 @@ class Run:
 class TrainingRun(Run):
     """A run of T5Trainer from its plan to its results.
 
-    title: "pre-training" and the like. flags: the parsed dataclasses. data: what is trained on. rows: further rows of
-    the plan. checkpoint: what the run resumes from, or None.
+    title: such as "pre-training". flags: the parsed dataclasses. data: the training data. rows: further rows of the
+    plan. checkpoint: the one that the run resumes from, or None.
     """
 
     def __init__(
@@ -131,6 +131,7 @@ class TrainingRun(Run):
             with exit_on_user_error():
                 find_micro_batch(self.trainer)
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
+        warmup = 0 if args.lr_scheduler_type == "constant" else args.get_warmup_steps(steps)
         self._install_callbacks()
         memory, disk = needed_memory(self.trainer), needed_disk(self.trainer)
         memory_there = find_gpu(args).memory if args.assume_gpu else memory_available(args.device)
@@ -146,7 +147,8 @@ class TrainingRun(Run):
             "sharding": sharding(self.trainer),
             "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
             + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
-            "schedule": described_schedule(args, steps),
+            "schedule": f"{args.lr_scheduler_type} over {steps:,} steps, "
+            f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
             "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
             "memory": f"{human_bytes(memory)} (weights, gradients, optimizer), plus activations; "
             f"{human_bytes(memory_there)} available",
@@ -180,8 +182,11 @@ class TrainingRun(Run):
                 self.output_dir.mkdir(parents=True, exist_ok=True)
             lock_output_dir(args)
         old = old_files(args, self.checkpoint)  # before the trackers write theirs
-        record = self._record() if is_first_process() else {}
-        self.track(self.trainer, record and tracked_configuration(record, self.trainer.model), self.checkpoint)
+        record = self._record() if is_first_process() else {"arguments": {}}
+        # The flags at the top, so that runs can be filtered by them.
+        shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
+        del shown["arguments"]
+        self.track(self.trainer, shown, self.checkpoint)
         delete(old)
         if is_first_process():
             with side_file(self.output_dir / "run.json") as path:
@@ -191,7 +196,7 @@ class TrainingRun(Run):
         args, ranks = self.args, self.args.world_size
         peak = device_peak_flops(args.device, args.bf16)
         flops = partial(self._flops_per_sequence, self.trainer.model.config)
-        flops = flops() if self.tokens_per_step else flops  # of tasks it depends on a batch's lengths
+        flops = flops() if self.tokens_per_step else flops  # for tasks it depends on a batch's lengths
         callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * ranks, ranks)]
         if is_first_process() and not args.precompile:
             callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir)]
@@ -206,7 +211,7 @@ class TrainingRun(Run):
                        "the whole model (plain data parallelism)")  # fmt: skip
 
     def _flops_per_sequence(self, *args) -> float:
-        """Operations of a training step's sequence; a third of them, which LoRA saves, are for weights' gradients."""
+        """FLOPs of a training step for one sequence; LoRA saves the third of them that makes the weights' gradients."""
         share = 2 / 3 if has_low_rank(self.trainer.model) else 1
         return share * self.data.flops_per_sequence(*args)
 
@@ -230,10 +235,9 @@ class TrainingRun(Run):
         if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
             results |= _evaluated(trainer)
         tracked = finish_tracking(trainer)
-        failed = None
+        failed = uploaded = None
         if is_first_process():
             self.write_results(results)
-            uploaded = None
             try:
                 uploaded = trainer.push_to_hub() if self.args.push_to_hub else None
             except ValueError as error:
@@ -285,7 +289,7 @@ def described_model(model: PreTrainedModel) -> str:
 
 
 def _state_bytes(trainer: T5Trainer) -> int:
-    """Bytes of float32 that the optimizer keeps."""
+    """Bytes of the optimizer's state, which is float32."""
     if has_low_rank(trainer.model) and trainer.args.optim == "muon":
         return 4 * count_parameters(trainer.model, True)  # all of them are matrices of layers, with one moment
     shapes = [tuple(p.shape) for p in trainer.model.parameters() if p.requires_grad]
@@ -293,11 +297,11 @@ def _state_bytes(trainer: T5Trainer) -> int:
 
 
 def needed_memory(trainer: T5Trainer) -> float:
-    """Bytes of weights, gradients and optimizer of this machine's processes, without activations; in mixed precision
-    the weights stay float32."""
+    """Bytes of weights, gradients and optimizer on a GPU or, on a CPU, of all processes of this machine; without
+    activations. In mixed precision the weights stay float32."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if trainer.args.use_cpu else 1
-    memory = 4 * (count_parameters(trainer.model) + count_parameters(trainer.model, True)) + _state_bytes(trainer)
-    memory *= processes
+    weights, trained = count_parameters(trainer.model), count_parameters(trainer.model, True)
+    memory = processes * (4 * (weights + trained) + _state_bytes(trainer))
     return memory / trainer.args.world_size if trainer.is_fsdp_enabled else memory
 
 
@@ -309,15 +313,9 @@ def needed_disk(trainer: T5Trainer) -> float:
     return model + kept * (model + (0 if args.save_only_model else _state_bytes(trainer)))
 
 
-def described_schedule(args: T5TrainingArguments, steps: int) -> str:
-    """ "cosine over 2,000 steps, 305 of them warm-up"."""
-    name = args.lr_scheduler_type
-    warmup = 0 if name == "constant" else args.get_warmup_steps(steps)
-    return f"{name} over {steps:,} steps, {f'{warmup:,} of them' if warmup else 'no'} warm-up"
-
-
 def large_step_notice(args: T5TrainingArguments, sequences: int, tokens: int | None) -> str | None:
-    """The notice that a step is more than four times the one that its default learning rate was shown with, or None."""
+    """The notice that a step is more than four times as large as those that the default learning rate is known from;
+    None if it is not."""
     by_tokens = tokens is not None
     count, shown = (tokens, SHOWN_TOKENS) if by_tokens else (sequences, SHOWN_SEQUENCES)
     if not args.defaults_of or count <= 4 * shown:
@@ -337,15 +335,9 @@ def sharding(trainer: T5Trainer) -> str:
     return "none" if processes == 1 else f"none, {processes} whole copies of the model"
 
 
-def tracked_configuration(record: dict, model: PreTrainedModel) -> dict:
-    """What trackers show: run.json with the flags at the top, so that runs can be filtered by them, and the model."""
-    rest = {name: value for name, value in record.items() if name != "arguments"}
-    return record["arguments"] | rest | {"model": model.config.to_dict()}
-
-
 def _evaluated(trainer: T5Trainer) -> dict:
-    """The metrics of the weights that the training ended with. Those of the last step, or of the best checkpoint if it
-    has been loaded, are known where that step was evaluated; a best one's are logged again, as the run's last ones."""
+    """The metrics of the final weights: those of the last step, or of the best checkpoint if it was loaded. Evaluates
+    only if that step has not been evaluated. The metrics of a best checkpoint are logged again, as the run's last."""
     state = trainer.state
     best = trainer.args.load_best_model_at_end and state.best_model_checkpoint
     step = int(Path(best).name.split("-")[1]) if best else state.global_step

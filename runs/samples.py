@@ -1,4 +1,4 @@
-"""What the model writes into gaps, for eyes: samples.md after each evaluation of pre-training, and a prompt.
+"""Gaps that the model fills, for people to read: samples.md after each evaluation of pre-training, and a prompt.
 
 ## Step 600
 
@@ -33,10 +33,10 @@ _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 def spans(ids: Iterable[int], sentinel_ids: list[int], eos_id: int) -> dict[int, list[int]]:
-    """Tokens after each sentinel, up to the next one or EOS: [99, 5, 6, 98, 7, 1] -> {0: [5, 6], 1: [7]} with sentinels
-    99, 98, ... Of a sentinel that is repeated the first counts."""
+    """Tokens after each sentinel, up to the next sentinel or EOS: [99, 5, 6, 98, 7, 1] -> {0: [5, 6], 1: [7]} with
+    sentinels 99, 98, ... If a sentinel is repeated, the first one counts."""
     places = {sentinel: number for number, sentinel in enumerate(sentinel_ids)}
-    found, current = {}, []  # what follows no sentinel, or a repeated one, is in no list of `found`
+    found, current = {}, []  # tokens before the first sentinel, or after a repeated one, reach no list of `found`
     for token in ids:
         if token == eos_id:
             break
@@ -55,7 +55,7 @@ def gap_rows(
     written: Sequence[list[int]],
     sentinel_ids: list[int],
 ) -> list[list[str]]:
-    """Rows of COLUMNS for the first gaps of each text; sources, targets, written: ids [N][...]."""
+    """Rows of COLUMNS for the first SHOWN_GAPS gaps of each text; sources, targets, written: ids [N][...]."""
     rows, eos = [], tokenizer.eos_token_id
     for source, target, answer in zip(sources, targets, written, strict=True):
         masked, filled = spans(target, sentinel_ids, eos), spans(answer, sentinel_ids, eos)
@@ -83,11 +83,11 @@ def as_markdown(step: int, rows: list[list[str]]) -> str:
 
 
 class SamplesCallback(TrainerCallback):
-    """After each evaluation, lets the model fill the gaps of the same few held-out texts, greedily, into samples.md.
+    """After each evaluation, lets the model fill the gaps of the same few held-out texts greedily, into samples.md.
 
-    objective: masks them, as in evaluation; of a row of several documents the longest one is shown. count: texts,
-    spread over the evaluation set. show(name, columns, rows): sends the same rows to the trackers. A resumed run drops
-    what came after its step.
+    objective: masks the texts, as in evaluation; from a row of several documents the longest one is shown. count:
+    number of texts, spread over the evaluation set. show(name, columns, rows): sends the rows to the trackers too. A
+    resumed run drops the sections after its step.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SamplesCallback(TrainerCallback):
         self.path, self.tokenizer, self.show = Path(output_dir) / SAMPLES_FILE, tokenizer, show
         count = min(count, len(dataset))
         numbers = [number * len(dataset) // count for number in range(count)]
-        batched = hasattr(dataset, "__getitems__")  # as torch's data loader asks it
+        batched = hasattr(dataset, "__getitems__")  # the method that torch's data loader asks for too
         batch = objective(dataset.__getitems__(numbers) if batched else [dataset[number] for number in numbers])
         self.sources, self.targets = _one_example_a_row(batch)
         self.sentinel_ids = [int(number) for number in objective.sentinel_ids]
@@ -114,7 +114,7 @@ class SamplesCallback(TrainerCallback):
             self._write(kept if state.global_step else [])
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_, model: PreTrainedModel, **__) -> None:
-        together = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)  # a forward pass takes all ranks
+        together = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)  # a forward pass needs all ranks
         if not (state.is_world_process_zero or together):
             return
         was_training = model.training
@@ -134,7 +134,7 @@ class SamplesCallback(TrainerCallback):
 
 
 def _one_example_a_row(batch: dict[str, torch.Tensor]) -> tuple[list[list[int]], list[list[int]]]:
-    """(inputs, targets) of each row; of packed examples those of the one with the longest input."""
+    """(inputs, targets) of each row; from a row of packed examples those of the one with the longest input."""
     if "input_segments" not in batch:
         return batch["input_ids"].tolist(), batch["labels"].tolist()
     longest = batch["input_segments"].mode(dim=1).values[:, None]
@@ -159,7 +159,7 @@ def answers_to(
     new_tokens: int,
     num_beams: int = 1,
 ) -> Iterator[str]:
-    """Each line that is not empty with its <extra_id_n> gaps filled; if it has none, the answer to it."""
+    """For each line that is not empty: the line with its <extra_id_n> gaps filled, or without gaps the answer to it."""
     for line in map(str.strip, lines):
         if not line:
             continue
@@ -177,8 +177,8 @@ def answers_to(
 
 
 def _with_gaps(tokenizer: PreTrainedTokenizerBase, line: str, sentinels: list[int]) -> list[int]:
-    """Ids of a line, EOS or BOS included, with the sentinels of its gaps as pre-training writes them: a tokenizer may
-    have no token for <extra_id_n> (mT5, within a word) or another one (ByT5)."""
+    """Ids of a line, including BOS and EOS, with the sentinels that pre-training uses for gaps: a tokenizer may have no
+    token for <extra_id_n> (mT5, within a word) or another one (ByT5)."""
     ids = []
     for place, part in enumerate(_SENTINEL.split(line)):  # text, number, text, number ... text
         if place % 2 and int(part) < len(sentinels):
@@ -191,7 +191,7 @@ def _with_gaps(tokenizer: PreTrainedTokenizerBase, line: str, sentinels: list[in
 
 
 def prompt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new_tokens: int, num_beams: int) -> int:
-    """Number of the lines of standard input, which it answers until the end; a terminal is shown a prompt."""
+    """Answers the lines of standard input until its end, and returns their number; shows a prompt in a terminal."""
 
     def ask() -> str:
         print("> " if sys.stdin.isatty() else "", end="", flush=True)

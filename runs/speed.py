@@ -7,6 +7,7 @@ A flag that is given wins. Chosen is only what leaves a run's numbers alone but 
 order of the rows and the weights stay; a resumed run keeps what it had. Whatever changes more is a flag of its own.
 """
 
+import math
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ from modeling.families import family_of, shape_of
 from modeling.kernels.attention import keep_kernel_timings, kernel_name, triton_is_installed
 from runs.memory import RESERVE, activation_bytes, state_bytes
 from training.batch_size import divisors_below
-from training.checkpoints import flags_of_run
+from training.checkpoints import run_of
 
 MOST_WORKERS = 8  # data workers of a process
 PREFETCHED = 4  # batches that a worker makes ahead
@@ -33,6 +34,7 @@ PREFETCHED = 4  # batches that a worker makes ahead
 # A CPU of two cores compiles for 30 to 120 s, its step then takes two thirds of the time (results/LOG.md, 2026-11-22).
 REPAYS_COMPILING = 600.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
+RESUMED = "as the run that is resumed"
 DROPOUT_RESERVE = 0.25  # of a GPU's memory, instead of RESERVE: activation_bytes counts no masks of dropout
 BF16_ON_A_CPU = 256  # width from which a CPU with AMX is faster in bfloat16 (results/LOG.md, 2026-11-22)
 EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md, 2026-11-21)
@@ -54,12 +56,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Launcher:
-    """processes: in all. cores: of each. sharding: ddp, zero1 to zero3 or fsdp2. gpus: of a process."""
+    """processes: in all. cores: of each. sharding: ddp, zero1 to zero3 or fsdp2."""
 
     processes: int = 1
     cores: int = 1
     sharding: str = "ddp"
-    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -102,49 +103,71 @@ class Choice:
 def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     """What suits the machine, each with its reason. gpu: None on a CPU. args: the T5TrainingArguments, whose `given`
     names the flags that win ("attn_implementation" among them where the model's flags give it)."""
-    bf16 = _bf16(gpu, job, args, launcher)
-    attention = _attention(gpu, job, args)
-    choices = [bf16, attention, _compilation(gpu, job, args, launcher), *_packing(gpu, job, args)]
+    batch, compiled = "per_device_train_batch_size gradient_accumulation_steps", bool(args.torch_compile)
+    rules = [  # (what is chosen, the flags that give it, what they give, the rule that chooses otherwise)
+        ("bf16", "bf16", bool(args.bf16), _bf16),
+        ("attn_implementation", "attn_implementation", job.attention, _attention),
+        ("torch_compile", "torch_compile torch_compile_mode torch_compile_backend", compiled, _compilation),
+    ]
+    if job.packable:
+        rules.append(("packing", "packing", args.packing, _packing))
+    if gpu is not None:
+        rules.append(("micro-batch", batch, tuple(getattr(args, name) for name in batch.split()), _micro_batch))
+        rules.append(("dataloader_num_workers", "dataloader_num_workers", args.dataloader_num_workers, _workers))
+    chosen = {}
+    for name, flags, asked, rule in rules:
+        if not args.given.isdisjoint(flags.split()):
+            chosen[name] = Choice(name, asked, "given")
+        elif found := rule(gpu, job, args, launcher, chosen):
+            chosen[name] = Choice(name, *found)
+    choices = list(chosen.values())
     if gpu is None:
         return choices
-    choices += [_micro_batch(gpu, job, args, launcher, attention.value, bf16.value), *_loading(args, launcher)]
-    return [*choices, *_products(gpu, job, args), *_allocator()]
+    workers, environment = chosen["dataloader_num_workers"].value > 0, set(os.environ)
+    chose_before = not job.earlier or "speed" in job.earlier
+    settings = (  # (name, whether it applies, value, reason)
+        ("dataloader_persistent_workers", workers, True, "they need not start anew in every epoch"),
+        ("dataloader_prefetch_factor", workers, PREFETCHED, "batches are ready before they are needed"),
+        ("non_blocking", args.given.isdisjoint({"dataloader_pin_memory", "accelerator_config"}), True,
+         "pinned batches are copied while the GPU works"),
+        ("float32 products", gpu.is_recent and "tf32" not in args.given and chose_before,
+         "high", "TF32, where bfloat16 does not reach"),
+        ("expandable segments", environment.isdisjoint({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}), True,
+         "less memory is lost between tensors"),
+    )  # fmt: skip
+    return choices + [Choice(name, value, reason) for name, applies, value, reason in settings
+                      if applies and name not in args.given]  # fmt: skip
 
 
-def _bf16(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> Choice:
-    if "bf16" in args.given:
-        return Choice("bf16", bool(args.bf16), "given")
-    if gpu is None:
-        if not torch.cpu._is_amx_tile_supported() or launcher.sharding != "ddp":
-            return Choice("bf16", False, "a CPU: float32")
-        if job.earlier:
-            return Choice("bf16", bool(job.earlier.get("bf16")), "as the run that is resumed")
-        if shape_of(job.config).encoder.width < BF16_ON_A_CPU:
-            return Choice("bf16", False, f"a CPU, and a width below {BF16_ON_A_CPU}: float32")
-        return Choice("bf16", True, "the CPU has units for it, AMX")
-    if gpu.is_recent:
-        return Choice("bf16", True, f"the {gpu.name} computes in it")
-    return Choice("bf16", False, f"the {gpu.name} has none, and T5 overflows in float16: float32")
+# Each rule returns (value, reason), or None where nothing is to be chosen. chosen: {name: Choice} so far.
+def _bf16(gpu: Gpu | None, job: Job, _args, launcher: Launcher, _chosen: dict) -> tuple[bool, str]:
+    if gpu is not None:
+        if gpu.is_recent:
+            return True, f"the {gpu.name} computes in it"
+        return False, f"the {gpu.name} has none, and T5 overflows in float16: float32"
+    if not torch.cpu._is_amx_tile_supported() or launcher.sharding != "ddp":
+        return False, "a CPU: float32"
+    if job.earlier:
+        return bool(job.earlier.get("bf16")), RESUMED
+    if shape_of(job.config).encoder.width < BF16_ON_A_CPU:
+        return False, f"a CPU, and a width below {BF16_ON_A_CPU}: float32"
+    return True, "the CPU has units for it, AMX"
 
 
-def _attention(gpu: Gpu | None, job: Job, args) -> Choice:
-    name, now = "attn_implementation", job.attention
-    if name in args.given:
-        return Choice(name, now, "given")
+def _attention(gpu: Gpu | None, job: Job, _args, _launcher: Launcher, _chosen: dict) -> tuple[str, str]:
     family = family_of(job.config)
     if "t5_fused" not in family.attentions:
-        return Choice(name, now, f"{family.names}'s own")
+        return job.attention, f"{family.names}'s own"
     if gpu is not None and not gpu.is_recent:
-        return Choice(name, "sdpa", "t5_fused's Triton kernel needs compute capability 8")
+        return "sdpa", "t5_fused's Triton kernel needs compute capability 8"
     if job.earlier:
-        return Choice(name, job.earlier.get(name) or now, "as the run that is resumed")
+        return job.earlier.get("attn_implementation") or job.attention, RESUMED
     if gpu is None:
-        short = job.source <= EAGER_ON_A_CPU
-        reason = f"a CPU, and sources of {'at most' if short else 'more than'} {EAGER_ON_A_CPU} tokens"
-        return Choice(name, attention_on_a_cpu(job.source), reason)
+        most = "at most" if job.source <= EAGER_ON_A_CPU else "more than"
+        return attention_on_a_cpu(job.source), f"a CPU, and sources of {most} {EAGER_ON_A_CPU} tokens"
     if job.dropout:
-        return Choice(name, "sdpa", f"t5_fused needs dropout 0, not {job.dropout:g}")
-    return Choice(name, "t5_fused", "dropout is 0")
+        return "sdpa", f"t5_fused needs dropout 0, not {job.dropout:g}"
+    return "t5_fused", "dropout is 0"
 
 
 def attention_on_a_cpu(source: int) -> str:
@@ -152,59 +175,31 @@ def attention_on_a_cpu(source: int) -> str:
     return "eager" if source <= EAGER_ON_A_CPU else "sdpa"
 
 
-def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> Choice:
-    def choice(value: bool, reason: str) -> Choice:
-        return Choice("torch_compile", value, reason)
-
-    if {"torch_compile", "torch_compile_mode", "torch_compile_backend"} & args.given:
-        return choice(bool(args.torch_compile), "given")
-    family = family_of(job.config)
+def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher, _chosen: dict) -> tuple[bool, str]:
+    family, bring_in = family_of(job.config), {"fsdp2": "FSDP2", "zero3": "ZeRO-3"}
     if "torch_compile" in family.lacks:
-        return choice(False, f"{family.names} cannot be compiled")
-    if launcher.sharding in ("fsdp2", "zero3"):
-        kind = "FSDP2" if launcher.sharding == "fsdp2" else "ZeRO-3"
-        return choice(False, f"{kind} brings in weights module by module")
-    if launcher.gpus > 1:
-        return choice(False, "one process with several GPUs: start one for each with accelerate launch")
-    if gpu is not None and not gpu.is_recent:
-        return choice(False, "Triton needs compute capability 8")
-    if not _compiler_is_there(gpu):
-        return choice(False, "there is no compiler: " + ("g++" if gpu is None else "the package triton"))
+        return False, f"{family.names} cannot be compiled"
+    if launcher.sharding in bring_in:
+        return False, f"{bring_in[launcher.sharding]} brings in weights module by module"
+    if gpu is None:
+        compiler, is_there = "g++", shutil.which(os.environ.get("CXX", "g++"))
+    else:
+        # An assumed GPU has it.
+        compiler, is_there = "the package triton", triton_is_installed() or not torch.cuda.is_available()
+        if not gpu.is_recent:
+            return False, "Triton needs compute capability 8"
+    if not is_there:
+        return False, f"there is no compiler: {compiler}"
     if not job.shapes:
-        return choice(False, "batches have many lengths; --length_buckets 4 gives them four")
+        return False, "batches have many lengths; --length_buckets 4 gives them four"
     if job.earlier:
-        return choice(bool(job.earlier.get("torch_compile")), "as the run that is resumed")
+        return bool(job.earlier.get("torch_compile")), RESUMED
     seconds = _uncompiled_seconds(gpu, job, args, launcher)
     if seconds is None and gpu is None:
-        return choice(False, "how long a run by epochs takes is not known before its text is read")
-    shapes = "all batches have one shape" if job.shapes == 1 else f"batches have {job.shapes} shapes"
+        return False, "how long a run by epochs takes is not known before its text is read"
     if seconds is not None and seconds < REPAYS_COMPILING:
-        return choice(False, f"a run of about {seconds:.0f} s: compiling would not pay")
-    return choice(True, shapes)
-
-
-def _packing(gpu: Gpu | None, job: Job, args) -> list[Choice]:
-    """Of fine-tuning: a CPU computes padding at the full price. What it gains on a GPU is not known yet."""
-    name = "packing"
-    if not job.packable:
-        return []
-    if name in args.given:
-        return [Choice(name, args.packing, "given")]
-    if name in family_of(job.config).lacks:
-        return [Choice(name, False, f"{family_of(job.config).names} has no mask for it")]
-    if job.shapes or args.torch_compile or args.auto_find_batch_size:
-        return [Choice(name, False, "a packed batch has a shape of its own")]
-    if job.earlier:
-        return [Choice(name, bool(job.earlier.get(name)), "as the run that is resumed")]
-    if gpu is not None:
-        return []
-    return [Choice(name, True, "several examples in a row, hardly any padding")]
-
-
-def _compiler_is_there(gpu: Gpu | None) -> bool:
-    if gpu is None:
-        return shutil.which(os.environ.get("CXX", "g++")) is not None
-    return triton_is_installed() or not torch.cuda.is_available()  # assumed GPUs have it
+        return False, f"a run of about {seconds:.0f} s: compiling would not pay"
+    return True, "all batches have one shape" if job.shapes == 1 else f"batches have {job.shapes} shapes"
 
 
 def _uncompiled_seconds(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> float | None:
@@ -220,63 +215,44 @@ def _uncompiled_seconds(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> 
     return job.steps * max(computing, SHORTEST_STEP * args.gradient_accumulation_steps)
 
 
-def _micro_batch(gpu: Gpu, job: Job, args, launcher: Launcher, attention: str, bf16: bool) -> Choice:
+def _packing(gpu: Gpu | None, job: Job, args, _launcher: Launcher, _chosen: dict) -> tuple[bool, str] | None:
+    """Of fine-tuning: a CPU computes padding at the full price. What it gains on a GPU is not known yet."""
+    family = family_of(job.config)
+    if "packing" in family.lacks:
+        return False, f"{family.names} has no mask for it"
+    if job.shapes or args.torch_compile or args.auto_find_batch_size:
+        return False, "a packed batch has a shape of its own"
+    if job.earlier:
+        return bool(job.earlier.get("packing")), RESUMED
+    return (True, "several examples in a row, hardly any padding") if gpu is None else None
+
+
+def _micro_batch(gpu: Gpu, job: Job, args, launcher: Launcher, chosen: dict) -> tuple[tuple[int, int], str]:
     """(sequences, accumulated) of one product, as many sequences as the memory plan allows."""
     asked = (args.per_device_train_batch_size, args.gradient_accumulation_steps)
-
-    def choice(value: tuple[int, int], reason: str) -> Choice:
-        return Choice("micro-batch", value, reason)
-
-    if {"per_device_train_batch_size", "gradient_accumulation_steps"} & args.given:
-        return choice(asked, "given")
     if args.auto_find_batch_size:
-        return choice(asked, "--auto_find_batch_size tries what fits")
+        return asked, "--auto_find_batch_size tries what fits"
     if launcher.sharding.startswith("zero"):
-        return choice(asked, "DeepSpeed's file is filled in with it")
+        return asked, "DeepSpeed's file is filled in with it"
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     earlier = tuple(job.earlier.get(name, 0) for name in names)
-    if earlier[0] * earlier[1] == asked[0] * asked[1]:
-        return choice(earlier, "as the run that is resumed")
+    if math.prod(earlier) == math.prod(asked):
+        return earlier, RESUMED
+    bf16, attention = chosen["bf16"].value, chosen["attn_implementation"].value
     room = gpu.memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
     states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
     fixed = states.weights + states.gradients + states.optimizer + states.working
     checkpointing = any(getattr(args, f"{what}_checkpointing", False) for what in ("activation", "gradient"))
-    for size, steps in divisors_below(asked[0] * asked[1], 1):
+    for size, steps in divisors_below(math.prod(asked), 1):
         kept = activation_bytes(job.config, size, job.source, job.target, attention, bf16, checkpointing).total
         if fixed + kept <= room:
             need = f"{(fixed + kept) / 1e9:.0f} of {gpu.memory / 1e9:.0f} GB by the memory plan"
-            return choice((size, steps), f"{need}; the global batch stays")
-    return choice(asked, f"by the memory plan one sequence is too much for {gpu.memory / 1e9:.0f} GB")
+            return (size, steps), f"{need}; the global batch stays"
+    return asked, f"by the memory plan one sequence is too much for {gpu.memory / 1e9:.0f} GB"
 
 
-def _loading(args, launcher: Launcher) -> list[Choice]:
-    name = "dataloader_num_workers"
-    workers = min(MOST_WORKERS, launcher.cores)
-    count = Choice(name, workers, f"a process has {launcher.cores} cores")
-    if name in args.given:
-        count = Choice(name, args.dataloader_num_workers, "given")
-    choices = [count]
-    for name, value, reason in (
-        ("dataloader_persistent_workers", True, "they need not start anew in every epoch"),
-        ("dataloader_prefetch_factor", PREFETCHED, "batches are ready before they are needed"),
-    ):
-        if name not in args.given and count.value:
-            choices.append(Choice(name, value, reason))
-    if not {"dataloader_pin_memory", "accelerator_config"} & args.given:
-        choices.append(Choice("non_blocking", True, "pinned batches are copied while the GPU works"))
-    return choices
-
-
-def _products(gpu: Gpu, job: Job, args) -> list[Choice]:
-    if "tf32" in args.given or not gpu.is_recent or job.earlier and "speed" not in job.earlier:
-        return []
-    return [Choice("float32 products", "high", "TF32, where bfloat16 does not reach")]
-
-
-def _allocator() -> list[Choice]:
-    if {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
-        return []
-    return [Choice("expandable segments", True, "less memory is lost between tensors")]
+def _workers(_gpu: Gpu, _job: Job, _args, launcher: Launcher, _chosen: dict) -> tuple[int, str]:
+    return min(MOST_WORKERS, launcher.cores), f"a process has {launcher.cores} cores"
 
 
 # ---------------------------------------------------------------- this machine
@@ -310,7 +286,7 @@ def find_gpu(args) -> Gpu | None:
 def find_launcher(args) -> Launcher:
     """How this process was started."""
     sharding = f"zero{zero_stage(args)}" if args.deepspeed else "fsdp2" if wants_fsdp(args) else "ddp"
-    return Launcher(max(1, args.world_size), cores_of_a_process(), sharding, max(1, args.n_gpu))
+    return Launcher(max(1, args.world_size), cores_of_a_process(), sharding)
 
 
 def make_fast(model, job: Job, model_args, args) -> str:
@@ -323,12 +299,15 @@ def make_fast(model, job: Job, model_args, args) -> str:
     gpu = find_gpu(args)
     (choices,) = broadcast_object_list([choose(gpu, job, args, find_launcher(args))])
     values = {choice.name: choice.value for choice in choices}
-    if values["attn_implementation"] == "t5_fused" and not (job.dropout or args.assume_gpu):
-        found = f"; kernel {_kernel_of_encoder(job, values, args)}"
-        choices = [replace(c, reason=c.reason + found) if c.name == "attn_implementation" else c for c in choices]
-    if values["attn_implementation"] != job.attention:
-        model.set_attn_implementation(values["attn_implementation"])
-    model_args.attn_implementation = values["attn_implementation"]
+    attention = values["attn_implementation"]
+    if attention == "t5_fused" and not (job.dropout or args.assume_gpu):
+        shape = (job.source, job.source, job.config.num_heads, job.config.d_kv)  # the encoder's, over whole rows
+        dtype = torch.bfloat16 if values["bf16"] else torch.float32
+        kernel = kernel_name(args.device, dtype, shape, (False, True), False)
+        choices = [replace(c, reason=f"{c.reason}; kernel {kernel}") if c.value == "t5_fused" else c for c in choices]
+    if attention != job.attention:
+        model.set_attn_implementation(attention)
+    model_args.attn_implementation = attention
     if values["bf16"] and args.use_cpu and not args.bf16:
         args.bf16, args.mixed_precision = True, "bf16"
     if values["torch_compile"] and not args.torch_compile:
@@ -337,20 +316,9 @@ def make_fast(model, job: Job, model_args, args) -> str:
         args.packing = values["packing"]
     if gpu is not None:
         args.per_device_train_batch_size, args.gradient_accumulation_steps = values["micro-batch"]
-        _set_up_gpu(values, args)
-    return "; ".join(map(str, choices))
-
-
-def _kernel_of_encoder(job: Job, values: dict, args) -> str:
-    """The kernel that serves the encoder's attention over whole rows."""
-    shape = (job.source, job.source, job.config.num_heads, job.config.d_kv)
-    return kernel_name(args.device, torch.bfloat16 if values["bf16"] else torch.float32, shape, (False, True), False)
-
-
-def _set_up_gpu(values: dict, args) -> None:
-    if args.assume_gpu:  # and nothing is trained
+    if args.assume_gpu:  # nothing is trained
         args.bf16 = values["bf16"]
-        return
+        return "; ".join(map(str, choices))
     for name in ("dataloader_num_workers", "dataloader_persistent_workers", "dataloader_prefetch_factor"):
         if name in values:
             setattr(args, name, values[name])
@@ -358,10 +326,11 @@ def _set_up_gpu(values: dict, args) -> None:
         torch.set_float32_matmul_precision(values["float32 products"])
     if "expandable segments" in values:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    return "; ".join(map(str, choices))
 
 
 def job_of(model, source: int, target: int, shapes: int, steps: int, checkpoint: str | None, packable=False) -> Job:
     """The job of a model that is about to be trained; checkpoint: which the run resumes, or None."""
     now, weights = model.config._attn_implementation, [tuple(p.shape) for p in model.parameters()]
-    earlier = flags_of_run(checkpoint)
+    earlier = run_of(checkpoint).get("arguments", {})
     return Job(model.config, source, target, shapes, steps, dropout_of(model), now, weights, earlier, packable)

@@ -4,15 +4,15 @@
     eval_loss, eval_matched_accuracy -> eval/loss, eval/matched_accuracy
     sequences_per_second, mfu, eval_runtime -> perf/sequences_per_second, perf/mfu, perf/eval_runtime
 
-A point stands at its optimizer step. transformers' own callbacks for these three are removed: each names the closing
+Each point is at its optimizer step. transformers' own callbacks for these three are removed: each names the closing
 numbers differently or drops them, and doubles points when a run is resumed.
 
 A resumed run continues its curves. trackers.json in the output folder, and every checkpoint's trainer_state.json, hold
-the run's id and the last step of each name that each tracker surely has. Values up to it are not sent again, since a
-resumed run computes the same ones; TensorBoard hides what came after the checkpoint instead (its purge step). What a
-tracker lacks of the steps before the checkpoint is sent from metrics.jsonl, so one that is added later gets the whole
-curve. W&B and trackio hold values in memory for a while: what they were sent in the last minute before a run was killed
-is sent again. An online W&B run drops it; elsewhere such a point may appear twice.
+the run's id and, for each tracker and name, the last step that the tracker has certainly stored. Values up to it are
+not sent again, since a resumed run computes the same ones; TensorBoard instead hides what came after the checkpoint
+(its purge step). Values before the checkpoint that a tracker lacks are sent from metrics.jsonl, so a tracker that is
+added later gets the whole curve. W&B and trackio hold values in memory for a while, so what they got in the last minute
+before a run was killed is sent again: an online W&B run drops the copy, elsewhere a point may appear twice.
 """
 
 import copy
@@ -31,7 +31,8 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from arguments.training import T5TrainingArguments
 from common.processes import is_first_process
-from common.reports import plain_json, read_metrics, side_file, tracked_name, write_json
+from common.reports import plain_json, side_file, tracked_name, write_json
+from runs.callbacks import metrics_until
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +43,17 @@ TENSORBOARD_FOLDER = "tensorboard"  # below --output_dir, unless TENSORBOARD_LOG
 
 # ---------------------------------------------------------------- the three
 class WandbTracker:
-    """A W&B run, online or offline as set_up_tracking decided; offline a resumed run adds a second folder of the same
-    id, and `wandb sync` sends them in order."""
+    """A W&B run, online or offline as set_up_tracking decided. Offline, a resumed run adds a folder with the same id;
+    `wandb sync` sends both in order."""
 
     def __init__(self, _args: T5TrainingArguments, identity: str, name: str, config: dict, step: int | None):
         import wandb
 
         ours = {} if os.environ.get("WANDB_SWEEP_ID") else dict(id=identity, project=os.environ.get("WANDB_PROJECT"))
-        # The mode is given too: wandb reads its variables once in a process.
+        # The mode is given too: wandb reads its variables only once in a process.
         ours |= dict(name=name, dir=os.environ.get("WANDB_DIR"), mode=os.environ.get("WANDB_MODE"))
         self.table = wandb.Table
-        # A sweep locks what it has chosen: of a later update each such value would be refused, with a warning.
+        # The configuration goes with init: a sweep locks its own values, and would warn of each one in a later update.
         self.run = wandb.init(**ours, config=config, resume=None if step is None else "allow")
         folders = Path(self.run.dir).parent.parent / f"offline-run-*-{self.run.id}"
         self.shown = f"wandb sync {folders}" if self.run.settings.mode == "offline" else self.run.url
@@ -64,7 +65,7 @@ class WandbTracker:
         self.run.log({name: self.table(columns=columns, data=rows, allow_mixed_types=True)}, step=step)
 
     def finish(self, latest: dict) -> None:
-        """Ends the run. A sweep decides by the summary, so that gets the best checkpoint's evaluation."""
+        """Ends the run. The summary, by which a sweep decides, gets the best checkpoint's evaluation."""
         self.run.log({}, commit=True)
         self.run.summary.update(latest)
         self.run.finish()
@@ -130,18 +131,20 @@ TRACKERS = {"wandb": WandbTracker, "tensorboard": TensorBoardTracker, "trackio":
 
 # ---------------------------------------------------------------- all at once
 class TrackersCallback(TrainerCallback):
-    """Sends every log to the trackers, a name once a step.
+    """Sends every log to the trackers, each name once a step.
 
-    Of two values at one step the first counts, as in loss.png: the second is the best checkpoint's, evaluated when
-    training was over, which goes into W&B's summary. A tracker that fails is left out from then on, with a warning.
+    If a step has two values of a name, the first one counts, as in loss.png: the second is that of the best checkpoint,
+    evaluated after training, and goes into W&B's summary. A tracker that fails is left out from then on, with a
+    warning.
 
-    trackers: {name: tracker}. sent: {tracker: {name: last step}}. path: the trackers.json to keep.
+    trackers: {name: tracker}. sent: {tracker: {name: last step}}. path: the trackers.json to write.
     """
 
     def __init__(self, trackers: dict, identity: str, sent: dict, path: Path):
         self.trackers, self.identity, self.sent, self.path = trackers, identity, sent, path
         self.latest = {}  # value of each name
-        self.certain = self.recent = copy.deepcopy(sent)  # what was sent HELD seconds before the latter, and the latter
+        # What had been sent by recent_since, and what had been sent at least HELD seconds before that.
+        self.recent = self.certain = copy.deepcopy(sent)
         self.recent_since = time.monotonic()
 
     def on_log(self, _args: TrainingArguments, state: TrainerState, *_, logs: dict, **__) -> None:
@@ -150,7 +153,7 @@ class TrackersCallback(TrainerCallback):
 
     def on_train_end(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         self.latest = {}
-        self.certain = self.recent = self.sent  # the process ends in order, and so do the trackers
+        self.certain = self.recent = self.sent  # the process ends in an orderly way, and so do the trackers
         self._keep(state)
 
     def send(self, logs: dict, step: int) -> None:
@@ -159,13 +162,6 @@ class TrackersCallback(TrainerCallback):
         values = {tracked_name(key): v if isinstance(v, int) else float(v) for key, v in numbers.items()}
         self.latest |= values
         self._each(lambda tracker, new: tracker.log(new, step), values, step)
-
-    def replay(self, lines: list[dict], step: int) -> None:
-        """Sends what the trackers lack of a metrics.jsonl up to a step."""
-        closing = next((i for i, line in enumerate(lines) if "train_loss" in line), len(lines))
-        for line in lines[:closing]:
-            if line["step"] <= step:
-                self.send({key: value for key, value in line.items() if key not in ("step", "seconds")}, line["step"])
 
     def log_table(self, state: TrainerState, name: str, columns: list[str], rows: list[list]) -> None:
         """Sends a table to the trackers that lack it at this step."""
@@ -181,7 +177,8 @@ class TrackersCallback(TrainerCallback):
         return shown
 
     def _each(self, act: Callable, values: dict | None = None, step: int = 0) -> None:
-        """Calls act(tracker, what it lacks of the values at this step) for every tracker that lacks any, or for all."""
+        """Calls act(tracker, the values that it lacks at this step) for every tracker that lacks any; without values,
+        act(tracker, {}) for all."""
         for name, tracker in list(self.trackers.items()):
             sent = self.sent.setdefault(name, {})
             new = {key: value for key, value in (values or {}).items() if step > sent.get(key, -1)}
@@ -209,8 +206,8 @@ class TrackersCallback(TrainerCallback):
 def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None) -> None:
     """Replaces transformers' callbacks for the trackers of `--report_to` with ours.
 
-    config: shown as the run's configuration. checkpoint: what the run resumes from. ValueError, with the tracker's own
-    words, if one cannot start.
+    config: shown as the run's configuration. checkpoint: the one that the run resumes from. ValueError, with the
+    tracker's own words, if one cannot start.
     """
     args, trackers = trainer.args, {}
     names = [name for name in TRACKERS if name in args.report_to]
@@ -235,8 +232,8 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
         sent["tensorboard"] = {name: min(last, step) for name, last in sent["tensorboard"].items()}
     callback = TrackersCallback(trackers, identity, sent, path)
     trainer.add_callback(callback)
-    if step is not None and (path.parent / "metrics.jsonl").is_file():
-        callback.replay(read_metrics(path.parent / "metrics.jsonl"), step)
+    for line in [] if step is None else metrics_until(path.with_name("metrics.jsonl"), step):
+        callback.send({key: value for key, value in line.items() if key not in ("step", "seconds")}, line["step"])
 
 
 def log_table(trainer: Trainer, name: str, columns: list[str], rows: list[list]) -> None:

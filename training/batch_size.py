@@ -16,10 +16,10 @@ def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int,
 
 def find_micro_batch(trainer: SavingTrainer) -> None:
     """Sets the trainer's micro-batch to the largest that fits on every rank, and its accumulation so that the global
-    batch stays. ValueError if not even one sequence fits.
+    batch stays the same. ValueError if not even one sequence fits.
 
     Each size is tried before the training: forward and backward on the longest examples, with memory reserved for
-    optimizer and communication. Weights, gradients and random numbers stay as they were. Trainer's own search, which
+    optimizer and communication. Weights, gradients and random numbers do not change. Trainer's own search, which
     restarts the training from changed weights and with another global batch, is switched off.
     """
     args = trainer.args
@@ -54,7 +54,7 @@ def _longest_examples(dataset: Dataset, count: int) -> list[int]:
 
 
 def _fits(trainer: SavingTrainer, numbers: list[int]) -> bool:
-    """Whether a forward and backward pass on these examples fits beside the optimizer's states and sent gradients."""
+    """Whether a forward and backward pass on these examples fits into memory with optimizer and communication."""
     devices = [trainer.args.device] if trainer.args.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices):

@@ -1,10 +1,10 @@
-"""Checkpoints that are whole or not there: how they are written, checked, found again, and what else resuming needs.
+"""Checkpoints that are whole or not there: writing, checking and finding them, and all else that resuming needs.
 
     _saving/checkpoint-40/   a checkpoint while it is being written
     checkpoint-40/           the same after manifest and fsync: it appears by one rename
 
-A process killed at any moment leaves either no checkpoint-40 or a whole one. What a disk damages afterwards is found by
-the manifest (common/manifests.py) when a run resumes: the damaged checkpoint is named and skipped.
+A process killed at any moment leaves either no checkpoint-40 or a whole one. If a disk damages it afterwards, the
+manifest (common/manifests.py) shows that when a run resumes: the damaged checkpoint is named and skipped.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import os
 import shutil
 from pathlib import Path
 
-import torch
+from accelerate.utils import broadcast_object_list
 from transformers import PretrainedConfig
 
 from arguments.training import T5TrainingArguments, wants_fsdp
@@ -30,7 +30,7 @@ from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
 RUN_FILES = "metrics.jsonl all_results.json run.json loss.png predictions.jsonl trackers.json samples.md README.md"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# The libraries carry the system's message, but not its number; torch not even that: it compares places in the file.
+# The libraries pass on the system's message, but not its number; torch not even that: it compares places in the file.
 _FULL_MESSAGES = ("unexpected pos ", "PytorchStreamWriter failed writing", *map(os.strerror, _FULL))
 
 
@@ -50,7 +50,7 @@ def publish(aside: Path, final: Path) -> None:
 
 
 def discard(checkpoint: Path) -> None:
-    """Deletes a checkpoint without ever leaving half of one in sight."""
+    """Deletes a checkpoint; a half-deleted one is never visible as a checkpoint."""
     grave = checkpoint.parent / SAVING / f"deleted-{checkpoint.name}"
     shutil.rmtree(grave, ignore_errors=True)
     grave.parent.mkdir(exist_ok=True)
@@ -61,7 +61,7 @@ def discard(checkpoint: Path) -> None:
 
 
 def rotate(output_dir: Path, keep: int | None, best: str | None) -> None:
-    """Deletes the oldest checkpoints so that `keep` (None: all) are left. The newest always stays, and the best too."""
+    """Deletes the oldest checkpoints but `keep` (None: keeps all). The newest and the best one always stay."""
     if not keep or keep < 1:
         return
     checkpoints = checkpoints_of(output_dir)
@@ -72,7 +72,7 @@ def rotate(output_dir: Path, keep: int | None, best: str | None) -> None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an exception of torch, safetensors or Python is about a full disk, quota or file size."""
+    """Whether an exception of torch, safetensors or Python means a full disk, quota or file-size limit."""
     while error is not None:
         if getattr(error, "errno", None) in _FULL or any(words in str(error) for words in _FULL_MESSAGES):
             return True
@@ -83,26 +83,25 @@ def is_disk_full(error: BaseException) -> bool:
 # ---------------------------------------------------------------- resuming
 def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     """The checkpoint to resume from, or None. ValueError unless `--output_dir` is empty, resumed or overwritten, and
-    the checkpoint holds all that is needed.
+    the checkpoint is complete.
 
     A job that SLURM or torchrun restarted resumes from its newest whole checkpoint, or starts from step 0 if there is
-    none yet. Rank 0 decides for all, and locks the folder if it is there. Nothing is deleted yet: see `old_files`.
+    none yet. Rank 0 decides for all, and locks the folder if it exists. Nothing is deleted yet: see `old_files`.
     """
-    answer: list = [None, None]  # the checkpoint, what is wrong
+    checkpoint = wrong = None
     if is_first_process():
         try:
             check_folder("--output_dir", args.output_dir)
             lock_output_dir(args)
-            answer[0] = _checkpoint_to_resume(args)
-            check_saved_state(args, answer[0])
+            checkpoint = _checkpoint_to_resume(args)
+            check_saved_state(args, checkpoint)
         except (ValueError, OSError) as error:
             unlock_output_dir(args)
-            answer[1] = error
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(answer)
-    if answer[1] is not None:
-        raise ValueError(str(answer[1]))
-    return answer[0]
+            wrong = str(error)
+    checkpoint, wrong = broadcast_object_list([checkpoint, wrong])
+    if wrong is not None:
+        raise ValueError(wrong)
+    return checkpoint
 
 
 def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
@@ -149,8 +148,8 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
 
 
 def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
-    """The files and folders that this run replaces: what a killed run left half-written, and unless the run resumes,
-    all of an earlier run. None on other ranks than 0, and none of a `--dry_run`."""
+    """The files and folders that this run replaces: those that a killed run left half-written and, unless the run
+    resumes, all of an earlier run. [] on ranks other than 0 and for a `--dry_run`."""
     if args.dry_run or not is_first_process():
         return []
     folder = Path(args.output_dir)
@@ -170,7 +169,7 @@ def delete(old: list[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-# What decides the shapes of the weights, and what they mean.
+# Fields of the configuration that decide the shapes of the weights, and what the weights mean.
 _SHAPE = (
     "model_type d_model d_kv d_ff num_heads num_layers num_decoder_layers vocab_size feed_forward_proj "
     "relative_attention_num_buckets relative_attention_max_distance tie_word_embeddings "
@@ -189,16 +188,14 @@ def check_resumed(
 ) -> None:
     """ValueError unless a run of this model, data and flags can resume from the checkpoint.
 
-    config: of the model. fingerprints: of the data and the tokenizer. groups: the parsed dataclasses. What run.json
-    beside the checkpoint does not hold is not compared.
+    config: of the model. fingerprints: of the data and the tokenizer. groups: the parsed dataclasses. Only what
+    run.json beside the checkpoint records is compared.
     """
     if checkpoint is None:
         return
     resumed, weights_only = f"--resume_from_checkpoint {checkpoint}:", f"--model_name_or_path {checkpoint}"
-    run, asked = _recorded(Path(checkpoint).parent / "run.json"), _flat(config.to_dict())
-    shapes, now = _flat(_recorded(Path(checkpoint) / "config.json")), {}
-    for group in groups:
-        now |= vars(group)
+    run, now = run_of(checkpoint), {name: value for group in groups for name, value in vars(group).items()}
+    shapes, asked = _flat(_recorded(Path(checkpoint) / "config.json")), _flat(config.to_dict())
     for key in (key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name):
         if shapes[key] != asked.get(key):
             raise ValueError(f"{resumed} its model has {key} {shapes[key]}, the flags ask for {asked.get(key)}: resume "
@@ -228,24 +225,23 @@ def _flat(config: dict) -> dict:
     return {key: value for key, value in config.items() if key not in parts} | nested
 
 
-def flags_of_run(checkpoint: str | None) -> dict:
-    """The flags that run.json beside a checkpoint records; {} without a checkpoint, or where it is not there."""
-    return _recorded(Path(checkpoint).parent / "run.json").get("arguments", {}) if checkpoint else {}
+def run_of(checkpoint: str | None) -> dict:
+    """The run.json beside a checkpoint; {} without a checkpoint, or where there is no such file."""
+    return _recorded(Path(checkpoint).parent / "run.json") if checkpoint else {}
 
 
 def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:
     """The notice that a run resumes with another global batch than run.json records; None if it is the same."""
-    before = checkpoint and _recorded(Path(checkpoint).parent / "run.json").get("sequences_per_step")
+    before = run_of(checkpoint).get("sequences_per_step")
     if not before or before == sequences:
         return None
-    return (
-        f"resuming with {sequences} sequences a step instead of {before}: steps count the examples seen, so the run "
-        f"resumes at another example than it stopped at; {before} a step, however made up, resume at the same one"
-    )
+    return (f"resuming with {sequences} sequences a step instead of {before}: steps count the examples seen, so the "
+            f"run resumes at another example than it stopped at; {before} a step, however made up, resume at the same "
+            "one")  # fmt: skip
 
 
 def _recorded(path: Path) -> dict:
-    """The content of a JSON file; {} if it cannot be read, as of a checkpoint that was moved or made by other code."""
+    """The content of a JSON file; {} if it cannot be read, as beside a checkpoint that was moved or made elsewhere."""
     try:
         return read_json(path)
     except (OSError, ValueError):
@@ -260,13 +256,13 @@ def was_restarted() -> bool:
 
 # ---------------------------------------------------------------- the loss that is being averaged
 def save_loss_state(folder: Path, rank: int, state: dict) -> None:
-    """Writes what Trainer forgets, so that a resumed run logs the same means: {"running_loss": sum of losses since the
-    last log, "total_loss", "last_logged_step", "running_z_loss"}."""
+    """Writes the sums that Trainer does not save, so that a resumed run logs the same means: {"running_loss": sum of
+    losses since the last log, "total_loss", "last_logged_step", "running_z_loss"}."""
     (folder / f"loss_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
 
 def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
-    """The state of this rank, or the mean over all if their number has changed. None if it was not saved."""
+    """The state of this rank, or the mean over all if the number of ranks has changed. None if it was not saved."""
     states = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("loss_state_*.json"))]
     if not states:
         return None

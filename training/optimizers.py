@@ -24,8 +24,8 @@ class AdamWRMSScaled(torch.optim.Optimizer):
     sliced: ZeRO-1 or 2 will replace each group's tensors by this rank's flat slice of them. Every tensor is then a
     group of its own, and its RMS is that of the model's tensor, which these stages keep whole.
 
-    found_inf (attribute, as torch's fused optimizers have it): a float32 number on the device. Where it is 1, weights
-    and moments stay as they are; the host, which need not wait for it, then calls `uncount_step`.
+    found_inf (an attribute, as in torch's fused optimizers): a float32 number on the device. Where it is 1, weights and
+    moments stay as they are; the host, which need not wait for it, then calls `uncount_step`.
     """
 
     _step_supports_amp_scaling = True  # torch's name for an optimizer that looks at found_inf
@@ -44,10 +44,7 @@ class AdamWRMSScaled(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """One update of all parameters that have a gradient; returns the closure's loss, if one is given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         self._counted = []
         for group in self.param_groups:
             self._update_group(group)
@@ -66,8 +63,9 @@ class AdamWRMSScaled(torch.optim.Optimizer):
         rates = _sizes([self._whole[group["whole"]]] if self._whole else params, group["min_rms"])
         rates = [rate.to(p.device) for rate, p in zip(rates, params, strict=True)]
         torch._foreach_mul_(rates, group["lr"])
-        if group["weight_decay"]:
-            torch._foreach_mul_([_here(p) for p in params], _decay(group["lr"] * group["weight_decay"], found_inf))
+        if decay := group["lr"] * group["weight_decay"]:
+            kept = 1 - decay if found_inf is None else (1 - decay * (1 - found_inf.double())).float()  # 1 at found_inf
+            torch._foreach_mul_([_here(p) for p in params], kept)
         by_steps = {}  # {steps taken: places of the tensors}, nearly always one
         for place, p in enumerate(params):
             state = self.state[p]
@@ -78,7 +76,7 @@ class AdamWRMSScaled(torch.optim.Optimizer):
             by_steps.setdefault(state["step"], []).append(place)
         (beta1, beta2), together = group["betas"], self.together * params[0].is_cuda
         for taken, places in by_steps.items():
-            # It adds eps to the corrected root of v, the rule above to the root itself.
+            # torch's kernel adds eps to the bias-corrected root of v, the rule above to the root itself.
             rule = dict(beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"] / math.sqrt(1 - beta2**taken))
             rule |= dict(amsgrad=False, maximize=False, found_inf=found_inf)
             count = torch.full((), float(taken), device=params[0].device)
@@ -87,8 +85,8 @@ class AdamWRMSScaled(torch.optim.Optimizer):
                 self._update([params[i] for i in chosen], [rates[i] for i in chosen], count, rule)
 
     def _update(self, params: list, rates: list, count: torch.Tensor, rule: dict) -> None:
-        """The rule, with a rate for each tensor, by torch's own kernel of AdamW, which reads and writes every number
-        once and has one rate for all. One tensor is updated in place; of several the steps are made first."""
+        """Applies the rule with torch's fused AdamW kernel, which reads and writes every number once but has one rate
+        for all tensors. A single tensor is updated in place; for several the steps are made first, then scaled."""
         weights = [_here(p) for p in params]
         gradients, counts = [_here(p.grad) for p in params], [count] * len(params)
         moments = [[_here(self.state[p][name]) for p in params] for name in ("exp_avg", "exp_avg_sq")]
@@ -100,11 +98,6 @@ class AdamWRMSScaled(torch.optim.Optimizer):
         steps = [step.view_as(w) for step, w in zip(steps, weights, strict=True)]
         torch._fused_adamw_(steps, gradients, *moments, [], counts, lr=1.0, **rule)
         torch._foreach_addcmul_(weights, steps, rates)
-
-
-def _decay(decay: float, found_inf: torch.Tensor | None) -> float | torch.Tensor:
-    """1 - decay, by which weights are multiplied; 1 where found_inf is 1."""
-    return 1 - decay if found_inf is None else (1 - decay * (1 - found_inf.double())).float()
 
 
 def _parts(sizes: list[int], together: int) -> list[list[int]]:
@@ -135,12 +128,12 @@ def _sizes(params: list[torch.Tensor], least: float) -> list[torch.Tensor]:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, under FSDP2 the one that all ranks make up together."""
+    """The tensor itself; under FSDP2 the whole one, gathered from all ranks."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _here(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, under FSDP2 this rank's slice of it."""
+    """The tensor itself; under FSDP2 this rank's slice of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -254,11 +247,7 @@ def optimizer_class_and_kwargs(args, model: torch.nn.Module | None = None) -> tu
 
 
 def learning_rate_factor(
-    name: str,
-    total_steps: int,
-    warmup_steps: int,
-    warmup_start: float = 0.0,
-    floor: float = 0.0,
+    name: str, total_steps: int, warmup_steps: int, warmup_start: float = 0.0, floor: float = 0.0
 ) -> Callable[[int], float]:
     """Returns step -> learning rate as a fraction of the peak.
 
@@ -288,14 +277,7 @@ def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int):
     """The schedule of `--lr_scheduler_type`: ours above, every other name as transformers defines it."""
     name, warmup_steps = args.lr_scheduler_type, args.get_warmup_steps(total_steps)
     if name not in OWN_SCHEDULES or args.lr_scheduler_kwargs:
-        return get_scheduler(
-            name,
-            optimizer=optimizer,
-            num_warmup_steps=warmup_steps,
-            num_training_steps=total_steps,
-            scheduler_specific_kwargs=args.lr_scheduler_kwargs,
-        )
-    factor = learning_rate_factor(
-        name, total_steps, warmup_steps, args.warmup_start_factor, args.final_learning_rate_factor
-    )
+        return get_scheduler(name, optimizer, warmup_steps, total_steps, args.lr_scheduler_kwargs)
+    start, floor = args.warmup_start_factor, args.final_learning_rate_factor
+    factor = learning_rate_factor(name, total_steps, warmup_steps, start, floor)
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -2,7 +2,7 @@
 
     .lock   {"host": "node7", "pid": 4711, "job": "123", "since": "2026-01-31T12:00:00+01:00"}, while the run is there
 
-Rank 0 alone locks. The lock is the system's own (flock), and so gone with the process, however that ends; on NFS the
+Only rank 0 locks. The lock is the system's own (flock), so it ends with the process, however that ends; on NFS the
 server holds it. Where a file system has no locks, a line says so.
 """
 
@@ -23,8 +23,8 @@ _held: dict[Path, IO] = {}  # {folder: its open lock file}
 
 
 def lock_output_dir(args: T5TrainingArguments) -> None:
-    """Locks --output_dir, if it exists, until `unlock_output_dir` or as long as these arguments live. ValueError, which
-    names the run that holds it."""
+    """Locks --output_dir, if it exists, until `unlock_output_dir` or as long as these arguments live. ValueError that
+    names the run which holds the lock."""
     folder = Path(args.output_dir).resolve()
     path = folder / LOCK
     locked = folder in _held and _is_at(_held[folder], path)
@@ -41,7 +41,7 @@ def lock_output_dir(args: T5TrainingArguments) -> None:
         except OSError as error:
             print_once(f"{folder} cannot be locked ({error.strerror}): make sure that no other run writes there")
             return
-        if _is_at(file, path):  # else the run before has just removed it
+        if _is_at(file, path):  # otherwise the run that held it has just removed it
             break
         file.close()
     now = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -52,7 +52,7 @@ def lock_output_dir(args: T5TrainingArguments) -> None:
     _held[folder] = file
     # A child that outlives a killed run, such as a data worker, would keep the lock for some seconds.
     os.register_at_fork(after_in_child=file.close)
-    weakref.finalize(args, _unlock, folder, file)  # at the latest when the process ends
+    weakref.finalize(args, _unlock, folder, file)  # at the latest at the end of the process
 
 
 def unlock_output_dir(args: T5TrainingArguments) -> None:

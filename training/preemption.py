@@ -1,4 +1,4 @@
-"""Pre-emption: SIGTERM, SIGUSR1, Ctrl-C and a job's time limit end a run at the next step with a checkpoint.
+"""Pre-emption: SIGTERM, SIGUSR1, Ctrl-C and a job's time limit end a run after the current step, with a checkpoint.
 
 The script then exits with code 75 (EX_TEMPFAIL of sysexits.h: try again later). slurm/train.slurm requeues such a
 job, and its next start resumes from the newest whole checkpoint (training/checkpoints.py).
@@ -14,16 +14,16 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# Seconds kept free before the job's time limit, beside twice the longest step: for writing the checkpoint.
+# Seconds kept free before the job's time limit for writing the checkpoint, in addition to twice the longest step.
 TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 
 
 class PreemptionCallback(TrainerCallback):
     """Saves and stops at the end of the step in which a signal came, or when the job's time runs out.
 
-    `reason` is then a sentence, else None. Further signals change nothing; a second Ctrl-C ends the run at once. All
-    ranks stop at the same step, whichever got the signal: an all-reduce over gloo at every step tells them, which takes
-    well below a millisecond and does not wait for the GPU.
+    `reason` is then a sentence, before that None. Further signals change nothing, but a second Ctrl-C ends the run at
+    once. All ranks stop at the same step, whichever got the signal: they exchange it at every step by an all-reduce
+    over gloo, which takes well below a millisecond and does not wait for the GPU.
     """
 
     def __init__(self):
@@ -50,13 +50,13 @@ class PreemptionCallback(TrainerCallback):
         self._longest_step = max(self._longest_step, time.monotonic() - self._step_began)
         left = self._end_time - time.time()
         out_of_time = left < TIME_LIMIT_MARGIN + 2 * self._longest_step
-        code = int(self._received or 0) or (-1 if out_of_time else 0)
+        number = int(self._received or 0)
         if self._group is not None:
-            codes = torch.tensor([max(code, 0), max(-code, 0)])
-            torch.distributed.all_reduce(codes, op=torch.distributed.ReduceOp.MAX, group=self._group)
-            code = int(codes[0]) or -int(codes[1])
-        if code and state.global_step < state.max_steps:
-            name = signal.Signals(code).name if code > 0 else f"the job ends in {max(0, left):.0f} s"
+            on_any_rank = torch.tensor([number, int(out_of_time)])
+            torch.distributed.all_reduce(on_any_rank, op=torch.distributed.ReduceOp.MAX, group=self._group)
+            number, out_of_time = on_any_rank.tolist()
+        if (number or out_of_time) and state.global_step < state.max_steps:
+            name = signal.Signals(number).name if number else f"the job ends in {max(0, left):.0f} s"
             control.should_save = args.save_strategy != "no"
             saved = "saved and stopped" if control.should_save else "stopped without a checkpoint (--save_strategy no)"
             self.reason = f"{name}: {saved} after step {state.global_step:,} of {state.max_steps:,}"

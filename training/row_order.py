@@ -1,4 +1,4 @@
-"""Which rows a batch holds: the order of training and evaluation, the same for any number of ranks and data workers."""
+"""The order of rows in training and evaluation: the same for any number of ranks and data workers."""
 
 from functools import partial
 
@@ -14,13 +14,13 @@ from training.preemption import outlive_signals
 
 
 class RowOrderTrainer(Seq2SeqTrainer):
-    """The part of T5Trainer that decides in which order rows come."""
+    """The part of T5Trainer that decides the order of the rows."""
 
     train_collator: BucketCollator | PackingCollator | None = None  # for training alone
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides Trainer to start data workers that outlive the signals at which the run is to save and stop. A
-        stream brings its own loader, since it is split over the ranks already."""
+        """Overrides Trainer to start data workers that ignore the signals at which the run saves and stops. A stream
+        brings its own loader, since it is split over the ranks already."""
         if hasattr(self.train_dataset, "loader"):
             workers = partial(outlive_signals, None)
             return self.train_dataset.loader(self.data_collator, self.args, worker_init_fn=workers)
@@ -37,7 +37,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
         return loader
 
     def _get_dataloader(self, *args, is_training: bool = False, **kwargs):
-        """Overrides Trainer to keep data workers between epochs for training alone, not for every evaluation set."""
+        """Overrides Trainer to keep data workers between epochs of training only, not for every evaluation set."""
         asked = self.args.dataloader_persistent_workers
         self.args.dataloader_persistent_workers = bool(asked and is_training and self.args.dataloader_num_workers)
         try:
@@ -46,8 +46,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
             self.args.dataloader_persistent_workers = asked
 
     def end_data_workers(self) -> None:
-        """Ends the workers that are kept between epochs. They outlive signals, so Python's exit would wait for them
-        forever."""
+        """Ends the workers that are kept between epochs. They ignore signals, so Python's exit would wait forever."""
         loader = self.callback_handler.train_dataloader
         for part in (loader, getattr(loader, "base_dataloader", None)):
             if (iterator := getattr(part, "_iterator", None)) is not None:
@@ -71,7 +70,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
     def _get_eval_sampler(self, eval_dataset):
         if not _has_rows(eval_dataset):
             return SequentialSampler(eval_dataset)
-        # Rows of a length side by side need little padding; the longest first, so that memory fails at once or never.
+        # Rows of similar length need little padding; the longest come first, so that memory fails at once or never.
         return np.argsort(-row_lengths(eval_dataset), kind="stable").tolist()
 
     def evaluation_loop(self, dataloader: DataLoader, *args, **kwargs) -> EvalLoopOutput:
@@ -95,7 +94,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
 
 
 def _is_table(dataset: Dataset) -> bool:
-    """Whether it is a `datasets` table of rows, told without that package, which a GPU machine may lack."""
+    """Whether this is a `datasets` table of rows; found out without that package, which a GPU machine may lack."""
     return hasattr(dataset, "column_names") and hasattr(dataset, "__len__")
 
 
@@ -106,5 +105,5 @@ def row_lengths(rows: Dataset | list[dict]) -> np.ndarray:
 
 
 def _has_rows(dataset: Dataset | list[dict]) -> bool:
-    """Whether these are rows in memory, whose lengths are known; not chunks of one length, nor a stream."""
+    """Whether these are rows in memory, with known lengths, rather than chunks of one length or a stream."""
     return isinstance(dataset, list) or _is_table(dataset)

@@ -32,17 +32,18 @@ class SavingTrainer(RowOrderTrainer):
     _is_saving = False  # while a checkpoint is being written aside
     _resumed_from: str | None = None  # the checkpoint with which this training began
     _uploads: list[Future] = []  # to the Hub, in the background; init_hf_repo gives each trainer its own
-    task_record: dict | None = None  # of a fine-tuning (tasks/task_records.py), saved with every model
+    task_record: dict | None = None  # of fine-tuning (tasks/task_records.py), saved with every model
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
-        """Overrides Trainer to save the shared embedding once: ZeRO's state names it three times."""
+        """Overrides Trainer to save the shared embedding once, since ZeRO's state names it three times."""
         if state_dict is not None:
             state_dict = {n: tensor for n, tensor in state_dict.items() if n not in self.model.all_tied_weights_keys}
         super()._save(output_dir, state_dict)
-        share(Path(output_dir or self.args.output_dir).glob("*.safetensors"))
+        folder = Path(output_dir or self.args.output_dir)
+        share(folder.glob("*.safetensors"))
         if self.task_record and self.args.should_save:
-            write_json(Path(output_dir or self.args.output_dir) / TASK_RECORD, self.task_record)
+            write_json(folder / TASK_RECORD, self.task_record)
 
     def _save_optimizer_and_scheduler(self, output_dir):
         """Overrides Trainer, which would add a second copy of FSDP2's weights."""
@@ -59,8 +60,8 @@ class SavingTrainer(RowOrderTrainer):
         return str(Path(folder) / SAVING) if self._is_saving else folder
 
     def _save_checkpoint(self, model, trial):
-        """Overrides Trainer to write into `_saving/` and rename the checkpoint when it is whole. When the disk is full,
-        the training continues: a line says so, the last whole checkpoint is kept, and the next save tries again."""
+        """Overrides Trainer to write into `_saving/` and rename the checkpoint when it is whole. If the disk is full, a
+        line says so and the training continues: the last whole checkpoint is kept, and the next save tries again."""
         output_dir = Path(super()._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
         aside, final = output_dir / SAVING / name, output_dir / name
@@ -79,7 +80,7 @@ class SavingTrainer(RowOrderTrainer):
             self.state.best_model_checkpoint = earlier_best
             return
         if self.args.should_save:
-            self._finish_current_push()  # of the checkpoint before, which may have to go now
+            self._finish_current_push()  # of the previous checkpoint, which may be deleted now
             rotate(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
             if self.args.push_to_hub:
                 self._push_from_checkpoint(str(final))
@@ -103,8 +104,8 @@ class SavingTrainer(RowOrderTrainer):
             publish(aside, final)
 
     def _is_disk_full(self, write: Callable, *args) -> bool:
-        """Calls write(*args); whether any rank had no room for it. Then a line says so, and the half-written checkpoint
-        is deleted."""
+        """Calls write(*args) and returns whether any rank had no room for it; if so, deletes what is half-written
+        and prints a line."""
         full = None
         try:
             write(*args)
@@ -127,33 +128,29 @@ class SavingTrainer(RowOrderTrainer):
 
     # ------------------------------------------------------------ from the disk
     def _issue_warnings_after_load(self, load_result):
-        """Overrides Trainer to name no embedding that shares another's tensor: it is not in the file, nor missing."""
+        """Overrides Trainer not to report an embedding that shares another's tensor as missing from the file."""
         missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        if not self._load_weights(resume_from_checkpoint):
+        """Overrides Trainer to load FSDP2's slices or LoRA's matrices."""
+        if self.is_fsdp_enabled:
+            load_sharded_weights(self.model, Path(resume_from_checkpoint))
+        elif has_low_rank(self.model):
+            load_low_rank(self.model, Path(resume_from_checkpoint))
+        else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self):
-        if self.is_deepspeed_enabled or not self._load_weights(self.state.best_model_checkpoint):
+        if self.is_deepspeed_enabled or not (self.is_fsdp_enabled or has_low_rank(self.model)):
             super()._load_best_model()
-
-    def _load_weights(self, checkpoint: str) -> bool:
-        """Loads FSDP2's slices or LoRA's matrices; False where Trainer itself can load the checkpoint."""
-        if self.is_fsdp_enabled:
-            load_sharded_weights(self.model, Path(checkpoint))
-        elif has_low_rank(self.model):
-            load_low_rank(self.model, Path(checkpoint))
         else:
-            return False
-        return True
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
 
     def restore_loss_state(self) -> None:
         """Restores the losses that the resumed run had not yet logged."""
-        if not self._resumed_from:
-            return
-        if state := load_loss_state(Path(self._resumed_from), self.args.process_index, self.args.world_size):
+        folder = self._resumed_from and Path(self._resumed_from)
+        if folder and (state := load_loss_state(folder, self.args.process_index, self.args.world_size)):
             self._tr_loss.fill_(state["running_loss"])
             self._total_loss_scalar = state["total_loss"]
             self._globalstep_last_logged = self._z_loss_last_logged = state["last_logged_step"]
@@ -170,8 +167,8 @@ class SavingTrainer(RowOrderTrainer):
                 self.hub_model_id = create_repository(name, private, token or self.args.hub_token, "--hub_model_id")
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Overrides Trainer, which calls this while the checkpoint is still being written, to upload when it is whole.
-        The model is uploaded without the training's states; `--hub_strategy` adds those."""
+        """Overrides Trainer, which calls this while the checkpoint is still being written, to upload it when it is
+        whole. The model is uploaded without the states of the training; `--hub_strategy` adds those."""
         if self._is_saving or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
         folder, message = Path(checkpoint_folder), f"Training in progress, step {self.state.global_step:,}"
@@ -182,7 +179,7 @@ class SavingTrainer(RowOrderTrainer):
             self._uploads.append(start(f"{message}, {into}", into=into))
 
     def _finish_current_push(self) -> None:
-        """Waits for the uploads in the background and names those that failed; the training continues without them."""
+        """Waits for the uploads in the background and prints those that failed; the training continues without them."""
         for started in self._uploads:
             if error := started.exception():
                 print_once(f"an upload to {self.hub_model_id} failed ({reason(error)}); the next save tries again")
@@ -200,7 +197,7 @@ class SavingTrainer(RowOrderTrainer):
 
 
 def load_sharded_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Gives every rank its slices of the weights in `folder`, which rank 0 reads. RuntimeError if some are missing.
+    """Gives every rank its slices of the weights in `folder`, which rank 0 reads. RuntimeError if any are missing.
 
     Trainer's own loading fails on T5's embedding, which has one tensor and three names.
     """

@@ -259,7 +259,6 @@ class LimitsTest(TestCase):
         (dict(length=0.5), "--length 0.5: must be at least 1 token and below inf"),
         (dict(length=math.inf), "--length inf: must be at least 1 token and below inf"),
         (dict(way="an"), "--way an: must be one of one, other"),
-        (dict(way=""), "--way : must be one of one, other"),
     )
     def test_refused(self, flags, message):
         with self.assertRaises(ValueError) as caught:
@@ -267,6 +266,12 @@ class LimitsTest(TestCase):
         self.assertEqual(str(caught.exception), message)
         with self.assertRaisesRegex(ValueError, re.escape(message)):  # and by every script, with no check of its own
             parse_arguments([Limited], [f"--{name}={value}" for name, value in flags.items()])
+
+    def test_an_empty_value(self):
+        with self.assertRaisesRegex(ValueError, "^--way : must be one of one, other"):
+            check_limits(Limited(way=""))
+        with self.assertRaisesRegex(ValueError, "^--way '': an empty value"):
+            parse_arguments([Limited], ["--way="])
 
     @parameterized.parameters({}, dict(share=1), dict(share=None, way="other"), dict(length=1))
     def test_taken(self, **flags):

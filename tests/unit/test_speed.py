@@ -74,7 +74,6 @@ class ChoiceTest(parameterized.TestCase):
         (dict(launcher=Launcher(8, 16, "zero3")), "torch_compile", False, "ZeRO-3"),
         (dict(launcher=Launcher(8, 16, "zero2")), "torch_compile", True, "one shape"),
         (dict(launcher=Launcher(8, 16, "zero2")), "micro-batch", (32, 4), "DeepSpeed"),
-        (dict(launcher=Launcher(1, 16, "ddp", gpus=2)), "torch_compile", False, "accelerate launch"),
         (dict(launcher=Launcher(8, 3)), "dataloader_num_workers", 3, "3 cores"),
         (dict(given=dict(torch_compile=False)), "torch_compile", False, "given"),
         (dict(given=dict(torch_compile_mode="max-autotune")), "torch_compile", True, "given"),
