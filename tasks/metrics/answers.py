@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.metrics.general import best_reference
+from tasks.metrics.general import best_reference, mean_of_best
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -28,21 +28,15 @@ def normalised_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-@best_reference
-def squad_exact_match(predictions: Sequence[str], references: list[list[str]]) -> float:
+@mean_of_best
+def squad_exact_match(answer: str, reference: str) -> bool:
     """Share of answers equal to one of the references after `normalised_answer`."""
-    pairs = zip(map(normalised_answer, predictions), references, strict=True)
-    return float(np.mean([answer in map(normalised_answer, texts) for answer, texts in pairs]))
+    return normalised_answer(answer) == normalised_answer(reference)
 
 
-@best_reference
-def squad_f1(predictions: Sequence[str], references: list[list[str]]) -> float:
+@mean_of_best
+def squad_f1(answer: str, reference: str) -> float:
     """Mean over examples of the F1 between words of answer and best reference: "blue sea", ["the sea"] -> 2/3."""
-    pairs = zip(predictions, references, strict=True)
-    return float(np.mean([max(_word_f1(answer, text) for text in texts) for answer, texts in pairs]))
-
-
-def _word_f1(answer: str, reference: str) -> float:
     words, wanted = normalised_answer(answer).split(), normalised_answer(reference).split()
     if not words or not wanted:  # no answer: right where none is wanted, as in the script of SQuAD 2.0
         return float(words == wanted)
@@ -62,11 +56,11 @@ def final_number(text: str) -> float | None:
     return float(numbers[-1].translate(_PLAIN_NUMBER)) if numbers else None
 
 
-@best_reference
-def final_number_accuracy(predictions: Sequence[str], references: list[list[str]]) -> float:
+@mean_of_best
+def final_number_accuracy(answer: str, reference: str) -> bool:
     """Share of answers whose `final_number` is that of a reference."""
-    pairs = zip(map(final_number, predictions), references, strict=True)
-    return float(np.mean([answer is not None and answer in map(final_number, texts) for answer, texts in pairs]))
+    number = final_number(answer)
+    return number is not None and number == final_number(reference)
 
 
 # ---------------------------------------------------------------- MultiRC, WSC
@@ -83,9 +77,8 @@ def is_same_referent(answer: str, referent: str) -> bool | None:
 
     Without determiners the words of one must be among the other's: "the old dog" is "dog", "Bob" is not "Bob's hat".
     """
-    said, wanted = (
-        [word for word in text.strip().lower().split(" ") if word not in _DETERMINERS] for text in (answer, referent)
-    )
+    texts = (text.strip().lower().split(" ") for text in (answer, referent))
+    said, wanted = ([word for word in words if word not in _DETERMINERS] for words in texts)
     if not " ".join(said):
         return None
     if any("'" in word for word in said) != any("'" in word for word in wanted):

@@ -2,7 +2,7 @@
 
     generated ids [N, T] --decode, strip--> texts [N] --values_of_texts--> values [N] --METRICS--> a float
 
-Labels that teacher forcing found by their tokens are texts too (class_texts of tasks/examples.py). `METRICS` need no
+Labels that teacher forcing found by their tokens are texts too (answer_texts of tasks/examples.py). `METRICS` need no
 network; any other name goes to `evaluate.load`. N: examples, T: tokens, padded.
 """
 
