@@ -123,26 +123,24 @@ class EvaluationTask:
 
 
 def task_metrics(
-    task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, rows: list[dict] | None = None
+    task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, rows: list[dict]
 ) -> Callable[[EvalPrediction], dict[str, float]]:
-    """The function from T5Trainer's evaluation output to the entry's metrics, loss and token accuracy.
+    """The function from T5Trainer's evaluation output on `rows` to the entry's metrics, loss and token accuracy.
 
     generated: the answers are the generated texts, and `non_canonical_outputs` are counted; otherwise they are the
-    classes that teacher forcing found. rows: what is evaluated, in that order, with all references and the entry's
-    metric_columns; without them the references are the decoded labels.
+    classes that teacher forcing found.
     """
 
     def compute(output: EvalPrediction) -> dict[str, float]:
-        answers, context = answer_texts(task, tokenizer, generated, output.predictions), None
-        if rows is None:
-            references = decode_texts(task, tokenizer, output.label_ids)
-        else:
-            texts = [reference_texts("", task, row) for row in rows]
-            references = texts if task["target_type"] == "text" else [text for (text,) in texts]
-            if columns := task.get("metric_columns"):
-                context = [tuple(row[column] for column in columns) for row in rows]
-        metrics = token_metrics(output.predictions[1]) | score_predictions(task, answers, references, context)
-        return metrics | (non_canonical_outputs(task, tokenizer, output.predictions[0]) if generated else {})
+        tokens, statistics = output.predictions
+        references = [reference_texts("", task, row) for row in rows]
+        if task["target_type"] != "text":
+            references = [text for (text,) in references]
+        columns = task.get("metric_columns", [])
+        context = [tuple(row[column] for column in columns) for row in rows] if columns else None
+        answers = answer_texts(task, tokenizer, generated, output.predictions)
+        metrics = token_metrics(statistics) | score_predictions(task, answers, references, context)
+        return metrics | (non_canonical_outputs(task, tokenizer, tokens) if generated else {})
 
     return compute
 
@@ -150,14 +148,13 @@ def task_metrics(
 def answer_texts(
     task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, predictions: tuple[np.ndarray, np.ndarray]
 ) -> list[str]:
-    """The answer to each row, from T5Trainer's predictions: generated tokens and statistics."""
+    """The answer to each row, from T5Trainer's predictions: the text generated, or else the label whose own tokens
+    greedy decoding would have written, "" for none of them."""
     tokens, statistics = predictions
-    return decode_texts(task, tokenizer, tokens) if generated else class_texts(task, statistics)
-
-
-def class_texts(task: dict, statistics: np.ndarray) -> list[str]:
-    """The labels whose own tokens greedy decoding would have written, "" for none of them."""
-    return [task["labels"][int(c)] if c >= 0 else "" for c in statistics[:, STATISTICS.index("predicted_class")]]
+    if generated:
+        return decode_texts(task, tokenizer, tokens)
+    classes = statistics[:, STATISTICS.index("predicted_class")].astype(int)
+    return [task["labels"][number] if number >= 0 else "" for number in classes]
 
 
 # ---------------------------------------------------------------- data sets
@@ -223,7 +220,7 @@ def stream_task(
     def batch(_: np.ndarray, rows: list[dict]) -> list[dict]:
         return as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
-    units = one_by_one(row_splitter(name, task, "train", corpus))
+    units = one_by_one(row_splitter(name, task, args))
     described = f"{preprocess_of(task)[1]} {task.get('max_piece_length')}"
     size = args.shuffle_buffer_size
     return StreamDataset.of_run([(corpus, units)], batch, training_args, size, description=described)

@@ -4,7 +4,6 @@ completed(args)            -> the entry of --train_file ..., with the shape of i
 as_source("mine", entry)   -> the text to paste into constants.py
 """
 
-import json
 from pathlib import Path
 
 from arguments.own_pairs import OWN, SHAPES, has_training_rows, own_entry
@@ -12,7 +11,7 @@ from arguments.task import TaskArguments
 from common.command_line import listed
 from common.processes import print_once
 from tasks.registry import as_list
-from tasks.rows import first_record, rows_of_split
+from tasks.rows import SplitReader, files_of_split, pieces_of
 
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
 
@@ -22,14 +21,14 @@ def completed(args: TaskArguments) -> dict:
     and so into task.json. ValueError if the first record has no known shape."""
     entry = own_entry(args)
     if "inputs" not in entry:
-        record, where = first_record(OWN, entry, args, "train" if has_training_rows(args) else "validation")
-        fitting = (name for name, (columns, _) in SHAPES.items() if set(columns.split()) <= set(record))
+        record, where = _first_record(entry, args)
+        fitting = (name for name, columns in SHAPES.items() if set(columns.split()) <= set(record))
         args.record_shape = next(fitting, None)
         if args.record_shape is None:
             raise ValueError(f"{where}: which column is read and which is written? Say --source_column and "
                              f"--target_column; there is {listed(record)}")  # fmt: skip
         entry = own_entry(args)
-        columns = SHAPES[args.record_shape][0].replace(" ", ", ")
+        columns = SHAPES[args.record_shape].replace(" ", ", ")
         print_once(f"{where}: read as --record_shape {args.record_shape} (it has {columns}); --source_column and "
                    "--target_column would say otherwise")  # fmt: skip
     if entry["target_type"] == "class" and "labels" not in entry:
@@ -39,12 +38,22 @@ def completed(args: TaskArguments) -> dict:
     return entry
 
 
+def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
+    """(the first record as it is, where it is). ValueError if there is none."""
+    split = "train" if has_training_rows(args) else "validation"
+    for records, where in SplitReader(OWN, entry, split, files_of_split(OWN, entry, args, split)).sources():
+        for record in records:
+            return next(pieces_of(entry, record, f"{where}, row 1")), where
+    raise ValueError(f"task {OWN}, split {split}: no rows")
+
+
 def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
     """The values of the target column, sorted: numbers by size. ValueError if they look like free texts."""
     if not has_training_rows(args):
         raise ValueError("--target_type class needs --labels where there are no training rows to find them in")
     texts = entry | dict(target_type="text")
-    values = [text for row in rows_of_split(OWN, texts, args, "train") for text in as_list(row[entry["target"]])]
+    rows = SplitReader(OWN, texts, "train", files_of_split(OWN, texts, args, "train"))
+    values = [text for row in rows for text in as_list(row[entry["target"]])]
     found = {str(value).strip() for value in values}
     if len(found) > max(10, len(values) // 2):
         raise ValueError(f"--target_type class: {entry['target']} has {len(found):,} different values in "
@@ -54,17 +63,9 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
 
 # ---------------------------------------------------------------- entries for people
 def as_source(name: str, entry: dict) -> str:
-    """The entry as constants.py writes it: 'DATASET_VALS["mine"] = {\\n    "name": dict(\\n        prefix=...'."""
-    fields = "".join(f"        {field}={_written(value)},\n" for field, value in entry.items())
-    return f'DATASET_VALS["mine"] = {{\n    "{name}": dict(\n{fields}    ),\n}}'
-
-
-def _written(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_written, value))})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{_written(key)}: {_written(item)}' for key, item in value.items())}}}"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | list) else repr(value)
+    """The entry as constants.py has it: "DATASET_VALS['mine'] = {\\n    'name': dict(\\n        prefix=..."."""
+    fields = "".join(f"        {field}={value!r},\n" for field, value in entry.items())
+    return f"DATASET_VALS['mine'] = {{\n    {name!r}: dict(\n{fields}    ),\n}}"
 
 
 def name_of(args: TaskArguments) -> str:

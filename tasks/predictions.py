@@ -20,8 +20,16 @@ from constants import DATASET_VALS
 from corpora.files import data_suffix, is_plain_text, open_text, read_rows
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
-from tasks.registry import preprocess_of, source_text
-from tasks.rows import MISSING, is_text_corpus, nested_rows, read_records, value_of
+from tasks.registry import as_list, preprocess_of, source_text
+from tasks.rows import (
+    MISSING,
+    is_text_corpus,
+    nested_rows,
+    preprocessed,
+    read_records,
+    renamed_columns,
+    value_of,
+)
 from tasks.task_records import LENGTHS, read_record
 
 PLAIN = dict(inputs={"": "text"}, target="prediction", target_type="text", metrics=["rougeL"], max_source_length=512,
@@ -103,27 +111,19 @@ class InputReader:
         """The input that a row is, or those that the entry's preprocess makes of it."""
         if "prediction" in row:
             raise ValueError(f"{place}: has a column prediction, under which the answer would be written: rename it")
-        names = self.columns or self.inputs
-        renamed = self.entry.get("file_columns", {}) if not self.columns else {}
-        found = {c: value_of(row, name) for c, name in zip(self.inputs, names, strict=True)}
-        found |= {c: row[renamed[c]] for c in found if found[c] is MISSING and renamed.get(c) in row}
-        function, label = preprocess_of(self.entry)
-        if function and not self.columns and not is_text_corpus(self.entry):
-            try:
-                made = function(row | {column: value for column, value in found.items() if value is not MISSING})
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise ValueError(f"{place}: not what the preprocess {label} expects ({error}); --source_column names a "
-                                 "column that is read as it is") from None  # fmt: skip
-            if isinstance(made, list):
-                yield from (self._made(one, {column: one[column] for column in self.inputs}) for one in made)
-                return
-            found = {column: value_of(made, column) for column in self.inputs}
-        for (column, value), name in zip(found.items(), names, strict=True):
-            if value is MISSING or value is None:
-                problem = "is empty" if value is None else "is not there" + did_you_mean(name, list(map(str, row)))
-                raise ValueError(f"{place}: the column {name} {problem}, which is read for {column}; there is "
-                                 f"{listed(row)}: name yours with --source_column")  # fmt: skip
-        yield self._made(row, found)
+        read, names = row, self.columns or self.inputs
+        if not self.columns:
+            read = row | renamed_columns(row, self.entry.get("file_columns", {}))
+            if not is_text_corpus(self.entry):
+                read = preprocessed(self.entry, read, place)
+        for one in as_list(read):
+            found = {column: value_of(one, name) for column, name in zip(self.inputs, names, strict=True)}
+            for name, value in zip(names, found.values(), strict=True):
+                if value is MISSING or value is None:
+                    problem = "is empty" if value is None else "is not there" + did_you_mean(name, list(map(str, row)))
+                    raise ValueError(f"{place}: the column {name} {problem}; there is {listed(row)}: name yours with "
+                                     "--source_column")  # fmt: skip
+            yield self._made(one if isinstance(read, list) else row, found)
 
     def _made(self, row: dict, found: dict) -> Input:
         if not is_text_corpus(self.entry):

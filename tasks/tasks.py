@@ -24,10 +24,9 @@ from corpora.unknown import Unknown, named, unknown_in_rows
 from model_t5 import flops_per_sequence
 from modeling.segment_masks import enable_packing
 from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
-from tasks.corrupted_text import CORRUPTED, CorruptedText
 from tasks.examples import EvaluationTask, class_label_ids, prepare_split, stream_task, task_metrics
 from tasks.metrics.scoring import ERROR_METRICS, check_metrics
-from tasks.mixtures import Mixture, average_of, mixing_rates
+from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, average_of, mixing_rates
 from tasks.own_pairs import as_source, completed, name_of, translated
 from tasks.registry import check_entry, empty_texts, eval_splits, main_metric, metric_names, row_texts
 from tasks.rows import held_out_rows, is_text_corpus, load_rows, open_corpus

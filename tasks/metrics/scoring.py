@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from common.command_line import did_you_mean
-from tasks.metrics import answers, general, restoration
+from tasks.metrics import answers, general
 from tasks.registry import format_number_target, value_of_text, values_of_texts
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ _TEXT_METRICS = _by_name(
     answers.squad_exact_match,
     answers.squad_f1,
     answers.final_number_accuracy,
-    restoration.word_accuracy,
-    restoration.diacritic_error_rate,
+    answers.word_accuracy,
+    answers.diacritic_error_rate,
 )
 # These take a third argument: for each example the values of the entry's `metric_columns`.
 _IN_CONTEXT = _by_name(answers.question_exact_match, answers.referent_accuracy)
@@ -99,20 +99,13 @@ def score_predictions(
         labels ["no", "yes"], metrics ["f1", "accuracy"]:
         ["yes", "perhaps", "no"], ["yes", "yes", "no"]  ->  {"f1": 0.667, "accuracy": 0.667, "invalid_outputs": 1}
 
-    All arguments have N entries. target_texts: lists of texts where there are several references. context: the values
-    of the entry's `metric_columns`; metrics that need them are left out without. Numbers are compared with the file's
-    own, as GLUE does; only metrics of texts see the rounded text that training writes. ValueError for N = 0, for a
-    target that is no label or number, and where `check_metrics` raises it.
+    All arguments have N > 0 entries. target_texts: lists of texts where there are several references. context: the
+    values of the entry's `metric_columns`; without it the metrics that need it are left out. Numbers are compared with
+    the file's own, as GLUE does; only metrics of texts see the rounded text that training writes. ValueError as of
+    `check_metrics`.
     """
-    assert len(predicted_texts) == len(target_texts), (len(predicted_texts), len(target_texts))
-    if not predicted_texts:
-        raise ValueError("There are no predictions to score: the evaluation split is empty.")
     predictions, references = predicted_texts, target_texts
     if task["target_type"] != "text":
-        wrong = [text for text in target_texts if value_of_text(task, text) is None]
-        if wrong:
-            expected = "a finite number" if "labels" not in task else f"one of the labels {task['labels']}"
-            raise ValueError(f"{len(wrong)} of {len(target_texts)} targets, first {wrong[0]!r}, are not {expected}.")
         predictions, references = values_of_texts(task, predicted_texts), values_of_texts(task, target_texts)
     if task["target_type"] == "number":
         target_texts = list(map(format_number_target, references))

@@ -12,8 +12,7 @@ from arguments.task import TaskArguments, check_tasks
 from corpora.examples import ChunkDataset
 from corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
 from data_collator_t5 import T5DataCollator
-from tasks.corrupted_text import CorruptedText
-from tasks.mixtures import Mixture
+from tasks.mixtures import CorruptedText, Mixture
 from tasks.tasks import Task, Tasks
 
 TEXT = sentences(400)

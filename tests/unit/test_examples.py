@@ -21,7 +21,7 @@ from constants import DATASET_VALS
 from corpora import installed_docs
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from tasks import examples, registry
-from tasks.examples import build_tokenize_function, class_label_ids, class_texts, prepare_split, task_metrics
+from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, prepare_split, task_metrics
 from tasks.metrics.scoring import METRICS, STATISTICS, check_metrics
 from tasks.registry import check_entry, eval_splits, source_text, target_text
 from tasks.rows import load_rows, open_corpus, row_splitter
@@ -198,7 +198,7 @@ class GlueFilesTest(TestCase):
     def test_streamed_rows_are_the_same(self, name):
         args = self.arguments(name, data_dir=str(self.folder), streaming=True)
         corpus = open_corpus(name, GLUE[name], args)
-        split = row_splitter(name, GLUE[name], "train", corpus)
+        split = row_splitter(name, GLUE[name], args)
         rows = [row for _, record in corpus.all_rows() for row in split(record)]
         self.assertEqual(self.texts(name, GLUE[name], rows), TEXTS[name, "train"])
 
@@ -604,9 +604,10 @@ class TaskMetricsTest(TestCase):
     def test_teacher_forced_and_generated_answers_are_scored_alike(self):
         task = GLUE["rte"]
         answers = ["entailment", "cat", "not_entailment", "entailment"]
-        output = self.output(answers, ["entailment", "entailment", "not_entailment", "not_entailment"], [0, -1, 1, 0])
+        gold = ["entailment", "entailment", "not_entailment", "not_entailment"]
+        output = self.output(answers, gold, [0, -1, 1, 0])
         for generated in (False, True):
-            scores = task_metrics(task, TOKENIZER, generated)(output)
+            scores = task_metrics(task, TOKENIZER, generated, [{"label": label} for label in gold])(output)
             self.assertEqual((scores["accuracy"], scores["invalid_outputs"], scores["loss"]), (0.5, 1, 1.5))
 
     def test_numbers_are_compared_with_the_files_own(self):
@@ -636,13 +637,15 @@ class TaskMetricsTest(TestCase):
         tokens = np.array([row + [-100] * (30 - len(row)) for row in rows])
         output = self.output(["entailment"] * 5, ["entailment"] * 5, [0, -1, -1, -1, 0])
         output.predictions = tokens, output.predictions[1]
-        scores = task_metrics(task, TOKENIZER, True)(output)
+        gold = [{"label": "entailment"}] * 5
+        scores = task_metrics(task, TOKENIZER, True, gold)(output)
         self.assertEqual((scores["accuracy"], scores["invalid_outputs"], scores["non_canonical_outputs"]), (0.8, 1, 2))
-        scored = task_metrics(task, TOKENIZER, False)(output)
+        scored = task_metrics(task, TOKENIZER, False, gold)(output)
         self.assertEqual((scored["accuracy"], scored["invalid_outputs"]), (0.4, 3))
         self.assertNotIn("non_canonical_outputs", scored)
 
     def test_class_texts(self):
         statistics = torch.zeros(3, len(STATISTICS)).numpy()
         statistics[:, STATISTICS.index("predicted_class")] = [1, -1, 0]
-        self.assertEqual(class_texts(GLUE["rte"], statistics), ["not_entailment", "", "entailment"])
+        texts = answer_texts(GLUE["rte"], TOKENIZER, False, (None, statistics))
+        self.assertEqual(texts, ["not_entailment", "", "entailment"])

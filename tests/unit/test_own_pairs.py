@@ -254,7 +254,7 @@ class EntryTest(TestCase):
         check_entry("nli", entry)
         self.assertEqual(source_text(entry, {"a": "x", "b": "y"}), "nli a: x b: y")
         self.assertEqual((entry["labels"], entry["metrics"], entry["target"]), (["no", "yes"], ["accuracy"], "label"))
-        self.assertIn('labels=["no", "yes"],', printed.getvalue())
+        self.assertIn("labels=['no', 'yes'],", printed.getvalue())
         known = constants.DATASET_VALS["glue"]["rte"]
         self.assertIs(translated("rte", known), known)
 

@@ -401,7 +401,7 @@ class RegistryTest(TestCase):
     def test_streamed_rows_are_the_same(self, group, name):
         task, args = DATASET_VALS[group][name], TaskArguments(group, name, data_dir=str(self.write(FILES[group, name])))
         corpus = open_corpus(name, task, args)
-        split = row_splitter(name, task, "train", corpus)
+        split = row_splitter(name, task, args)
         rows = [row for _, record in corpus.all_rows() for row in split(record)]
         found = [(source_text(task, row), reference_texts(name, task, row)) for row in rows]
         self.assertEqual(found, TEXTS[group, name]["train"])
@@ -496,7 +496,7 @@ class OwnEntryTest(TestCase):
         ("function", {"text": "a"}, {"preprocess": "wsc"},
          "row 1: no column 'span2_index', which the preprocess wsc needs; there is text"),
         ("own_function", {"text": "a"}, {"preprocess": lambda row: {"doc.text": row["txt"]}},
-         "row 1: no column 'txt', which the preprocess OwnEntryTest.<lambda> needs; there is text"),
+         r"row 1: no column 'txt' \(did you mean text\?\), which the preprocess OwnEntryTest.<lambda> needs"),
         ("other_shape", {"passage": "a", "idx": 1}, {"preprocess": "multirc"}, "not what the preprocess multirc"),
         ("pronoun", {"text": "a b", "span2_text": "he", "span2_index": 1}, {"preprocess": "wsc"}, "the pronoun 'he' "),
     )  # fmt: skip
