@@ -49,7 +49,7 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int
     if split == "train" and task.get("train_with") and "train" not in own:
         other = task["train_with"]
         return load_rows(other, DATASET_VALS[args.benchmark][other], args, split)
-    held_out = task.get("held_out")
+    held_out = task.get("held_out") if eval_splits(task)[0] not in own else None
     source = "train" if held_out else split
     reader = SplitReader(name, task, source, files_of_split(name, task, args, source))
     rows = list(itertools.islice(reader, limit if source in own else None))

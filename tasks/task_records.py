@@ -26,12 +26,15 @@ _FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS.split(), "max_eval_
           "bf16_full_eval", *_GENERATION)  # fmt: skip
 
 
-def task_record(*groups: object, generates: bool) -> dict:
-    """The record of a fine-tuning's flags without those that are not set. groups: the parsed dataclasses. generates:
-    whether any of its tasks is evaluated by generated texts."""
+def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
+    """The record of a fine-tuning's flags without those that are not set.
+
+    groups: the parsed dataclasses. generates: whether any of its tasks is evaluated by generated texts. holds_out:
+    whether an entry says that validation rows are taken from the training rows.
+    """
     flags = {name: value for group in groups for name, value in vars(group).items()}
-    holds_out = flags["streaming"] and not flags["validation_file"] or flags["validation_split_percentage"]
-    left_out = () if holds_out else (*_TRAINING, "streaming")
+    evaluates_training_rows = not flags["validation_file"] and (flags["streaming"] or holds_out)
+    left_out = () if evaluates_training_rows else (*_TRAINING, "streaming")
     left_out += () if generates else _GENERATION
     record = {name: flags[name] for name in _FLAGS if flags[name] is not None and name not in left_out}
     if "hub_dataset" in record and Path(record["hub_dataset"]).exists():

@@ -293,4 +293,5 @@ class Tasks:
     def record(self) -> dict:
         """The content of task.json, by which evaluate_t5.py repeats the numbers."""
         generates = any(task.predict_with_generate for task in self.judged.values())
-        return task_record(self.args, self.training_args, generates=generates)
+        holds_out = any(task.entry.get("held_out") for task in self)
+        return task_record(self.args, self.training_args, generates=generates, holds_out=holds_out)

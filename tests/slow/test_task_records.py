@@ -220,6 +220,7 @@ class RecordTest(parameterized.TestCase):
             bf16=False, bf16_full_eval=False, predict_with_generate=False, generation_num_beams=4,
             generation_max_length=None,
         )  # fmt: skip
-        record = task_record(*args, generates=False)
+        record = task_record(*args, generates=False, holds_out=False)
         self.assertNoCommonElements(record, ["generation_num_beams", "predict_with_generate", "train_file"])
-        self.assertEqual(task_record(*args, generates=True)["generation_num_beams"], 4)
+        record = task_record(*args, generates=True, holds_out=True)  # the entry takes its validation rows from these
+        self.assertEqual((record["generation_num_beams"], record["train_file"]), (4, [str(Path("x").absolute())]))
