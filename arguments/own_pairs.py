@@ -8,7 +8,7 @@ import itertools
 from typing import Any
 
 from common.command_line import comma_words, home_path
-from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
+from corpora.files import TEXT_SUFFIXES, expand_files
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
 HELD_OUT = 5.0  # percent of the training rows, where no validation rows are named
@@ -82,12 +82,6 @@ def check_own_pairs(args: Any) -> None:
         if counts[0] != counts[1]:
             raise ValueError(f"--{flags[0]} names {counts[0]} files and --{flags[1]} {counts[1]}: give the two sides "
                              "of each pair of files")  # fmt: skip
-    for flag in ("train_file", "validation_file"):
-        for file in expand_files(f"--{flag}", getattr(args, flag) or [], ROW_SUFFIXES):
-            if data_suffix(file) not in ROW_SUFFIXES:
-                raise ValueError(f"--{flag} {file}: pairs are read from files that end in one of "
-                                 f"{' '.join(ROW_SUFFIXES)} (and .gz, .xz ...); of text side by side give "
-                                 "--source_file and --target_file")  # fmt: skip
     validates = args.hub_dataset or _has_validation_files(args)
     if args.streaming and (args.validation_split_percentage or not validates):
         raise ValueError("--streaming: pairs of your own need --validation_file, since a stream is not read twice")

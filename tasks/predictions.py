@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arguments.own_pairs import OWN, own_entry
-from arguments.task import task_arguments
-from common.command_line import comma_words, did_you_mean, listed
+from arguments.task import find_entry, task_arguments, task_names
+from common.command_line import did_you_mean, listed
 from common.reports import read_json, write_json
-from constants import DATASET_VALS
 from corpora.files import data_suffix, is_plain_text, open_text, read_rows
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
@@ -42,19 +41,18 @@ def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
     record = read_record(folder)
     if not record:
         return PLAIN, {}
-    names, known = comma_words(record["dataset_name"]), DATASET_VALS.get(record["benchmark"], {})
-    names = list(known) if names == ["all"] else names
+    benchmark, names = record["benchmark"], task_names(record["benchmark"], record["dataset_name"])
     if name not in (None, *names) or name is None and len(names) > 1:
         given = "" if name is None else f" {name}"
         raise ValueError(f"--dataset_name{given}: {folder} was trained on {', '.join(names)}; name one of them")
     name = name or names[0]
     if name == OWN:
         return own_entry(task_arguments(record)), record
-    if name not in known:
-        raise ValueError(f"{folder}: its task.json names the task {record['benchmark']}/{name}, which DATASET_VALS no "
-                         "longer has")  # fmt: skip
-    lengths = {flag: record[flag] for flag in LENGTHS if flag in record}
-    return translated(name, known[name]) | lengths, record
+    try:
+        entry = translated(name, find_entry(benchmark, name))
+    except ValueError as error:
+        raise ValueError(f"{folder}: the task of its task.json is gone: {error}") from None
+    return entry | {flag: record[flag] for flag in LENGTHS if flag in record}, record
 
 
 @dataclass

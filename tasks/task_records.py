@@ -58,22 +58,18 @@ def read_record(folder: str) -> dict:
         raise ValueError(f"{path}: no record of a task ({error}): delete it, and name the task with flags") from None
 
 
-def covers(record: dict, benchmark: str, names: Collection[str]) -> bool:
-    """Whether these tasks of a benchmark are among the recorded ones: cola of "cola,sst2"."""
-    recorded = set(comma_words(record.get("dataset_name", "")))
-    return benchmark == record.get("benchmark") and (recorded == {"all"} or recorded >= set(names))
-
-
 def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
-    """{flag: value} that the record adds to the flags `given`, none if those name another task; values: of all flags.
+    """{flag: value} that the record adds to the flags `given`, none if those name a task that is not among the recorded
+    ones; values: of all flags.
 
     The places of the rows are taken together or not at all, and a limit of rows for the evaluation splits only.
     ValueError if the recorded files are gone.
     """
     record = read_record(folder)
-    benchmark = values["benchmark"] if "benchmark" in given else record.get("benchmark")
-    names = comma_words(values["dataset_name"]) if "dataset_name" in given else ()
-    if not covers(record, benchmark, names):
+    recorded = set(comma_words(record.get("dataset_name", "")))
+    names = set(comma_words(values["dataset_name"])) if "dataset_name" in given else set()
+    other_benchmark = "benchmark" in given and values["benchmark"] != record.get("benchmark")
+    if other_benchmark or not (recorded == {"all"} or names <= recorded):
         return {}
     left_out = {*given, *(_PLACES if set(_PLACES) & set(given) else ())}
     if names and OWN not in names:
@@ -90,6 +86,5 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
 
 def recorded_lengths(folder: str, benchmark: str, name: str, given: Collection[str]) -> dict:
     """The lengths that the record of one task's checkpoint adds to the flags `given`."""
-    record = read_record(folder)
-    wanted = set(LENGTHS) - set(given) if covers(record, benchmark, [name]) else set()
-    return {length: record[length] for length in wanted & set(record)}
+    values = dict(benchmark=benchmark, dataset_name=name, split=None, do_predict=False)
+    return recorded_flags(folder, values, set(_FLAGS) - set(LENGTHS) | set(given))

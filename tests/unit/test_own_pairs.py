@@ -287,7 +287,7 @@ class MistakeTest(TestCase):
         (f"--train_file python.jsonl {COLUMNS}", "python.jsonl, line 1: broken JSON .values as Python prints them"),
         (f"--train_file python.json {COLUMNS}", "python.json, line 2: broken JSON .values as Python prints them"),
         (f"--train_file cut.json {COLUMNS}", "cut.json, line [34]: broken JSON"),
-        (f"--train_file src.txt {COLUMNS}", "src.txt: pairs are read from files that end in .*--source_file"),
+        (f"--train_file src.txt {COLUMNS}", "src.txt: a file of rows must end in .*--source_file"),
         ("--source_file src.txt --target_file short.txt", "short.txt: ends at line 1, before src.txt"),
         ("--source_file src.txt", "--source_file names 1 files and --target_file 0"),
         ("--source_file src.txt --target_file tgt.txt --source_column a --target_column b", "files side by side"),
