@@ -12,6 +12,7 @@ from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
 TARGET_TYPES = ("class", "number", "text")
+LENGTHS = ("max_piece_length", "max_source_length", "max_target_length")  # flags, and fields of an entry
 CORRUPTED_SHARE = 0.1  # of the rows, where --span_corruption_file says no other
 _LENGTH = dict(at_least=2, unit="tokens, the last of which is EOS", at_most=LONGEST)
 _HUB_PAIRS = "pairs of a Hub data set are named by --hub_dataset, --source_column and --target_column"
@@ -105,11 +106,14 @@ def task_arguments(values: dict) -> TaskArguments:
 
 
 def check_tasks(args: TaskArguments) -> dict[str, dict]:
-    """{name: entry} of the task, of several separated by commas, or of "all" that have training rows of their own.
-
-    ValueError for contradictions among the flags and for missing files.
-    """
-    complete_names(args)
+    """{name: entry} of the tasks that all flags name, own pairs among them; --benchmark and --dataset_name are set to
+    them. ValueError for contradictions among the flags and for missing files."""
+    if names_own_pairs(args):
+        named = comma_words(args.dataset_name or OWN)
+        args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])
+        args.dataset_name = ",".join(named if OWN in named else [*named, OWN])
+        complete_own_pairs(args)
+    args.benchmark, args.dataset_name = args.benchmark or _BUILTIN[0], args.dataset_name or _BUILTIN[1]
     names = task_names(args.benchmark, args.dataset_name)
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"--dataset_name {args.dataset_name}: {twice[0]} stands there twice")
@@ -128,16 +132,6 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
     if args.mixing != "temperature":
         refuse(args, "mixing_temperature", "goes with --mixing temperature")
     return tasks
-
-
-def complete_names(args: TaskArguments) -> None:
-    """Sets --benchmark and --dataset_name to the tasks that all flags name, own pairs among them."""
-    if names_own_pairs(args):
-        named = comma_words(args.dataset_name or OWN)
-        args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])
-        args.dataset_name = ",".join(named if OWN in named else [*named, OWN])
-        complete_own_pairs(args)
-    args.benchmark, args.dataset_name = args.benchmark or _BUILTIN[0], args.dataset_name or _BUILTIN[1]
 
 
 def task_names(benchmark: str, text: str) -> list[str]:
@@ -166,19 +160,23 @@ def find_entry(benchmark: str, name: str) -> dict:
     return tasks[name]
 
 
+def _named_entry(args: TaskArguments) -> dict:
+    """The entry of the one task that the flags name, with their lengths."""
+    task = find_entry(args.benchmark, args.dataset_name)
+    if "max_piece_length" not in task:
+        refuse(args, "max_piece_length", f"its rows are no pieces of text (task {args.dataset_name})")
+    lengths = (args.max_piece_length, args.max_source_length, args.max_target_length)
+    return task | {name: length for name, length in zip(LENGTHS, lengths, strict=True) if length}
+
+
 def check_task(args: TaskArguments) -> dict:
-    """The task's entry in DATASET_VALS, with its length of pieces. ValueError for missing files."""
-    if None in (args.benchmark, args.dataset_name):
-        complete_names(args)
+    """The entry of the one task that --dataset_name names, with the lengths that flags name. ValueError for missing
+    files."""
     if args.dataset_name == OWN:
         check_own_pairs(args)
         task, suffixes, hint = own_entry(args), ROW_SUFFIXES, "; lines side by side: --source_file and --target_file"
     else:
-        task, suffixes, hint = find_entry(args.benchmark, args.dataset_name), (*ROW_SUFFIXES, ".txt"), ""
-        if "max_piece_length" not in task:
-            refuse(args, "max_piece_length", f"its rows are no pieces of text (task {args.dataset_name})")
-        elif args.max_piece_length:
-            task = task | {"max_piece_length": args.max_piece_length}
+        task, suffixes, hint = _named_entry(args), (*ROW_SUFFIXES, ".txt"), ""
     is_text = "max_piece_length" in task
     for flag in ("train_file", "validation_file"):
         for file in expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES if is_text else ROW_SUFFIXES):

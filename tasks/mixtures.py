@@ -9,7 +9,7 @@ ranks draw the same. Each pass over a task's rows has a new order and every row 
 left each task. As in T5 (Raffel et al. 2020, section 3.5.2). Corrupted text may be one of the parts:
 
     rows = CorruptedText(task_args, tokenizer, inputs_length=512, seed=0)
-    rows[7]                      {"input_ids": [512 ids], "attention_mask": [512 ones], "labels": [114 ids]}
+    rows.__getitems__([7])       [{"input_ids": [512 ids], "attention_mask": [512 ones], "labels": [114 ids]}]
 """
 
 import hashlib
@@ -144,9 +144,6 @@ class CorruptedText:
 
     def __len__(self) -> int:
         return len(self.chunks)
-
-    def __getitem__(self, number: int) -> dict:
-        return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict]:
         batch = self.collator(self.chunks.__getitems__(numbers))

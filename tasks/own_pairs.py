@@ -11,7 +11,7 @@ from arguments.task import TaskArguments
 from common.command_line import listed
 from common.processes import print_once
 from tasks.registry import as_list
-from tasks.rows import SplitReader, files_of_split, pieces_of
+from tasks.rows import SplitReader, pieces_of
 
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
 
@@ -41,7 +41,7 @@ def completed(args: TaskArguments) -> dict:
 def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
     """(the first record as it is, where it is). ValueError if there is none."""
     split = "train" if has_training_rows(args) else "validation"
-    for records, where in SplitReader(OWN, entry, split, files_of_split(OWN, entry, args, split)).sources():
+    for records, where in SplitReader(OWN, entry, args, split).sources():
         for record in records:
             return next(pieces_of(entry, record, f"{where}, row 1")), where
     raise ValueError(f"task {OWN}, split {split}: no rows")
@@ -52,7 +52,7 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
     if not has_training_rows(args):
         raise ValueError("--target_type class needs --labels where there are no training rows to find them in")
     texts = entry | dict(target_type="text")
-    rows = SplitReader(OWN, texts, "train", files_of_split(OWN, texts, args, "train"))
+    rows = SplitReader(OWN, texts, args, "train")
     values = [text for row in rows for text in as_list(row[entry["target"]])]
     found = {str(value).strip() for value in values}
     if len(found) > max(10, len(values) // 2):
@@ -90,24 +90,20 @@ def translated(name: str, entry: dict) -> dict:
     new = dict(prefix=name, target_type="text", max_source_length=512, max_target_length=128)
     if entry.get("labels"):
         new |= dict(target_type="class", max_target_length=8)
-    new |= {field: value for field, value in entry.items() if field not in (*_INSTEAD, "labels")}
+    new |= {_INSTEAD.get(field, field): value for field, value in entry.items()}
     if "text_column_name" in entry:
-        new["inputs"] = {column: column for column in as_list(entry["text_column_name"])}
-    if "label_column_name" in entry:
-        new["target"] = entry["label_column_name"]
+        new["inputs"] = {column: column for column in as_list(new["inputs"])}
     if "metric_names" in entry:
-        new["metrics"] = as_list(entry["metric_names"])
-    if entry.get("labels"):
+        new["metrics"] = as_list(new["metrics"])
+    if isinstance(entry.get("labels"), dict):
         new["labels"] = _in_order(name, entry["labels"])
     print_once(f"task {name}: its entry has fields of another toolkit; here it is written\n{as_source(name, new)}")
     return new
 
 
-def _in_order(name: str, labels: dict | list) -> list[str]:
+def _in_order(name: str, labels: dict) -> list[str]:
     """Class names by their index: {0: "no", 1: "yes"}, {"0": "no", "1": "yes"} and {"no": 0, "yes": 1} ->
     ["no", "yes"]."""
-    if not isinstance(labels, dict):
-        return labels
     by_index = {str(index): text for index, text in labels.items()}
     if all(isinstance(index, int) for index in labels.values()):
         by_index = {str(index): text for text, index in labels.items()}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arguments.own_pairs import OWN, own_entry
-from arguments.task import find_entry, task_arguments, task_names
+from arguments.task import LENGTHS, find_entry, task_arguments, task_names
 from common.command_line import did_you_mean, listed
 from common.reports import read_json, write_json
 from corpora.files import data_suffix, is_plain_text, open_text, read_rows
@@ -29,7 +29,7 @@ from tasks.rows import (
     renamed_columns,
     value_of,
 )
-from tasks.task_records import LENGTHS, read_record
+from tasks.task_records import read_record
 
 PLAIN = dict(inputs={"": "text"}, target="prediction", target_type="text", metrics=["rougeL"], max_source_length=512,
              max_target_length=128)  # fmt: skip
@@ -57,7 +57,7 @@ def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
 
 @dataclass
 class Input:
-    """One input: its row, the texts that the model reads of it, and what stands around their answers (one more)."""
+    """One input: its row, the texts that the model reads, and the texts before, between and after their answers."""
 
     row: dict
     texts: list[str]
@@ -133,20 +133,19 @@ class InputReader:
             begin = text.index(piece, end)
             between.append(text[end:begin])
             end = begin + len(piece)
-            texts.append(source_text(self.entry, function({"text": piece}) if function else {"text": piece}))
+            texts.append(source_text(self.entry, function({"text": piece})))
         return Input(row, texts, [*between, text[end:]])
 
 
 class AnswerFile:
-    """answers.jsonl, a line for each input in their order, and answers.jsonl.settings.json, which says by what model
-    and flags they were made. Answers of the same settings are kept: the first `done` inputs are answered.
+    """answers.jsonl, a line for each input in their order, and answers.jsonl.settings.json, how they were made.
+    Answers of the same settings are kept: the first `done` inputs are answered.
 
-    ValueError if it holds something else. overwrite: start anew. writes: as rank 0 does.
+    ValueError if the file holds others. overwrite: start anew. writes: whether this process writes, as rank 0 does.
     """
 
     def __init__(self, path: Path, settings: dict, overwrite: bool, writes: bool):
-        self.path, beside = path, path.with_name(f"{path.name}.settings.json")
-        self.done = 0
+        self.path, beside, kept = path, path.with_name(f"{path.name}.settings.json"), b""
         if path.is_dir():
             raise ValueError(f"--output_file {path}: is a folder")
         if path.exists() and not overwrite:
@@ -156,15 +155,14 @@ class AnswerFile:
                 was = f"with {other} {earlier.get(other)}, not {settings[other]}" if earlier else "of unknown settings"
                 raise ValueError(f"--output_file {path}: holds answers {was}; name another file, or give "
                                  "--overwrite_output_file")  # fmt: skip
-            whole = path.read_bytes()
-            whole = whole[: whole.rfind(b"\n") + 1]  # the run may have ended within a line
-            self.done = whole.count(b"\n")
-        if not writes:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(beside, settings)
-        with path.open("r+b" if self.done else "wb") as file:
-            file.truncate(len(whole) if self.done else 0)
+            content = path.read_bytes()
+            kept = content[: content.rfind(b"\n") + 1]  # the run may have ended within a line
+        self.done = kept.count(b"\n")
+        if writes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(beside, settings)
+            with path.open("ab") as file:
+                file.truncate(len(kept))
 
     def append(self, records: list[dict]) -> None:
         """Appends a line for each record; they are on the disk when it returns."""

@@ -57,16 +57,16 @@ def check_entry(name: str, task: dict) -> None:
                          f"{', '.join(TRANSFORMS)}, or give a function of a row")  # fmt: skip
 
 
-def preprocess_of(task: dict) -> tuple[Callable | None, str]:
-    """The entry's function of a row, None if it has none, and its name."""
+def preprocess_of(task: dict) -> tuple[Callable[[dict], dict | list[dict]], str]:
+    """The entry's function of a row and its name; the row itself where the entry has none."""
     function = task.get("preprocess")
     if callable(function):
         return function, function.__qualname__
-    return TRANSFORMS.get(function), str(function)
+    return TRANSFORMS.get(function, lambda row: row), str(function)
 
 
 def eval_splits(task: dict) -> list[str]:
-    """Names of the splits that are evaluated; the first one decides."""
+    """Names of the splits that are evaluated; the first one chooses the best checkpoint."""
     return task.get("eval_splits", ["validation"])
 
 
@@ -85,7 +85,7 @@ def metric_names(task: dict) -> list[str]:
 
 
 def main_metric(task: dict) -> str:
-    """The metric that decides: "matthews_correlation", or of several splits "validation_matched_accuracy"."""
+    """The metric that chooses the best checkpoint: "matthews_correlation", or "validation_matched_accuracy"."""
     return metric_names(task)[0]
 
 

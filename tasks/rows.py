@@ -51,7 +51,7 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int
         return load_rows(other, DATASET_VALS[args.benchmark][other], args, split)
     held_out = task.get("held_out") if eval_splits(task)[0] not in own else None
     source = "train" if held_out else split
-    reader = SplitReader(name, task, source, files_of_split(name, task, args, source))
+    reader = SplitReader(name, task, args, source)
     rows = list(itertools.islice(reader, limit if source in own else None))
     if held_out:
         rows = _share_of_train(name, task, rows, split)
@@ -191,12 +191,14 @@ def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
 class SplitReader:
     """Iterates over the rows of one split, with the entry's columns. ValueError, with the place, for a wrong row.
 
-    files: of `files_of_split`. skipped: {(column, value): rows} that the entry's `skip_where` has left out so far.
+    files_of: the split whose files are read, if that is another. skipped: {(column, value): rows} that the entry's
+    `skip_where` has left out so far.
     """
 
-    def __init__(self, name: str, task: dict, split: str, files: Files):
-        self.name, self.task, self.split, self.files = name, task, split, files
-        names_are_the_hubs = files is None and "files" in task
+    def __init__(self, name: str, task: dict, args: TaskArguments, split: str, files_of: str | None = None):
+        self.name, self.task, self.split = name, task, split
+        self.files = files_of_split(name, task, args, files_of or split)
+        names_are_the_hubs = self.files is None and "files" in task
         self.renamed = {} if names_are_the_hubs else task.get("file_columns", {})
         self.left_out = self._rows_left_out() if split == "train" else {}
         self.skipped = Counter()
@@ -334,7 +336,7 @@ def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
     """What the entry's function makes of a row. ValueError with the place of what it cannot read."""
     function, name = preprocess_of(task)
     try:
-        return function(row) if function else row
+        return function(row)
     except KeyError as error:
         raise no_column(place, str(error), row, f"which the preprocess {name} needs") from None
     except (AttributeError, TypeError) as error:
@@ -400,7 +402,7 @@ def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) ->
 
 def row_splitter(name: str, task: dict, args: TaskArguments, split: str = "train") -> Callable[[dict], list[dict]]:
     """The function that makes the rows of a split from a record of the stream."""
-    reader = SplitReader(name, task, split, files_of_split(name, task, args, "train"))
+    reader = SplitReader(name, task, args, split, files_of="train")
 
     def rows_of(record: dict) -> list[dict]:
         rows = list(reader.rows_of(record, f"task {name}, a row of the stream"))

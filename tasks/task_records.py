@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from arguments.own_pairs import OWN
+from arguments.task import LENGTHS
 from common.command_line import comma_words
 from corpora.files import compressed
 from tasks.registry import as_list
@@ -20,7 +21,6 @@ _TRAINING = ("train_file", "source_file", "target_file")
 _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")
 _OWN_PAIRS = "source_column target_column source_prefix target_type labels metrics record_shape records skip_rows_where"
-LENGTHS = ("max_piece_length", "max_source_length", "max_target_length")
 _GENERATION = ("predict_with_generate", "generation_num_beams", "generation_max_length")
 _FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS.split(), "max_eval_samples", *LENGTHS, "bf16",
           "bf16_full_eval", *_GENERATION)  # fmt: skip

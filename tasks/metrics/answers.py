@@ -1,5 +1,6 @@
-"""Metrics of single tasks: of SQuAD, GSM8K, MultiRC and WSC as in their official scripts and T5's (t5/evaluation), and
-of restored diacritics. All are 0..1; predictions [N], references [N] lists of texts, of which the best counts.
+"""Metrics of single tasks: SQuAD, GSM8K, MultiRC and WSC as in their official scripts and T5's, restored diacritics.
+
+All are 0..1; predictions [N], references [N] lists of texts, of which the best counts. T5's: t5/evaluation.
 """
 
 import difflib

@@ -20,11 +20,12 @@ from arguments.task import TaskArguments, check_task
 from constants import DATASET_VALS
 from corpora import installed_docs
 from corpora.tokenizers import load_tokenizer, train_tokenizer
-from tasks import examples, registry
-from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, prepare_split, task_metrics
+from tasks import examples, registry, tasks
+from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, task_metrics
 from tasks.metrics.scoring import METRICS, STATISTICS, check_metrics
 from tasks.registry import check_entry, eval_splits, source_text, target_text
 from tasks.rows import load_rows, open_corpus, row_splitter
+from tasks.tasks import Task
 
 GLUE = DATASET_VALS["glue"]
 
@@ -535,9 +536,11 @@ class PrepareSplitTest(TestCase):
         self.write("RTE/test.tsv", lines("index|sentence1|sentence2", "0|A|B"))
 
     def prepare(self, split: str = "train", limit: int | None = None, tokenizer=None, **flags):
-        args = self.arguments("rte", data_dir=str(self.folder), **flags)
-        rows = load_rows("rte", GLUE["rte"], args, split)
-        return prepare_split("rte", GLUE["rte"], args, tokenizer or TOKENIZER, split, limit, rows)
+        args = self.arguments("rte", data_dir=str(self.folder), max_train_samples=limit, **flags)
+        task = Task("rte", check_task(args), args)
+        task.read([split])
+        task.tokenise(tokenizer or TOKENIZER)
+        return task.data[split]
 
     def test_rows_counts_and_columns(self):
         data = self.prepare(limit=3)
@@ -576,7 +579,7 @@ class PrepareSplitTest(TestCase):
                 self.prepare()
 
     def test_a_label_that_no_row_has_is_mentioned(self):
-        with mock.patch.object(examples, "print_once") as printed:
+        with mock.patch.object(tasks, "print_once") as printed:
             self.prepare()
             printed.assert_called_once_with("task rte, train: no row has the label not_entailment")
             printed.reset_mock()
