@@ -29,8 +29,6 @@ _DESCRIBING = (
     "source_file target_file validation_source_file validation_target_file hub_dataset hub_config "
     "validation_split_percentage"
 ).split()
-
-
 _GOES_WITH = {"source_column": "target_column", "target_column": "source_column", "hub_config": "hub_dataset"}
 # (flags, others that exclude each of them, why)
 _APART = (
@@ -38,7 +36,7 @@ _APART = (
     ("source_file", "hub_dataset", "name one source of training rows"),
     ("source_file validation_source_file", "source_column record_shape", "files side by side have no columns"),
     ("record_shape", "source_column", "the shape says the columns itself, leave out --source_column"),
-    ("hub_dataset", "validation_file validation_source_file", "it brings its own validation rows, or some are held out "
+    ("hub_dataset", "validation_file validation_source_file", "the data set has validation rows, or else hold some out "
      "with --validation_split_percentage"),
     ("validation_split_percentage", "validation_file validation_source_file", "there are validation rows already"),
 )  # fmt: skip

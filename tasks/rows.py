@@ -39,11 +39,11 @@ MISSING = object()  # no such column, where None is an empty one
 HELD_OUT = 1_000  # rows of a streamed text without --validation_file and --max_eval_samples
 
 
-def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int | None = None) -> list[dict]:
+def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[dict]:
     """All rows of a split as {column: value} with the entry's column names. ValueError if there are none.
 
-    Rows of a test split have the target column only where their labels are public. limit: read no more rows of
-    --train_file or --validation_file.
+    Rows of a test split have the target column only where their labels are public. With --streaming no more than
+    --max_eval_samples rows of a --validation_file are read.
     """
     own = own_files(args, task)
     if split == "train" and task.get("train_with") and "train" not in own:
@@ -52,7 +52,8 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int
     held_out = task.get("held_out") if eval_splits(task)[0] not in own else None
     source = "train" if held_out else split
     reader = SplitReader(name, task, args, source)
-    rows = list(itertools.islice(reader, limit if source in own else None))
+    limit = args.max_eval_samples if args.streaming and source in own else None
+    rows = list(itertools.islice(reader, limit))
     if held_out:
         rows = _share_of_train(name, task, rows, split)
     if reader.skipped and source == split:

@@ -68,12 +68,11 @@ class Task:
         holds_out = self.args.streaming and is_text_corpus(self.entry) and not self.args.validation_file
         if holds_out and self.corpus is None:
             self.open_stream()
-        limit = self.args.max_eval_samples if self.args.streaming else None
         for split in splits:
             if holds_out and split in registry.eval_splits(self.entry):
                 self.rows[split] = held_out_rows(self.name, self.entry, self.args, self.corpus)
             else:
-                self.rows[split] = load_rows(self.name, self.entry, self.args, split, limit)
+                self.rows[split] = load_rows(self.name, self.entry, self.args, split)
 
     def tokenise(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Makes tokens of what was read, limited to --max_train_samples and --max_eval_samples."""

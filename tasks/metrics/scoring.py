@@ -64,30 +64,23 @@ def _load_evaluate(name: str) -> Any:
     return evaluate.load(name, keep_in_memory=True)  # no cache file for the ranks of a machine to race on
 
 
-def _find_metric(name: str, task_name: str, task: dict) -> Any:
-    """An entry of METRICS or an `evaluate` module; ValueError if there is none or it does not fit."""
-    where = f"Task {task_name!r}, metric {name!r}:"
-    if name not in METRICS:
-        try:
-            return _load_evaluate(name)
-        except Exception as error:  # whatever a user's module or `evaluate` raises
-            raise ValueError(f"{where} unknown{did_you_mean(name, METRICS)}. Known are {', '.join(METRICS)}, and what "
-                             "`evaluate.load` takes (a folder, a Hub name), which failed with "
-                             f"{type(error).__name__}: {error}") from error  # fmt: skip
-    fitting = _FITTING[task["target_type"]]
-    if name not in fitting:
-        raise ValueError(f"{where} not for target_type {task['target_type']!r}; possible are {', '.join(fitting)}.")
-    if name == "f1" and len(task["labels"]) != 2:
-        raise ValueError(f"{where} needs two labels, not {task['labels']}; 'f1_macro' takes any number.")
-    if name in _IN_CONTEXT and not task.get("metric_columns"):
-        raise ValueError(f"{where} needs the entry's `metric_columns`: {(_IN_CONTEXT[name].__doc__ or '').strip()}")
-    return METRICS[name]
-
-
 def check_metrics(task_name: str, task: dict) -> None:
     """ValueError, before any training, if a metric of the task is unknown or does not fit its targets."""
     for name in task["metrics"]:
-        _find_metric(name, task_name, task)
+        where, fitting = f"Task {task_name!r}, metric {name!r}:", _FITTING[task["target_type"]]
+        if name not in METRICS:
+            try:
+                _load_evaluate(name)
+            except Exception as error:  # whatever a user's module or `evaluate` raises
+                raise ValueError(f"{where} unknown{did_you_mean(name, METRICS)}. Known are {', '.join(METRICS)}, and "
+                                 "what `evaluate.load` takes (a folder, a Hub name), which failed with "
+                                 f"{type(error).__name__}: {error}") from error  # fmt: skip
+        elif name not in fitting:
+            raise ValueError(f"{where} not for target_type {task['target_type']!r}; possible are {', '.join(fitting)}.")
+        elif name == "f1" and len(task["labels"]) != 2:
+            raise ValueError(f"{where} needs two labels, not {task['labels']}; 'f1_macro' takes any number.")
+        elif name in _IN_CONTEXT and not task.get("metric_columns"):
+            raise ValueError(f"{where} needs the entry's `metric_columns`: {_IN_CONTEXT[name].__doc__}")
 
 
 # ---------------------------------------------------------------- the scores of a task
@@ -100,9 +93,8 @@ def score_predictions(
         ["yes", "perhaps", "no"], ["yes", "yes", "no"]  ->  {"f1": 0.667, "accuracy": 0.667, "invalid_outputs": 1}
 
     All arguments have N > 0 entries. target_texts: lists of texts where there are several references. context: the
-    values of the entry's `metric_columns`; without it the metrics that need it are left out. Numbers are compared with
-    the file's own, as GLUE does; only metrics of texts see the rounded text that training writes. ValueError as of
-    `check_metrics`.
+    values of the entry's `metric_columns`, if it has any. Numbers are compared with the file's own, as GLUE does; only
+    metrics of texts see the rounded text that training writes.
     """
     predictions, references = predicted_texts, target_texts
     if task["target_type"] != "text":
@@ -112,16 +104,15 @@ def score_predictions(
 
     scores: dict[str, float] = {}
     for name in task["metrics"]:
-        metric = _find_metric(name, task.get("prefix", ""), task)
         if name not in METRICS:
-            scores |= _evaluate_scores(name, metric.compute(predictions=predictions, references=references))
+            results = _load_evaluate(name).compute(predictions=predictions, references=references)
+            scores |= _evaluate_scores(name, results)
         elif name in _IN_CONTEXT:
-            if context is not None:
-                scores[name] = metric(predictions, references, context)
+            scores[name] = METRICS[name](predictions, references, context)
         elif name in _TEXT_METRICS:
-            scores[name] = metric(predicted_texts, target_texts)
+            scores[name] = METRICS[name](predicted_texts, target_texts)
         else:
-            scores[name] = metric(predictions, references)
+            scores[name] = METRICS[name](predictions, references)
     if task["target_type"] != "text":
         scores["invalid_outputs"] = sum(value_of_text(task, text) is None for text in predicted_texts)
     return scores

@@ -283,8 +283,6 @@ class BenchmarkMetricsTest(parameterized.TestCase):
             check_metrics("mine", text_task("referent_accuracy"))
         with self.assertRaisesRegex(ValueError, "'question_exact_match': not for target_type 'text'"):
             check_metrics("mine", text_task("question_exact_match"))
-        task = text_task("referent_accuracy", "exact_match") | {"metric_columns": ["label"]}
-        self.assertEqual(score_predictions(task, ["a"], ["a"]), {"exact_match": 1.0})
 
 
 class ParsingTest(parameterized.TestCase):
