@@ -1,4 +1,4 @@
-"""Facts that the scripts share: model shapes, denoisers and the registry of tasks. Standard library only.
+"""What the scripts share: model shapes, denoisers, default rates and the registry of tasks. Standard library only.
 
 Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.md). The fields of an entry:
 

@@ -194,8 +194,7 @@ def build_job(
 
 
 def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Job], dict[str, str]]:
-    """(jobs whose tokenizer and rows are loaded, {task: why it is left out}). ValueError unless --allow_missing allows
-    that."""
+    """(jobs with their tokenizer and rows, {task: why it is left out}). ValueError if none may be left out."""
     missing, several_models = {}, "{task}" in evaluation.model_name_or_path
     load = functools.cache(lambda model: load_tokenizer(evaluation.tokenizer_name or model, "--model_name_or_path"))
     if not several_models:
@@ -261,8 +260,7 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
 
 
 def copying_baseline(job: Job, split: str) -> dict[str, float]:
-    """The task's metrics of the sources themselves, as eval_copied_{metric}: the score of a model that changes nothing
-    of a text."""
+    """The task's metrics if each source were its own answer, as eval_copied_{metric}."""
     entry, rows = job.task.entry, job.task.rows[split]
     references = [reference_texts(job.task.name, entry, row) for row in rows]
     scores = score_predictions(entry, [source_text(entry, row) for row in rows], references)

@@ -146,8 +146,7 @@ def task_names(benchmark: str, text: str) -> list[str]:
 
 
 def find_entry(benchmark: str, name: str) -> dict:
-    """The entry of a task of the benchmark, or of another one: ("glue", "super_glue/rte"). ValueError that lists the
-    known ones."""
+    """The entry of a task of the benchmark, or of another: ("glue", "super_glue/rte"). ValueError if there is none."""
     other, _, rest = name.rpartition("/")
     if other in DATASET_VALS and other != benchmark:
         benchmark, name = other, rest
@@ -170,8 +169,7 @@ def _named_entry(args: TaskArguments) -> dict:
 
 
 def check_task(args: TaskArguments) -> dict:
-    """The entry of the one task that --dataset_name names, with the lengths that flags name. ValueError for missing
-    files."""
+    """The entry of the one task in --dataset_name, with the lengths that flags name. ValueError for missing files."""
     if args.dataset_name == OWN:
         check_own_pairs(args)
         task, suffixes, hint = own_entry(args), ROW_SUFFIXES, "; lines side by side: --source_file and --target_file"

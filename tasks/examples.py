@@ -1,7 +1,7 @@
-"""Examples of the tasks in `DATASET_VALS`: token ids of their rows, and metrics of a model's answers.
+"""Token ids of the rows of tasks, and texts and metrics of a model's answers.
 
-A row goes through three steps: tasks/rows.py (the entry's own columns), `source_text` and `target_text` of
-tasks/registry.py (T5's texts), and the lambda of `build_tokenize_function` (token ids).
+A row goes through three steps: tasks/rows.py (the entry's columns), `source_text` and `target_text` of
+tasks/registry.py (T5's texts), and the function of `build_tokenize_function` (token ids).
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Entries that are not written by hand: of own pairs, completed from their rows, and with other toolkits' fields.
+"""Entries that are not written by hand: completed from the rows of own pairs, or translated from another toolkit.
 
 completed(args)            -> the entry of --train_file ..., with the shape of its records and its labels
 as_source("mine", entry)   -> the text to paste into constants.py
@@ -17,8 +17,8 @@ _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric
 
 
 def completed(args: TaskArguments) -> dict:
-    """The entry of own pairs. What is found in the rows, --record_shape and --labels, is printed and put into `args`,
-    and so into task.json. ValueError if the first record has no known shape."""
+    """The entry of own pairs. --record_shape and --labels, where the rows tell them, are printed and set in `args`, and
+    so in task.json. ValueError if the first record has no known shape."""
     entry = own_entry(args)
     if "inputs" not in entry:
         record, where = _first_record(entry, args)

@@ -1,4 +1,4 @@
-"""Inputs of predict_t5.py as the texts that a task reads, and its file of answers, which can be continued.
+"""Inputs of predict_t5.py as the texts that the model reads, and the file of its answers, which a later run continues.
 
 reader = InputReader(entry, source_column=None)
 for item in reader.read(Path("inputs.jsonl")):      # Input(row, texts, between)
@@ -36,8 +36,8 @@ PLAIN = dict(inputs={"": "text"}, target="prediction", target_type="text", metri
 
 
 def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
-    """(entry, record) of the task that a checkpoint's task.json names; of several the one called `name`. (PLAIN, {})
-    without a task.json: the input is read as it is. ValueError if `name` is needed or wrong."""
+    """(entry, record) of the task in a checkpoint's task.json, of several the one called `name`. Without a task.json
+    (PLAIN, {}): the input is read as it is. ValueError if `name` is needed or wrong."""
     record = read_record(folder)
     if not record:
         return PLAIN, {}

@@ -27,10 +27,10 @@ _FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS.split(), "max_eval_
 
 
 def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
-    """The record of a fine-tuning's flags without those that are not set.
+    """The flags of a fine-tuning that are set and decide its evaluation.
 
-    groups: the parsed dataclasses. generates: whether any of its tasks is evaluated by generated texts. holds_out:
-    whether an entry says that validation rows are taken from the training rows.
+    groups: the parsed dataclasses. generates: whether any task is evaluated by generated texts. holds_out: whether
+    validation rows are taken from the training rows, where no others are named.
     """
     flags = {name: value for group in groups for name, value in vars(group).items()}
     evaluates_training_rows = not flags["validation_file"] and (flags["streaming"] or holds_out)
@@ -59,11 +59,10 @@ def read_record(folder: str) -> dict:
 
 
 def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
-    """{flag: value} that the record adds to the flags `given`, none if those name a task that is not among the recorded
-    ones; values: of all flags.
+    """{flag: value} that the record adds to the flags `given`; {} if those name a task that was not recorded.
 
-    The places of the rows are taken together or not at all, and a limit of rows for the evaluation splits only.
-    ValueError if the recorded files are gone.
+    values: of all flags. The flags that say where the rows are come together or not at all, and --max_eval_samples for
+    the evaluation splits only. ValueError if the recorded files are gone.
     """
     record = read_record(folder)
     recorded = set(comma_words(record.get("dataset_name", "")))

@@ -1,4 +1,4 @@
-"""Metrics of the fine-tuning tasks by their names, computed on texts or on what the texts say.
+"""Metrics of tasks by their names, computed on texts, or on the class indices and numbers that texts stand for.
 
     generated ids [N, T] --decode, strip--> texts [N] --values_of_texts--> values [N] --METRICS--> a float
 
