@@ -1,4 +1,4 @@
-"""Facts that the scripts share: model shapes, denoisers and the registry of tasks. Standard library only.
+"""What the scripts share: model shapes, denoisers, default rates and the registry of tasks. Standard library only.
 
 Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.md). The fields of an entry:
 
@@ -9,8 +9,8 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.m
                         row for each, evaluation counts the best. Any column may be dotted: translation.en, answers.text
     target_type         "class" (one of `labels`), "number" (written in STS-B's rounding) or "text" (used as it is)
     labels              class names in class order (only for "class"); an integer in the data is an index into it
-    metrics             names from tasks.metrics.METRICS; the first one decides which checkpoint is best. Another name,
-                        or a folder, is one for evaluate.load, which runs its code
+    metrics             names in METRICS of tasks/metrics/scoring.py; the first one chooses the best checkpoint. Any
+                        other name, or a folder, goes to evaluate.load, which runs its code
     metric_columns      columns that a metric reads beside answers and targets (question_exact_match, referent_accuracy)
     max_source_length, max_target_length   in tokens, EOS included
     hub                 (data set, configuration or None) on the Hugging Face Hub
@@ -19,11 +19,12 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.m
                         folder, a pattern or a list; or {split: {column: text file}}, whose lines belong together
     file_columns        {column: header name, or index where a file has no header line}, where a file's names differ;
                         of a list of names the column holds all that is not empty: several references
-    records             field that holds the rows of a nested record, as data.qas; * is any. A row keeps what is around
+    records             field that holds the rows of a nested record, as data.qas; * is any. A row keeps the fields
+                        around it
     preprocess          what cannot be declared: a function of a row of the source, which returns a row or a list of
                         rows; a name in tasks.transforms.TRANSFORMS, or the function itself
     skip_where          {column: values}: rows to leave out of every split, an empty cell being ""
-    held_out            percent of the training rows that are the validation rows, where no others are named
+    held_out            percent of the training rows to validate on, unless --validation_file names validation rows
     train_without       {columns: their values in the training rows to leave out, or a file of such rows}
     train_with          the task whose training rows this one borrows (AX has none of its own)
     merge_references    True: evaluation rows with the same source become one, with all their references
@@ -57,8 +58,8 @@ IGNORE_INDEX = -100  # labels that no loss and no metric counts
 # From the makers' data sheets: dense matrix peaks in TFLOP/s for MFU (H200: as measured in a matrix product), and the
 # memory in GB. For plans, GB/s of the memory, of a GPU's links within a machine in one direction (NVLink, else PCIe
 # x16) and of its network card (200 and 400 Gb/s in DGX A100 and H100/H200; 100 Gb/s assumed for the others). Below
-# compute capability 8 there is neither bf16 nor TF32: both peaks are float32's. A device has the first name that its
-# own name contains without a digit behind it.
+# compute capability 8 there is neither bf16 nor TF32: both peaks are float32's. A device has the first entry whose name
+# occurs in its own name, and not before a digit.
 def _gpu(*values: float) -> dict[str, float]:
     names = "bf16 tf32 memory_gb memory_gb_per_second link_gb_per_second network_gb_per_second capability"
     return dict(zip(names.split(), values, strict=True))
@@ -136,8 +137,7 @@ for _job in ("continued pre-training", "fine-tuning a checkpoint"):
 # The batch for which these rates are known: T5's and nanoT5's 128 sequences, in pre-training of 568 raw tokens each.
 SHOWN_SEQUENCES, SHOWN_TOKENS = 128, 128 * 568
 
-# Of a run that a signal or its time limit stopped, and that should be started again.
-PREEMPTED_EXIT_CODE = 75
+PREEMPTED_EXIT_CODE = 75  # a signal or its time limit stopped the run: the same command resumes it
 
 # ---------------------------------------------------------------- the built-in corpus
 BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, made by corpora/installed_docs.py

@@ -11,16 +11,16 @@ Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jso
 `--dataset_name all --do_predict`, the GLUE server's submission.zip into --output_dir. Several tasks (cola,rte or all)
 are evaluated one after the other, by one checkpoint or each by its own ({task}); eval_average is the mean of their main
 metrics. Class labels are scored, one forward pass for each; numbers and texts, or all with `--predict_with_generate`,
-are decoded. Several processes count every row once. Flags that are not given, nor name another task, are those of the
-checkpoint's fine-tuning (its task.json).
+are decoded. Several processes count every row once. Flags that are not given are those of the checkpoint's task.json,
+unless a given one names another task.
 """
 
 import copy
 import dataclasses
+import functools
 import json
 import zipfile
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
@@ -114,9 +114,9 @@ class Job:
 def parse_flags(
     argv: list[str] | None,
 ) -> tuple[EvaluationArguments, TaskArguments, EvaluationRunArguments, list[Job]]:
-    """The groups of flags, checked, and a Job for each task; the output folder is chosen if none was named."""
+    """The groups of flags, checked and with an output folder, and a Job for each task."""
     given: set[str] = set()
-    fill_in = partial(flags_of_record, given)
+    fill_in = functools.partial(flags_of_record, given)
     evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv, fill_in=fill_in, about=__doc__)
     if run_args.push_to_hub:
         raise ValueError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
@@ -154,8 +154,8 @@ def is_submission(task_args: TaskArguments, run_args: EvaluationRunArguments) ->
 
 
 def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
-    """The flags that the checkpoint's own task.json adds to those given, whose names are added to `given`; a line shows
-    them. If each task has a checkpoint of its own, build_job adds the lengths."""
+    """The flags that the checkpoint's task.json adds to those given; a line shows them. The `names` of those given are
+    put into `given`. If each task has a checkpoint of its own, build_job adds the lengths."""
     if values["task"]:
         names |= {"benchmark", "dataset_name"}
         values["benchmark"], values["dataset_name"] = split_task(values["task"])
@@ -193,28 +193,20 @@ def build_job(
     return Job(task, model, [evaluation.split] if evaluation.split else splits)
 
 
-def prepare_output_dir(args: EvaluationRunArguments, jobs: list[Job]) -> None:
-    """Deletes an earlier evaluation's files, if that is allowed. ValueError if something else would be lost."""
-    check_output_dir(args.output_dir, args.overwrite_output_dir, [job.model for job in jobs])
-    for name in OUTPUT_FILES if is_first_process() else ():
-        (Path(args.output_dir) / name).unlink(missing_ok=True)
-
-
 def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Job], dict[str, str]]:
-    """(jobs with tokenizer and rows, {task: what it lacks}). ValueError if a task that must be there lacks some."""
-    tokenizers, missing = {}, {}
-    several_models = "{task}" in evaluation.model_name_or_path
+    """(jobs with their tokenizer and rows, {task: why it is left out}). ValueError if none may be left out."""
+    missing, several_models = {}, "{task}" in evaluation.model_name_or_path
+    load = functools.cache(lambda model: load_tokenizer(evaluation.tokenizer_name or model, "--model_name_or_path"))
+    if not several_models:
+        load(jobs[0].model)  # without it no task can be evaluated
     for job in jobs:
         try:
             if several_models and not is_local_model(job.model):
                 raise ValueError(f"--model_name_or_path {job.model}: no checkpoint there")
-            name = evaluation.tokenizer_name or job.model
-            if name not in tokenizers:
-                tokenizers[name] = load_tokenizer(name, "--model_name_or_path")
             job.task.read(job.splits)
-            job.task.tokenise(tokenizers[name])
+            job.task.tokenise(load(job.model))
         except (ValueError, FileNotFoundError) as error:
-            if len(jobs) == 1 or not tokenizers and not several_models:
+            if len(jobs) == 1:
                 raise
             missing[job.task.name] = str(error)
     if missing and (not evaluation.allow_missing or len(missing) == len(jobs)):
@@ -268,8 +260,7 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
 
 
 def copying_baseline(job: Job, split: str) -> dict[str, float]:
-    """The task's metrics of the sources themselves, as eval_copied_{metric}: the score of a model that changes nothing
-    of a text."""
+    """The task's metrics if each source were its own answer, as eval_copied_{metric}."""
     entry, rows = job.task.entry, job.task.rows[split]
     references = [reference_texts(job.task.name, entry, row) for row in rows]
     scores = score_predictions(entry, [source_text(entry, row) for row in rows], references)
@@ -278,19 +269,19 @@ def copying_baseline(job: Job, split: str) -> dict[str, float]:
 
 def write_answers(task: Task, split: str, answers: list[str], trainer: T5Trainer, submits: bool) -> None:
     """Appends the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known
-    (a list where there are several). The first go to the trackers, and the answers to a submission if there is one."""
+    (a list where there are several). The trackers show the first ones. submits: writes a submission too."""
     folder, records = Path(trainer.args.output_dir), []
-    folder.mkdir(parents=True, exist_ok=True)
+    columns = ["source", "prediction", *["target"] * ("labels" in task.data[split].column_names)]
     for index, (row, answer) in enumerate(zip(task.rows[split], answers, strict=True)):
         record = {"task": task.name, "split": split, "index": index}
         record |= {"source": source_text(task.entry, row), "prediction": answer}
-        if "labels" in task.data[split].column_names:
+        if "target" in columns:
             texts = reference_texts(task.name, task.entry, row)
             record["target"] = texts[0] if len(texts) == 1 else texts
         records.append(record)
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "predictions.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    columns = [name for name in ("source", "prediction", "target") if name in records[0]]
     rows = [[" | ".join(as_list(record[name])) for name in columns] for record in records[:TRACKED_ROWS]]
     log_table(trainer, f"predictions/{task.name}_{split}", columns, rows)
     if submits:
@@ -346,7 +337,9 @@ def main(argv: list[str] | None = None) -> dict:
         evaluation, task_args, run_args, jobs = parse_flags(argv)
         if evaluation.interactive:
             return interact(evaluation, task_args, run_args)
-        prepare_output_dir(run_args, jobs)
+        check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in jobs])
+        for name in OUTPUT_FILES if is_first_process() else ():  # an earlier evaluation's
+            (Path(run_args.output_dir) / name).unlink(missing_ok=True)
         with run_args.main_process_first(desc="preparing the task"):
             jobs, missing = load_data(jobs, evaluation)
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")

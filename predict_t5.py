@@ -40,7 +40,7 @@ from model_t5 import fit_vocabulary, load_model
 from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_search
 from tasks.examples import decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
-from tasks.registry import as_list
+from tasks.registry import as_list, source_text
 
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
@@ -98,11 +98,11 @@ class SearchArguments:
 
 @dataclass
 class Plan:
-    """How inputs are answered: the task's entry, its reader, the lengths and the search."""
+    """How inputs are answered: the flags, the task's entry and reader, and the search of `generate`."""
 
+    args: PredictionArguments
     entry: dict
     reader: InputReader
-    max_source_length: int
     search: dict
 
     @property
@@ -114,7 +114,7 @@ class Plan:
 DATACLASSES = [PredictionArguments, SearchArguments]
 
 
-def parse_flags(argv: list[str] | None) -> tuple[PredictionArguments, Plan]:
+def parse_flags(argv: list[str] | None) -> Plan:
     """The flags, checked, and completed from the checkpoint's task.json."""
     args, search_args = parse_arguments(DATACLASSES, argv, about=__doc__)
     if args.input_file is None:
@@ -128,6 +128,8 @@ def parse_flags(argv: list[str] | None) -> tuple[PredictionArguments, Plan]:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
     if not record and args.source_column:
         entry = entry | {"inputs": {"" if len(args.source_column) == 1 else name: name for name in args.source_column}}
+    if args.max_source_length:
+        entry = entry | {"max_source_length": args.max_source_length}
     search = {name: value for name, value in vars(search_args).items() if value is not None}
     if "num_beams" not in search and not search.get("do_sample") and record.get("generation_num_beams"):
         search["num_beams"] = record["generation_num_beams"]
@@ -136,11 +138,10 @@ def parse_flags(argv: list[str] | None) -> tuple[PredictionArguments, Plan]:
     if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
         raise ValueError("--backend ctranslate2: goes with neither --do_sample, which would draw others than "
                          "transformers, nor --bf16")  # fmt: skip
-    length = args.max_source_length or entry["max_source_length"]
-    plan = Plan(entry, InputReader(entry, args.source_column), length, search)
+    plan = Plan(args, entry, InputReader(entry, args.source_column), search)
     if plan.count > 1 and entry.get("max_piece_length"):
         raise ValueError(f"--num_return_sequences {plan.count}: the task answers a text in pieces")
-    return args, plan
+    return plan
 
 
 def task_folder(args: PredictionArguments) -> Path:
@@ -161,27 +162,28 @@ def engine_folder(name: str) -> Path:
     return found[0]
 
 
-def read_inputs(args: PredictionArguments, plan: Plan) -> Iterator[Input]:
+def read_inputs(plan: Plan) -> Iterator[Input]:
     """The inputs to be answered, read from the file each time."""
-    return itertools.islice(plan.reader.read(Path(args.input_file)), args.max_samples)
+    return itertools.islice(plan.reader.read(Path(plan.args.input_file)), plan.args.max_samples)
 
 
-def settings_of(args: PredictionArguments, plan: Plan) -> dict:
+def settings_of(plan: Plan) -> dict:
     """What decides the answers, as answers.jsonl.settings.json holds it."""
     names = "model_name_or_path tokenizer_name input_file source_column source_prefix dataset_name backend bf16 seed"
-    settings = {name: getattr(args, name) for name in names.split()} | plan.search
-    settings |= {"max_source_length": plan.max_source_length, "input": contents_digest([Path(args.input_file)])}
+    settings = {name: getattr(plan.args, name) for name in names.split()} | plan.search
+    settings |= {
+        "max_source_length": plan.entry["max_source_length"],
+        "input": contents_digest([Path(plan.args.input_file)]),
+    }
     return json.loads(json.dumps(settings))
 
 
 # ---------------------------------------------------------------- what generates
-def with_transformers(
-    args: PredictionArguments, plan: Plan, tokenizer: PreTrainedTokenizerBase, device: torch.device
-) -> Engine:
+def with_transformers(plan: Plan, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> Engine:
     """The function that answers tokenised texts, by `generate`."""
-    model = load_model(args.model_name_or_path, args.attn_implementation)
+    model = load_model(plan.args.model_name_or_path, plan.args.attn_implementation)
     fit_vocabulary(model, len(tokenizer))
-    model = model.to(device, torch.bfloat16 if args.bf16 else None).eval()
+    model = model.to(device, torch.bfloat16 if plan.args.bf16 else None).eval()
     model.generation_config.max_length = None  # of its evaluation; max_new_tokens counts here
 
     @torch.no_grad()
@@ -209,9 +211,9 @@ def log_probabilities(
     return (chosen * labels.ne(IGNORE_INDEX)).sum(dim=1).tolist()
 
 
-def with_ctranslate2(args: PredictionArguments, plan: Plan, tokenizer: PreTrainedTokenizerBase, _: object) -> Engine:
+def with_ctranslate2(plan: Plan, tokenizer: PreTrainedTokenizerBase, _: object) -> Engine:
     """The function that answers tokenised texts, by CTranslate2, searching as transformers does."""
-    engine = CTranslate2Engine(engine_folder(args.model_name_or_path))
+    engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
     search = dict(num_beams=1, length_penalty=1.0, early_stopping=False) | plan.search
     options = ctranslate2_search(search if search["num_beams"] > 1 else None) | dict(num_hypotheses=plan.count)
     names = dict(max_new_tokens="max_decoding_length", min_new_tokens="min_decoding_length")
@@ -232,24 +234,22 @@ def with_ctranslate2(args: PredictionArguments, plan: Plan, tokenizer: PreTraine
 
 # ---------------------------------------------------------------- answering
 def answer_window(
-    items: list[Input],
-    answer: Engine,
-    tokenizer: PreTrainedTokenizerBase,
-    args: PredictionArguments,
-    plan: Plan,
-    progress: tqdm,
-    first: int,
+    items: list[Input], answer: Engine, tokenizer: PreTrainedTokenizerBase, plan: Plan, progress: tqdm, first: int
 ) -> list[dict]:
-    """The records of some inputs, on every process: their texts by length, a batch to each process in turn."""
+    """The records of some inputs, on every process: their texts by length, a batch to each process in turn.
+
+    first: the number of the first of these inputs.
+    """
     state, texts = PartialState(), [text for item in items for text in item.texts]
-    ids = tokenizer(texts, max_length=plan.max_source_length, truncation=True)["input_ids"] if texts else []
+    ids = tokenizer(texts, max_length=plan.entry["max_source_length"], truncation=True)["input_ids"] if texts else []
     order = sorted(range(len(texts)), key=lambda number: -len(ids[number]))
-    batches = [order[start : start + args.batch_size] for start in range(0, len(order), args.batch_size)]
+    size = plan.args.batch_size
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
     found = []
     for number in range(state.process_index, len(batches), state.num_processes):
-        set_seed(hash((args.seed, first, number)) % 2**32)  # of the place alone: a continued run draws the same
+        set_seed(hash((plan.args.seed, first, number)) % 2**32)  # of the place alone: a continued run draws the same
         written = list(zip(*answer([ids[text] for text in batches[number]]), strict=True))
-        candidates = [written[first : first + plan.count] for first in range(0, len(written), plan.count)]
+        candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
         found += zip(batches[number], candidates, strict=True)
         progress.update(sum(map(len, batches[number : number + state.num_processes])))
     by_text = dict(gather_object(found) if state.num_processes > 1 else found)
@@ -269,24 +269,23 @@ def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
 def main(argv: list[str] | None = None) -> dict:
     """{"inputs": how many there are, "answered": how many of them in this run}."""
     with exit_on_user_error():
-        args, plan = parse_flags(argv)
-        state = PartialState(cpu=args.use_cpu)
+        plan = parse_flags(argv)
+        args, state = plan.args, PartialState(cpu=plan.args.use_cpu)
         tokenizer = load_tokenizer(args.tokenizer_name or str(task_folder(args)), "--model_name_or_path")
-        sizes = [len(item.texts) for item in read_inputs(args, plan)]  # all are read before the long work
+        sizes = [len(item.texts) for item in read_inputs(plan)]  # all are read before the long work
         with state.main_process_first():
-            settings = settings_of(args, plan)
-            output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file and state.is_main_process,
-                                state.is_main_process)  # fmt: skip
+            overwrite = args.overwrite_output_file and state.is_main_process
+            output = AnswerFile(Path(args.output_file), settings_of(plan), overwrite, state.is_main_process)
         engine = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[args.backend]
-        answer = engine(args, plan, tokenizer, state.device) if output.done < len(sizes) else None
-    start_summary(summary(args, plan, sizes, output.done), title="prediction")
+        answer = engine(plan, tokenizer, state.device) if output.done < len(sizes) else None
+    start_summary(summary(plan, sizes, output.done), title="prediction")
     done = answered_before = min(output.done, len(sizes))
-    items = itertools.islice(read_inputs(args, plan), done, None)
+    items = itertools.islice(read_inputs(plan), done, None)
     shown = is_first_process() and sys.stderr.isatty()
     options = dict(total=sum(sizes), initial=sum(sizes[:done]), unit=" texts", dynamic_ncols=True)
     with tqdm(disable=not shown, **options) as progress:
         while window := list(itertools.islice(items, WINDOW * args.batch_size * state.num_processes)):
-            records = answer_window(window, answer, tokenizer, args, plan, progress, done)
+            records = answer_window(window, answer, tokenizer, plan, progress, done)
             if state.is_main_process:
                 output.append(records)
             done += len(window)
@@ -297,16 +296,13 @@ def main(argv: list[str] | None = None) -> dict:
     return {"inputs": len(sizes), "answered": answered}
 
 
-def summary(args: PredictionArguments, plan: Plan, sizes: list[int], done: int) -> dict:
+def summary(plan: Plan, sizes: list[int], done: int) -> dict:
     """The rows of the printed plan."""
-    reads = " ".join(f"{key}: <{column}>" if key else f"<{column}>" for key, column in plan.entry["inputs"].items())
-    prefix = plan.entry.get("prefix") or ""
-    colon = ":" if prefix and "" in plan.entry["inputs"] and not prefix.endswith(" ") else ""
-    texts = f" ({sum(sizes):,} texts)" if sum(sizes) != len(sizes) else ""
+    args, texts = plan.args, f" ({sum(sizes):,} texts)" if sum(sizes) != len(sizes) else ""
     return {
         "model": f"{args.model_name_or_path}, {args.backend}",
         "inputs": f"{len(sizes):,} of {args.input_file}{texts}",
-        "model reads": f"{prefix}{colon} {reads}".strip(),
+        "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry["inputs"].values()}),
         "search": ", ".join(f"{name} {value}" for name, value in plan.search.items()),
         "continued": f"{done:,} were answered before" if done else None,
         "written to": args.output_file,

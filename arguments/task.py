@@ -12,6 +12,7 @@ from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
 TARGET_TYPES = ("class", "number", "text")
+LENGTHS = ("max_piece_length", "max_source_length", "max_target_length")  # flags, and fields of an entry
 CORRUPTED_SHARE = 0.1  # of the rows, where --span_corruption_file says no other
 _LENGTH = dict(at_least=2, unit="tokens, the last of which is EOS", at_most=LONGEST)
 _HUB_PAIRS = "pairs of a Hub data set are named by --hub_dataset, --source_column and --target_column"
@@ -105,15 +106,17 @@ def task_arguments(values: dict) -> TaskArguments:
 
 
 def check_tasks(args: TaskArguments) -> dict[str, dict]:
-    """{name: entry} of the task, of several separated by commas, or of "all" that have training rows of their own.
-
-    ValueError for contradictions among the flags and for missing files.
-    """
-    complete_names(args)
-    names = [name for word in comma_words(args.dataset_name) for name in _all_of(word, args.benchmark)]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"--dataset_name {args.dataset_name}: {name} stands there twice")
+    """{name: entry} of the tasks that all flags name, own pairs among them; --benchmark and --dataset_name are set to
+    them. ValueError for contradictions among the flags and for missing files."""
+    if names_own_pairs(args):
+        named = comma_words(args.dataset_name or OWN)
+        args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])
+        args.dataset_name = ",".join(named if OWN in named else [*named, OWN])
+        complete_own_pairs(args)
+    args.benchmark, args.dataset_name = args.benchmark or _BUILTIN[0], args.dataset_name or _BUILTIN[1]
+    names = task_names(args.benchmark, args.dataset_name)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"--dataset_name {args.dataset_name}: {twice[0]} stands there twice")
     if names == [OWN]:
         refuse(args, "data_dir", "is of named tasks; the files of your pairs are named themselves")
     tasks = {name: check_task(dataclasses.replace(args, dataset_name=name)) for name in names}
@@ -131,24 +134,53 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
     return tasks
 
 
-def _all_of(word: str, benchmark: str) -> list[str]:
-    """("all", "glue") -> ["cola", "sst2", ...], those with training rows of their own; another name -> [that name]."""
-    prefix, slash, name = word.rpartition("/")
-    tasks = DATASET_VALS.get(prefix or benchmark, {}) if name == "all" else {}
-    return [prefix + slash + name for name, task in tasks.items() if "train_with" not in task] or [word]
+def task_names(benchmark: str, text: str) -> list[str]:
+    """The tasks that --dataset_name names; all stands for those of a benchmark with training rows of their own:
+    ("glue", "cola,super_glue/all") -> ["cola", "super_glue/boolq", "super_glue/cb", ...]."""
+    names = []
+    for word in comma_words(text):
+        prefix, slash, name = word.rpartition("/")
+        tasks = DATASET_VALS.get(prefix or benchmark, {}) if name == "all" else {}
+        names += [prefix + slash + name for name, task in tasks.items() if "train_with" not in task] or [word]
+    return names
+
+
+def find_entry(benchmark: str, name: str) -> dict:
+    """The entry of a task of the benchmark, or of another: ("glue", "super_glue/rte"). ValueError if there is none."""
+    other, _, rest = name.rpartition("/")
+    if other in DATASET_VALS and other != benchmark:
+        benchmark, name = other, rest
+    tasks = DATASET_VALS.get(benchmark, {})
+    for flag, value, known in (("--benchmark", benchmark, DATASET_VALS), ("--dataset_name", name, tasks)):
+        if value not in known:
+            hint = did_you_mean(value, known, most=2)
+            more = f"; {_HUB_PAIRS}" if "/" in value else ""
+            raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; there is {', '.join(known)}{more}")
+    return tasks[name]
+
+
+def _named_entry(args: TaskArguments) -> dict:
+    """The entry of the one task that the flags name, with their lengths."""
+    task = find_entry(args.benchmark, args.dataset_name)
+    if "max_piece_length" not in task:
+        refuse(args, "max_piece_length", f"its rows are no pieces of text (task {args.dataset_name})")
+    lengths = (args.max_piece_length, args.max_source_length, args.max_target_length)
+    return task | {name: length for name, length in zip(LENGTHS, lengths, strict=True) if length}
 
 
 def check_task(args: TaskArguments) -> dict:
-    """The task's entry in DATASET_VALS, with its length of pieces. ValueError for missing files."""
-    if args.benchmark is None or args.dataset_name is None:
-        complete_names(args)
-    task = _entry(args)
-    suffixes = TEXT_SUFFIXES if "max_piece_length" in task else ROW_SUFFIXES
-    for flag, paths in (("--train_file", args.train_file), ("--validation_file", args.validation_file)):
-        for file in expand_files(flag, paths or [], suffixes):
-            if suffixes is ROW_SUFFIXES and data_suffix(file) not in (*ROW_SUFFIXES, ".txt"):
-                raise ValueError(f"{flag} {file}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and .gz, "
-                                 ".xz ...)")  # fmt: skip
+    """The entry of the one task in --dataset_name, with the lengths that flags name. ValueError for missing files."""
+    if args.dataset_name == OWN:
+        check_own_pairs(args)
+        task, suffixes, hint = own_entry(args), ROW_SUFFIXES, "; lines side by side: --source_file and --target_file"
+    else:
+        task, suffixes, hint = _named_entry(args), (*ROW_SUFFIXES, ".txt"), ""
+    is_text = "max_piece_length" in task
+    for flag in ("train_file", "validation_file"):
+        for file in expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES if is_text else ROW_SUFFIXES):
+            if not is_text and data_suffix(file) not in suffixes:
+                raise ValueError(f"--{flag} {file}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and "
+                                 f".gz, .xz ...){hint}")  # fmt: skip
     check_folder("--data_cache_dir", args.data_cache_dir)
     if args.data_dir and not Path(args.data_dir).is_dir():
         raise ValueError(f"--data_dir {args.data_dir}: no such folder")
@@ -156,35 +188,3 @@ def check_task(args: TaskArguments) -> dict:
         refuse(args, "data_dir", f"the task {args.dataset_name} brings its own data; for files of yours give "
                "--train_file and --validation_file")  # fmt: skip
     return task
-
-
-def complete_names(args: TaskArguments) -> None:
-    """Sets --benchmark and --dataset_name to the tasks that all flags name, own pairs among them."""
-    if names_own_pairs(args):
-        named = comma_words(args.dataset_name or OWN)
-        args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])
-        args.dataset_name = ",".join(named if OWN in named else [*named, OWN])
-        complete_own_pairs(args)
-    args.benchmark, args.dataset_name = args.benchmark or _BUILTIN[0], args.dataset_name or _BUILTIN[1]
-
-
-def _entry(args: TaskArguments) -> dict:
-    """The entry that the flags name. ValueError that lists the known ones for an unknown benchmark or task."""
-    if args.dataset_name == OWN:
-        check_own_pairs(args)
-        return own_entry(args)
-    benchmark, _, name = args.dataset_name.rpartition("/")
-    benchmark = benchmark if benchmark in DATASET_VALS else args.benchmark
-    name = name if benchmark != args.benchmark else args.dataset_name
-    for flag, value, known in (
-        ("--benchmark", benchmark, DATASET_VALS),
-        ("--dataset_name", name, DATASET_VALS.get(benchmark, {})),
-    ):
-        if value not in known:
-            hint = did_you_mean(value, known, most=2)
-            more = f"; {_HUB_PAIRS}" if "/" in value else ""
-            raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; there is {', '.join(known)}{more}")
-    task = DATASET_VALS[benchmark][name]
-    if "max_piece_length" not in task:
-        refuse(args, "max_piece_length", f"its rows are no pieces of text (task {args.dataset_name})")
-    return task if args.max_piece_length is None else task | {"max_piece_length": args.max_piece_length}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
@@ -44,44 +45,41 @@ def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
 
 
 class FilledRows(torch.utils.data.Dataset):
-    """Tokenised rows and behind them `filling` more without a label, which count neither in loss nor gradient.
+    """Tokenised rows, and behind them `filling` more without a label, which count neither in loss nor gradient.
 
-    They complete the last batch of every rank; accelerate would repeat rows, and train on them twice. sampler: of the
-    rows; `order` is that of all.
+    They complete the last batch of every rank; accelerate would repeat rows, and train on them twice. sampler: the
+    order of the rows; `order` is that of all.
     """
 
     def __init__(self, rows: torch.utils.data.Dataset, filling: int, sampler: torch.utils.data.Sampler):
         self.rows, self.filling = rows, filling
-        self.order = FilledSampler(sampler, self)
+        self.order = FilledSampler(sampler, range(len(rows), len(self)))
         self.blank = {name: values[:1] for name, values in rows[0].items()} | {"labels": [IGNORE_INDEX]}
 
     def __len__(self) -> int:
         return len(self.rows) + self.filling
 
-    def __getitem__(self, number: int) -> dict:
-        return self.__getitems__([number])[0]
-
     def __getitems__(self, numbers: list[int]) -> list[dict]:
         known = [number for number in numbers if number < len(self.rows)]
-        found = iter(self.rows.__getitems__(known) if known else ())
-        return [next(found) if number < len(self.rows) else dict(self.blank) for number in numbers]
+        row_of = dict(zip(known, self.rows.__getitems__(known) if known else [], strict=True))
+        return [row_of[number] if number in row_of else dict(self.blank) for number in numbers]
 
 
 class FilledSampler(torch.utils.data.Sampler):
-    """Row numbers of `sampler` in its order, and at the end of every epoch those of the filling of `FilledRows`."""
+    """Row numbers of `sampler` in its order, and at the end of every epoch those of the filling."""
 
-    def __init__(self, sampler: torch.utils.data.Sampler, rows: FilledRows):
-        self.sampler, self.rows = sampler, rows
+    def __init__(self, sampler: torch.utils.data.Sampler, filling: range):
+        self.sampler, self.filling = sampler, filling
 
     def set_epoch(self, epoch: int) -> None:
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self.sampler) + self.rows.filling
+        return len(self.sampler) + len(self.filling)
 
     def __iter__(self) -> Iterator[int]:
-        return itertools.chain(self.sampler, range(len(self.rows.rows), len(self.rows)))
+        return itertools.chain(self.sampler, self.filling)
 
 
 @dataclass
@@ -153,24 +151,24 @@ class PackingCollator:
     cost: Callable[[int, int], float]
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        sources, targets = ([len(row[name]) for row in rows] for name in ("input_ids", "labels"))
-        shared = share_out(sources, targets, self.cost)
+        sources, targets = ([torch.as_tensor(row[name]) for row in rows] for name in ("input_ids", "labels"))
+        shared = share_out([len(ids) for ids in sources], [len(labels) for labels in targets], self.cost)
+        segment_of = {number: place for numbers in shared for place, number in enumerate(numbers, start=1)}
 
-        def filled(lengths: list[int], value: int) -> torch.Tensor:
-            longest = max(sum(lengths[number] for number in numbers) for numbers in shared)
-            return torch.full((len(shared), round_up(longest)), value)
+        def packed(examples: list[torch.Tensor], padding: int) -> torch.Tensor:
+            """The examples of each row one after another."""
+            rows = [torch.cat([examples[number] for number in numbers]) for numbers in shared]
+            length = round_up(max(map(len, rows)))
+            return torch.stack([F.pad(row, (0, length - len(row)), value=padding) for row in rows])
 
-        batch = {"input_ids": filled(sources, self.pad_token_id), "input_segments": filled(sources, 0)}
-        batch |= {"labels": filled(targets, IGNORE_INDEX), "target_segments": filled(targets, 0)}
-        batch["decoder_input_ids"] = filled(targets, self.pad_token_id)
-        for row, numbers in enumerate(shared):
-            source = target = 0
-            for segment, number in enumerate(numbers, start=1):
-                ids, labels = (torch.as_tensor(rows[number][name]) for name in ("input_ids", "labels"))
-                places, label_places = slice(source, source + len(ids)), slice(target, target + len(labels))
-                source, target = places.stop, label_places.stop
-                decoder_inputs = shift_right(labels, self.decoder_start_token_id, self.pad_token_id)
-                batch["input_ids"][row, places], batch["input_segments"][row, places] = ids, segment
-                batch["labels"][row, label_places], batch["target_segments"][row, label_places] = labels, segment
-                batch["decoder_input_ids"][row, label_places] = decoder_inputs
-        return batch
+        def segments(examples: list[torch.Tensor]) -> torch.Tensor:
+            return packed([torch.full_like(ids, segment_of[number]) for number, ids in enumerate(examples)], 0)
+
+        decoder_inputs = [shift_right(labels, self.decoder_start_token_id, self.pad_token_id) for labels in targets]
+        return {
+            "input_ids": packed(sources, self.pad_token_id),
+            "input_segments": segments(sources),
+            "labels": packed(targets, IGNORE_INDEX),
+            "target_segments": segments(targets),
+            "decoder_input_ids": packed(decoder_inputs, self.pad_token_id),
+        }

@@ -1,35 +1,21 @@
-"""Examples of the tasks in `DATASET_VALS`: token ids of their rows, and metrics of a model's answers.
+"""Token ids of the rows of tasks, and texts and metrics of a model's answers.
 
-A row goes through three steps: tasks/rows.py (the entry's own columns), `source_text` and `target_text` of
-tasks/registry.py (T5's texts), and the lambda of `build_tokenize_function` (token ids).
+A row goes through three steps: tasks/rows.py (the entry's columns), `source_text` and `target_text` of
+tasks/registry.py (T5's texts), and the function of `build_tokenize_function` (token ids).
 """
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalPrediction
 
-from arguments.task import TaskArguments
-from arguments.training import T5TrainingArguments
-from common.cached_folders import cached
-from common.processes import print_once
 from constants import IGNORE_INDEX
-from corpora.blocks import Corpus
-from corpora.streams import StreamDataset, one_by_one
-from corpora.tokenizers import encode_targets, tokenizer_fingerprint
+from corpora.tokenizers import encode_targets
 from tasks.metrics.scoring import STATISTICS, score_predictions, token_metrics
-from tasks.registry import preprocess_of, reference_texts, source_text, target_text
-from tasks.rows import row_splitter
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from tasks.registry import reference_texts, source_text, target_text
 
 
 def build_tokenize_function(
@@ -56,12 +42,11 @@ def as_rows(columns: dict[str, list]) -> list[dict]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def max_lengths(task: dict, args: TaskArguments, split: str = "train") -> tuple[int, int | None]:
+def max_lengths(task: dict, split: str) -> tuple[int, int | None]:
     """(source, target) tokens at which a split is cut. Only training cuts targets, and never class labels: metrics
     compare with the whole target."""
     cuts_targets = split == "train" and task["target_type"] != "class"
-    target_length = args.max_target_length or task["max_target_length"]
-    return args.max_source_length or task["max_source_length"], target_length if cuts_targets else None
+    return task["max_source_length"], task["max_target_length"] if cuts_targets else None
 
 
 def class_label_ids(task: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor | None:
@@ -113,36 +98,34 @@ def non_canonical_outputs(task: dict, tokenizer: PreTrainedTokenizerBase, ids: n
 class EvaluationTask:
     """How the answers to one evaluation data set are found and judged.
 
-    class_label_ids: as T5Trainer's. max_length: of `generate`, start token included; None for the model's own.
+    class_label_ids: as T5Trainer's. max_length: of `generate`, start token included.
     """
 
-    compute_metrics: Callable | None
-    class_label_ids: torch.Tensor | None = None
-    predict_with_generate: bool = False
-    max_length: int | None = None
+    compute_metrics: Callable
+    class_label_ids: torch.Tensor | None
+    predict_with_generate: bool
+    max_length: int
 
 
 def task_metrics(
-    task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, rows: list[dict] | None = None
+    task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, rows: list[dict]
 ) -> Callable[[EvalPrediction], dict[str, float]]:
-    """The function from T5Trainer's evaluation output to the entry's metrics, loss and token accuracy.
+    """The function from T5Trainer's evaluation output on `rows` to the entry's metrics, loss and token accuracy.
 
     generated: the answers are the generated texts, and `non_canonical_outputs` are counted; otherwise they are the
-    classes that teacher forcing found. rows: what is evaluated, in that order, with all references and the entry's
-    metric_columns; without them the references are the decoded labels.
+    classes that teacher forcing found.
     """
 
     def compute(output: EvalPrediction) -> dict[str, float]:
-        answers, context = answer_texts(task, tokenizer, generated, output.predictions), None
-        if rows is None:
-            references = decode_texts(task, tokenizer, output.label_ids)
-        else:
-            texts = [reference_texts("", task, row) for row in rows]
-            references = texts if task["target_type"] == "text" else [text for (text,) in texts]
-            if columns := task.get("metric_columns"):
-                context = [tuple(row[column] for column in columns) for row in rows]
-        metrics = token_metrics(output.predictions[1]) | score_predictions(task, answers, references, context)
-        return metrics | (non_canonical_outputs(task, tokenizer, output.predictions[0]) if generated else {})
+        tokens, statistics = output.predictions
+        references = [reference_texts("", task, row) for row in rows]
+        if task["target_type"] != "text":
+            references = [text for (text,) in references]
+        columns = task.get("metric_columns", [])
+        context = [tuple(row[column] for column in columns) for row in rows] if columns else None
+        answers = answer_texts(task, tokenizer, generated, output.predictions)
+        metrics = token_metrics(statistics) | score_predictions(task, answers, references, context)
+        return metrics | (non_canonical_outputs(task, tokenizer, tokens) if generated else {})
 
     return compute
 
@@ -150,80 +133,10 @@ def task_metrics(
 def answer_texts(
     task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, predictions: tuple[np.ndarray, np.ndarray]
 ) -> list[str]:
-    """The answer to each row, from T5Trainer's predictions: generated tokens and statistics."""
+    """The answer to each row, from T5Trainer's predictions: the text generated, or else the label whose own tokens
+    greedy decoding would have written, "" for none of them."""
     tokens, statistics = predictions
-    return decode_texts(task, tokenizer, tokens) if generated else class_texts(task, statistics)
-
-
-def class_texts(task: dict, statistics: np.ndarray) -> list[str]:
-    """The labels whose own tokens greedy decoding would have written, "" for none of them."""
-    return [task["labels"][int(c)] if c >= 0 else "" for c in statistics[:, STATISTICS.index("predicted_class")]]
-
-
-# ---------------------------------------------------------------- data sets
-def prepare_split(
-    name: str,
-    task: dict,
-    args: TaskArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    split: str,
-    limit: int | None,
-    rows: list[dict],
-) -> "Dataset":
-    """The tokens of the first `limit` rows, kept in `--data_cache_dir` under a key of everything that decides them."""
-    import datasets
-
-    chosen = rows[:limit]
-    columns = [column for column in (*task["inputs"].values(), task["target"]) if column in chosen[0]]
-    if task["target_type"] == "class" and task["target"] in columns:
-        used = {target_text(name, task, row) for row in chosen}
-        missing = [label for label in task["labels"] if label not in used]
-        if missing and limit is None:
-            print_once(f"task {name}, {split}: no row has the label {', '.join(missing)}")
-    values = {column: [row[column] for row in chosen] for column in columns}
-    lengths = max_lengths(task, args, split)
-    # None: a field that entries had. Keys, and with them the fingerprints in run.json, stay those of earlier runs.
-    texts = [*(task.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")), None]
-    decisive = [tokenizer_fingerprint(tokenizer), *lengths, texts, values]
-    key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
-
-    def build(folder: Path) -> None:
-        tokenised = datasets.Dataset.from_dict(values).map(
-            build_tokenize_function(name, task, tokenizer, *lengths),
-            batched=True,
-            num_proc=args.preprocessing_num_workers if args.preprocessing_num_workers > 1 else None,
-            remove_columns=columns,
-            keep_in_memory=True,
-            load_from_cache_file=False,
-            new_fingerprint=key,
-            desc=f"tokenising {name} {split}",
-        )
-        shown = datasets.is_progress_bar_enabled()
-        datasets.disable_progress_bars()  # of saving, which takes no time
-        tokenised.save_to_disk(folder / "rows")
-        if shown:
-            datasets.enable_progress_bars()
-
-    cache = Path(args.data_cache_dir).expanduser()
-    folder = cached(cache, f"task-{name}-{split}", key, build, args.overwrite_cache)
-    return datasets.load_from_disk(folder / "rows")
-
-
-def stream_task(
-    name: str,
-    task: dict,
-    args: TaskArguments,
-    corpus: Corpus,
-    tokenizer: PreTrainedTokenizerBase,
-    training_args: T5TrainingArguments,
-) -> StreamDataset:
-    """Batches of tokenised training rows: lists of {"input_ids", "attention_mask", "labels"}, cut and with one EOS."""
-    tokenize = build_tokenize_function(name, task, tokenizer, *max_lengths(task, args))
-
-    def batch(_: np.ndarray, rows: list[dict]) -> list[dict]:
-        return as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
-
-    units = one_by_one(row_splitter(name, task, "train", corpus))
-    described = f"{preprocess_of(task)[1]} {task.get('max_piece_length')}"
-    size = args.shuffle_buffer_size
-    return StreamDataset.of_run([(corpus, units)], batch, training_args, size, description=described)
+    if generated:
+        return decode_texts(task, tokenizer, tokens)
+    classes = statistics[:, STATISTICS.index("predicted_class")].astype(int)
+    return [task["labels"][number] if number >= 0 else "" for number in classes]

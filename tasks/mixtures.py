@@ -6,16 +6,28 @@
 
 The rows depend on the seed and the place in the run alone, so a resumed run sees those of one never stopped, and all
 ranks draw the same. Each pass over a task's rows has a new order and every row once; an epoch begins where the last one
-left each task. As in T5 (Raffel et al. 2020, section 3.5.2).
+left each task. As in T5 (Raffel et al. 2020, section 3.5.2). Corrupted text may be one of the parts:
+
+    rows = CorruptedText(task_args, tokenizer, inputs_length=512, seed=0)
+    rows.__getitems__([7])       [{"input_ids": [512 ids], "attention_mask": [512 ones], "labels": [114 ids]}]
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
-from corpora.examples import EpochSampler, shares
+from arguments.task import TaskArguments
+from arguments.text import PreTrainingDataArguments
+from corpora.examples import ChunkDataset, EpochSampler, shares
+from corpora.sources import find_sources
+from corpora.token_files import tokenised
+from corpora.tokenizers import tokenizer_fingerprint
+from data_collator_t5 import T5DataCollator
 from tasks.metrics.scoring import PERCENT_METRICS
+
+CORRUPTED = "span_corruption"  # the name of these rows in a mixture
 
 
 def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1.0) -> list[float]:
@@ -110,3 +122,30 @@ def average_of(main_metrics: dict[str, str]) -> Callable[[dict], dict]:
         return {"eval_average": float(np.mean([metrics[f"eval_{key}"] / scale for key, scale in scales.items()]))}
 
     return average
+
+
+class CorruptedText:
+    """The rows of `--span_corruption_file`, made as they are asked for; each keeps its mask, a function of the seed and
+    its number. ValueError if the text gives none."""
+
+    def __init__(self, args: TaskArguments, tokenizer: PreTrainedTokenizerBase, inputs_length: int, seed: int):
+        shared = ("data_cache_dir", "overwrite_cache", "preprocessing_num_workers")
+        text = PreTrainingDataArguments(train_file=args.span_corruption_file, **{n: getattr(args, n) for n in shared})
+        source = find_sources(text)["train"]
+        self.collator = T5DataCollator(tokenizer, inputs_length)
+        tokens = tokenised(text, {"train": source}, tokenizer)["train"].tokens
+        self.chunks = ChunkDataset(tokens, self.collator.tokens_length, seed)
+        if not len(self):
+            files = " ".join(args.span_corruption_file)
+            raise ValueError(f"--span_corruption_file {files}: its {len(tokens):,} tokens give no row of "
+                             f"{self.collator.tokens_length}")  # fmt: skip
+        decisive = f"{source.fingerprint} {tokenizer_fingerprint(tokenizer)} {inputs_length} {seed}"
+        self._fingerprint = hashlib.sha256(decisive.encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[dict]:
+        batch = self.collator(self.chunks.__getitems__(numbers))
+        pairs = zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
+        return [{"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels} for ids, labels in pairs]

@@ -1,10 +1,9 @@
-"""Entries that are not written by hand: of own pairs, completed from their rows, and with other toolkits' fields.
+"""Entries that are not written by hand: completed from the rows of own pairs, or translated from another toolkit.
 
 completed(args)            -> the entry of --train_file ..., with the shape of its records and its labels
 as_source("mine", entry)   -> the text to paste into constants.py
 """
 
-import json
 from pathlib import Path
 
 from arguments.own_pairs import OWN, SHAPES, has_training_rows, own_entry
@@ -12,24 +11,24 @@ from arguments.task import TaskArguments
 from common.command_line import listed
 from common.processes import print_once
 from tasks.registry import as_list
-from tasks.rows import first_record, rows_of_split
+from tasks.rows import SplitReader, pieces_of
 
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
 
 
 def completed(args: TaskArguments) -> dict:
-    """The entry of own pairs. What is found in the rows, --record_shape and --labels, is printed and put into `args`,
-    and so into task.json. ValueError if the first record has no known shape."""
+    """The entry of own pairs. --record_shape and --labels, where the rows tell them, are printed and set in `args`, and
+    so in task.json. ValueError if the first record has no known shape."""
     entry = own_entry(args)
     if "inputs" not in entry:
-        record, where = first_record(OWN, entry, args, "train" if has_training_rows(args) else "validation")
-        fitting = (name for name, (columns, _) in SHAPES.items() if set(columns.split()) <= set(record))
+        record, where = _first_record(entry, args)
+        fitting = (name for name, columns in SHAPES.items() if set(columns.split()) <= set(record))
         args.record_shape = next(fitting, None)
         if args.record_shape is None:
             raise ValueError(f"{where}: which column is read and which is written? Say --source_column and "
                              f"--target_column; there is {listed(record)}")  # fmt: skip
         entry = own_entry(args)
-        columns = SHAPES[args.record_shape][0].replace(" ", ", ")
+        columns = SHAPES[args.record_shape].replace(" ", ", ")
         print_once(f"{where}: read as --record_shape {args.record_shape} (it has {columns}); --source_column and "
                    "--target_column would say otherwise")  # fmt: skip
     if entry["target_type"] == "class" and "labels" not in entry:
@@ -39,12 +38,22 @@ def completed(args: TaskArguments) -> dict:
     return entry
 
 
+def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
+    """(the first record as it is, where it is). ValueError if there is none."""
+    split = "train" if has_training_rows(args) else "validation"
+    for records, where in SplitReader(OWN, entry, args, split).sources():
+        for record in records:
+            return next(pieces_of(entry, record, f"{where}, row 1")), where
+    raise ValueError(f"task {OWN}, split {split}: no rows")
+
+
 def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
     """The values of the target column, sorted: numbers by size. ValueError if they look like free texts."""
     if not has_training_rows(args):
         raise ValueError("--target_type class needs --labels where there are no training rows to find them in")
     texts = entry | dict(target_type="text")
-    values = [text for row in rows_of_split(OWN, texts, args, "train") for text in as_list(row[entry["target"]])]
+    rows = SplitReader(OWN, texts, args, "train")
+    values = [text for row in rows for text in as_list(row[entry["target"]])]
     found = {str(value).strip() for value in values}
     if len(found) > max(10, len(values) // 2):
         raise ValueError(f"--target_type class: {entry['target']} has {len(found):,} different values in "
@@ -54,17 +63,9 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
 
 # ---------------------------------------------------------------- entries for people
 def as_source(name: str, entry: dict) -> str:
-    """The entry as constants.py writes it: 'DATASET_VALS["mine"] = {\\n    "name": dict(\\n        prefix=...'."""
-    fields = "".join(f"        {field}={_written(value)},\n" for field, value in entry.items())
-    return f'DATASET_VALS["mine"] = {{\n    "{name}": dict(\n{fields}    ),\n}}'
-
-
-def _written(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_written, value))})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{_written(key)}: {_written(item)}' for key, item in value.items())}}}"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | list) else repr(value)
+    """The entry as constants.py has it: "DATASET_VALS['mine'] = {\\n    'name': dict(\\n        prefix=..."."""
+    fields = "".join(f"        {field}={value!r},\n" for field, value in entry.items())
+    return f"DATASET_VALS['mine'] = {{\n    {name!r}: dict(\n{fields}    ),\n}}"
 
 
 def name_of(args: TaskArguments) -> str:
@@ -89,24 +90,20 @@ def translated(name: str, entry: dict) -> dict:
     new = dict(prefix=name, target_type="text", max_source_length=512, max_target_length=128)
     if entry.get("labels"):
         new |= dict(target_type="class", max_target_length=8)
-    new |= {field: value for field, value in entry.items() if field not in (*_INSTEAD, "labels")}
+    new |= {_INSTEAD.get(field, field): value for field, value in entry.items()}
     if "text_column_name" in entry:
-        new["inputs"] = {column: column for column in as_list(entry["text_column_name"])}
-    if "label_column_name" in entry:
-        new["target"] = entry["label_column_name"]
+        new["inputs"] = {column: column for column in as_list(new["inputs"])}
     if "metric_names" in entry:
-        new["metrics"] = as_list(entry["metric_names"])
-    if entry.get("labels"):
+        new["metrics"] = as_list(new["metrics"])
+    if isinstance(entry.get("labels"), dict):
         new["labels"] = _in_order(name, entry["labels"])
     print_once(f"task {name}: its entry has fields of another toolkit; here it is written\n{as_source(name, new)}")
     return new
 
 
-def _in_order(name: str, labels: dict | list) -> list[str]:
+def _in_order(name: str, labels: dict) -> list[str]:
     """Class names by their index: {0: "no", 1: "yes"}, {"0": "no", "1": "yes"} and {"no": 0, "yes": 1} ->
     ["no", "yes"]."""
-    if not isinstance(labels, dict):
-        return labels
     by_index = {str(index): text for index, text in labels.items()}
     if all(isinstance(index, int) for index in labels.values()):
         by_index = {str(index): text for text, index in labels.items()}

@@ -1,4 +1,4 @@
-"""Inputs of predict_t5.py as the texts that a task reads, and its file of answers, which can be continued.
+"""Inputs of predict_t5.py as the texts that the model reads, and the file of its answers, which a later run continues.
 
 reader = InputReader(entry, source_column=None)
 for item in reader.read(Path("inputs.jsonl")):      # Input(row, texts, between)
@@ -13,45 +13,51 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arguments.own_pairs import OWN, own_entry
-from arguments.task import task_arguments
-from common.command_line import comma_words, did_you_mean, listed
+from arguments.task import LENGTHS, find_entry, task_arguments, task_names
+from common.command_line import did_you_mean, listed
 from common.reports import read_json, write_json
-from constants import DATASET_VALS
 from corpora.files import data_suffix, is_plain_text, open_text, read_rows
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
-from tasks.registry import preprocess_of, source_text
-from tasks.rows import MISSING, is_text_corpus, nested_rows, read_records, value_of
-from tasks.task_records import LENGTHS, read_record
+from tasks.registry import as_list, preprocess_of, source_text
+from tasks.rows import (
+    MISSING,
+    is_text_corpus,
+    nested_rows,
+    preprocessed,
+    read_records,
+    renamed_columns,
+    value_of,
+)
+from tasks.task_records import read_record
 
 PLAIN = dict(inputs={"": "text"}, target="prediction", target_type="text", metrics=["rougeL"], max_source_length=512,
              max_target_length=128)  # fmt: skip
 
 
 def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
-    """(entry, record) of the task that a checkpoint's task.json names; of several the one called `name`. (PLAIN, {})
-    without a task.json: the input is read as it is. ValueError if `name` is needed or wrong."""
+    """(entry, record) of the task in a checkpoint's task.json, of several the one called `name`. Without a task.json
+    (PLAIN, {}): the input is read as it is. ValueError if `name` is needed or wrong."""
     record = read_record(folder)
     if not record:
         return PLAIN, {}
-    names, known = comma_words(record["dataset_name"]), DATASET_VALS.get(record["benchmark"], {})
-    names = list(known) if names == ["all"] else names
+    benchmark, names = record["benchmark"], task_names(record["benchmark"], record["dataset_name"])
     if name not in (None, *names) or name is None and len(names) > 1:
         given = "" if name is None else f" {name}"
         raise ValueError(f"--dataset_name{given}: {folder} was trained on {', '.join(names)}; name one of them")
     name = name or names[0]
     if name == OWN:
         return own_entry(task_arguments(record)), record
-    if name not in known:
-        raise ValueError(f"{folder}: its task.json names the task {record['benchmark']}/{name}, which DATASET_VALS no "
-                         "longer has")  # fmt: skip
-    lengths = {flag: record[flag] for flag in LENGTHS if flag in record}
-    return translated(name, known[name]) | lengths, record
+    try:
+        entry = translated(name, find_entry(benchmark, name))
+    except ValueError as error:
+        raise ValueError(f"{folder}: the task of its task.json is gone: {error}") from None
+    return entry | {flag: record[flag] for flag in LENGTHS if flag in record}, record
 
 
 @dataclass
 class Input:
-    """One input: its row, the texts that the model reads of it, and what stands around their answers (one more)."""
+    """One input: its row, the texts that the model reads, and the texts before, between and after their answers."""
 
     row: dict
     texts: list[str]
@@ -103,27 +109,19 @@ class InputReader:
         """The input that a row is, or those that the entry's preprocess makes of it."""
         if "prediction" in row:
             raise ValueError(f"{place}: has a column prediction, under which the answer would be written: rename it")
-        names = self.columns or self.inputs
-        renamed = self.entry.get("file_columns", {}) if not self.columns else {}
-        found = {c: value_of(row, name) for c, name in zip(self.inputs, names, strict=True)}
-        found |= {c: row[renamed[c]] for c in found if found[c] is MISSING and renamed.get(c) in row}
-        function, label = preprocess_of(self.entry)
-        if function and not self.columns and not is_text_corpus(self.entry):
-            try:
-                made = function(row | {column: value for column, value in found.items() if value is not MISSING})
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise ValueError(f"{place}: not what the preprocess {label} expects ({error}); --source_column names a "
-                                 "column that is read as it is") from None  # fmt: skip
-            if isinstance(made, list):
-                yield from (self._made(one, {column: one[column] for column in self.inputs}) for one in made)
-                return
-            found = {column: value_of(made, column) for column in self.inputs}
-        for (column, value), name in zip(found.items(), names, strict=True):
-            if value is MISSING or value is None:
-                problem = "is empty" if value is None else "is not there" + did_you_mean(name, list(map(str, row)))
-                raise ValueError(f"{place}: the column {name} {problem}, which is read for {column}; there is "
-                                 f"{listed(row)}: name yours with --source_column")  # fmt: skip
-        yield self._made(row, found)
+        read, names = row, self.columns or self.inputs
+        if not self.columns:
+            read = row | renamed_columns(row, self.entry.get("file_columns", {}))
+            if not is_text_corpus(self.entry):
+                read = preprocessed(self.entry, read, place)
+        for one in as_list(read):
+            found = {column: value_of(one, name) for column, name in zip(self.inputs, names, strict=True)}
+            for name, value in zip(names, found.values(), strict=True):
+                if value is MISSING or value is None:
+                    problem = "is empty" if value is None else "is not there" + did_you_mean(name, list(map(str, row)))
+                    raise ValueError(f"{place}: the column {name} {problem}; there is {listed(row)}: name yours with "
+                                     "--source_column")  # fmt: skip
+            yield self._made(one if isinstance(read, list) else row, found)
 
     def _made(self, row: dict, found: dict) -> Input:
         if not is_text_corpus(self.entry):
@@ -135,20 +133,19 @@ class InputReader:
             begin = text.index(piece, end)
             between.append(text[end:begin])
             end = begin + len(piece)
-            texts.append(source_text(self.entry, function({"text": piece}) if function else {"text": piece}))
+            texts.append(source_text(self.entry, function({"text": piece})))
         return Input(row, texts, [*between, text[end:]])
 
 
 class AnswerFile:
-    """answers.jsonl, a line for each input in their order, and answers.jsonl.settings.json, which says by what model
-    and flags they were made. Answers of the same settings are kept: the first `done` inputs are answered.
+    """answers.jsonl, a line for each input in their order, and answers.jsonl.settings.json, how they were made.
+    Answers of the same settings are kept: the first `done` inputs are answered.
 
-    ValueError if it holds something else. overwrite: start anew. writes: as rank 0 does.
+    ValueError if the file holds others. overwrite: start anew. writes: whether this process writes, as rank 0 does.
     """
 
     def __init__(self, path: Path, settings: dict, overwrite: bool, writes: bool):
-        self.path, beside = path, path.with_name(f"{path.name}.settings.json")
-        self.done = 0
+        self.path, beside, kept = path, path.with_name(f"{path.name}.settings.json"), b""
         if path.is_dir():
             raise ValueError(f"--output_file {path}: is a folder")
         if path.exists() and not overwrite:
@@ -158,15 +155,14 @@ class AnswerFile:
                 was = f"with {other} {earlier.get(other)}, not {settings[other]}" if earlier else "of unknown settings"
                 raise ValueError(f"--output_file {path}: holds answers {was}; name another file, or give "
                                  "--overwrite_output_file")  # fmt: skip
-            whole = path.read_bytes()
-            whole = whole[: whole.rfind(b"\n") + 1]  # the run may have ended within a line
-            self.done = whole.count(b"\n")
-        if not writes:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(beside, settings)
-        with path.open("r+b" if self.done else "wb") as file:
-            file.truncate(len(whole) if self.done else 0)
+            content = path.read_bytes()
+            kept = content[: content.rfind(b"\n") + 1]  # the run may have ended within a line
+        self.done = kept.count(b"\n")
+        if writes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(beside, settings)
+            with path.open("ab") as file:
+                file.truncate(len(kept))
 
     def append(self, records: list[dict]) -> None:
         """Appends a line for each record; they are on the disk when it returns."""

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from arguments.task import TARGET_TYPES
 from common.command_line import did_you_mean
 from tasks.transforms import TRANSFORMS
 
-# {what a value may be: (fields of an entry, the test)}; other fields are checked where they are used.
+# {what a value may be: (fields of an entry, the test)}.
 _KINDS = {
     "a text": ("target target_type prefix builtin records train_with", lambda value: isinstance(value, str)),
     "a list of texts": (
@@ -21,16 +22,10 @@ _KINDS = {
         lambda value: isinstance(value, int) and value >= 2,
     ),
     "(name, configuration or None)": ("hub", lambda value: isinstance(value, list | tuple) and len(value) == 2),
+    "checked where it is used": ("preprocess held_out merge_references submission_file", lambda _: True),
 }
+_FIELDS = [field for fields, _ in _KINDS.values() for field in fields.split()]
 _REQUIRED = "inputs target target_type metrics max_source_length max_target_length".split()
-_FIELDS = (
-    _REQUIRED
-    + (
-        "prefix labels metric_columns hub builtin files file_columns records preprocess skip_where train_without "
-        "train_with held_out merge_references max_piece_length eval_splits submission_file"
-    ).split()
-)
-_TARGET_TYPES = ("class", "number", "text")
 INVALID = -1  # class index of a text that is no label: equals no gold class, so it always counts as wrong
 INVALID_NUMBER = -1.0  # value of a text that is no number, just outside STS-B's 0..5 (T5's choice)
 
@@ -51,8 +46,8 @@ def check_entry(name: str, task: dict) -> None:
                 raise ValueError(f"{where} {key} {task[key]!r}: must be {kind}")
     if not all(isinstance(text, str) for pair in task["inputs"].items() for text in pair):
         raise ValueError(f"{where} inputs {task['inputs']}: must be {{key in the text: column}}")
-    if task["target_type"] not in _TARGET_TYPES:
-        raise ValueError(f"{where} target_type {task['target_type']}: must be one of {', '.join(_TARGET_TYPES)}")
+    if task["target_type"] not in TARGET_TYPES:
+        raise ValueError(f"{where} target_type {task['target_type']}: must be one of {', '.join(TARGET_TYPES)}")
     if task["target_type"] == "class" and len(set(task.get("labels", []))) < max(2, len(task.get("labels", []))):
         raise ValueError(f"{where} target_type class needs `labels`, at least two different ones")
     function = task.get("preprocess")
@@ -62,16 +57,16 @@ def check_entry(name: str, task: dict) -> None:
                          f"{', '.join(TRANSFORMS)}, or give a function of a row")  # fmt: skip
 
 
-def preprocess_of(task: dict) -> tuple[Callable | None, str]:
-    """The entry's function of a row, None if it has none, and its name."""
+def preprocess_of(task: dict) -> tuple[Callable[[dict], dict | list[dict]], str]:
+    """The entry's function of a row and its name; the row itself where the entry has none."""
     function = task.get("preprocess")
     if callable(function):
         return function, function.__qualname__
-    return TRANSFORMS.get(function), str(function)
+    return TRANSFORMS.get(function, lambda row: row), str(function)
 
 
 def eval_splits(task: dict) -> list[str]:
-    """Names of the splits that are evaluated; the first one decides."""
+    """Names of the splits that are evaluated; the first one chooses the best checkpoint."""
     return task.get("eval_splits", ["validation"])
 
 
@@ -90,7 +85,7 @@ def metric_names(task: dict) -> list[str]:
 
 
 def main_metric(task: dict) -> str:
-    """The metric that decides: "matthews_correlation", or of several splits "validation_matched_accuracy"."""
+    """The metric that chooses the best checkpoint: "matthews_correlation", or "validation_matched_accuracy"."""
     return metric_names(task)[0]
 
 

@@ -39,74 +39,38 @@ MISSING = object()  # no such column, where None is an empty one
 HELD_OUT = 1_000  # rows of a streamed text without --validation_file and --max_eval_samples
 
 
-def load_rows(name: str, task: dict, args: TaskArguments, split: str, limit: int | None = None) -> list[dict]:
+def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[dict]:
     """All rows of a split as {column: value} with the entry's column names. ValueError if there are none.
 
-    Rows of a test split have the target column only where their labels are public. limit: read no more rows of
-    --train_file or --validation_file.
+    Rows of a test split have the target column only where their labels are public. With --streaming no more than
+    --max_eval_samples rows of a --validation_file are read.
     """
-    own, skipped = own_files(args, task).get(split), Counter()
-    if split == "train" and task.get("train_with") and not own:
+    own = own_files(args, task)
+    if split == "train" and task.get("train_with") and "train" not in own:
         other = task["train_with"]
         return load_rows(other, DATASET_VALS[args.benchmark][other], args, split)
-    if task.get("held_out"):
-        rows = _share_of_train(name, task, args, split, skipped)
-    else:
-        rows = list(itertools.islice(rows_of_split(name, task, args, split, skipped), limit if own else None))
-    if skipped and not (task.get("held_out") and split != "train"):
-        print_once(f"task {name}, {split}: left out {skipped.total():,} rows with "
-                   + ", ".join(f"{column} {value!r}" for column, value in skipped))  # fmt: skip
+    held_out = task.get("held_out") if eval_splits(task)[0] not in own else None
+    source = "train" if held_out else split
+    reader = SplitReader(name, task, args, source)
+    limit = args.max_eval_samples if args.streaming and source in own else None
+    rows = list(itertools.islice(reader, limit))
+    if held_out:
+        rows = _share_of_train(name, task, rows, split)
+    if reader.skipped and source == split:
+        print_once(f"task {name}, {split}: left out {reader.skipped.total():,} rows with "
+                   + ", ".join(f"{column} {value!r}" for column, value in reader.skipped))  # fmt: skip
     if split == "train":
         rows = training_rows(task, rows)
     if not rows:
         raise ValueError(f"task {name}, split {split}: no rows")
-    if split == "train":
-        return rows
     if may_hide_answers(task, split) and _hides_answers(task, rows):
         rows = [{column: value for column, value in row.items() if column != task["target"]} for row in rows]
-    return merged_references(task, rows) if task.get("merge_references") else rows
+    return merged_references(task, rows) if task.get("merge_references") and split != "train" else rows
 
 
-def rows_of_split(
-    name: str, task: dict, args: TaskArguments, split: str, skipped: Counter | None = None
-) -> Iterator[dict]:
-    """The rows of a split, one after another. skipped: counts what `skip_where` leaves out, {(column, value): rows}."""
-    files, skipped = files_of_split(name, task, args, split), Counter() if skipped is None else skipped
-    left_out = rows_left_out(task, split, files)
-    for records, where, renamed in _sources(name, task, split, files):
-        yield from rows_of(name, task, split, records, where, renamed, left_out, skipped)
-
-
-def _sources(name: str, task: dict, split: str, files: Files) -> Iterator[tuple[Iterable[dict], str, dict]]:
-    """(records, where they are, {column: its name there}) of each file of a split, or of the Hub."""
-    names = task.get("file_columns", {})
-    if files is None:
-        where, config = task["hub"]
-        splits = load_dataset_splits(where, config, f"task {name}, data set")
-        if split not in splits:
-            more = "; --validation_split_percentage holds some rows out" if split == "validation" else ""
-            raise ValueError(f"task {name}: {where} has no split {split}; there is {', '.join(splits)}{more}")
-        yield splits[split].to_list(), where, {} if "files" in task else names  # else they are the Hub's own names
-    elif isinstance(files, dict):
-        for paths in zip(*files.values(), strict=True):
-            yield read_parallel(dict(zip(files, paths, strict=True))), " and ".join(map(str, paths)), names
-    else:
-        for path in files:
-            yield read_records(task, path), str(path), names
-
-
-def first_record(name: str, task: dict, args: TaskArguments, split: str) -> tuple[dict, str]:
-    """(the first record of a split as it is, where it is). ValueError if there is none."""
-    for records, where, _ in _sources(name, task, split, files_of_split(name, task, args, split)):
-        for record in records:
-            return next(_pieces(task, record, f"{where}, row 1")), where
-    raise ValueError(f"task {name}, split {split}: no rows")
-
-
-def _share_of_train(name: str, task: dict, args: TaskArguments, split: str, skipped: Counter) -> list[dict]:
-    """The training rows that are held out, for `split` train the others: the same ones in every run. Rows with the same
-    source are on the same side, so that no evaluated source was trained on."""
-    rows = list(rows_of_split(name, task, args, "train", skipped))
+def _share_of_train(name: str, task: dict, rows: list[dict], split: str) -> list[dict]:
+    """The training rows that are held out, or for `split` train the others: the same ones in every run. Rows with the
+    same source are on the same side, so that no evaluated source was trained on."""
     source_of = [source_text(task, row) for row in rows]
     sources = list(dict.fromkeys(source_of))
     if len(sources) < 2:
@@ -158,9 +122,8 @@ def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Fi
     """The files of a split that the flags or the entry name, or {column: text files}; None if it is on the Hub.
     ValueError if it is nowhere."""
     suffixes = TEXT_SUFFIXES if is_text_corpus(task) else ROW_SUFFIXES
-    flag = "--train_file" if split == "train" else "--validation_file"
     if own := own_files(args, task).get(split):
-        return expand_files(flag, own, suffixes)
+        return expand_files("--train_file" if split == "train" else "--validation_file", own, suffixes)
     if task.get("builtin"):
         return [builtin_corpus(Path(args.data_cache_dir).expanduser()) / task["builtin"] / f"{split}.jsonl"]
     files = task.get("files", {})
@@ -171,13 +134,12 @@ def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Fi
     if split not in files:
         there = ", ".join(files) or "none"
         raise ValueError(f"task {name}: its entry has no file for the split {split}; there is {there}")
-    if isinstance(files[split], dict):
-        sides = {column: _found(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
-        if len({len(paths) for paths in sides.values()}) > 1:
-            named = " and ".join(map(str, files[split].values()))
-            raise ValueError(f"task {name}, {split}: {named} are not as many files")
-        return sides
-    return _found(name, args, split, files[split], suffixes)
+    if not isinstance(files[split], dict):
+        return _found(name, args, split, files[split], suffixes)
+    sides = {column: _found(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
+    if len(set(map(len, sides.values()))) > 1:
+        raise ValueError(f"task {name}, {split}: {' and '.join(map(str, files[split].values()))} are not as many files")
+    return sides
 
 
 def _found(name: str, args: TaskArguments, split: str, names: str | list[str], suffixes: tuple[str, ...]) -> list[Path]:
@@ -226,50 +188,115 @@ def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
             yield dict(zip(paths, (line.rstrip("\n") for line in lines), strict=True))
 
 
-def rows_left_out(task: dict, split: str, files: Files) -> dict[tuple, set[tuple]]:
-    """The entry's `train_without` as {columns: values}. A file of values belongs to the training file that the entry
-    names. ValueError if it is not beside that."""
-    left_out = {}
-    for columns, values in task.get("train_without", {}).items() if split == "train" else ():
-        if isinstance(values, str):
-            if not isinstance(files, list) or files[0].name != Path(task["files"]["train"]).name:
-                continue
-            path = files[0].parent / Path(values).name
-            if not path.is_file():
-                raise ValueError(f"{path}: no such file; it lists the rows that {files[0].name} must leave out")
-            with open_text(path) as stream:
-                values = [tuple(line.split()) for line in stream if line.strip()]
-        left_out[columns] = set(values)
-    return left_out
-
-
 # ---------------------------------------------------------------- records -> rows
-def rows_of(
-    name: str,
-    task: dict,
-    split: str,
-    records: Iterable[dict],
-    where: str,
-    renamed: dict,
-    left_out: dict,
-    skipped: Counter,
-) -> Iterator[dict]:
-    """The rows of a task made of records: cut into pieces, columns renamed, preprocessed, and checked.
+class SplitReader:
+    """Iterates over the rows of one split, with the entry's columns. ValueError, with the place, for a wrong row.
 
-    where: of the records, for errors. renamed: {column: its name or index there}. left_out: of `rows_left_out`.
-    skipped: as of `rows_of_split`.
+    files_of: the split whose files are read, if that is another. skipped: {(column, value): rows} that the entry's
+    `skip_where` has left out so far.
     """
-    for number, record in enumerate(records, start=1):
-        place = f"{where}, row {number}"
-        for piece in _pieces(task, record, place):
-            for row in _preprocessed(task, piece | _renamed(piece, renamed), place):
-                if reason := _reason_to_skip(task, row, place):
-                    skipped[reason] += 1
-                elif not any(tuple(value_of(row, c) for c in columns) in left_out[columns] for columns in left_out):
-                    yield _picked(name, task, split, renamed, row, place)
+
+    def __init__(self, name: str, task: dict, args: TaskArguments, split: str, files_of: str | None = None):
+        self.name, self.task, self.split = name, task, split
+        self.files = files_of_split(name, task, args, files_of or split)
+        names_are_the_hubs = self.files is None and "files" in task
+        self.renamed = {} if names_are_the_hubs else task.get("file_columns", {})
+        self.left_out = self._rows_left_out() if split == "train" else {}
+        self.skipped = Counter()
+
+    def __iter__(self) -> Iterator[dict]:
+        for records, where in self.sources():
+            for number, record in enumerate(records, start=1):
+                yield from self.rows_of(record, f"{where}, row {number}")
+
+    def sources(self) -> Iterator[tuple[Iterable[dict], str]]:
+        """(records, where they are) of each file of the split, or of the Hub."""
+        if self.files is None:
+            where, config = self.task["hub"]
+            splits = load_dataset_splits(where, config, f"task {self.name}, data set")
+            if self.split not in splits:
+                more = "; --validation_split_percentage holds some rows out" if self.split == "validation" else ""
+                raise ValueError(f"task {self.name}: {where} has no split {self.split}; there is {', '.join(splits)}"
+                                 f"{more}")  # fmt: skip
+            yield splits[self.split].to_list(), where
+        elif isinstance(self.files, dict):
+            for paths in zip(*self.files.values(), strict=True):
+                yield read_parallel(dict(zip(self.files, paths, strict=True))), " and ".join(map(str, paths))
+        else:
+            for path in self.files:
+                yield read_records(self.task, path), str(path)
+
+    def rows_of(self, record: dict, place: str) -> Iterator[dict]:
+        """The rows made of a record: cut into pieces, columns renamed, preprocessed, and checked."""
+        for piece in pieces_of(self.task, record, place):
+            for row in as_list(preprocessed(self.task, piece | renamed_columns(piece, self.renamed), place)):
+                if reason := self._reason_to_skip(row, place):
+                    self.skipped[reason] += 1
+                elif not self._is_left_out(row):
+                    yield self._picked(row, place)
+
+    def _rows_left_out(self) -> dict[tuple, set[tuple]]:
+        """The entry's `train_without` as {columns: values}. A file of values belongs to the training file that the
+        entry names. ValueError if it is not beside that."""
+        left_out, files = {}, self.files if isinstance(self.files, list) else []
+        for columns, values in self.task.get("train_without", {}).items():
+            if isinstance(values, str):
+                if not files or files[0].name != Path(self.task["files"]["train"]).name:
+                    continue
+                path = files[0].parent / Path(values).name
+                if not path.is_file():
+                    raise ValueError(f"{path}: no such file; it lists the rows that {files[0].name} must leave out")
+                with open_text(path) as stream:
+                    values = [tuple(line.split()) for line in stream if line.strip()]
+            left_out[columns] = set(values)
+        return left_out
+
+    def _is_left_out(self, row: dict) -> bool:
+        return any(
+            tuple(value_of(row, column) for column in columns) in values for columns, values in self.left_out.items()
+        )
+
+    def _reason_to_skip(self, row: dict, place: str) -> tuple[str, str] | None:
+        """The first (column, value) of the entry's `skip_where` that the row has; an empty cell is ""."""
+        for column, values in self.task.get("skip_where", {}).items():
+            value = value_of(row, column)
+            if value is MISSING:
+                raise no_column(place, column, row, "by which rows are left out")
+            text = "" if value is None else str(value)
+            if text in values:
+                return column, text
+        return None
+
+    def _picked(self, row: dict, place: str) -> dict:
+        """The task's columns of a row; only the answers of a test split may be missing."""
+        task, hidden, picked = self.task, may_hide_answers(self.task, self.split), {}
+        for column in columns_of(task):
+            value = value_of(row, column)
+            if hidden and (value is MISSING or value is None) and column not in task["inputs"].values():
+                continue
+            if value is MISSING:
+                names = as_list(self.renamed.get(column, column))
+                missing = next((name for name in names if value_of(row, name) is MISSING), names[0])
+                hint = _holds_records(row, task.get("records"))
+                raise no_column(place, str(missing), row, f"which task {self.name} needs", hint)
+            if value is None or (value == [] and column == task["target"] and not hidden):
+                raise ValueError(f"{place}: the column {column} is empty, which task {self.name} needs")
+            picked[column] = value
+        if not hidden:
+            try:
+                target_text(self.name, task, picked)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
+        return picked
 
 
-def _pieces(task: dict, record: dict, place: str) -> Iterator[dict]:
+def no_column(place: str, column: str, row: dict, why: str, hint: str = "") -> ValueError:
+    """The error of a row without a column: "a.csv, row 1: no column b (did you mean B?), why; there is A, B hint"."""
+    near = did_you_mean(column, list(map(str, row)))
+    return ValueError(f"{place}: no column {column}{near}, {why}; there is {listed(row)}{hint}")
+
+
+def pieces_of(task: dict, record: dict, place: str) -> Iterator[dict]:
     """The record; the rows in it if the entry has `records`; or of a task on running text, a row for each sentence-like
     piece of its column text."""
     if is_text_corpus(task) and isinstance(record.get("text"), str):
@@ -293,7 +320,7 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
         yield from nested_rows(outer | row, rest, place) if rest else [outer | row]
 
 
-def _renamed(row: dict, names: dict) -> dict:
+def renamed_columns(row: dict, names: dict) -> dict:
     """{column: what the row has under its name there}; of several names the list of what is not empty."""
     found = {}
     for column, there in names.items():
@@ -306,55 +333,17 @@ def _renamed(row: dict, names: dict) -> dict:
     return found
 
 
-def _reason_to_skip(task: dict, row: dict, place: str) -> tuple[str, str] | None:
-    """The first (column, value) of the entry's `skip_where` that the row has; an empty cell is ""."""
-    for column, values in task.get("skip_where", {}).items():
-        value = value_of(row, column)
-        if value is MISSING:
-            raise ValueError(f"{place}: no column {column}{did_you_mean(column, list(map(str, row)))}, by which rows "
-                             f"are left out; there is {listed(row)}")  # fmt: skip
-        text = "" if value is None else str(value)
-        if text in values:
-            return column, text
-    return None
-
-
-def _preprocessed(task: dict, row: dict, place: str) -> list[dict]:
-    """The rows that the entry's function makes of one. ValueError with the place of what it cannot read."""
+def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
+    """What the entry's function makes of a row. ValueError with the place of what it cannot read."""
     function, name = preprocess_of(task)
     try:
-        made = function(row) if function else row
+        return function(row)
     except KeyError as error:
-        raise ValueError(f"{place}: no column {error}, which the preprocess {name} needs; there is "
-                         f"{listed(row)}") from None  # fmt: skip
+        raise no_column(place, str(error), row, f"which the preprocess {name} needs") from None
     except (AttributeError, TypeError) as error:
         raise ValueError(f"{place}: not what the preprocess {name} expects ({error})") from None
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
-    return made if isinstance(made, list) else [made]
-
-
-def _picked(name: str, task: dict, split: str, renamed: dict, row: dict, where: str) -> dict:
-    """The task's columns of a row; only the answers of a test split may be missing."""
-    hidden, picked = may_hide_answers(task, split), {}
-    for column in columns_of(task):
-        value = value_of(row, column)
-        if hidden and (value is MISSING or value is None) and column not in task["inputs"].values():
-            continue
-        if value is MISSING:
-            there = as_list(renamed.get(column, column))
-            there = next((str(name) for name in there if value_of(row, name) is MISSING), str(there[0]))
-            raise ValueError(f"{where}: no column {there}{did_you_mean(there, list(map(str, row)))}, which task {name} "
-                             f"needs; there is {listed(row)}{_holds_records(row, task.get('records'))}")  # fmt: skip
-        if value is None or (value == [] and column == task["target"] and not hidden):
-            raise ValueError(f"{where}: the column {column} is empty, which task {name} needs")
-        picked[column] = value
-    if not hidden:
-        try:
-            target_text(name, task, picked)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-    return picked
 
 
 def _holds_records(row: dict, within: str | None) -> str:
@@ -407,19 +396,17 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
 
 def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> list[dict]:
     """The rows of a text corpus's first documents, to evaluate on; the corpus begins after them."""
-    split = row_splitter(name, task, "validation", corpus)
-    held_out = corpus.hold_out(args.max_eval_samples or HELD_OUT, lambda record: len(split(record)))
-    return [row for record in held_out for row in split(record)]
+    rows_of = row_splitter(name, task, args, "validation")
+    held_out = corpus.hold_out(args.max_eval_samples or HELD_OUT, lambda record: len(rows_of(record)))
+    return [row for record in held_out for row in rows_of(record)]
 
 
-def row_splitter(name: str, task: dict, split: str, corpus: Corpus) -> Callable[[dict], list[dict]]:
-    """The function that makes the rows of a split from a record of the corpus."""
-    files = [corpus.blocks[0].path] if isinstance(corpus, FileCorpus) else None
-    renamed, left_out = task.get("file_columns", {}) if files else {}, rows_left_out(task, split, files)
+def row_splitter(name: str, task: dict, args: TaskArguments, split: str = "train") -> Callable[[dict], list[dict]]:
+    """The function that makes the rows of a split from a record of the stream."""
+    reader = SplitReader(name, task, args, split, files_of="train")
 
-    def rows_of_record(record: dict) -> list[dict]:
-        where = f"task {name}, a row of the stream"
-        rows = list(rows_of(name, task, split, [record], where, renamed, left_out, Counter()))
+    def rows_of(record: dict) -> list[dict]:
+        rows = list(reader.rows_of(record, f"task {name}, a row of the stream"))
         return training_rows(task, rows) if split == "train" else rows
 
-    return rows_of_record
+    return rows_of

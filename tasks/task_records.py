@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from arguments.own_pairs import OWN
+from arguments.task import LENGTHS
 from common.command_line import comma_words
 from corpora.files import compressed
 from tasks.registry import as_list
@@ -20,18 +21,20 @@ _TRAINING = ("train_file", "source_file", "target_file")
 _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")
 _OWN_PAIRS = "source_column target_column source_prefix target_type labels metrics record_shape records skip_rows_where"
-LENGTHS = ("max_piece_length", "max_source_length", "max_target_length")
 _GENERATION = ("predict_with_generate", "generation_num_beams", "generation_max_length")
 _FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS.split(), "max_eval_samples", *LENGTHS, "bf16",
           "bf16_full_eval", *_GENERATION)  # fmt: skip
 
 
-def task_record(*groups: object, generates: bool) -> dict:
-    """The record of a fine-tuning's flags without those that are not set. groups: the parsed dataclasses. generates:
-    whether any of its tasks is evaluated by generated texts."""
+def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
+    """The flags of a fine-tuning that are set and decide its evaluation.
+
+    groups: the parsed dataclasses. generates: whether any task is evaluated by generated texts. holds_out: whether
+    validation rows are taken from the training rows, where no others are named.
+    """
     flags = {name: value for group in groups for name, value in vars(group).items()}
-    holds_out = flags["streaming"] and not flags["validation_file"] or flags["validation_split_percentage"]
-    left_out = () if holds_out else (*_TRAINING, "streaming")
+    evaluates_training_rows = not flags["validation_file"] and (flags["streaming"] or holds_out)
+    left_out = () if evaluates_training_rows else (*_TRAINING, "streaming")
     left_out += () if generates else _GENERATION
     record = {name: flags[name] for name in _FLAGS if flags[name] is not None and name not in left_out}
     if "hub_dataset" in record and Path(record["hub_dataset"]).exists():
@@ -55,22 +58,17 @@ def read_record(folder: str) -> dict:
         raise ValueError(f"{path}: no record of a task ({error}): delete it, and name the task with flags") from None
 
 
-def covers(record: dict, benchmark: str, names: Collection[str]) -> bool:
-    """Whether these tasks of a benchmark are among the recorded ones: cola of "cola,sst2"."""
-    recorded = set(comma_words(record.get("dataset_name", "")))
-    return benchmark == record.get("benchmark") and (recorded == {"all"} or recorded >= set(names))
-
-
 def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
-    """{flag: value} that the record adds to the flags `given`, none if those name another task; values: of all flags.
+    """{flag: value} that the record adds to the flags `given`; {} if those name a task that was not recorded.
 
-    The places of the rows are taken together or not at all, and a limit of rows for the evaluation splits only.
-    ValueError if the recorded files are gone.
+    values: of all flags. The flags that say where the rows are come together or not at all, and --max_eval_samples for
+    the evaluation splits only. ValueError if the recorded files are gone.
     """
     record = read_record(folder)
-    benchmark = values["benchmark"] if "benchmark" in given else record.get("benchmark")
-    names = comma_words(values["dataset_name"]) if "dataset_name" in given else ()
-    if not covers(record, benchmark, names):
+    recorded = set(comma_words(record.get("dataset_name", "")))
+    names = set(comma_words(values["dataset_name"])) if "dataset_name" in given else set()
+    other_benchmark = "benchmark" in given and values["benchmark"] != record.get("benchmark")
+    if other_benchmark or not (recorded == {"all"} or names <= recorded):
         return {}
     left_out = {*given, *(_PLACES if set(_PLACES) & set(given) else ())}
     if names and OWN not in names:
@@ -87,6 +85,5 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
 
 def recorded_lengths(folder: str, benchmark: str, name: str, given: Collection[str]) -> dict:
     """The lengths that the record of one task's checkpoint adds to the flags `given`."""
-    record = read_record(folder)
-    wanted = set(LENGTHS) - set(given) if covers(record, benchmark, [name]) else set()
-    return {length: record[length] for length in wanted & set(record)}
+    values = dict(benchmark=benchmark, dataset_name=name, split=None, do_predict=False)
+    return recorded_flags(folder, values, set(_FLAGS) - set(LENGTHS) | set(given))

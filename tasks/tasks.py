@@ -6,31 +6,34 @@ T5Trainer(train_dataset=tasks.train, eval_dataset=tasks.validation, evaluation_t
 """
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from arguments.own_pairs import OWN
 from arguments.task import CORRUPTED_SHARE, TaskArguments
 from arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
+from common.cached_folders import cached
 from common.processes import print_once
 from corpora.blocks import Corpus
-from corpora.streams import StreamDataset
+from corpora.streams import StreamDataset, one_by_one
 from corpora.streams import resume as resume_stream
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.unknown import Unknown, named, unknown_in_rows
 from model_t5 import flops_per_sequence
 from modeling.segment_masks import enable_packing
+from tasks import examples, registry
 from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
-from tasks.corrupted_text import CORRUPTED, CorruptedText
-from tasks.examples import EvaluationTask, class_label_ids, prepare_split, stream_task, task_metrics
 from tasks.metrics.scoring import ERROR_METRICS, check_metrics
-from tasks.mixtures import Mixture, average_of, mixing_rates
+from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, average_of, mixing_rates
 from tasks.own_pairs import as_source, completed, name_of, translated
-from tasks.registry import check_entry, empty_texts, eval_splits, main_metric, metric_names, row_texts
-from tasks.rows import held_out_rows, is_text_corpus, load_rows, open_corpus
+from tasks.rows import held_out_rows, is_text_corpus, load_rows, open_corpus, row_splitter
 from tasks.task_records import task_record
 
 if TYPE_CHECKING:
@@ -49,7 +52,7 @@ class Task:
 
     def __init__(self, name: str, entry: dict, args: TaskArguments):
         entry = completed(args) if name == OWN else translated(name, entry)
-        check_entry(name, entry)
+        registry.check_entry(name, entry)
         check_metrics(name, entry)
         benchmark, slash, _ = name.rpartition("/")  # of a task of another benchmark
         self.name, self.entry = name.replace("/", "_"), entry
@@ -65,34 +68,84 @@ class Task:
         holds_out = self.args.streaming and is_text_corpus(self.entry) and not self.args.validation_file
         if holds_out and self.corpus is None:
             self.open_stream()
-        limit = self.args.max_eval_samples if self.args.streaming else None
         for split in splits:
-            if holds_out and split in eval_splits(self.entry):
+            if holds_out and split in registry.eval_splits(self.entry):
                 self.rows[split] = held_out_rows(self.name, self.entry, self.args, self.corpus)
             else:
-                self.rows[split] = load_rows(self.name, self.entry, self.args, split, limit)
+                self.rows[split] = load_rows(self.name, self.entry, self.args, split)
 
     def tokenise(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Makes tokens of what was read, limited to --max_train_samples and --max_eval_samples."""
         self.tokenizer = tokenizer
         for split, rows in self.rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
-            self.data[split] = prepare_split(self.name, self.entry, self.args, tokenizer, split, limit, rows)
             self.rows[split], self.examples[split] = rows[:limit], len(rows)
+            self.data[split] = self._tokens(split)
+            if self.entry["target_type"] == "class" and limit is None and self.entry["target"] in rows[0]:
+                used = {registry.target_text(self.name, self.entry, row) for row in rows}
+                missing = [label for label in self.entry["labels"] if label not in used]
+                if missing:
+                    print_once(f"task {self.name}, {split}: no row has the label {', '.join(missing)}")
 
-    def judge(self, split: str, with_generate: bool) -> EvaluationTask:
+    def _tokens(self, split: str) -> "Dataset":
+        """The tokens of the rows, kept in `--data_cache_dir` under a key of everything that decides them."""
+        import datasets
+
+        entry, args, rows = self.entry, self.args, self.rows[split]
+        columns = [column for column in (*entry["inputs"].values(), entry["target"]) if column in rows[0]]
+        values = {column: [row[column] for row in rows] for column in columns}
+        lengths = examples.max_lengths(entry, split)
+        # None: a field that entries had. Keys, and with them the fingerprints in run.json, stay those of earlier runs.
+        texts = [*(entry.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")), None]
+        decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
+        key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
+
+        def build(folder: Path) -> None:
+            tokenised = datasets.Dataset.from_dict(values).map(
+                examples.build_tokenize_function(self.name, entry, self.tokenizer, *lengths),
+                batched=True,
+                num_proc=args.preprocessing_num_workers if args.preprocessing_num_workers > 1 else None,
+                remove_columns=columns,
+                keep_in_memory=True,
+                load_from_cache_file=False,
+                new_fingerprint=key,
+                desc=f"tokenising {self.name} {split}",
+            )
+            shown = datasets.is_progress_bar_enabled()
+            datasets.disable_progress_bars()  # of saving, which takes no time
+            tokenised.save_to_disk(folder / "rows")
+            if shown:
+                datasets.enable_progress_bars()
+
+        cache = Path(args.data_cache_dir).expanduser()
+        folder = cached(cache, f"task-{self.name}-{split}", key, build, args.overwrite_cache)
+        return datasets.load_from_disk(folder / "rows")
+
+    def stream(self, tokenizer: PreTrainedTokenizerBase, args: T5TrainingArguments) -> StreamDataset:
+        """Batches of training rows: lists of {"input_ids", "attention_mask", "labels"}, cut and with one EOS."""
+        lengths = examples.max_lengths(self.entry, "train")
+        tokenize = examples.build_tokenize_function(self.name, self.entry, tokenizer, *lengths)
+
+        def batch(_: np.ndarray, rows: list[dict]) -> list[dict]:
+            return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
+
+        units = one_by_one(row_splitter(self.name, self.entry, self.args))
+        described = f"{registry.preprocess_of(self.entry)[1]} {self.entry.get('max_piece_length')}"
+        size = self.args.shuffle_buffer_size
+        return StreamDataset.of_run([(self.corpus, units)], batch, args, size, description=described)
+
+    def judge(self, split: str, with_generate: bool) -> examples.EvaluationTask:
         """How the answers to a split are found and judged. with_generate: decode also where labels could be scored."""
-        labels = class_label_ids(self.entry, self.tokenizer)
-        length = self.args.max_target_length or self.entry["max_target_length"]
-        length = length if labels is None else max(length, labels.shape[1])
+        labels = examples.class_label_ids(self.entry, self.tokenizer)
+        length = max(self.entry["max_target_length"], 0 if labels is None else labels.shape[1])
         generated = with_generate or labels is None
-        compute_metrics = task_metrics(self.entry, self.tokenizer, generated, self.rows[split])
-        return EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)
+        compute_metrics = examples.task_metrics(self.entry, self.tokenizer, generated, self.rows[split])
+        return examples.EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)
 
     def label(self, split: str) -> str:
         """What the names of a split's metrics begin with, after "eval_": "", "cola", "validation_matched" or
         "mnli_validation_matched"."""
-        return "_".join([self.name] * self.is_one_of_several + [split] * ([split] != eval_splits(self.entry)))
+        return "_".join([self.name] * self.is_one_of_several + [split] * ([split] != registry.eval_splits(self.entry)))
 
 
 class Tasks:
@@ -117,20 +170,20 @@ class Tasks:
     @property
     def main_metric(self) -> str:
         """The metric that chooses the best checkpoint, without "eval_"."""
-        return "average" if len(self) > 1 else main_metric(self.tasks[0].entry)
+        return "average" if len(self) > 1 else registry.main_metric(self.tasks[0].entry)
 
     @property
     def metric_names(self) -> list[str]:
         """All metrics of an evaluation, without "eval_"."""
         if len(self) == 1:
-            return metric_names(self.tasks[0].entry)
-        return [f"{task.name}_{metric}" for task in self for metric in metric_names(task.entry)] + ["average"]
+            return registry.metric_names(self.tasks[0].entry)
+        return [f"{task.name}_{metric}" for task in self for metric in registry.metric_names(task.entry)] + ["average"]
 
     @property
     def most_tokens(self) -> tuple[int, int]:
         """Tokens that a source and a target may have, of all tasks."""
-        source, target = (max(task.entry[f"max_{end}_length"] for task in self) for end in ("source", "target"))
-        return self.args.max_source_length or source, self.args.max_target_length or target
+        source = max(task.entry["max_source_length"] for task in self)
+        return source, max(task.entry["max_target_length"] for task in self)
 
     def complete(self, args: FineTuningArguments) -> None:
         """Sets the training flags that follow from the tasks. ValueError for those that exclude several tasks."""
@@ -160,17 +213,17 @@ class Tasks:
         for task in self:  # all are read before the long work
             if self.args.streaming:
                 task.open_stream()
-            task.read([*["train"] * (not self.args.streaming), *eval_splits(task.entry)])
+            task.read([*["train"] * (not self.args.streaming), *registry.eval_splits(task.entry)])
         for task in self:
             task.tokenise(tokenizer)
         self.tokenizer, self.unknown = tokenizer, self.count_unknown(self._name)
         self.empty = self._by_name(lambda task: {
-            split: empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()
+            split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()
         })  # fmt: skip
         for task in self:
             task.rows.pop("train", None)  # their tokens are enough
         self.train = self._training_data(args)
-        places = {task.label(split): (task, split) for task in self for split in eval_splits(task.entry)}
+        places = {task.label(split): (task, split) for task in self for split in registry.eval_splits(task.entry)}
         self.judged = {name: task.judge(split, args.predict_with_generate) for name, (task, split) in places.items()}
         data = {name: task.data[split] for name, (task, split) in places.items()}
         self.validation = data if len(data) > 1 else next(iter(data.values()))
@@ -178,7 +231,7 @@ class Tasks:
     def _training_data(self, args: T5TrainingArguments) -> "Dataset | Mixture | StreamDataset":
         first = self.tasks[0]
         if first.corpus is not None:
-            return stream_task(first.name, first.entry, self.args, first.corpus, self.tokenizer, args)
+            return first.stream(self.tokenizer, args)
         parts, share = {task.name: task.data["train"] for task in self}, 0.0
         sizes = [len(rows) for rows in parts.values()]
         rates, cap = [1.0], max(sizes)
@@ -187,9 +240,8 @@ class Tasks:
             rates = mixing_rates(sizes, self.args.mixing, cap, self.args.mixing_temperature)
         if self.args.span_corruption_file:
             share = self.args.span_corruption_share or CORRUPTED_SHARE
-            length = self.args.max_source_length or max(task.entry["max_source_length"] for task in self)
             with args.main_process_first(desc="tokenising the text"):
-                parts[CORRUPTED] = CorruptedText(self.args, self.tokenizer, length, args.seed)
+                parts[CORRUPTED] = CorruptedText(self.args, self.tokenizer, self.most_tokens[0], args.seed)
             rates = [*rates, sum(rates) * share / (1 - share)]
         rows = sum(min(size, cap) for size in sizes)
         return Mixture(parts, rates, round(rows / (1 - share))) if len(parts) > 1 else parts[first.name]
@@ -227,7 +279,7 @@ class Tasks:
         """Of several tasks: the function of all metrics that gives their "eval_average"."""
         if len(self) == 1:
             return None
-        return average_of({task.name: f"{task.name}_{main_metric(task.entry)}" for task in self})
+        return average_of({task.name: f"{task.name}_{registry.main_metric(task.entry)}" for task in self})
 
     # ------------------------------------------------------------ for the plan and run.json
     def _name(self, task: Task, split: str) -> str:
@@ -241,7 +293,7 @@ class Tasks:
         found = []
         for task in self:
             data = {name(task, split): rows for split, rows in task.data.items()}
-            texts = {name(task, s): row_texts(task.name, task.entry, rows) for s, rows in task.rows.items()}
+            texts = {name(task, s): registry.row_texts(task.name, task.entry, rows) for s, rows in task.rows.items()}
             found.append(unknown_in_rows(task.tokenizer, data, texts))
         shares = {split: share for unknown in found for split, share in unknown.shares.items()}
         rows = {split: count for unknown in found for split, count in unknown.rows.items()}
@@ -294,4 +346,5 @@ class Tasks:
     def record(self) -> dict:
         """The content of task.json, by which evaluate_t5.py repeats the numbers."""
         generates = any(task.predict_with_generate for task in self.judged.values())
-        return task_record(self.args, self.training_args, generates=generates)
+        holds_out = any(task.entry.get("held_out") for task in self)
+        return task_record(self.args, self.training_args, generates=generates, holds_out=holds_out)

@@ -1,16 +1,19 @@
-"""Metrics of single benchmarks: SQuAD's exact match and F1, GSM8K's numbers, MultiRC's questions, WSC's referents.
+"""Metrics of single tasks: SQuAD, GSM8K, MultiRC and WSC as in their official scripts and T5's, restored diacritics.
 
-As in their official scripts and T5's (t5/evaluation). All are 0..1; predictions [N], references [N] lists of texts.
+All are 0..1; predictions [N], references [N] lists of texts, of which the best counts. T5's: t5/evaluation.
 """
 
+import difflib
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.metrics.general import best_reference
+from tasks.metrics.general import best_reference, mean_of_best
+from tasks.transforms import strip_diacritics
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -28,21 +31,15 @@ def normalised_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-@best_reference
-def squad_exact_match(predictions: Sequence[str], references: list[list[str]]) -> float:
+@mean_of_best
+def squad_exact_match(answer: str, reference: str) -> bool:
     """Share of answers equal to one of the references after `normalised_answer`."""
-    pairs = zip(map(normalised_answer, predictions), references, strict=True)
-    return float(np.mean([answer in map(normalised_answer, texts) for answer, texts in pairs]))
+    return normalised_answer(answer) == normalised_answer(reference)
 
 
-@best_reference
-def squad_f1(predictions: Sequence[str], references: list[list[str]]) -> float:
+@mean_of_best
+def squad_f1(answer: str, reference: str) -> float:
     """Mean over examples of the F1 between words of answer and best reference: "blue sea", ["the sea"] -> 2/3."""
-    pairs = zip(predictions, references, strict=True)
-    return float(np.mean([max(_word_f1(answer, text) for text in texts) for answer, texts in pairs]))
-
-
-def _word_f1(answer: str, reference: str) -> float:
     words, wanted = normalised_answer(answer).split(), normalised_answer(reference).split()
     if not words or not wanted:  # no answer: right where none is wanted, as in the script of SQuAD 2.0
         return float(words == wanted)
@@ -62,11 +59,11 @@ def final_number(text: str) -> float | None:
     return float(numbers[-1].translate(_PLAIN_NUMBER)) if numbers else None
 
 
-@best_reference
-def final_number_accuracy(predictions: Sequence[str], references: list[list[str]]) -> float:
+@mean_of_best
+def final_number_accuracy(answer: str, reference: str) -> bool:
     """Share of answers whose `final_number` is that of a reference."""
-    pairs = zip(map(final_number, predictions), references, strict=True)
-    return float(np.mean([answer is not None and answer in map(final_number, texts) for answer, texts in pairs]))
+    number = final_number(answer)
+    return number is not None and number == final_number(reference)
 
 
 # ---------------------------------------------------------------- MultiRC, WSC
@@ -83,9 +80,8 @@ def is_same_referent(answer: str, referent: str) -> bool | None:
 
     Without determiners the words of one must be among the other's: "the old dog" is "dog", "Bob" is not "Bob's hat".
     """
-    said, wanted = (
-        [word for word in text.strip().lower().split(" ") if word not in _DETERMINERS] for text in (answer, referent)
-    )
+    texts = (text.strip().lower().split(" ") for text in (answer, referent))
+    said, wanted = ([word for word in words if word not in _DETERMINERS] for words in texts)
     if not " ".join(said):
         return None
     if any("'" in word for word in said) != any("'" in word for word in wanted):
@@ -98,3 +94,60 @@ def referent_accuracy(predictions: Sequence[str], references: list[list[str]], l
     """Share of rows in which "the answer is the candidate" is as the label says: "Tom", ["Bob"], (0,) is right."""
     rows = zip(predictions, references, labels, strict=True)
     return float(np.mean([is_same_referent(answer, texts[0]) == bool(label) for answer, texts, (label,) in rows]))
+
+
+# ---------------------------------------------------------------- restored text
+@best_reference
+def word_accuracy(predictions: Sequence[str], references: list[list[str]]) -> float:
+    """Share of the references' words, between white space, that the predictions have in the same order, 0..1.
+
+    The words of a longest common subsequence count, over all examples together.
+    ["si tot asa"], [["și tot așa"]] -> 1/3; a word too many costs nothing here, but the exact match.
+    """
+    pairs = []
+    for text, texts in zip(predictions, references, strict=True):
+        counts = [(_common_words(text.split(), other.split()), len(other.split())) for other in texts]
+        pairs.append(max(counts, key=lambda pair: pair[0] / max(pair[1], 1)))
+    return sum(right for right, _ in pairs) / max(1, sum(words for _, words in pairs))
+
+
+def _common_words(one: list[str], other: list[str]) -> int:
+    """Length of a longest common subsequence."""
+    if one == other:
+        return len(one)
+    row = [0] * (len(other) + 1)
+    for word in one:
+        diagonal = 0
+        for place, there in enumerate(other, start=1):
+            diagonal, row[place] = row[place], diagonal + 1 if word == there else max(row[place], row[place - 1])
+    return row[-1]
+
+
+@best_reference
+def diacritic_error_rate(predictions: Sequence[str], references: list[list[str]]) -> float:
+    """Share of the letters that could carry a mark and come out wrong, 0..1; lower is better.
+
+    A letter could carry a mark if its plain form (tasks.transforms.strip_diacritics, case aside) is that of a letter
+    which carries one anywhere in the references: in Romanian all a, i, s and t, marked or not. It is wrong if the
+    prediction has another letter in its place, or nothing, where difflib's matching blocks align the plain forms.
+    ["și tot asa sună"], [["și tot așa suna"]] -> only s carries a mark here: ș ș s could, one of them is wrong -> 1/3.
+    """
+    lists = [[unicodedata.normalize("NFC", text) for text in texts] for texts in references]
+    marked = {letter for texts in lists for text in texts for letter in text if strip_diacritics(letter) != letter}
+    could = {strip_diacritics(letter).lower() for letter in marked}
+    pairs = []
+    for text, texts in zip(predictions, lists, strict=True):
+        counts = [_wrong_letters(unicodedata.normalize("NFC", text), other, could) for other in texts]
+        pairs.append(min(counts, key=lambda pair: pair[0] / max(pair[1], 1)))
+    return sum(wrong for wrong, _ in pairs) / max(1, sum(letters for _, letters in pairs))
+
+
+def _wrong_letters(prediction: str, reference: str, could: set[str]) -> tuple[int, int]:
+    """(letters of the reference that could carry a mark and are wrong in the prediction, those that could)."""
+    plain, other = strip_diacritics(reference), strip_diacritics(prediction)
+    blocks = [(0, 0, len(plain))]
+    if plain != other:
+        blocks = difflib.SequenceMatcher(None, plain, other, autojunk=False).get_matching_blocks()
+    places = [place for place, letter in enumerate(plain) if letter.lower() in could]
+    right = {a + i for a, b, size in blocks for i in range(size) if reference[a + i] == prediction[b + i]}
+    return sum(place not in right for place in places), len(places)

@@ -87,7 +87,7 @@ def spearman(predictions: Sequence[float], references: Sequence[float]) -> float
 
 # ---------------------------------------------------------------- on texts [N]
 def best_reference(metric: Callable) -> Callable:
-    """A metric of lists of references [N] for references of which some are a single text: ["a", ["b", "c"]].
+    """The metric for references [N] that are texts or lists of texts: ["a", ["b", "c"]]; `metric` itself takes lists.
     ValueError for an example without any."""
 
     @functools.wraps(metric)
@@ -100,12 +100,23 @@ def best_reference(metric: Callable) -> Callable:
     return scored
 
 
-@best_reference
-def exact_match(predictions: Sequence[str], references: list[list[str]]) -> float:
+def mean_of_best(score: Callable[[str, str], float]) -> Callable:
+    """The metric that is the mean over examples of `score(answer, reference)`, of the best reference."""
+
+    @best_reference
+    @functools.wraps(score)
+    def metric(predictions: Sequence[str], references: list[list[str]]) -> float:
+        pairs = zip(predictions, references, strict=True)
+        return float(np.mean([max(score(answer, text) for text in texts) for answer, texts in pairs]))
+
+    return metric
+
+
+@mean_of_best
+def exact_match(answer: str, reference: str) -> bool:
     """Share equal to a reference, 0..1: ["a", "b "], ["A", ["c", "b"]] -> 0.5. The width of white space does not count:
     T5's tokenizers make one space of it."""
-    pairs = zip(predictions, references, strict=True)
-    return float(np.mean([text.split() in [other.split() for other in texts] for text, texts in pairs]))
+    return answer.split() == reference.split()
 
 
 @functools.cache
@@ -126,19 +137,16 @@ def rouge(rouge_type: str) -> Callable:
     sentence ends, as T5's tokenizers write no line breaks (T5: at " . " alone, as CNN/Daily Mail is written).
     """
 
-    def lines(text: str) -> str:
-        return re.sub(r"(?<=[.!?])\s+", "\n", text) if rouge_type == "rougeLsum" else text
-
-    @best_reference
-    def metric(predictions: Sequence[str], references: list[list[str]]) -> float:
+    def score(answer: str, reference: str) -> float:
         from rouge_score.rouge_scorer import RougeScorer
 
+        if rouge_type == "rougeLsum":
+            answer, reference = (re.sub(r"(?<=[.!?])\s+", "\n", text) for text in (answer, reference))
         scorer = RougeScorer([rouge_type], tokenizer=_rouge_tokenizer())
-        pairs = zip(map(lines, predictions), ([*map(lines, texts)] for texts in references), strict=True)
-        return float(np.mean([scorer.score_multi(texts, text)[rouge_type].fmeasure for text, texts in pairs]))
+        return scorer.score(reference, answer)[rouge_type].fmeasure
 
-    metric.__name__ = rouge_type
-    return metric
+    score.__name__ = rouge_type
+    return mean_of_best(score)
 
 
 @best_reference

@@ -1,8 +1,8 @@
-"""Metrics of the fine-tuning tasks by their names, computed on texts or on what the texts say.
+"""Metrics of tasks by their names, computed on texts, or on the class indices and numbers that texts stand for.
 
     generated ids [N, T] --decode, strip--> texts [N] --values_of_texts--> values [N] --METRICS--> a float
 
-Labels that teacher forcing found by their tokens are texts too (class_texts of tasks/examples.py). `METRICS` need no
+Labels that teacher forcing found by their tokens are texts too (answer_texts of tasks/examples.py). `METRICS` need no
 network; any other name goes to `evaluate.load`. N: examples, T: tokens, padded.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from common.command_line import did_you_mean
-from tasks.metrics import answers, general, restoration
+from tasks.metrics import answers, general
 from tasks.registry import format_number_target, value_of_text, values_of_texts
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ _TEXT_METRICS = _by_name(
     answers.squad_exact_match,
     answers.squad_f1,
     answers.final_number_accuracy,
-    restoration.word_accuracy,
-    restoration.diacritic_error_rate,
+    answers.word_accuracy,
+    answers.diacritic_error_rate,
 )
 # These take a third argument: for each example the values of the entry's `metric_columns`.
 _IN_CONTEXT = _by_name(answers.question_exact_match, answers.referent_accuracy)
@@ -64,30 +64,23 @@ def _load_evaluate(name: str) -> Any:
     return evaluate.load(name, keep_in_memory=True)  # no cache file for the ranks of a machine to race on
 
 
-def _find_metric(name: str, task_name: str, task: dict) -> Any:
-    """An entry of METRICS or an `evaluate` module; ValueError if there is none or it does not fit."""
-    where = f"Task {task_name!r}, metric {name!r}:"
-    if name not in METRICS:
-        try:
-            return _load_evaluate(name)
-        except Exception as error:  # whatever a user's module or `evaluate` raises
-            raise ValueError(f"{where} unknown{did_you_mean(name, METRICS)}. Known are {', '.join(METRICS)}, and what "
-                             "`evaluate.load` takes (a folder, a Hub name), which failed with "
-                             f"{type(error).__name__}: {error}") from error  # fmt: skip
-    fitting = _FITTING[task["target_type"]]
-    if name not in fitting:
-        raise ValueError(f"{where} not for target_type {task['target_type']!r}; possible are {', '.join(fitting)}.")
-    if name == "f1" and len(task["labels"]) != 2:
-        raise ValueError(f"{where} needs two labels, not {task['labels']}; 'f1_macro' takes any number.")
-    if name in _IN_CONTEXT and not task.get("metric_columns"):
-        raise ValueError(f"{where} needs the entry's `metric_columns`: {(_IN_CONTEXT[name].__doc__ or '').strip()}")
-    return METRICS[name]
-
-
 def check_metrics(task_name: str, task: dict) -> None:
     """ValueError, before any training, if a metric of the task is unknown or does not fit its targets."""
     for name in task["metrics"]:
-        _find_metric(name, task_name, task)
+        where, fitting = f"Task {task_name!r}, metric {name!r}:", _FITTING[task["target_type"]]
+        if name not in METRICS:
+            try:
+                _load_evaluate(name)
+            except Exception as error:  # whatever a user's module or `evaluate` raises
+                raise ValueError(f"{where} unknown{did_you_mean(name, METRICS)}. Known are {', '.join(METRICS)}, and "
+                                 "what `evaluate.load` takes (a folder, a Hub name), which failed with "
+                                 f"{type(error).__name__}: {error}") from error  # fmt: skip
+        elif name not in fitting:
+            raise ValueError(f"{where} not for target_type {task['target_type']!r}; possible are {', '.join(fitting)}.")
+        elif name == "f1" and len(task["labels"]) != 2:
+            raise ValueError(f"{where} needs two labels, not {task['labels']}; 'f1_macro' takes any number.")
+        elif name in _IN_CONTEXT and not task.get("metric_columns"):
+            raise ValueError(f"{where} needs the entry's `metric_columns`: {_IN_CONTEXT[name].__doc__}")
 
 
 # ---------------------------------------------------------------- the scores of a task
@@ -99,36 +92,27 @@ def score_predictions(
         labels ["no", "yes"], metrics ["f1", "accuracy"]:
         ["yes", "perhaps", "no"], ["yes", "yes", "no"]  ->  {"f1": 0.667, "accuracy": 0.667, "invalid_outputs": 1}
 
-    All arguments have N entries. target_texts: lists of texts where there are several references. context: the values
-    of the entry's `metric_columns`; metrics that need them are left out without. Numbers are compared with the file's
-    own, as GLUE does; only metrics of texts see the rounded text that training writes. ValueError for N = 0, for a
-    target that is no label or number, and where `check_metrics` raises it.
+    All arguments have N > 0 entries. target_texts: lists of texts where there are several references. context: the
+    values of the entry's `metric_columns`, if it has any. Numbers are compared with the file's own, as GLUE does; only
+    metrics of texts see the rounded text that training writes.
     """
-    assert len(predicted_texts) == len(target_texts), (len(predicted_texts), len(target_texts))
-    if not predicted_texts:
-        raise ValueError("There are no predictions to score: the evaluation split is empty.")
     predictions, references = predicted_texts, target_texts
     if task["target_type"] != "text":
-        wrong = [text for text in target_texts if value_of_text(task, text) is None]
-        if wrong:
-            expected = "a finite number" if "labels" not in task else f"one of the labels {task['labels']}"
-            raise ValueError(f"{len(wrong)} of {len(target_texts)} targets, first {wrong[0]!r}, are not {expected}.")
         predictions, references = values_of_texts(task, predicted_texts), values_of_texts(task, target_texts)
     if task["target_type"] == "number":
         target_texts = list(map(format_number_target, references))
 
     scores: dict[str, float] = {}
     for name in task["metrics"]:
-        metric = _find_metric(name, task.get("prefix", ""), task)
         if name not in METRICS:
-            scores |= _evaluate_scores(name, metric.compute(predictions=predictions, references=references))
+            results = _load_evaluate(name).compute(predictions=predictions, references=references)
+            scores |= _evaluate_scores(name, results)
         elif name in _IN_CONTEXT:
-            if context is not None:
-                scores[name] = metric(predictions, references, context)
+            scores[name] = METRICS[name](predictions, references, context)
         elif name in _TEXT_METRICS:
-            scores[name] = metric(predicted_texts, target_texts)
+            scores[name] = METRICS[name](predicted_texts, target_texts)
         else:
-            scores[name] = metric(predictions, references)
+            scores[name] = METRICS[name](predictions, references)
     if task["target_type"] != "text":
         scores["invalid_outputs"] = sum(value_of_text(task, text) is None for text in predicted_texts)
     return scores

@@ -78,7 +78,7 @@ class ScriptsTest(parameterized.TestCase):
     )  # fmt: skip
     def test_the_model_alone_repeats_the_numbers(self, flags, metric):
         wanted, printed = self.fine_tune([*flags.split(), "--source_prefix", "say: "])
-        self.assertIn('        prefix="say",\n', printed)
+        self.assertIn("        prefix='say',\n", printed)
         self.assertIn(metric, wanted)
         found = self.evaluate()
         self.assertContainsSubset(wanted.keys(), found.keys())

@@ -30,8 +30,7 @@ from corpora import blocks, streams
 from corpora.blocks import FileCorpus, hub_corpora
 from corpora.streams import Lane, StreamDataset, StreamLoader, cut_sentences, one_by_one, packed, resume, save_state
 from corpora.tokenizers import plain_encoder
-from tasks.examples import stream_task
-from tasks.rows import open_corpus
+from tasks.tasks import Task
 
 EXAMPLES = 1_500
 CHOOSER = random.Random(5)
@@ -526,12 +525,14 @@ class ScriptTest(parameterized.TestCase):
         tokenizer = AutoTokenizer.from_pretrained(self.workspace / "tokenizer")
         lines = ["cară bună. stătea la masă", "dă " * 60]
         (self.folder / "a.txt").write_text("\n".join(lines * 30))
-        task = DATASET_VALS["text"]["restore_diacritics"] | {"max_piece_length": 90}
-        args = TaskArguments(train_file=str(self.folder / "a.txt"), streaming=True, max_source_length=24,
-                             max_target_length=24)  # fmt: skip
+        lengths = dict(max_piece_length=90, max_source_length=24, max_target_length=24)
+        task = DATASET_VALS["text"]["restore_diacritics"] | lengths
+        args = TaskArguments(train_file=str(self.folder / "a.txt"), streaming=True)
         training_args = FineTuningArguments(output_dir=str(self.folder / "out"), per_device_train_batch_size=8,
                                             max_steps=2, report_to="none")  # fmt: skip
-        stream = stream_task("restore_diacritics", task, args, open_corpus("x", task, args), tokenizer, training_args)
+        streamed = Task("restore_diacritics", task, args)
+        streamed.open_stream()
+        stream = streamed.stream(tokenizer, training_args)
         collator = fine_tune_t5.DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8)
         encode, seen = plain_encoder(tokenizer), set()
         texts = {

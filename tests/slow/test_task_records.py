@@ -25,7 +25,7 @@ from common.manifests import MANIFEST
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
 from publishing.hub_uploads import NOT_PUBLISHED
-from tasks.task_records import covers, recorded_flags, task_record
+from tasks.task_records import recorded_flags, task_record
 
 SHAPE = dict(d_model=16, d_kv=8, d_ff=24, num_heads=2, num_layers=1, num_decoder_layers=1)
 FILES = {"train": "train.jsonl", "validation": "dev.jsonl"}
@@ -190,13 +190,16 @@ class RepeatTest(TestCase):
 
 class RecordTest(parameterized.TestCase):
     @parameterized.parameters(
-        ("mine", ["a"], True), ("mine", ["b", "a"], True), ("mine", [], True), ("mine", ["c"], False),
-        ("mine", ["a", "c"], False), ("glue", ["a"], False),
+        ("mine", "a", True), ("mine", "b,a", True), ("mine", None, True), ("mine", "c", False), ("mine", "a,c", False),
+        ("glue", "a", False),
     )  # fmt: skip
-    def test_covers(self, benchmark, names, expected):
-        self.assertEqual(covers(dict(benchmark="mine", dataset_name="a, b"), benchmark, names), expected)
-        self.assertEqual(covers(dict(benchmark="mine", dataset_name="all"), benchmark, names), benchmark == "mine")
-        self.assertFalse(covers({}, benchmark, names))
+    def test_only_recorded_tasks_take_their_flags_from_the_record(self, benchmark, names, expected):
+        values = dict(benchmark=benchmark, dataset_name=names, split=None, do_predict=False)
+        given = ["benchmark", *["dataset_name"] * bool(names)]
+        for recorded, taken in (("a, b", expected), ("all", benchmark == "mine")):
+            (self.folder / "task.json").write_text(json.dumps(dict(benchmark="mine", dataset_name=recorded, bf16=True)))
+            self.assertEqual(recorded_flags(str(self.folder), values, given).get("bf16", False), taken)
+        self.assertEqual(recorded_flags("nowhere", values, given), {})
 
     @parameterized.parameters(
         (dict(), {"benchmark": "mine", "dataset_name": "a", "data_dir": os.sep, "max_eval_samples": 5}),
@@ -220,6 +223,7 @@ class RecordTest(parameterized.TestCase):
             bf16=False, bf16_full_eval=False, predict_with_generate=False, generation_num_beams=4,
             generation_max_length=None,
         )  # fmt: skip
-        record = task_record(*args, generates=False)
+        record = task_record(*args, generates=False, holds_out=False)
         self.assertNoCommonElements(record, ["generation_num_beams", "predict_with_generate", "train_file"])
-        self.assertEqual(task_record(*args, generates=True)["generation_num_beams"], 4)
+        record = task_record(*args, generates=True, holds_out=True)  # the entry takes its validation rows from these
+        self.assertEqual((record["generation_num_beams"], record["train_file"]), (4, [str(Path("x").absolute())]))

@@ -23,7 +23,7 @@ from transformers import Seq2SeqTrainingArguments
 import arguments.training
 import constants
 from arguments.model import ModelArguments, check_model
-from arguments.task import TaskArguments, check_task
+from arguments.task import TaskArguments, check_tasks
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import FineTuningArguments, PreTrainingArguments, T5TrainingArguments, check_training, has_bf16
 from common import command_line, processes
@@ -238,7 +238,7 @@ def checked(kind: type, check, **flags):
 
 model = functools.partial(checked, ModelArguments, check_model)
 pre_training_data = functools.partial(checked, PreTrainingDataArguments, check_pre_training_data)
-task = functools.partial(checked, TaskArguments, check_task)
+tasks = functools.partial(checked, TaskArguments, check_tasks)
 
 
 @dataclasses.dataclass
@@ -328,7 +328,7 @@ class ChecksTest(TestCase):
     )  # fmt: skip
     def test_task(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):
-            task(**flags)
+            tasks(**flags)
 
     @parameterized.named_parameters(
         ("final", dict(final_learning_rate_factor=1.5), "--final_learning_rate_factor 1.5: .* at most 1"),
@@ -346,7 +346,7 @@ class ChecksTest(TestCase):
         model(config_name="tiny", dropout_rate=0.0, config_overrides="d_model=8")
         pre_training_data(train_file=[self.write("a.txt")], validation_file=[self.write("b.txt")])
         pre_training_data(dataset_name="allenai/c4", dataset_config_name="en")
-        self.assertIs(task(benchmark="glue", dataset_name="rte"), DATASET_VALS["glue"]["rte"])
+        self.assertEqual(tasks(benchmark="glue", dataset_name="rte"), {"rte": DATASET_VALS["glue"]["rte"]})
         check_training(self.training(num_train_epochs=2.0, max_steps=-1), "pre-training from scratch")
         check_training(self.training(num_train_epochs=2.0, max_steps=9), "fine-tuning a checkpoint")
         check_training(

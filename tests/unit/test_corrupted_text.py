@@ -12,8 +12,7 @@ from arguments.task import TaskArguments, check_tasks
 from corpora.examples import ChunkDataset
 from corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
 from data_collator_t5 import T5DataCollator
-from tasks.corrupted_text import CorruptedText
-from tasks.mixtures import Mixture
+from tasks.mixtures import CorruptedText, Mixture
 from tasks.tasks import Task, Tasks
 
 TEXT = sentences(400)
@@ -44,8 +43,10 @@ class CorruptedTextTest(parameterized.TestCase):
 
     def test_a_row_is_a_function_of_its_number(self):
         rows = self.rows()
-        self.assertEqual([rows[number] for number in (7, 0, 7)], rows.__getitems__([7, 0, 7]))
-        self.assertNotEqual(rows[7]["labels"], self.rows(seed=1)[7]["labels"])
+        seven, zero, again = rows.__getitems__([7, 0, 7])
+        self.assertEqual([seven], rows.__getitems__([7]))
+        self.assertEqual([seven, zero], [again, *rows.__getitems__([0])])
+        self.assertNotEqual(seven["labels"], self.rows(seed=1).__getitems__([7])[0]["labels"])
         self.assertNotEqual(rows._fingerprint, self.rows(seed=1)._fingerprint)
 
     @parameterized.parameters((0.1, 1), (0.9, 1), (0.25, 2), (None, 2))

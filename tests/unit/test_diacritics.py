@@ -57,7 +57,8 @@ class TransformTest(parameterized.TestCase):
             file.write_text("Așa e. Într-o zi!\n\n* * *\n" + "ă" * 450 + "\n")
             args = TaskArguments(train_file=str(file), validation_file=str(file))
             rows = load_rows("x", RESTORE, args, "validation")
-            self.assertLen(load_rows("x", RESTORE, args, "validation", limit=2), 2)
+            args.streaming, args.max_eval_samples = True, 2  # no more than these are read
+            self.assertLen(load_rows("x", RESTORE, args, "validation"), 2)
         texts = [(source_text(RESTORE, row), target_text("x", RESTORE, row)) for row in rows]
         self.assertEqual(texts[:2], [("Asa e.", "Așa e."), ("Intr-o zi!", "Într-o zi!")])
         self.assertEqual([len(target) for _, target in texts[2:]], [200, 200, 50])

@@ -20,11 +20,12 @@ from arguments.task import TaskArguments, check_task
 from constants import DATASET_VALS
 from corpora import installed_docs
 from corpora.tokenizers import load_tokenizer, train_tokenizer
-from tasks import examples, registry
-from tasks.examples import build_tokenize_function, class_label_ids, class_texts, prepare_split, task_metrics
+from tasks import examples, registry, tasks
+from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, task_metrics
 from tasks.metrics.scoring import METRICS, STATISTICS, check_metrics
 from tasks.registry import check_entry, eval_splits, source_text, target_text
 from tasks.rows import load_rows, open_corpus, row_splitter
+from tasks.tasks import Task
 
 GLUE = DATASET_VALS["glue"]
 
@@ -198,7 +199,7 @@ class GlueFilesTest(TestCase):
     def test_streamed_rows_are_the_same(self, name):
         args = self.arguments(name, data_dir=str(self.folder), streaming=True)
         corpus = open_corpus(name, GLUE[name], args)
-        split = row_splitter(name, GLUE[name], "train", corpus)
+        split = row_splitter(name, GLUE[name], args)
         rows = [row for _, record in corpus.all_rows() for row in split(record)]
         self.assertEqual(self.texts(name, GLUE[name], rows), TEXTS[name, "train"])
 
@@ -535,9 +536,11 @@ class PrepareSplitTest(TestCase):
         self.write("RTE/test.tsv", lines("index|sentence1|sentence2", "0|A|B"))
 
     def prepare(self, split: str = "train", limit: int | None = None, tokenizer=None, **flags):
-        args = self.arguments("rte", data_dir=str(self.folder), **flags)
-        rows = load_rows("rte", GLUE["rte"], args, split)
-        return prepare_split("rte", GLUE["rte"], args, tokenizer or TOKENIZER, split, limit, rows)
+        args = self.arguments("rte", data_dir=str(self.folder), max_train_samples=limit, **flags)
+        task = Task("rte", check_task(args), args)
+        task.read([split])
+        task.tokenise(tokenizer or TOKENIZER)
+        return task.data[split]
 
     def test_rows_counts_and_columns(self):
         data = self.prepare(limit=3)
@@ -576,7 +579,7 @@ class PrepareSplitTest(TestCase):
                 self.prepare()
 
     def test_a_label_that_no_row_has_is_mentioned(self):
-        with mock.patch.object(examples, "print_once") as printed:
+        with mock.patch.object(tasks, "print_once") as printed:
             self.prepare()
             printed.assert_called_once_with("task rte, train: no row has the label not_entailment")
             printed.reset_mock()
@@ -604,9 +607,10 @@ class TaskMetricsTest(TestCase):
     def test_teacher_forced_and_generated_answers_are_scored_alike(self):
         task = GLUE["rte"]
         answers = ["entailment", "cat", "not_entailment", "entailment"]
-        output = self.output(answers, ["entailment", "entailment", "not_entailment", "not_entailment"], [0, -1, 1, 0])
+        gold = ["entailment", "entailment", "not_entailment", "not_entailment"]
+        output = self.output(answers, gold, [0, -1, 1, 0])
         for generated in (False, True):
-            scores = task_metrics(task, TOKENIZER, generated)(output)
+            scores = task_metrics(task, TOKENIZER, generated, [{"label": label} for label in gold])(output)
             self.assertEqual((scores["accuracy"], scores["invalid_outputs"], scores["loss"]), (0.5, 1, 1.5))
 
     def test_numbers_are_compared_with_the_files_own(self):
@@ -636,13 +640,15 @@ class TaskMetricsTest(TestCase):
         tokens = np.array([row + [-100] * (30 - len(row)) for row in rows])
         output = self.output(["entailment"] * 5, ["entailment"] * 5, [0, -1, -1, -1, 0])
         output.predictions = tokens, output.predictions[1]
-        scores = task_metrics(task, TOKENIZER, True)(output)
+        gold = [{"label": "entailment"}] * 5
+        scores = task_metrics(task, TOKENIZER, True, gold)(output)
         self.assertEqual((scores["accuracy"], scores["invalid_outputs"], scores["non_canonical_outputs"]), (0.8, 1, 2))
-        scored = task_metrics(task, TOKENIZER, False)(output)
+        scored = task_metrics(task, TOKENIZER, False, gold)(output)
         self.assertEqual((scored["accuracy"], scored["invalid_outputs"]), (0.4, 3))
         self.assertNotIn("non_canonical_outputs", scored)
 
     def test_class_texts(self):
         statistics = torch.zeros(3, len(STATISTICS)).numpy()
         statistics[:, STATISTICS.index("predicted_class")] = [1, -1, 0]
-        self.assertEqual(class_texts(GLUE["rte"], statistics), ["not_entailment", "", "entailment"])
+        texts = answer_texts(GLUE["rte"], TOKENIZER, False, (None, statistics))
+        self.assertEqual(texts, ["not_entailment", "", "entailment"])

@@ -70,7 +70,7 @@ class TaskNameTest(parameterized.TestCase):
         tasks = Tasks([Task(name, entry, args) for name, entry in entries.items()])
         self.assertEqual([task.name for task in tasks], ["cola", "super_glue_rte", "rte"])
         self.assertEqual([task.args.benchmark for task in tasks], ["glue", "super_glue", "glue"])
-        self.assertIs(tasks.tasks[1].entry, DATASET_VALS["super_glue"]["rte"])
+        self.assertEqual(tasks.tasks[1].entry, DATASET_VALS["super_glue"]["rte"])
         self.assertIn("super_glue_rte_accuracy", tasks.metric_names)
         every = check_tasks(TaskArguments(task="glue/all"))
         self.assertLen(every, 9)

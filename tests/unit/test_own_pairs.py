@@ -19,7 +19,7 @@ from arguments.task import TaskArguments, check_tasks
 from common.command_line import parse_arguments
 from tasks.own_pairs import as_source, translated
 from tasks.registry import check_entry, reference_texts, source_text
-from tasks.rows import load_rows
+from tasks.rows import load_rows, row_splitter
 from tasks.task_records import recorded_flags, task_record
 from tasks.tasks import Task, Tasks
 
@@ -185,6 +185,20 @@ class ReadTest(TestCase):
         self.assertEmpty({source for source, _ in train} & {source for source, _ in held_out})
         self.assertLen(self.rows(f"--train_file pairs.jsonl {COLUMNS}", "validation"), 1)  # 5 %
 
+    def test_a_validation_file_takes_the_place_of_what_an_entry_holds_out(self):
+        entry = dict(inputs={"": "prompt"}, target="completion", target_type="text", metrics=["bleu"], held_out=50,
+                     files={"train": "pairs.jsonl"}, max_source_length=32, max_target_length=8)  # fmt: skip
+        for flags, counts in ((dict(), (10, 10)), (dict(validation_file=["dev.jsonl"]), (20, 3))):
+            args = TaskArguments(benchmark="mine", dataset_name="it", **flags)
+            rows = {split: load_rows("it", entry, args, split) for split in ("train", "validation")}
+            self.assertEqual((len(rows["train"]), len(rows["validation"])), counts)
+
+    def test_a_hub_stream_has_several_targets(self):
+        flags = "--hub_dataset some/set --source_column q --target_column a,b --streaming --max_eval_samples 2"
+        (task,) = self.tasks(flags)
+        rows = row_splitter(task.name, task.entry, task.args)({"q": "x", "a": "1", "b": "2"})
+        self.assertEqual(rows, [{"q": "x", "target": "1"}, {"q": "x", "target": "2"}])
+
     def test_a_hub_data_set(self):
         import datasets
 
@@ -227,7 +241,7 @@ class EntryTest(TestCase):
         (task,) = self.tasks([*flags.split(), "--source_prefix", "say: "])
         others = dict.fromkeys("bf16 bf16_full_eval predict_with_generate generation_num_beams generation_max_length "
                                "max_eval_samples".split())  # fmt: skip
-        record = task_record(mock.Mock(**others, spec=list(others)), task.args, generates=False)
+        record = task_record(mock.Mock(**others, spec=list(others)), task.args, generates=False, holds_out=True)
         Path("model").mkdir()
         Path("model/task.json").write_text(json.dumps(record))
         values = dict(benchmark=None, dataset_name=None, split=None, do_predict=False)
@@ -254,7 +268,7 @@ class EntryTest(TestCase):
         check_entry("nli", entry)
         self.assertEqual(source_text(entry, {"a": "x", "b": "y"}), "nli a: x b: y")
         self.assertEqual((entry["labels"], entry["metrics"], entry["target"]), (["no", "yes"], ["accuracy"], "label"))
-        self.assertIn('labels=["no", "yes"],', printed.getvalue())
+        self.assertIn("labels=['no', 'yes'],", printed.getvalue())
         known = constants.DATASET_VALS["glue"]["rte"]
         self.assertIs(translated("rte", known), known)
 
@@ -273,7 +287,7 @@ class MistakeTest(TestCase):
         (f"--train_file python.jsonl {COLUMNS}", "python.jsonl, line 1: broken JSON .values as Python prints them"),
         (f"--train_file python.json {COLUMNS}", "python.json, line 2: broken JSON .values as Python prints them"),
         (f"--train_file cut.json {COLUMNS}", "cut.json, line [34]: broken JSON"),
-        (f"--train_file src.txt {COLUMNS}", "src.txt: pairs are read from files that end in .*--source_file"),
+        (f"--train_file src.txt {COLUMNS}", "src.txt: a file of rows must end in .*--source_file"),
         ("--source_file src.txt --target_file short.txt", "short.txt: ends at line 1, before src.txt"),
         ("--source_file src.txt", "--source_file names 1 files and --target_file 0"),
         ("--source_file src.txt --target_file tgt.txt --source_column a --target_column b", "files side by side"),

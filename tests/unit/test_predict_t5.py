@@ -14,6 +14,7 @@ from helpers import run_main, write_tiny_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import predict_t5
+from constants import DATASET_VALS
 from corpora.tokenizers import load_tokenizer
 from model_t5 import load_model
 from publishing.exports import write_ctranslate2
@@ -186,6 +187,11 @@ class TaskTest(TestCase):
         more = ("--source_column", "premise,hypothesis", "--overwrite_output_file", "true")
         self.assertEqual(self.predict(path, *more)[1][0]["prediction"], row["prediction"])
 
+    def test_a_task_of_another_benchmark_in_a_mixture(self):
+        self.with_record(benchmark="glue", dataset_name="cola,super_glue/rte")
+        entry, _ = predict_t5.recorded_task(str(self.model), "super_glue/rte")
+        self.assertEqual(entry, DATASET_VALS["super_glue"]["rte"])
+
     def test_own_pairs(self):
         self.with_record(benchmark="own", dataset_name="pairs", source_column=["prompt"], target_column=["completion"],
                          source_prefix="say: ", max_target_length=4)  # fmt: skip
@@ -261,7 +267,7 @@ class TaskTest(TestCase):
         (dict(benchmark="glue", dataset_name="rte"), "in.txt", "x\n", [], "the task reads sentence1, sent"),
         (dict(benchmark="glue", dataset_name="rte,cola"), "in.txt", "x\n", [], "rte, cola; name one of them"),
         (dict(benchmark="glue", dataset_name="rte"), "in.csv", "a,b\n1,2\n", ["--source_column", "a"], "2 columns"),
-        (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", [], "names the task gone/it"),
+        (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", [], "task.json is gone: --benchmark gone: not in"),
         (dict(), "in.txt", "x\n", ["--num_return_sequences", "3"], "num_return_sequences"),
         (dict(), "in.txt", "x\n", ["--length_penalty", "3"], "length_penalty"),
         (dict(), "in.txt", "x\n", ["--top_p", "3"], "--top_p 3.0: must be above 0 and at most 1"),

@@ -16,7 +16,7 @@ from transformers import ByT5Tokenizer, EvalPrediction
 
 from arguments.task import TaskArguments
 from constants import DATASET_VALS
-from tasks.examples import build_tokenize_function, prepare_split, task_metrics
+from tasks.examples import build_tokenize_function, task_metrics
 from tasks.metrics.scoring import STATISTICS, check_metrics
 from tasks.registry import check_entry, eval_splits, metric_names, reference_texts, source_text, target_text
 from tasks.registry import test_splits as splits_without_labels
@@ -401,7 +401,7 @@ class RegistryTest(TestCase):
     def test_streamed_rows_are_the_same(self, group, name):
         task, args = DATASET_VALS[group][name], TaskArguments(group, name, data_dir=str(self.write(FILES[group, name])))
         corpus = open_corpus(name, task, args)
-        split = row_splitter(name, task, "train", corpus)
+        split = row_splitter(name, task, args)
         rows = [row for _, record in corpus.all_rows() for row in split(record)]
         found = [(source_text(task, row), reference_texts(name, task, row)) for row in rows]
         self.assertEqual(found, TEXTS[group, name]["train"])
@@ -427,9 +427,10 @@ class RegistryTest(TestCase):
         """From the files through the tokens to the metrics, where a model says each reference's first text."""
         task, tokenizer = DATASET_VALS[group][name], ByT5Tokenizer()
         flags = dict(data_dir=str(self.write(FILES[group, name])), data_cache_dir=str(self.folder / "cache"))
-        args, split = TaskArguments(group, name, **flags), eval_splits(task)[0]
-        rows = load_rows(name, task, args, split)
-        data = prepare_split(name, task, args, tokenizer, split, None, rows)
+        made, split = Task(name, task, TaskArguments(group, name, **flags)), eval_splits(task)[0]
+        made.read([split])
+        made.tokenise(tokenizer)
+        rows, data = made.rows[split], made.data[split]
         self.assertLen(rows, len(TEXTS[group, name][split]))
         answers = [target_text(name, task, row) for row in rows]
         self.assertEqual([tokenizer.decode(ids, skip_special_tokens=True) for ids in data["labels"]], answers)
@@ -496,7 +497,7 @@ class OwnEntryTest(TestCase):
         ("function", {"text": "a"}, {"preprocess": "wsc"},
          "row 1: no column 'span2_index', which the preprocess wsc needs; there is text"),
         ("own_function", {"text": "a"}, {"preprocess": lambda row: {"doc.text": row["txt"]}},
-         "row 1: no column 'txt', which the preprocess OwnEntryTest.<lambda> needs; there is text"),
+         r"row 1: no column 'txt' \(did you mean text\?\), which the preprocess OwnEntryTest.<lambda> needs"),
         ("other_shape", {"passage": "a", "idx": 1}, {"preprocess": "multirc"}, "not what the preprocess multirc"),
         ("pronoun", {"text": "a b", "span2_text": "he", "span2_index": 1}, {"preprocess": "wsc"}, "the pronoun 'he' "),
     )  # fmt: skip
