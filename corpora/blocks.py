@@ -18,7 +18,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from corpora.files import (
     COMPRESSIONS,
@@ -37,9 +37,6 @@ from corpora.files import (
 from corpora.hub import load_dataset_splits
 from corpora.long_text import LONGEST_PART, Stretch, place_to_cut
 from corpora.own_ids import ARRAY_SUFFIXES, ArrayDocuments, IdFormat
-
-if TYPE_CHECKING:
-    from datasets import IterableDataset
 
 BLOCK_BYTES = 2**18  # of text: small enough that even a small corpus is well mixed, large enough to read at full speed
 HASHED_BYTES = 2**32  # hashed of a stream's files at its start, which takes seconds; of more, evenly spread pieces
@@ -320,9 +317,9 @@ def hub_corpora(name: str, config: str | None, flag: str, splits: tuple[str, ...
 
 
 class HubCorpus(Corpus):
-    """A split that is read over the network when it is needed."""
+    """A split, a datasets.IterableDataset, that is read over the network when it is needed."""
 
-    def __init__(self, name: str, config: str | None, split: str, dataset: "IterableDataset"):
+    def __init__(self, name: str, config: str | None, split: str, dataset: Any):
         self.dataset = dataset.reshard() if dataset.num_shards < FEW_SHARDS else dataset
         super().__init__(self.dataset.num_shards)
         self.fingerprint = hashlib.sha256(repr((name, config, split, len(self))).encode()).hexdigest()

@@ -20,14 +20,11 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.command_line import home_path, listed
 from common.processes import print_once
 from corpora.long_text import LONGEST_PART, Stretch, joined, parts_of_line
-
-if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetFile
 
 TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 ROW_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
@@ -240,8 +237,8 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
 
 
 @contextlib.contextmanager
-def open_parquet(path: Path) -> Iterator["ParquetFile"]:
-    """A parquet file. ValueError with its name if it turns out to be damaged anywhere in the `with` block."""
+def open_parquet(path: Path) -> Iterator[Any]:
+    """A pyarrow ParquetFile. ValueError with its name if it turns out to be damaged anywhere in the `with` block."""
     import pyarrow.parquet
 
     try:

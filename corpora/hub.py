@@ -2,23 +2,20 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from common.processes import answers
 from common.reports import first_line
 from constants import DATASET_VALS
-
-if TYPE_CHECKING:
-    import datasets
 
 SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
 
 
 def load_dataset_splits(
     name: str, config: str | None, flag: str, streaming: bool = False, needed: str | None = None
-) -> "dict[str, datasets.Dataset] | dict[str, datasets.IterableDataset]":
-    """{split: its rows} of a saved folder or a Hub name, with `streaming` not read yet. ValueError if there is none, or
-    no split called `needed`."""
+) -> dict[str, Any]:
+    """{split: a datasets.Dataset, with `streaming` an IterableDataset} of a saved folder or a Hub name. ValueError if
+    there is none, or no split called `needed`."""
     import datasets
 
     do_not_wait_for_the_hub(name)

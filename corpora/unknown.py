@@ -4,15 +4,12 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from corpora.tokenizers import plain_encoder
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 MOST_UNKNOWN = 0.001  # share of tokens beyond which there is a warning
 LETTERS_NAMED = 20
@@ -50,9 +47,9 @@ def lost_letters(tokenizer: PreTrainedTokenizerBase, counts: Counter) -> list[st
 
 
 def unknown_in_rows(
-    tokenizer: PreTrainedTokenizerBase, data: dict[str, "Dataset"], texts: dict[str, Iterable[str]]
+    tokenizer: PreTrainedTokenizerBase, data: dict[str, Any], texts: dict[str, Iterable[str]]
 ) -> Unknown:
-    """The <unk> in tokenised rows {split: rows with "input_ids" and perhaps "labels"}.
+    """The <unk> in tokenised rows {split: datasets.Dataset with "input_ids" and perhaps "labels"}.
 
     texts: {split: texts of the rows}, read only if there is something to warn of.
     """
