@@ -4,7 +4,7 @@
                             and one of text beyond a megabyte comes in parts, a row each
     .parquet                a row group
     .npy, .bin              a stretch of rows of ready-made ids, or of pieces of a flat array
-    .csv                    a file, since rows are only found by reading from its beginning; a place is still a byte
+    .csv                    a file, since only reading from its start finds the rows; resuming within it seeks the row
     .json, .tsv, anything compressed, WikiExtractor's <doc> format
                             a file; resuming within it reads again what comes before
     a Hub stream            a shard, or a row group if there are few shards
