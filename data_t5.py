@@ -11,7 +11,7 @@ import io
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ from corpora.streams import StreamDataset, packed
 from corpora.token_files import TokenFile, TokenWriter, tokenised
 from corpora.tokenizers import ids_of, load_tokenizer, plain_encoder, tokenizer_fingerprint
 from corpora.unknown import Unknown, named
+from corpora.word_encoder import flat
 from data_collator_t5 import example_keys
 from model_t5 import flops_per_sequence
 from objectives.metrics import corpora_metrics
@@ -242,6 +243,14 @@ class StreamedText(Text):
             return row[column]
         return next((row_ids if self.ids else column_texts)([row], column, "a row of the stream"))
 
+    @cached_property
+    def _encode(self) -> Callable[[list], list[np.ndarray]]:
+        """documents -> the ids of each."""
+        if self.ids:
+            encode = IdEncoder(self.tokenizer)
+            return lambda documents: [encode(document).astype(np.uint32) for document in documents]
+        return partial(ids_of, plain_encoder(self.tokenizer))
+
     @property
     def _eos(self) -> list[int]:
         """Ids after each document: EOS, or as in T5 nothing."""
@@ -256,7 +265,7 @@ class StreamedText(Text):
     def _first_tokens(self, sources: dict[str, Corpus], wanted: int) -> TokenFile:
         """At least `wanted` tokens in whole documents, or all there are."""
         file = io.BytesIO()
-        writer = TokenWriter(file, self.tokenizer, self._eos, is_text=self.ids is None)
+        writer = TokenWriter(file, self.tokenizer, lambda documents: flat(self._encode(documents)), self._eos)
 
         def tokens_in(row: dict) -> int:
             begin = file.tell()
@@ -274,17 +283,12 @@ class StreamedText(Text):
 
     def _train(self, checkpoint):
         objective, args = self.objective, self.training
-        if self.ids:
-            encode_one = IdEncoder(self.tokenizer)
-            encode = lambda documents: [encode_one(document).astype(np.uint32) for document in documents]  # noqa: E731
-        else:
-            encode = partial(ids_of, plain_encoder(self.tokenizer))
 
         def make_batch(numbers: np.ndarray, rows: list[dict]) -> dict[str, np.ndarray]:
             batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
             return batch | {"key": example_keys(args.seed, numbers)}
 
-        units = packed(self._document, encode, objective.window, objective.cut, self._eos)
+        units = packed(self._document, self._encode, objective.window, objective.cut, self._eos)
         column = self.ids or self.args.text_column
         stream = StreamDataset.of_run(
             [(sources["train"], units) for sources in self.sources.values()], make_batch, args,

@@ -73,8 +73,11 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
     def build(folder: Path) -> None:
         os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
         eos = [tokenizer.eos_token_id] if args.eos_between_documents else []
-        how = tokenizer, eos, sources["train"].ids is None
-        writers = {split: TokenWriter((folder / f"{split}.bin").open("wb"), *how) for split in ("train", "validation")}
+        encoder = corpus_encoder if sources["train"].ids is None else ids_encoder
+        writers = {
+            split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encoder(tokenizer), eos)
+            for split in ("train", "validation")
+        }
         for split, source in sources.items():
             limit = args.max_train_samples if split == "train" else None
             used = first_documents(source.documents(), limit)
@@ -158,12 +161,12 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
 class TokenWriter:
     """Writes the tokens of documents, texts or ready-made ids, to a binary file; memory does not grow with the text.
 
-    eos: put after each document. info: the other fields of the `TokenFile`; whole after `close`.
+    encode: documents -> (all ids, where those of each end). eos: ids after each document. info: the other fields of the
+    `TokenFile`; whole after `close`.
     """
 
-    def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, eos: list[int], is_text: bool):
-        self.file, self.tokenizer, self.eos, self.is_text = file, tokenizer, eos, is_text
-        self.encode = corpus_encoder(tokenizer) if is_text else ids_encoder(tokenizer)
+    def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, encode: Callable, eos: list[int]):
+        self.file, self.tokenizer, self.encode, self.eos = file, tokenizer, encode, eos
         self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
         self.info = dict(documents=0, empty_documents=0, text_bytes=0, unknown=0)
         self.letters = Counter()  # of the batches in which many tokens are <unk>
@@ -172,7 +175,7 @@ class TokenWriter:
 
     def add(self, document: str | IdDocument) -> int:
         """Takes one document; returns its size in bytes."""
-        is_long = self.is_text and len(document) > LONGEST_PART
+        is_long = isinstance(document, str) and len(document) > LONGEST_PART
         return sum(map(self._add_part, stretches(document, LONGEST_PART) if is_long else [document]))
 
     def _add_part(self, document: str | IdDocument) -> int:
@@ -180,9 +183,10 @@ class TokenWriter:
         if ends and not self.goes_on and is_blank(document):
             self.info["empty_documents"] += 1
             return 0
-        size = len(document.encode()) if self.is_text else document.ids.nbytes
+        is_text = isinstance(document, str)
+        size = len(document.encode()) if is_text else document.ids.nbytes
         self.info["documents"] += ends
-        self.info["text_bytes"] += size * self.is_text
+        self.info["text_bytes"] += size * is_text
         self.batch.append(document)
         self.batch_size += len(document)
         self.goes_on = not ends
@@ -202,7 +206,7 @@ class TokenWriter:
         if not self.batch:
             return
         ids, ends = self.encode(self.batch)
-        if self.is_text:
+        if isinstance(self.batch[0], str):
             unknown = int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
             self.info["unknown"] += unknown
             if unknown > MOST_UNKNOWN * len(ids):

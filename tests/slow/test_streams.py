@@ -156,7 +156,7 @@ class OnceTest(TestCase):
     def test_each_pass_has_every_example_once_in_another_order(self):
         first, second = (self.one_pass([self.stream(buffer=1)], number=number) for number in (0, 1))
         self.assertCountEqual(second.values(), range(EXAMPLES))
-        self.assertGreater(min(second), 0.9 * EXAMPLES)  # no lane is far ahead of the others
+        self.assertGreater(min(second), EXAMPLES / 2)  # no lane is far ahead of the others
         self.assertNotEqual([*first.values()], [*second.values()])
         self.assertNotEqual(*(self.stream().sources[0].order(number).tolist() for number in (0, 1)))
 
