@@ -88,10 +88,10 @@ class TestCase(parameterized.TestCase):
             return hub_corpora(str(folder), None, "--dataset_name", ("train",))["train"]
         return FileCorpus("--train_file", sorted(folder.iterdir()))
 
-    def stream(self, kind="text", rank=0, ranks=1, buffer=240, seed=3, batch=7) -> StreamDataset:
+    def stream(self, kind="text", rank=0, ranks=1, buffer=240, seed=3, batch=7, corpus=None) -> StreamDataset:
         units = one_by_one(lambda row: [int(row["text"].split()[0])] if row["text"] else [])
         return StreamDataset(
-            [(self.corpus(kind), units)],
+            [(corpus or self.corpus(kind), units)],
             lambda numbers, units: list(zip(numbers.tolist(), units, strict=True)),
             batch_size=batch, seed=seed, shuffle_buffer_size=buffer, rank=rank, ranks=ranks,
         )  # fmt: skip
@@ -331,9 +331,9 @@ class BlockTest(TestCase):
 
     def test_held_out_rows_are_not_trained_on(self):
         for kind in (*WRITERS, "hub"):
-            stream = self.stream(kind, buffer=1)
-            held_out = stream.sources[0].corpus.hold_out(123, lambda row: bool(row["text"]))
-            found = self.one_pass([stream])
+            corpus = self.corpus(kind)
+            held_out = corpus.hold_out(123, lambda row: bool(row["text"]))
+            found = self.one_pass([self.stream(corpus=corpus, buffer=1)])
             self.assertCountEqual([*(int(r["text"].split()[0]) for r in held_out if r["text"]), *found.values()],
                                   range(EXAMPLES))  # fmt: skip
             self.assertEqual(sum(bool(row["text"]) for row in held_out), 123)
