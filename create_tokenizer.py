@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase
 
 from arguments.model import LEAST_VOCABULARY
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
@@ -30,14 +31,11 @@ from corpora.added_tokens import add_tokens
 from corpora.files import column_texts
 from corpora.hub import load_dataset_splits
 from corpora.long_text import first_documents
-from corpora.sources import find_corpora, find_sources, joined
+from corpora.sources import described, find_corpora, find_sources
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from corpora.unknown import lost_letters, named
 from model_t5 import build_config, load_model
 from modeling.new_vocabulary import change_vocabulary
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: as it is.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
@@ -100,7 +98,7 @@ def _check_adding(args: TokenizerArguments) -> None:
 
 
 def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str, str | None]:
-    """Writes the tokenizer with `--add_tokens`, and its checkpoint if one is named; returns the summary's rows."""
+    """Writes the tokenizer with `--add_tokens`, and its checkpoint if one is named; returns the rows of the summary."""
     name = args.from_tokenizer or args.model_name_or_path
     own = load_tokenizer(name, "--from_tokenizer" if args.from_tokenizer else "--model_name_or_path")
     tokenizer, new = add_tokens(load_tokenizer(name), args.add_tokens)
@@ -127,12 +125,13 @@ def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments
         if args.text_column not in row:
             raise ValueError(f"--text_column {args.text_column}: {args.dataset_name} has the columns {listed(row)}")
         documents = column_texts(itertools.chain([row], rows), args.text_column, args.dataset_name)
-        described = f"{args.dataset_name}, streamed"
+        text = f"{args.dataset_name}, streamed"
     else:
-        source = joined([find_sources(alone)["train"] for _, alone in find_corpora(data_args).values()])
-        described, documents = source.description, source.documents()
+        sources = [find_sources(alone)["train"] for _, alone in find_corpora(data_args).values()]
+        text = described(sources)
+        documents = itertools.chain.from_iterable(source.documents() for source in sources)
     limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
-    return described + limit, first_documents(documents, args.max_train_samples)
+    return text + limit, first_documents(documents, args.max_train_samples)
 
 
 def _with_first(documents: Iterator[str]) -> tuple[Iterator[str], str]:
@@ -143,8 +142,8 @@ def _with_first(documents: Iterator[str]) -> tuple[Iterator[str], str]:
     return itertools.chain([first], documents), first.strip()
 
 
-def described_letters(tokenizer: "PreTrainedTokenizerBase", letters: Counter) -> str:
-    """How much of the sample's text the tokenizer has no token for."""
+def described_letters(tokenizer: PreTrainedTokenizerBase, letters: Counter) -> str:
+    """Share and names of the letters in the sample that have no token."""
     lost = lost_letters(tokenizer, letters)
     share = sum(letters[letter] for letter in lost) / letters.total()
     shown = f": {named(lost)}; --byte_fallback keeps them" if lost else ""
@@ -163,7 +162,7 @@ def main(argv: list[str] | None = None) -> str:
             return args.output_dir
         if args.config_name:
             build_config(args.config_name)  # an unknown name is refused before the training
-        described, documents = find_documents(args, data_args)
+        text, documents = find_documents(args, data_args)
         documents, first = _with_first(documents)
         with made_aside(Path(args.output_dir)) as folder:
             how = args.normalization, args.character_coverage, args.max_sentences
@@ -173,7 +172,7 @@ def main(argv: list[str] | None = None) -> str:
                 build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
     sample, shape = first[:60], args.output_dir if args.config_name else "mini"
     rows = {
-        "text": described,
+        "text": text,
         "tokens": f"{len(tokenizer):,}, sentinels {tokenizer.convert_tokens_to_ids('<extra_id_0>')} downwards",
         "unknown": described_letters(tokenizer, letters),
         "example": f"{sample!r} -> {' '.join(tokenizer.tokenize(sample))}",

@@ -10,15 +10,12 @@ Legend of shapes: B batch, R raw tokens of a chunk, S source (input) length, T t
 import itertools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from constants import DENOISERS, IGNORE_INDEX, NUM_SENTINELS
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SENTINEL_NAME = re.compile(r"(▁?)<extra_id_(\d+)>")  # mT5's pieces begin with the mark of a space
 UNUSED_NAME = re.compile(r"<unused(\d+)>")  # Gemma's tokens for what is to come
@@ -176,7 +173,7 @@ def _closed(ids: np.ndarray, eos_id: int) -> np.ndarray:
     return closed
 
 
-def find_sentinel_ids(tokenizer: "PreTrainedTokenizerBase", required: bool = True) -> np.ndarray:
+def find_sentinel_ids(tokenizer: PreTrainedTokenizerBase, required: bool = True) -> np.ndarray:
     """Ids of the first sentinel, the second ... as the published checkpoints were trained with them.
 
     T5, LongT5, umT5 and own tokenizers have tokens <extra_id_0>, <extra_id_1> ..., mT5 has pieces ▁<extra_id_0> ...
@@ -204,7 +201,7 @@ def _counted_up(by_number: dict[int, int]) -> list[int]:
     return list(itertools.takewhile(lambda i: i is not None, map(by_number.get, range(len(by_number)))))
 
 
-def find_unused_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], dict[str, int]]:
+def find_unused_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], dict[str, int]]:
     """(sentinels, {mode token of DENOISERS: id}) of a tokenizer that has <unused0> <unused1> ... and no sentinels.
 
     Neither it nor the model has room for new tokens: the last ones stand for the modes, the others are sentinels.
@@ -219,19 +216,19 @@ def find_unused_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], di
     return sentinels[:NUM_SENTINELS], dict(zip(modes, reversed(ids), strict=False))
 
 
-def is_byte_level(tokenizer: "PreTrainedTokenizerBase") -> bool:
+def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokenizer's tokens are UTF-8's bytes, from id 3 on: ByT5's."""
     return type(tokenizer).__name__ == "ByT5Tokenizer"
 
 
-def find_eos_id(tokenizer: "PreTrainedTokenizerBase") -> int:
+def find_eos_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The id of EOS; ValueError if the tokenizer has none."""
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path} has no EOS token, with which T5 ends every text")
     return tokenizer.eos_token_id
 
 
-def find_bos_id(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+def find_bos_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The id that the tokenizer puts before every input (Gemma's); None where it puts EOS behind it (T5's)."""
     bos = getattr(tokenizer, "bos_token_id", None)
     return bos if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else None
@@ -255,7 +252,7 @@ class T5DataCollator:
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", input_seq_length: int = 512, noise_density: float = 0.15,
+        self, tokenizer: PreTrainedTokenizerBase, input_seq_length: int = 512, noise_density: float = 0.15,
         mean_noise_span_length: float = 3.0, decoder_start_token_id: int = 0,
     ):  # fmt: skip
         lengths = compute_input_and_target_lengths(input_seq_length, noise_density, mean_noise_span_length)

@@ -68,29 +68,12 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     if args.objective != "span_corruption":
         refuse(args, "noise_density mean_noise_span_length", "is of --objective span_corruption; those of "
                f"{args.objective} stand in DENOISERS (constants.py)")  # fmt: skip
-    _check_packing(args)
-    _check_validation(args)
-    check_folder("--data_cache_dir", args.data_cache_dir)
-    ids = id_format(args)
-    if ids and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise ValueError("--input_ids_column and --input_ids_dtype go with --train_file, or a data set of ids in "
-                         "--dataset_name")  # fmt: skip
-    corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], ids)
-    corpus_files("--validation_file", args.validation_file or [], ids)
-
-
-def _check_packing(args: PreTrainingDataArguments) -> None:
-    if args.packing != "documents":
-        return
-    if args.objective != "span_corruption":
+    if args.packing == "documents" and args.objective != "span_corruption":
         raise ValueError(f"--packing documents is of --objective span_corruption: examples of {args.objective} have "
                          "fixed lengths, whatever the documents'")  # fmt: skip
-    if not args.eos_between_documents:
+    if args.packing == "documents" and not args.eos_between_documents:
         raise ValueError("--eos_between_documents false: --packing documents tells documents by the EOS between them; "
                          "leave it out")  # fmt: skip
-
-
-def _check_validation(args: PreTrainingDataArguments) -> None:
     both = "validation_split_percentage validation_split_count"
     if args.streaming:
         refuse(args, both, "the length of a stream is not known; its first documents are held out, for "
@@ -99,3 +82,10 @@ def _check_validation(args: PreTrainingDataArguments) -> None:
         refuse(args, both, "holds out training text when there is no --validation_file; give one of them")
     if args.validation_split_count is not None:
         refuse(args, "validation_split_percentage", "excludes --validation_split_count: give one of them")
+    check_folder("--data_cache_dir", args.data_cache_dir)
+    ids = id_format(args)
+    if ids and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
+        raise ValueError("--input_ids_column and --input_ids_dtype go with --train_file, or a data set of ids in "
+                         "--dataset_name")  # fmt: skip
+    corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], ids)
+    corpus_files("--validation_file", args.validation_file or [], ids)

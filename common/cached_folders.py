@@ -1,4 +1,4 @@
-"""Folders that are made once, appear whole and are checked at every use."""
+"""Folders that are made once, appear whole, and are checked whenever they are used."""
 
 import contextlib
 import re
@@ -54,7 +54,7 @@ def _remove_abandoned(cache: Path, name: str) -> None:
 
 
 def _put_in_place(aside: Path, final: Path, overwrite: bool) -> None:
-    """Renames `aside` to `final`, which it replaces if damaged, unless another process has put the same there."""
+    """Renames `aside` to `final`, in place of a damaged one, unless another process was first."""
     for attempt in range(10):  # of several processes that replace a damaged folder, one is the first
         try:
             aside.rename(final)
@@ -69,7 +69,7 @@ def _put_in_place(aside: Path, final: Path, overwrite: bool) -> None:
 
 
 def _delete(folder: Path) -> None:
-    """Takes a folder away at once, whatever another process does with it, and then deletes its files."""
+    """Moves a folder away in one step, also while other processes use it, and then deletes its files."""
     with _temporary("replaced", folder.parent) as grave, contextlib.suppress(FileNotFoundError):
         folder.rename(grave / "old")
 

@@ -1,4 +1,4 @@
-"""Folders that are whole or seen to be damaged: a manifest with the size and SHA-256 of every file.
+"""Manifests, which show whether a folder is whole: the size and SHA-256 of every file.
 
     manifest.json   {"files": {"model.safetensors": {"bytes": 7740416, "sha256": "..."}, ...}}
 

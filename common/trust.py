@@ -1,6 +1,6 @@
-"""Checkpoints of others, read as tensors and plain values only: a pickle may run any code of whoever wrote it.
+"""Reads checkpoints of others as tensors and plain values only: a pickle can run any code of its author.
 
-transformers and accelerate read their own files so. Here DeepSpeed and torch.distributed.checkpoint do too.
+transformers and accelerate already read their files this way; here DeepSpeed and torch.distributed.checkpoint do too.
 """
 
 import contextlib

@@ -1,20 +1,17 @@
 """A tokenizer with more tokens, such as line breaks and braces, which T5's vocabulary lacks."""
 
 import json
-from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerBase
 
 from corpora.tokenizers import rebuilt, space_marks
 from corpora.word_encoder import cuts_at_spaces
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 _ESCAPES = {"\\n": "\n", "\\t": "\t"}  # as a command line writes them
 
 
-def add_tokens(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> tuple["PreTrainedTokenizerBase", list[str]]:
+def add_tokens(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> tuple[PreTrainedTokenizerBase, list[str]]:
     """(the tokenizer with these texts as tokens after its last one, those of them that are new).
 
     Its other tokens keep their ids, and texts without the new ones their tokens. T5's tokenizers write a space behind
@@ -32,7 +29,7 @@ def add_tokens(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> tuple[
     return tokenizer, new
 
 
-def _with_exact_spaces(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
+def _with_exact_spaces(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """The same unigram tokenizer, which marks the beginning of a text, not of each part between added tokens."""
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in content["added_tokens"]:

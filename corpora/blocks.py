@@ -4,12 +4,12 @@
                             and one of text beyond a megabyte comes in parts, a row each
     .parquet                a row group
     .npy, .bin              a stretch of rows of ready-made ids, or of pieces of a flat array
-    .csv                    a file, since only its beginning tells where a row begins; later rows are found at once
+    .csv                    a file, since only reading from its start finds the rows; resuming within it seeks the row
     .json, .tsv, anything compressed, WikiExtractor's <doc> format
                             a file; resuming within it reads again what comes before
-    a Hub stream            a shard, or where there are few of them a row group
+    a Hub stream            a shard, or a row group if there are few shards
 
-`rows(block, start)` yields (place, row). From a place as `start` it reads no more than the block, or its rest in bytes.
+`rows(block, start)` yields (place, row). With a place as `start` it reads from there to the end of the block.
 """
 
 import csv
@@ -18,7 +18,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from corpora.files import (
     COMPRESSIONS,
@@ -38,14 +38,11 @@ from corpora.hub import load_dataset_splits
 from corpora.long_text import LONGEST_PART, Stretch, place_to_cut
 from corpora.own_ids import ARRAY_SUFFIXES, ArrayDocuments, IdFormat
 
-if TYPE_CHECKING:
-    from datasets import IterableDataset
-
 BLOCK_BYTES = 2**18  # of text: small enough that even a small corpus is well mixed, large enough to read at full speed
-HASHED_BYTES = 2**32  # of a stream's files, at its start: seconds; of more, evenly spread pieces
+HASHED_BYTES = 2**32  # hashed of a stream's files at its start, which takes seconds; of more, evenly spread pieces
 PIECE_BYTES = 2**16
 CHUNK_BYTES = 2**16  # read at once, or as much as there is of a line that is longer
-FEW_SHARDS = 96  # of a Hub stream: a file of row groups is then worth opening before the start
+FEW_SHARDS = 96  # with fewer, a Hub stream opens its files at the start to find their row groups
 Rows = Iterator[tuple[int, dict]]
 
 
@@ -66,7 +63,7 @@ class Corpus:
 
     def __init__(self, number_of_blocks: int):
         self.number_of_blocks = number_of_blocks
-        self.first_block, self.first_place = 0, None  # what comes before is held out
+        self.first_block, self.first_place = 0, None  # everything before is held out
 
     def __len__(self) -> int:
         return self.number_of_blocks - self.first_block
@@ -81,7 +78,7 @@ class Corpus:
         raise NotImplementedError
 
     def share_read(self, block: int, place: int | None) -> float:  # noqa: ARG002
-        """Share of a block that lies before a place, 0 where only reading would tell."""
+        """Share of a block that lies before a place; 0 if only reading could tell."""
         return 0.0
 
     def all_rows(self) -> Rows:
@@ -107,10 +104,11 @@ class Corpus:
 
 # ---------------------------------------------------------------- files
 class FileCorpus(Corpus):
-    """Local files. Plain text gives rows {text_column: line}; of a long line each part is one, a Stretch but the last.
+    """Local files. Plain text gives rows {text_column: line}; each part of a long line is a row, a Stretch until the
+    last.
 
-    read_whole: reads (path) -> rows where a block is a file, instead of the usual reader of its format. ids: how .npy
-    and .bin files hold ready-made ids; their rows are {text_column: IdDocument}.
+    read_whole: path -> rows, used for blocks that are whole files in place of the usual reader. ids: how .npy and .bin
+    files hold ready-made ids; their rows are {text_column: IdDocument}.
     """
 
     def __init__(
@@ -164,8 +162,8 @@ class FileCorpus(Corpus):
 
 
 def contents_digest(files: list[Path]) -> str:
-    """SHA-256 of the files' contents. Of more than HASHED_BYTES together it takes evenly spread pieces of that size in
-    all, the beginning and the end of every file among them."""
+    """SHA-256 of the files' contents. Of more than HASHED_BYTES in all it reads that many in evenly spread pieces, the
+    beginning and the end of every file among them."""
     total, digest = sum(file.stat().st_size for file in files), hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -208,12 +206,12 @@ def _is_wiki(file: Path) -> bool:
 
 
 def _lines(block: Block, start: int | None, longest: int | None = None) -> Iterator[tuple[int, bytes, bool, bool]]:
-    """(place, line, whether a line begins there, whether it ends) of the block's lines, those that begin in it, from
-    byte `start` on. A line longer than `longest` bytes comes in parts."""
+    """(place, line, whether it begins there, whether it ends) of the lines that begin in the block, from byte `start`
+    on. A line longer than `longest` bytes comes in parts."""
     with block.path.open("rb") as stream:
         place, begins = start or 0, True
         if start is None and block.start:
-            stream.seek(block.start - 1)  # if this is the end of a line, the first of ours begins right here
+            stream.seek(block.start - 1)  # a line may end right before the block
             found = re.search(rb"\r\n|\n|\r", stream.read(block.end - block.start + 1))
             place = block.start - 1 + found.end() if found else block.end
         elif place:
@@ -247,10 +245,10 @@ def _pieces(stream: BinaryIO, longest: int | None = None) -> Iterator[tuple[byte
 
 
 def _cut(line: bytes, longest: int | None) -> list[bytes]:
-    """A line, or its beginning, in parts of at most `longest` bytes; only the first may be white space alone."""
+    """A line, or its beginning, in parts of at most `longest` bytes; only the first may be white space only."""
     parts = []
     while longest and len(line) > longest:
-        text = line[:longest].decode(errors="ignore")  # without the letter that the end cuts in two
+        text = line[:longest].decode(errors="ignore")  # leaves out a letter cut in two at the end
         place = place_to_cut(CONTROL.sub(" ", text)) or len(text)
         size = len(text[:place].encode()) or longest
         parts.append(line[:size])
@@ -275,7 +273,7 @@ def _object(text: str, path: Path, place: int) -> dict:
 
 
 def _csv_rows(path: Path, start: int) -> Rows:
-    """As corpora.files reads CSV; a place is the byte at which a row begins."""
+    """The rows as corpora.files reads CSV; a place is the byte at which a row begins."""
     with path.open("rb") as stream:
         place = 0
 
@@ -313,15 +311,15 @@ def _row_group(block: Block, start: int) -> Rows:
 
 # ---------------------------------------------------------------- the Hub
 def hub_corpora(name: str, config: str | None, flag: str, splits: tuple[str, ...]) -> dict[str, "HubCorpus"]:
-    """{split: its corpus} of those splits that a data set of the Hub, or a saved one, has. ValueError without train."""
+    """{split: corpus} of the splits that a Hub or saved data set has. ValueError if there is no train."""
     found = load_dataset_splits(name, config, flag, streaming=True, needed="train")
     return {split: HubCorpus(name, config, split, found[split]) for split in splits if split in found}
 
 
 class HubCorpus(Corpus):
-    """A split that is read over the network as it is needed."""
+    """A split, a datasets.IterableDataset, that is read over the network when it is needed."""
 
-    def __init__(self, name: str, config: str | None, split: str, dataset: "IterableDataset"):
+    def __init__(self, name: str, config: str | None, split: str, dataset: Any):
         self.dataset = dataset.reshard() if dataset.num_shards < FEW_SHARDS else dataset
         super().__init__(self.dataset.num_shards)
         self.fingerprint = hashlib.sha256(repr((name, config, split, len(self))).encode()).hexdigest()
@@ -330,7 +328,7 @@ class HubCorpus(Corpus):
     def _rows(self, block: int, start: int | None) -> Rows:
         place = start or 0
         shard = self.dataset.shard(num_shards=self.number_of_blocks, index=block).skip(place)
-        # Not iter(shard), which in a data worker would deal its shards out to the workers again.
+        # iter(shard) would divide the shard among the data workers once more.
         for batch in shard.iter(batch_size=100):
             for values in zip(*batch.values(), strict=True):
                 yield place, dict(zip(batch, values, strict=True))

@@ -1,7 +1,7 @@
 """Training examples cut from token files, corpora drawn by weight, and the order of the examples.
 
-A data set of N examples takes any number n: it stands for example n % N in epoch n // N, with a key, and so a mask, of
-its own. Everything is a function of the number, nothing is drawn in order: all ranks, workers and resumed runs agree.
+A data set of N examples takes any number n: example n % N in epoch n // N, with its own key and so its own mask.
+Everything is a function of the number, so all ranks, workers and resumed runs agree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,11 +68,11 @@ class ChunkDataset(Examples):
 
 
 class WeightedExamples(Examples):
-    """Corpora of which each gives its weight's share of the examples of every epoch.
+    """Several corpora, each with the share of its weight in the examples of every epoch.
 
     An epoch has as many examples as all corpora together. A corpus with fewer than its share begins again before the
-    epoch is over; one with more continues in the next epoch where it stopped. Examples are taken in strides: within a
-    pass none comes twice, and a part of a pass is spread over the whole corpus.
+    epoch is over; one with more continues in the next epoch where it stopped. Examples are taken in strides: a pass
+    takes each once, and a part of a pass is spread over the whole corpus.
     """
 
     def __init__(self, corpora: Sequence[Examples], weights: Sequence[float], seed: int = 0):
@@ -109,7 +109,7 @@ class WeightedExamples(Examples):
 
 
 def _stride(size: int) -> int:
-    """A step that meets every place of a ring of `size` once, near the golden section of it."""
+    """A step near the golden section of `size` that visits every place of a ring of that size once."""
     step = max(1, round(size * 0.6180339887498949))
     return next(n for n in range(step, step + size + 1) if np.gcd(n, size) == 1)
 
@@ -118,7 +118,7 @@ def _stride(size: int) -> int:
 class EpochSampler(torch.utils.data.Sampler):
     """A new order of all examples in every epoch, a function of (seed, epoch) alone; all ranks draw the same.
 
-    group: every epoch has a whole number of groups (global batches), and leaves out a different remainder.
+    group: size of a global batch; an epoch has whole ones, and each epoch leaves out other examples.
     count_epochs: yield epoch * N + example (as `ChunkDataset` takes it) instead of the example.
     buckets: [N] bucket of each example; each batch of `batch` examples then comes from one bucket.
     """
@@ -155,6 +155,6 @@ class EpochSampler(torch.utils.data.Sampler):
         if self.buckets is not None:
             order = self._in_batches_of_one_bucket(order, generator)
         first = self.epoch * self.num_examples if self.count_epochs else 0
-        # Python's numbers take 36 bytes each: a block of them at a time.
+        # Python's integers take 36 bytes each, so only a block of them is made at a time.
         blocks = (order[start : start + SAMPLER_BLOCK] for start in range(0, len(order), SAMPLER_BLOCK))
         return (number for block in blocks for number in (block + first).tolist())

@@ -1,6 +1,6 @@
-"""Files: which ones a name stands for, what they are, and their text or rows; errors name file and line.
+"""Local files: found by name, checked, and read as text or rows. Errors name the file and line.
 
-Text (.txt, .text, and what has another or no ending and holds UTF-8 text), JSON, CSV, TSV and parquet, also compressed.
+Text (.txt, .text, and any other ending but those of rows), JSON, CSV, TSV and parquet, each also compressed.
 """
 
 import ast
@@ -20,27 +20,24 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.command_line import home_path, listed
 from common.processes import print_once
 from corpora.long_text import LONGEST_PART, Stretch, joined, parts_of_line
 
-if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetFile
-
 TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 ROW_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-SNIFFED = 65_536  # bytes at the beginning of a file that tell whether it is text
+SNIFFED = 65_536  # bytes read at the beginning of a file to see whether it is text
 csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
 
 
 # ---------------------------------------------------------------- which files
 def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_SUFFIXES) -> list[Path]:
-    """Files that files, folders (theirs of these suffixes, sorted) and globs stand for.
+    """The files that paths and globs name, and those of folders with these suffixes, sorted.
 
-    ValueError if one is missing, empty or no text. A file that is named itself may have any suffix.
+    ValueError if one is missing, empty or not text. A file named by its own path may have any suffix.
     """
     files = []
     for text in paths:
@@ -54,7 +51,7 @@ def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_S
         elif beside := compressed(path):
             found = [beside]
         else:
-            found = sorted(p for p in Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))) if p.is_file())
+            found = sorted(p for p in _matches(path) if p.is_file())
         if not found:
             raise ValueError(f"{flag} {text}: no such file, and no folder or pattern with {' '.join(suffixes)} files")
         files += found
@@ -64,7 +61,7 @@ def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_S
 
 
 def compressed(path: Path) -> Path | None:
-    """train.en.gz in the place of a missing train.en, which a line says; None if there is none."""
+    """train.en.gz if train.en is missing, which a printed line says; None if there is neither."""
     if path.is_file():
         return None
     found = next((p for p in (Path(f"{path}{ending}") for ending in COMPRESSIONS) if p.is_file()), None)
@@ -84,8 +81,9 @@ def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] |
     paths, weights = [], []
     for text in texts:
         path, colon, weight = text.rpartition(":")
+        whole = home_path(text)
         try:
-            number = float(weight) if colon and path and not _is_there(text) else None
+            number = float(weight) if colon and path and not (whole.exists() or any(_matches(whole))) else None
         except ValueError:
             number = None
         if number is not None and not 0 < number < float("inf"):
@@ -99,13 +97,12 @@ def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] |
     return paths, weights if any(given) else None
 
 
-def _is_there(text: str) -> bool:
-    path = home_path(text)
-    return path.exists() or any(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
+def _matches(pattern: Path) -> Iterator[Path]:
+    return Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor)))
 
 
 def _is_wanted(file: Path, folder: Path, suffixes: tuple[str, ...]) -> bool:
-    """Whether a file found in a named folder is to be read: hidden ones and those of other suffixes are not."""
+    """Whether to read a file of a named folder: not if it is hidden or has another suffix."""
     hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
     return file.is_file() and not hidden and data_suffix(file) in suffixes + ("",) * (suffixes == TEXT_SUFFIXES)
 
@@ -119,7 +116,7 @@ def data_suffix(path: Path) -> str:
 
 
 def is_plain_text(path: Path) -> bool:
-    """Whether a line of the file is a document: .txt, .text, and every suffix that is none of ROW_SUFFIXES."""
+    """Whether each line of the file is a document: true for every suffix outside ROW_SUFFIXES."""
     return data_suffix(path) not in ROW_SUFFIXES
 
 
@@ -137,7 +134,7 @@ def check_file(flag: str, path: Path, binary: Iterable[str] = (".parquet",)) -> 
     if data_suffix(path) in binary:
         return
     if data_suffix(path) in TEXT_SUFFIXES and head.count(0) * 100 < len(head):
-        head = head.replace(b"\0", b"")  # a stray one in what its owner calls text
+        head = head.replace(b"\0", b"")  # a stray NUL byte in a file that its name calls text
     problem = _not_text(head)
     if problem:
         known = data_suffix(path) in TEXT_SUFFIXES or not problem.startswith("looks like")
@@ -145,7 +142,7 @@ def check_file(flag: str, path: Path, binary: Iterable[str] = (".parquet",)) -> 
         raise ValueError(f"{flag} {path}: {problem}{hint}")
 
 
-# First bytes -> what such a file is; looked at only where a file is no text.
+# First bytes -> the kind of file; only looked up if a file is not text.
 _SIGNATURES = {
     b"%PDF": "a PDF",
     b"PK\x03\x04": "a zip archive",
@@ -160,7 +157,7 @@ _SIGNATURES = {
 
 
 def _not_text(head: bytes) -> str | None:
-    """What the beginning of a file looks like if it is not UTF-8 text without NUL bytes, else None."""
+    """What the beginning of a file looks like; None if it is UTF-8 text without NUL bytes."""
     looks = next((name for signature, name in _SIGNATURES.items() if head.startswith(signature)), None)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)  # a letter that the end cuts in two is no error
@@ -186,7 +183,7 @@ def _open_binary(path: Path):
         return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
     openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     stream = openers.get(path.suffix.lower(), io.open)(path, "rb")
-    if isinstance(stream, bz2.BZ2File | lzma.LZMAFile):  # else they ignore in silence what follows the archive
+    if isinstance(stream, bz2.BZ2File | lzma.LZMAFile):  # otherwise they silently ignore what follows the archive
         stream._buffer.raw._trailing_error = ()
     return stream
 
@@ -195,7 +192,7 @@ def _open_binary(path: Path):
 def open_text(path: Path) -> Iterator[io.TextIOBase]:
     """A text stream of a plain or compressed file, without its byte-order mark, every line end as a newline.
 
-    A file that is damaged or not UTF-8 is a ValueError with its name, wherever in the `with` block it shows.
+    ValueError with the file's name if it turns out to be damaged or not UTF-8 anywhere in the `with` block.
     """
     try:
         with io.TextIOWrapper(_open_binary(path), encoding="utf-8-sig", newline=None) as stream:
@@ -209,7 +206,7 @@ def open_text(path: Path) -> Iterator[io.TextIOBase]:
 
 
 def _first_bad_line(path: Path) -> int:
-    """Number of the first line that is not UTF-8, which a stream read in blocks cannot tell."""
+    """Number of the first line that is not UTF-8; a text stream, which decodes blocks, does not know it."""
     with _open_binary(path) as stream:
         for number, line in enumerate(stream, start=1):
             try:
@@ -240,8 +237,8 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
 
 
 @contextlib.contextmanager
-def open_parquet(path: Path) -> Iterator["ParquetFile"]:
-    """A parquet file. One that is damaged is a ValueError with its name, wherever in the `with` block it shows."""
+def open_parquet(path: Path) -> Iterator[Any]:
+    """A pyarrow ParquetFile. ValueError with its name if it turns out to be damaged anywhere in the `with` block."""
     import pyarrow.parquet
 
     try:
@@ -321,7 +318,7 @@ def _joined(values: list[str], lines: Iterator[list[str]]) -> list[str]:
 
 
 def _read_json(path: Path) -> Iterator[dict]:
-    """Rows of an array, or of objects one after another, each on a line or over many lines."""
+    """Rows of an array, or of objects that follow one another, each on one line or on several."""
     with open_text(path) as stream:
         first = stream.readline()
         if _is_open_json(first):
@@ -329,7 +326,7 @@ def _read_json(path: Path) -> Iterator[dict]:
             rows = enumerate(_json_values(text, path), start=1)
         else:
             lines = enumerate(itertools.chain([first], stream), start=1)
-            rows = ((number, parse_json(line, path, number)) for number, line in lines if line.strip())
+            rows = ((number, parse_json(line.strip(), path, number)) for number, line in lines if line.strip())
         for number, row in rows:
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, row {number}: must be a JSON object, got {type(row).__name__}")
@@ -337,7 +334,7 @@ def _read_json(path: Path) -> Iterator[dict]:
 
 
 def _is_open_json(line: str) -> bool:
-    """Whether the JSON value in a line ends in a later one, or is an array: [ and {, but not {"a": 1} or {"a": x."""
+    """Whether a line begins an array, or an object that a later line ends: [ and {, but not {"a": 1} or {"a": x."""
     try:
         return isinstance(json.loads(line), list)
     except json.JSONDecodeError as error:
@@ -347,43 +344,40 @@ def _is_open_json(line: str) -> bool:
 
 
 def _json_values(text: str, path: Path) -> Iterator:
-    """The values that stand one after another in a text; those of an array if it is one."""
+    """The values that follow one another in a text; of an array its items."""
     if text.lstrip().startswith("["):
         yield from parse_json(text, path)
         return
-    decoder, place, before, space = json.JSONDecoder(), 0, 0, re.compile(r"\s*")
+    decoder, place, line, space = json.JSONDecoder(), 0, 1, re.compile(r"\s*")
     while (begin := space.match(text, place).end()) < len(text):
-        before += text.count("\n", place, begin)
+        line += text.count("\n", place, begin)
         try:
             _, place = decoder.raw_decode(text, begin)
         except (ValueError, RecursionError):
             place = len(text)
-        yield parse_json(text[begin:place], path, before=before)
-        before += text.count("\n", begin, place)
+        yield parse_json(text[begin:place], path, line)
+        line += text.count("\n", begin, place)
 
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_json(text: str, path: Path, line: int | None = None, before: int = 0) -> Any:
-    """The value of a text. ValueError names the file and line.
-
-    line: number of the line that the text is; None if it has several, `before` being the lines of the file before it.
-    """
+def parse_json(text: str, path: Path, line: int = 1) -> Any:
+    """The value of a text that begins in this line of a file. ValueError names the file and line."""
     try:
         value = json.loads(text)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except json.JSONDecodeError as error:
-        number, problem = line or before + error.lineno, error.msg
+        line, problem = line + error.lineno - 1, error.msg
         if _is_python(text):
             problem = "values as Python prints them: write the file with json.dumps"
     except UnicodeEncodeError as error:
-        number, problem = line or 1, f"half a surrogate pair, \\u{ord(error.object[error.start]):x}"
+        problem = f"half a surrogate pair, \\u{ord(error.object[error.start]):x}"
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
-        number, problem = line or 1, str(error)
-    raise ValueError(f"{path}, line {number}: broken JSON ({problem})")
+        problem = str(error)
+    raise ValueError(f"{path}, line {line}: broken JSON ({problem})")
 
 
 def _is_python(text: str) -> bool:
@@ -400,9 +394,9 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def read_text_documents(path: Path) -> Iterator[str]:
-    """Documents of a text file: its lines, or the pages of WikiExtractor's format, which stand between <doc ...> tags.
+    """Documents of a text file: its lines, or in WikiExtractor's format the pages between <doc ...> tags.
 
-    Control characters are removed, and entities of pages resolved ("&amp;" -> "&"). Empty documents are yielded too.
+    Without control characters; entities of pages are resolved ("&amp;" -> "&"). Empty documents are yielded too.
     """
     return joined(read_text_parts(path))
 
@@ -431,7 +425,7 @@ def read_text_parts(path: Path) -> Iterator[str]:
 
 
 def read_documents(path: Path, text_column: str) -> Iterator[str]:
-    """The documents of one file of any format; of plain text long ones in parts (`read_text_parts`)."""
+    """The documents of a file of any format; long ones of plain text in parts (`read_text_parts`)."""
     if is_plain_text(path):
         yield from read_text_parts(path)
     else:
@@ -439,7 +433,7 @@ def read_documents(path: Path, text_column: str) -> Iterator[str]:
 
 
 def column_texts(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[str]:
-    """The texts of a column, "" for a missing one. ValueError for a value that is no text."""
+    """The texts of a column, "" for a missing one. ValueError for any other value."""
     for number, row in enumerate(rows, start=1):
         if not isinstance(row[column], str | None):
             kind = type(row[column]).__name__

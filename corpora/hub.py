@@ -2,32 +2,20 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from common.processes import answers
 from common.reports import first_line
 from constants import DATASET_VALS
-
-if TYPE_CHECKING:
-    import datasets
 
 SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
 
 
 def load_dataset_splits(
     name: str, config: str | None, flag: str, streaming: bool = False, needed: str | None = None
-) -> "dict[str, datasets.Dataset] | dict[str, datasets.IterableDataset]":
-    """{split: its rows} of a saved folder or a Hub name, with `streaming` not read yet. ValueError if there is none, or
-    no split called `needed`."""
-    splits = _load_splits(name, config, flag, streaming)
-    if needed and needed not in splits:
-        raise ValueError(f"{flag} {name}: has no split called {needed}; there is {', '.join(splits)}")
-    return splits
-
-
-def _load_splits(
-    name: str, config: str | None, flag: str, streaming: bool
-) -> "dict[str, datasets.Dataset] | dict[str, datasets.IterableDataset]":
+) -> dict[str, Any]:
+    """{split: a datasets.Dataset, with `streaming` an IterableDataset} of a saved folder or a Hub name. ValueError if
+    there is none, or no split called `needed`."""
     import datasets
 
     do_not_wait_for_the_hub(name)
@@ -37,9 +25,9 @@ def _load_splits(
             splits = loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
             if streaming:
                 shards = {split: max(1, min(SAVED_SHARDS, len(rows))) for split, rows in splits.items()}
-                return {split: rows.to_iterable_dataset(shards[split]) for split, rows in splits.items()}
-            return splits
-        return datasets.load_dataset(name, config, streaming=streaming)
+                splits = {split: rows.to_iterable_dataset(shards[split]) for split, rows in splits.items()}
+        else:
+            splits = datasets.load_dataset(name, config, streaming=streaming)
     except (OSError, ValueError, RuntimeError) as error:
         hint = "" if hub_is_reachable() else "; the Hub cannot be reached from here: give local files instead"
         tasks = [f"{benchmark}/{task}" for benchmark, tasks in DATASET_VALS.items() for task in tasks]
@@ -47,6 +35,9 @@ def _load_splits(
         hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}" if tasks else hint
         reason = f"neither a saved data set nor one on the Hub ({first_line(error)}){hint}"
         raise ValueError(f"{flag} {name}: {reason}") from None
+    if needed and needed not in splits:
+        raise ValueError(f"{flag} {name}: has no split called {needed}; there is {', '.join(splits)}")
+    return splits
 
 
 def do_not_wait_for_the_hub(name: str) -> None:

@@ -1,15 +1,15 @@
-"""Long texts in parts that join to the whole: nothing is lost at a cut, and memory does not grow with the text.
+"""Long texts in parts that join to the whole, so that memory does not grow with the text.
 
     "one two three" -> "one two", " three"      the space at a cut begins the next part
 
-Tokenizers of T5's kind give these parts the ids of the whole, since they cut at spaces first and drop one at a text's
-beginning. So do tokenizers of bytes. A word is cut in two only where there is no space.
+Tokenizers of T5's kind give the parts the ids of the whole: they cut at spaces first, and drop a space at the beginning
+of a text. Tokenizers of bytes do too. A word is cut in two only if there is no space.
 """
 
 import itertools
 from collections.abc import Iterable, Iterator, Sized
 
-LONGEST_PART = 2**20  # characters, or bytes of a stream, of a text that are read and tokenised at once
+LONGEST_PART = 2**20  # characters (of a stream: bytes) of a text that are read and tokenised at once
 
 
 class Stretch(str):
@@ -24,14 +24,14 @@ def goes_on(document: object) -> bool:
 
 
 def is_blank(document: str | Sized) -> bool:
-    """Whether there is nothing in a document but white space."""
+    """Whether a document holds nothing but white space."""
     return not (document.strip() if isinstance(document, str) else len(document))
 
 
 def whole_parts(text: str, longest: int) -> Iterator[str]:
-    """Parts of at most `longest` characters, a space at the beginning not counted: ("one two three", 8) -> "one two",
+    """Parts of at most `longest` characters, not counting a space at the beginning: ("one two three", 8) -> "one two",
     " three". White space after the last letter stays with it."""
-    begin = after = 0  # a part's beginning, and its first character behind the space that was cut at
+    begin = after = 0  # where a part begins, with and without the space at which it was cut
     end = len(text.rstrip())
     while end - after > longest:
         cut = text.rfind(" ", after + 1, after + longest + 1)
@@ -42,7 +42,7 @@ def whole_parts(text: str, longest: int) -> Iterator[str]:
 
 
 def stretches(document: str, longest: int) -> list[str]:
-    """The parts as documents: all but the last one are Stretches, and that one too if the document is."""
+    """The parts of a document: all but the last are Stretches, and the last one too if the document is one."""
     parts = list(whole_parts(document, longest))
     ends = [] if isinstance(document, Stretch) else [parts.pop()]
     return [*map(Stretch, parts), *ends]
@@ -59,7 +59,7 @@ def first_documents(documents: Iterable, count: int | None) -> Iterator:
 
 
 def joined(parts: Iterable[str]) -> Iterator[str]:
-    """Whole documents again."""
+    """The whole documents, each joined from its parts."""
     begun = []
     for part in parts:
         begun.append(part)
@@ -69,17 +69,17 @@ def joined(parts: Iterable[str]) -> Iterator[str]:
 
 
 def place_to_cut(text: str) -> int:
-    """Where to cut off the beginning of a line whose end is not in sight: at the last space that has a letter behind
-    it, else before the last letter. 0 if all is white space. So what follows never is white space alone."""
+    """Where to cut a line whose end is not read yet: at the last space that a letter follows, else before the last
+    letter; 0 if all is white space. So the rest is never white space only."""
     end = len(text.rstrip())
     place = text.rfind(" ", 1, end)
     return place if place > 0 else max(end - 1, 0)
 
 
 def parts_of_line(pieces: Iterable[str], longest: int) -> Iterator[str]:
-    """Lines from pieces of at most `longest` characters, of which those that end a line end in a newline: without white
-    space around them, and what is longer in Stretches."""
-    text, begun, ended = "", False, True  # what is not yet given out of a line; whether its beginning was; no line open
+    """Lines without white space around them, made of pieces of at most `longest` characters; a piece that ends a line
+    ends in a newline. Longer lines come in Stretches."""
+    text, begun, ended = "", False, True  # rest of a line to be given out, whether its beginning was, whether it ended
     for piece in itertools.chain(pieces, [None]):
         if piece is None and ended:
             return

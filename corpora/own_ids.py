@@ -1,31 +1,29 @@
 """Ready-made token ids instead of text: proteins, molecules, music, quantised series, or tokenised text.
 
-A list column of parquet or JSON files, `.npy` arrays (flat, or one document a row) and flat `.bin` memory maps.
-Without `--tokenizer_name` the ids 0 ... N - 1 become tokens 3 ... N + 2 of a vocabulary with T5's places: <pad> 0, </s>
-1, <unk> 2, then the data, and 100 sentinels at the end, <extra_id_0> last. Its tokens are the ids as decimal numbers,
-so that the saved run loads with AutoTokenizer and answers in them. With a tokenizer the ids are its own.
+They come from a list column of parquet or JSON files, `.npy` arrays (flat, or a document a row) or flat `.bin` files.
+Without `--tokenizer_name` the ids 0 ... N - 1 become tokens 3 ... N + 2 of a vocabulary with T5's layout: <pad> 0, </s>
+1, <unk> 2, then the data, and 100 sentinels at the end, <extra_id_0> last. Its tokens are the ids in decimal, so the
+saved run loads with AutoTokenizer and answers in ids. With a tokenizer the ids are the tokenizer's own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from common.command_line import listed
 from constants import NUM_SENTINELS
 from corpora.files import data_suffix, expand_files, open_parquet, read_rows
 from data_collator_t5 import SENTINEL_NAME
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
 ID_OFFSET = 3  # <pad>, </s>, <unk>
 ID_TYPES = ("uint8", "uint16", "uint32", "uint64", "int16", "int32", "int64")  # of .bin files
 ARRAY_SUFFIXES = (".npy", ".bin")
 ID_SUFFIXES = (*ARRAY_SUFFIXES, ".parquet", ".json", ".jsonl")
-PIECE = (500, 65_536)  # shortest and longest piece of a flat array that is held out or trained on as a whole
+PIECE = (500, 65_536)  # shortest and longest piece into which a flat array is cut
 
 
 @dataclass
@@ -57,23 +55,23 @@ class IdFormat:
 
 
 def id_format(args: Any) -> IdFormat | None:
-    """How the files hold ready-made ids, where the flags name a column or type of ids, or an .npy file; else None."""
+    """How the files hold ready-made ids if the flags name a column or type of ids, or an .npy file; else None."""
     column, dtype, files = args.input_ids_column, args.input_ids_dtype, args.train_file or []
     return IdFormat(column, dtype) if column or dtype or any(Path(file).suffix == ".npy" for file in files) else None
 
 
 def corpus_files(flag: str, paths: list[str], format: IdFormat | None) -> list[Path]:
-    """Files that files, folders and globs stand for; ValueError for one that is missing or cannot hold text (ids)."""
+    """The files that paths, folders and globs name. ValueError for one that is missing or cannot hold text (ids)."""
     if format is None:
         return expand_files(flag, paths)
     files = expand_files(flag, paths, ID_SUFFIXES)
     for file in files:
         suffix = data_suffix(file)
-        if suffix not in ID_SUFFIXES or suffix in (".npy", ".bin") and file.suffix != suffix:
+        if suffix not in ID_SUFFIXES or suffix in ARRAY_SUFFIXES and file.suffix != suffix:
             raise ValueError(f"{flag} {file}: ready-made ids come from {' '.join(ID_SUFFIXES)} files")
         if suffix == ".bin" and format.dtype is None:
             raise ValueError(f"{flag} {file}: --input_ids_dtype must say which numbers it holds, such as uint16")
-        if suffix not in (".npy", ".bin") and format.column is None:
+        if suffix not in ARRAY_SUFFIXES and format.column is None:
             raise ValueError(f"{flag} {file}: --input_ids_column must name the column that holds the ids")
         if suffix == ".bin" and file.stat().st_size % np.dtype(format.dtype).itemsize:
             raise ValueError(f"{flag} {file}: its {file.stat().st_size:,} bytes are no whole number of {format.dtype}")
@@ -82,7 +80,7 @@ def corpus_files(flag: str, paths: list[str], format: IdFormat | None) -> list[P
 
 # ---------------------------------------------------------------- reading
 def read_ids(path: Path, format: IdFormat) -> Iterator[IdDocument]:
-    """The documents of one file. ValueError names file and row of a value that is no list of whole numbers."""
+    """The documents of a file. ValueError names file and row of a value that is not a list of whole numbers."""
     if path.suffix in ARRAY_SUFFIXES:
         yield from ArrayDocuments(path, format)
     elif path.suffix == ".parquet":
@@ -91,28 +89,23 @@ def read_ids(path: Path, format: IdFormat) -> Iterator[IdDocument]:
         yield from row_ids(read_rows(path, [format.column]), format.column, path)
 
 
-def _load_array(path: Path) -> np.ndarray:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
-    if array.dtype.kind not in "iu":
-        raise ValueError(f"{path}: holds {array.dtype}; ids must be whole numbers")
-    if array.ndim not in (1, 2):
-        raise ValueError(f"{path}: has the shape {array.shape}; ids must be a flat array, or one document a row")
-    return array
-
-
 class ArrayDocuments(Sequence):
-    """The documents of an .npy or .bin file by number: its rows, or pieces of a flat array, each but the last one
-    continuing in the next. Only what is asked for is read."""
+    """The documents of an .npy or .bin file by number: its rows, or the pieces of a flat array, which is one document.
+    Only what is asked for is read."""
 
     def __init__(self, path: Path, format: IdFormat):
-        self.path = path
-        is_npy = path.suffix == ".npy"
-        self.array = _load_array(path) if is_npy else np.memmap(path, dtype=format.dtype, mode="r")
-        is_flat = self.array.ndim == 1
-        self.length = min(max(len(self.array) // 200, PIECE[0]), PIECE[1]) if is_flat else 1  # of a piece; or one row
+        try:
+            is_npy = path.suffix == ".npy"
+            array = np.load(path, mmap_mode="r") if is_npy else np.memmap(path, dtype=format.dtype, mode="r")
+        except (OSError, ValueError, EOFError) as error:
+            raise ValueError(f"{path}: cannot be read ({error})") from None
+        if array.dtype.kind not in "iu":
+            raise ValueError(f"{path}: holds {array.dtype}; ids must be whole numbers")
+        if array.ndim not in (1, 2):
+            raise ValueError(f"{path}: has the shape {array.shape}; ids must be a flat array, or one document a row")
+        self.path, self.array = path, array
+        # Of a piece of a flat array, or one row.
+        self.length = min(max(len(array) // 200, PIECE[0]), PIECE[1]) if array.ndim == 1 else 1
 
     def __len__(self) -> int:
         return -(-len(self.array) // self.length)
@@ -146,7 +139,7 @@ def _parquet_documents(path: Path, column: str) -> Iterator[IdDocument]:
 
 
 def row_ids(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[IdDocument]:
-    """The ids in a column of rows. ValueError for a value that is no list of whole numbers of 64 bits."""
+    """The ids in a column of rows. ValueError for a value that is not a list of whole numbers of 64 bits."""
     for number, row in enumerate(rows, start=1):
         values = row[column]
         if not isinstance(values, list) or not all(type(value) is int for value in values):
@@ -158,13 +151,12 @@ def row_ids(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[Id
 
 
 # ---------------------------------------------------------------- vocabulary
-def ids_tokenizer(vocab_size: int) -> "PreTrainedTokenizerFast":
+def ids_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     """A tokenizer whose tokens are the numbers 0 ... vocab_size - 1, with T5's special tokens at T5's places.
 
-    With 10 of them "0 7 9" becomes 3 10 12 and EOS, 1; <extra_id_99> is 13 and <extra_id_0> 112.
+    With 10 numbers "0 7 9" becomes 3 10 12 and EOS, 1; <extra_id_99> is 13 and <extra_id_0> 112.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
 
     sentinels = [f"<extra_id_{n}>" for n in reversed(range(NUM_SENTINELS))]
     tokens = ["<pad>", "</s>", "<unk>", *map(str, range(vocab_size)), *sentinels]
@@ -175,15 +167,15 @@ def ids_tokenizer(vocab_size: int) -> "PreTrainedTokenizerFast":
     return PreTrainedTokenizerFast(tokenizer_object=backend, input_ids_offset=ID_OFFSET, **special)
 
 
-def ids_offset(tokenizer: "PreTrainedTokenizerBase") -> int:
+def ids_offset(tokenizer: PreTrainedTokenizerBase) -> int:
     """What is added to the data's ids: 3 for `ids_tokenizer`, also saved and loaded again; 0 for any other."""
     return int(tokenizer.init_kwargs.get("input_ids_offset", 0))
 
 
 class IdEncoder:
-    """Data ids -> ids of the model. Called with an IdDocument; ValueError names file, row, place and a wrong value."""
+    """Called with an IdDocument, returns its ids in the model. ValueError names file, row, place and a wrong value."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.offset = ids_offset(tokenizer)
         vocabulary = tokenizer.get_vocab()
         self.allowed = np.zeros(len(tokenizer), dtype=bool)

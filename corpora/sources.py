@@ -13,7 +13,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from common.cached_folders import cached
 from common.manifests import file_digest
@@ -24,9 +26,6 @@ from corpora.files import column_texts, data_suffix, is_plain_text, read_documen
 from corpora.hub import load_dataset_splits
 from corpora.own_ids import IdDocument, IdFormat, corpus_files, id_format, read_ids, row_ids
 from corpora.tokenizers import load_tokenizer, train_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # Sample for a tokenizer that is trained on the way: enough for a small vocabulary, and a minute or less.
 TOKENIZER_SENTENCES, TOKENIZER_CHARACTERS = 200_000, 2**25
@@ -44,12 +43,9 @@ class Source:
     dataset: object = None
     size: int | None = None  # bytes, if known
     ids: IdFormat | None = None  # how ready-made ids are read; None: text
-    parts: Sequence["Source"] = ()  # of several sources as one
     stamps: Sequence[tuple] = ()  # of the files, when their fingerprint was taken
 
     def documents(self) -> Iterator[str] | Iterator[IdDocument]:
-        for part in self.parts:
-            yield from part.documents()
         if self.dataset is not None:
             read = column_texts if self.ids is None else row_ids
             yield from read(self.dataset, self.column, self.description)
@@ -57,9 +53,7 @@ class Source:
             yield from read_documents(file, self.column) if self.ids is None else read_ids(file, self.ids)
 
     def check_unchanged(self) -> None:
-        """ValueError if a file has changed since its fingerprint was taken, under which what was read would be kept."""
-        for part in self.parts:
-            part.check_unchanged()
+        """ValueError if a file has changed since its fingerprint was taken: its key in the cache would be wrong."""
         for file, stamp in zip(self.files, self.stamps, strict=False):
             if _stamp(file) != stamp:
                 raise ValueError(f"{file} has changed while it was read: start again when it is complete")
@@ -110,16 +104,10 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
     return corpora
 
 
-def joined(sources: list[Source]) -> Source:
-    """Several sources as one, whatever their weights: what a tokenizer is trained on."""
-    if len(sources) == 1:
-        return sources[0]
-    description = ", ".join(source.description for source in sources)
-    return Source(description, joint_fingerprint(sources), [], sources[0].column, ids=sources[0].ids, parts=sources)
-
-
 def joint_fingerprint(sources: Sequence) -> str:
-    """Fingerprint of the contents of several sources or corpora together."""
+    """Fingerprint of the contents of several sources or corpora together; of one alone its own."""
+    if len(sources) == 1:
+        return sources[0].fingerprint
     return hashlib.sha256("".join(source.fingerprint for source in sources).encode()).hexdigest()
 
 
@@ -136,7 +124,7 @@ def _file_source(flag: str, paths: list[str], column: str, ids: IdFormat | None 
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
-    """What changes with a file's contents."""
+    """Size, time and inode of a file, which change with its contents."""
     if not file.exists():
         return None
     status = file.stat()
@@ -158,7 +146,7 @@ def _dataset_sources(name: str, config: str | None, column: str, ids: IdFormat |
 
 
 def builtin_sources(cache: Path, num_workers: int | None = None) -> dict[str, Source]:
-    """The built-in English corpus below `cache`, made if it is not there yet."""
+    """The splits of the built-in English corpus below `cache`, made if it is not there yet."""
     folder = builtin_corpus(cache, num_workers)
     sources = {}
     for split in ("train", "validation"):
@@ -178,23 +166,32 @@ def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
     return cached(cache, BUILTIN_CORPUS, corpus.fingerprint(), build)
 
 
+def described(sources: Sequence) -> str:
+    """What the text of several sources or corpora is, for a summary."""
+    return ", ".join(source.description for source in sources)
+
+
 def tokenizer_for(
-    source: Source, vocab_size: int, cache: Path, byte_fallback: bool | None = None
-) -> "PreTrainedTokenizerBase":
-    """A tokenizer trained on `source`, cached under a key of the text's contents, the size and `byte_fallback`."""
-    decisive = f"{TOKENIZER_FORMAT} {source.fingerprint} {source.column} {vocab_size} {byte_fallback}"
+    sources: list[Source], vocab_size: int, cache: Path, byte_fallback: bool | None = None
+) -> PreTrainedTokenizerBase:
+    """A tokenizer trained on all the text, whatever the weights of its corpora, and cached under a key of the text's
+    contents, the size and `byte_fallback`."""
+    fingerprint, column = joint_fingerprint(sources), sources[0].column
+    decisive = f"{TOKENIZER_FORMAT} {fingerprint} {column} {vocab_size} {byte_fallback}"
     key = hashlib.sha256(decisive.encode()).hexdigest()
 
     def build(folder: Path) -> None:
-        print_once(f"no tokenizer was given: training one of {vocab_size:,} tokens on {source.description}")
+        print_once(f"no tokenizer was given: training one of {vocab_size:,} tokens on {described(sources)}")
         sample = dict(max_sentences=TOKENIZER_SENTENCES, max_characters=TOKENIZER_CHARACTERS)
-        train_tokenizer(source.documents(), folder, vocab_size, byte_fallback, **sample)
-        source.check_unchanged()
+        documents = itertools.chain.from_iterable(source.documents() for source in sources)
+        train_tokenizer(documents, folder, vocab_size, byte_fallback, **sample)
+        for source in sources:
+            source.check_unchanged()
 
     return load_tokenizer(str(cached(cache, "tokenizer", key, build)))
 
 
-def default_tokenizer(args: Any, cache_dir: str) -> "PreTrainedTokenizerBase":
+def default_tokenizer(args: Any, cache_dir: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model from scratch where none is named, as in pre-training on the built-in text."""
     cache = Path(cache_dir).expanduser()
-    return tokenizer_for(builtin_sources(cache)["train"], args.vocab_size, cache, args.byte_fallback)
+    return tokenizer_for([builtin_sources(cache)["train"]], args.vocab_size, cache, args.byte_fallback)

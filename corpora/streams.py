@@ -1,4 +1,4 @@
-"""Examples read on the fly: each once in a pass, in an order that neither ranks nor workers change, from any step on.
+"""Examples read on the fly: each once in a pass, in the same order for any ranks and workers, from any step on.
 
     corpus --blocks, shuffled anew in each pass--> 24 lanes --rows--> units --a lane's buffer, shuffled--> examples
 
@@ -13,7 +13,6 @@ no other rank reads. The workers of a rank take its batches in turn: they all re
 batches (tokenising, collating).
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -22,10 +21,11 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import TrainingArguments
 
 from common.command_line import exit_on_user_error
 from corpora.blocks import Corpus
@@ -33,12 +33,9 @@ from corpora.examples import shares
 from corpora.long_text import goes_on, is_blank
 from corpora.tokenizers import cut_at_spaces
 
-if TYPE_CHECKING:
-    from transformers import TrainingArguments
-
 LANES = 24
-TURNS = 4096  # examples of a lane after which each corpus has given its weight's share of them
-ENCODE_BATCH = 20_000  # characters that are tokenised at once for packing, and at most read too early
+TURNS = 4096  # examples of a lane among which each corpus has the share of its weight
+ENCODE_BATCH = 20_000  # characters tokenised at once for packing, so at most this many are read too early
 Place = list  # [pass, block of the lane in this pass, place of the row in the block, units of the row to skip]
 Rows = Iterator[tuple[Place, dict]]
 Units = Callable[[Rows], Iterator[tuple[Place, object]]]
@@ -128,16 +125,14 @@ def _batches(rows: Rows, read: Callable[[dict], object]) -> Iterator[list]:
 
 # ---------------------------------------------------------------- lanes
 class LaneSource:
-    """A corpus as the lanes of a stream read it.
+    """What the lanes of a stream share of a corpus.
 
-    units: what is made of its rows (`one_by_one`, `packed`). lanes: into how many it is dealt out. buffer: units that a
-    lane shuffles at a time. seed, number: of the run and the corpus, for its random orders. passes: its end (tests).
+    units: what is made of its rows (`one_by_one`, `packed`). lanes: number of lanes that share it. buffer: units that a
+    lane shuffles at a time. seed, number: of the run and the corpus, for its random orders.
     """
 
-    def __init__(
-        self, corpus: Corpus, units: Units, lanes: int, buffer: int, seed: int, number: int, passes: int | None
-    ):
-        self.corpus, self.units, self.lanes, self.buffer, self.passes = corpus, units, lanes, buffer, passes
+    def __init__(self, corpus: Corpus, units: Units, lanes: int, buffer: int, seed: int, number: int):
+        self.corpus, self.units, self.lanes, self.buffer = corpus, units, lanes, buffer
         self.seed, self.number = seed, [number] * (number > 0)  # the first corpus has the order that it has alone
         self._order = (None, None)
 
@@ -152,14 +147,14 @@ class LaneSource:
         return self._order[1]
 
     def passes_of(self, lane: int, place: Place) -> float:
-        """Passes of a lane over its share of the corpus up to a place, as far as the place tells."""
+        """Passes of a lane over its share of the corpus up to a place, estimated from the place alone."""
         number, block, row, _ = place
         blocks = self.order(number)[lane :: self.lanes]
         begun = self.corpus.share_read(int(blocks[block]), row) if block < len(blocks) else 0
         return number + (block + begun) / len(blocks)
 
     def check_not_empty(self) -> None:
-        """ValueError if the corpus gives not a single example, instead of searching forever."""
+        """ValueError if the corpus gives no example at all; a lane would search forever."""
         rows = (([0, 0, place, 0], row) for place, row in self.corpus.all_rows())
         if next(self.units(rows), None) is None:
             raise ValueError(f"{self.corpus.description}: gives no example to train on")
@@ -175,13 +170,13 @@ class Lane:
         self.source, self.lane = source, lane
         self.first, self.place = state or (0, [0, 0, None, 0])
         self.buffer, self.order = [], []
-        self.units: Iterator | None = None
+        self.units = source.units(self._rows(*self.place))
 
     def state(self) -> list:
         return [self.first, self.place]
 
     def take(self, number: int) -> object:
-        """The n-th example. IndexError when the stream has a limited number of passes and they are over."""
+        """The n-th example."""
         self.seek(number)
         return self.buffer[self.order[number - self.first]]
 
@@ -191,35 +186,29 @@ class Lane:
             self._fill()
 
     def _fill(self) -> None:
-        source = self.source
-        if self.units is None:
-            self.units = source.units(self._rows(*self.place))
+        source, size = self.source, self.source.buffer
         self.first += len(self.buffer)
-        size = source.buffer
-        if self.first == 0:  # the shorter the earlier the lane, so that they are not all filled in the same step
+        if self.first == 0:  # shorter for earlier lanes, so that they are not all filled in the same step
             size = max(1, size * (self.lane + 1) // source.lanes)
         read = list(itertools.islice(self.units, size))
-        if not read:
-            self.buffer = []
-            raise IndexError
         self.place = read[0][0]
         self.buffer = [unit for _, unit in read]
         self.order = source.random(1, self.lane, self.first).permutation(len(read))
 
-    def _rows(self, number: int, block: int, start: int | None, skip: int) -> Iterator[tuple[Place, dict]]:
+    def _rows(self, first_pass: int, block: int, start: int | None, skip: int) -> Iterator[tuple[Place, dict]]:
         source = self.source
-        while source.passes is None or number < source.passes:
+        for number in itertools.count(first_pass):
             blocks = source.order(number)[self.lane :: source.lanes]
             while block < len(blocks):
                 for place, row in source.corpus.rows(int(blocks[block]), start):
                     yield [number, block, place, skip], row
                     skip = 0
                 block, start = block + 1, None
-            number, block = number + 1, 0
+            block = 0
 
 
 class MixedLane:
-    """A lane of each of several corpora as one: example n comes from the corpus whose turn it is, by its weight.
+    """The lanes of several corpora as one: the corpora take turns by their weights.
 
     turns: [TURNS] numbers of corpora in the shares of the weights; every lane takes them in orders of its own, a new
     one for every TURNS examples. states: of the corpora's lanes.
@@ -260,20 +249,20 @@ class StreamDataset(torch.utils.data.IterableDataset):
     """Batches of this rank's examples, without end; each is `make_batch(example numbers, units)`.
 
     corpora: [(corpus, what is made of its rows: `one_by_one`, `packed`)]. weights: share of the examples that each
-    gives. shuffle_buffer_size: examples held in memory by all lanes together. description: of what else decides the
-    examples. passes: None, or after how many it ends (tests).
+    gives. shuffle_buffer_size: examples held in memory by all lanes together. description: what else decides the
+    examples.
     """
 
     def __init__(
         self, corpora: list[tuple[Corpus, Units]], make_batch: Callable[[np.ndarray, list], object], batch_size: int,
         seed: int, shuffle_buffer_size: int, rank: int = 0, ranks: int = 1, weights: Sequence[float] = (1.0,),
-        description: str = "", passes: int | None = None,
+        description: str = "",
     ):  # fmt: skip
         self.make_batch, self.batch_size, self.rank, self.ranks = make_batch, batch_size, rank, ranks
         self.lanes = min(LANES, *(len(corpus) for corpus, _ in corpora))
         lane_buffer = shuffle_buffer_size // self.lanes
         self.sources = [
-            LaneSource(corpus, units, self.lanes, max(1, int(lane_buffer * weight)), seed, number, passes)
+            LaneSource(corpus, units, self.lanes, max(1, int(lane_buffer * weight)), seed, number)
             for number, ((corpus, units), weight) in enumerate(zip(corpora, weights, strict=True))
         ]
         self.weights = list(weights)
@@ -287,7 +276,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
 
     @classmethod
     def of_run(
-        cls, corpora: list, make_batch: Callable, args: "TrainingArguments", shuffle_buffer_size: int, **others: Any
+        cls, corpora: list, make_batch: Callable, args: TrainingArguments, shuffle_buffer_size: int, **others: Any
     ) -> "StreamDataset":
         """The stream of this rank of a run. ValueError if a corpus gives no example."""
         seed = args.seed if args.data_seed is None else args.data_seed
@@ -304,7 +293,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
         return sorted({(self.rank + self.ranks * i) % self.lanes for i in range(self.lanes)})
 
     def __iter__(self) -> Iterator[tuple[object, dict | None]]:
-        """(batch, state after it), a worker's share of them; or, once, (what is wrong with the data, None)."""
+        """The worker's share of the pairs (batch, state after it); or, once, (what is wrong with the data, None)."""
         try:
             yield from self._batches()
         except (ValueError, OSError) as error:
@@ -317,35 +306,17 @@ class StreamDataset(torch.utils.data.IterableDataset):
         index, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         states = self.lane_states or [None] * self.lanes
         lanes = [MixedLane(self.sources, self.turns, lane, states[lane]) for lane in range(self.lanes)]
-        over = set()
         for batch in itertools.count(index, workers):
             first = self.next_example + batch * self.batch_size * self.ranks
             after = first + self.batch_size * self.ranks
-            numbers, units = [], []
-            for number in range(first + self.rank, after, self.ranks):
-                lane = number % self.lanes
-                try:
-                    units.append(lanes[lane].take(number // self.lanes))
-                    numbers.append(number)
-                except IndexError:
-                    over.add(lane)
-            if units:
-                self._follow(lanes, after)
-                state = {"next_example": after, "lanes": [lane.state() for lane in lanes]}
-                yield self.make_batch(np.array(numbers), units), state | {"fingerprint": self.fingerprint}
-            if len(over) == len(self.own_lanes):
-                return
-
-    def _follow(self, lanes: list[MixedLane], after: int) -> None:
-        """Brings all lanes to this rank's last example before `after`, so that workers do not change the state."""
-        newest = {}  # lane -> number
-        for number in range(after - self.ranks + self.rank, -1, -self.ranks):
-            newest.setdefault(number % self.lanes, number)
-            if len(newest) == len(self.own_lanes):
-                break
-        for lane, number in newest.items():
-            with contextlib.suppress(IndexError):
-                lanes[lane].seek(number // self.lanes)
+            numbers = range(first + self.rank, after, self.ranks)
+            units = [lanes[number % self.lanes].take(number // self.lanes) for number in numbers]
+            # All lanes go on to this rank's last example before `after`, so that workers do not change the state.
+            for number in range(after + self.rank - self.lanes * self.ranks, after, self.ranks):
+                if number >= 0:
+                    lanes[number % self.lanes].seek(number // self.lanes)
+            state = {"next_example": after, "lanes": [lane.state() for lane in lanes], "fingerprint": self.fingerprint}
+            yield self.make_batch(np.array(numbers), units), state
 
     def passes_of(self, state: dict) -> float:
         """Passes over the text up to a state, by this rank's lanes; of several corpora their mean under the weights."""
@@ -356,42 +327,45 @@ class StreamDataset(torch.utils.data.IterableDataset):
         ]
         return float(np.average(np.mean(passes, axis=0), weights=self.weights))
 
-    def load_state(self, states: list[dict]) -> None:
-        """Resumes where the ranks of a run stopped; there may have been another number of them.
+    def resume(self, checkpoint: str) -> None:
+        """Resumes where a checkpoint was written, by any number of ranks.
 
-        ValueError if they read another stream, or this one with another seed or buffer.
+        ValueError if it holds no place, or that of another stream, or of this one with another seed or buffer.
         """
+        files = sorted(Path(checkpoint).glob("stream_state_*.json"))
+        if not files:
+            raise ValueError(f"--resume_from_checkpoint {checkpoint}: its run did not have --streaming")
+        states = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         if states[0]["fingerprint"] != self.fingerprint:
-            raise ValueError("its run read another stream: files, --seed, --shuffle_buffer_size, tokenizer and "
-                             "lengths must stay")  # fmt: skip
+            raise ValueError(f"--resume_from_checkpoint {checkpoint}: its run read another stream: files, --seed, "
+                             "--shuffle_buffer_size, tokenizer and lengths must stay")  # fmt: skip
         self.next_example = states[0]["next_example"]
-        # Of a lane that several ranks have read, the one that has come furthest knows best.
+        # Where several ranks have read a lane, the state of the one that has come furthest holds.
         lanes = zip(*(state["lanes"] for state in states), strict=True)
         self.lane_states = [
             [max(of_corpus, key=lambda state: state[0]) for of_corpus in zip(*same, strict=True)] for same in lanes
         ]
 
-    # What a trainer asks of a data set.
-    def loader(self, collate: Callable, args: "TrainingArguments", **others: Any) -> "StreamLoader":
+    def loader(self, collate: Callable, args: TrainingArguments, **others: Any) -> "StreamLoader":
         """The data loader of this rank, which keeps its place."""
         others |= dict(pin_memory=args.dataloader_pin_memory, prefetch_factor=args.dataloader_prefetch_factor)
         self.loader_in_use = StreamLoader(self, collate, args.dataloader_num_workers, **others)
         return self.loader_in_use
 
     def epochs_done(self) -> float:
-        """Passes over the text up to the last batch given out; Trainer would count shares of --max_steps."""
+        """Passes over the text up to the last batch given out, in place of Trainer's share of --max_steps."""
         return self.passes_of(self.loader_in_use.state)
 
     def save_place(self, folder: Path) -> None:
         """Writes the place that this rank has reached into a checkpoint."""
-        save_state(folder, self.rank, self.loader_in_use.state)
+        path = folder / f"stream_state_{self.rank}.json"
+        path.write_text(json.dumps(self.loader_in_use.state) + "\n", encoding="utf-8")
 
     def examples_of_step(self, step: int, batch: int) -> list[int]:
         """Numbers of the examples in the global batch of a step (from 0)."""
         return list(range(step * batch, (step + 1) * batch))
 
 
-# ---------------------------------------------------------------- loading and saving
 class StreamLoader(torch.utils.data.DataLoader):
     """A DataLoader of a StreamDataset that keeps the state after the batch it gave last."""
 
@@ -422,21 +396,3 @@ class StreamLoader(torch.utils.data.DataLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """A stream has no epochs that Trainer could count."""
-
-
-def save_state(folder: Path, rank: int, state: dict) -> None:
-    """Writes the place that a rank has reached into a checkpoint."""
-    (folder / f"stream_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
-
-
-def resume(dataset: StreamDataset, checkpoint: str | None) -> None:
-    """Resumes the stream where the checkpoint, if any, was written. ValueError if it holds no place of this stream."""
-    if checkpoint is None:
-        return
-    files = sorted(Path(checkpoint).glob("stream_state_*.json"))
-    if not files:
-        raise ValueError(f"--resume_from_checkpoint {checkpoint}: its run did not have --streaming")
-    try:
-        dataset.load_state([json.loads(file.read_text(encoding="utf-8")) for file in files])
-    except ValueError as error:
-        raise ValueError(f"--resume_from_checkpoint {checkpoint}: {error}") from None

@@ -1,4 +1,4 @@
-"""A text tokenised once and kept as a flat file of token ids for each split, and the text held out for validation.
+"""Text tokenised once into a flat file of token ids for each split, and the choice of held-out text.
 
 The tokens of all documents (corpora/sources.py) are joined, as T5 does it without EOS between documents, and cached
 under a key made of contents alone: tokenizer, text and split. Examples are views of that file (corpora/examples.py).
@@ -10,24 +10,23 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from common.cached_folders import cached
 from corpora.long_text import LONGEST_PART, first_documents, goes_on, is_blank, stretches
 from corpora.own_ids import IdDocument, IdEncoder
 from corpora.sources import Source
 from corpora.tokenizers import tokenizer_fingerprint
-from corpora.unknown import MOST_UNKNOWN, Unknown, letter_counts, lost_letters, named
-from corpora.word_encoder import corpus_encoder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from corpora.unknown import MOST_UNKNOWN, lost_letters, named
+from corpora.word_encoder import corpus_encoder, flat
 
 TOKENISE_BATCH = 2_000_000  # characters given to the tokenizer's threads at once
 HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch where their number is given
@@ -37,26 +36,26 @@ TOKENS_FORMAT = 5  # part of the cache's keys: raise it when the same text would
 
 @dataclass
 class TokenFile:
-    """The tokens of one split, a flat memory-mapped array, and what they were made of (0 bytes: ready-made ids)."""
+    """The tokens of a split, a flat memory-mapped array, and what they were made of (0 bytes: ready-made ids)."""
 
     tokens: np.ndarray
     documents: int
     empty_documents: int
     text_bytes: int
     unknown: int = 0  # how many of the tokens are <unk>
-    lost: str = ""  # the letters that these stand for, if they are many
+    lost: str = ""  # letters that became <unk>, if there are many
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Mean UTF-8 bytes of text that a token stands for; turns nats per token into bits per byte. None for ids."""
+        """Mean UTF-8 bytes of text per token, which turns nats per token into bits per byte. None for ids."""
         return self.text_bytes / max(len(self.tokens), 1) if self.text_bytes or not len(self.tokens) else None
 
     def without(self, token: int) -> "TokenFile":
-        """A copy in memory without a token that stands between documents and is no text."""
+        """A copy in memory without one token, such as the EOS between documents."""
         return dataclasses.replace(self, tokens=self.tokens[self.tokens != token])
 
 
-def tokenised(args: Any, sources: dict[str, Source], tokenizer: "PreTrainedTokenizerBase") -> dict[str, TokenFile]:
+def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokenizerBase) -> dict[str, TokenFile]:
     """Token files of "train" and "validation", from the cache or tokenised now with a progress bar.
 
     args: the flags of the text. ValueError if more documents are to be held out than the text has.
@@ -73,8 +72,12 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: "PreTrainedToken
 
     def build(folder: Path) -> None:
         os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
-        kind = _TokenWriter if sources["train"].ids is None else _IdWriter
-        writers = {s: kind(folder, s, tokenizer, args.eos_between_documents) for s in ("train", "validation")}
+        eos = [tokenizer.eos_token_id] if args.eos_between_documents else []
+        encoder = corpus_encoder if sources["train"].ids is None else ids_encoder
+        writers = {
+            split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encoder(tokenizer), eos)
+            for split in ("train", "validation")
+        }
         for split, source in sources.items():
             limit = args.max_train_samples if split == "train" else None
             used = first_documents(source.documents(), limit)
@@ -91,8 +94,10 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: "PreTrainedToken
                     writer = writers["validation" if held_out else split]
                     for document in block:
                         bar.update(writer.add(document))
-        for writer in writers.values():
+        for split, writer in writers.items():
             writer.close()
+            writer.file.close()
+            (folder / f"{split}.json").write_text(json.dumps({"dtype": writer.dtype.name} | writer.info))
         for source in sources.values():
             source.check_unchanged()
 
@@ -101,20 +106,8 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: "PreTrainedToken
     return {split: _read_token_file(folder, split) for split in ("train", "validation")}
 
 
-def unknown_tokens(tokens: dict[str, dict[str, TokenFile]]) -> Unknown | None:
-    """The <unk> of {corpus: {split: its file}}, over all corpora; None for ready-made ids."""
-    splits = {split: [files[split] for files in tokens.values()] for split in next(iter(tokens.values()))}
-    if not any(file.text_bytes for files in splits.values() for file in files):
-        return None
-    shares = {
-        split: sum(file.unknown for file in files) / max(1, sum(len(file.tokens) for file in files))
-        for split, files in splits.items()
-    }
-    return Unknown(shares, named(letter for files in splits.values() for file in files for letter in file.lost.split()))
-
-
 def _is_counted(document: str | IdDocument) -> bool:
-    """Whether the part ends a document, which is not empty."""
+    """Whether the part is the end of a document that is not empty."""
     return not goes_on(document) and not is_blank(document)
 
 
@@ -165,89 +158,80 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
         number += _is_counted(document)
 
 
-class _TokenWriter:
-    """Appends the tokens of documents to `<folder>/<split>.bin`; memory does not grow with the text."""
+class TokenWriter:
+    """Writes the tokens of documents, texts or ready-made ids, to a binary file; memory does not grow with the text.
 
-    def __init__(self, folder: Path, split: str, tokenizer, eos_between_documents: bool):
-        self.encode, self.folder, self.split, self.tokenizer = corpus_encoder(tokenizer), folder, split, tokenizer
+    encode: documents -> (all ids, where those of each end). eos: ids after each document. info: the other fields of the
+    `TokenFile`; whole after `close`.
+    """
+
+    def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, encode: Callable, eos: list[int]):
+        self.file, self.tokenizer, self.encode, self.eos = file, tokenizer, encode, eos
         self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
-        self.eos = [tokenizer.eos_token_id] if eos_between_documents else []
-        self.file = (folder / f"{split}.bin").open("wb")
-        self.info = dict(dtype=self.dtype.name, documents=0, empty_documents=0, text_bytes=0, unknown=0)
-        self.letters = 0  # counts [0x110000] of the characters, where many tokens are <unk>
+        self.info = dict(documents=0, empty_documents=0, text_bytes=0, unknown=0)
+        self.letters = Counter()  # of the batches in which many tokens are <unk>
         self.batch, self.batch_size = [], 0
         self.goes_on = False  # the last document added has not ended yet
 
-    def add(self, document: str) -> int:
+    def add(self, document: str | IdDocument) -> int:
         """Takes one document; returns its size in bytes."""
-        parts = stretches(document, LONGEST_PART) if len(document) > LONGEST_PART else [document]
-        return sum(map(self._add_part, parts))
+        is_long = isinstance(document, str) and len(document) > LONGEST_PART
+        return sum(map(self._add_part, stretches(document, LONGEST_PART) if is_long else [document]))
 
-    def _add_part(self, document: str) -> int:
+    def _add_part(self, document: str | IdDocument) -> int:
         ends = not goes_on(document)  # and is to be counted
-        if ends and not self.goes_on and not document.strip():
+        if ends and not self.goes_on and is_blank(document):
             self.info["empty_documents"] += 1
             return 0
-        size = len(document.encode())
+        is_text = isinstance(document, str)
+        size = len(document.encode()) if is_text else document.ids.nbytes
         self.info["documents"] += ends
-        self.info["text_bytes"] += size
+        self.info["text_bytes"] += size * is_text
         self.batch.append(document)
         self.batch_size += len(document)
         self.goes_on = not ends
         if self.batch_size >= TOKENISE_BATCH:
-            self._flush()
+            self.flush()
         return size
 
     def break_off(self) -> None:
         """Ends the last document where it is: its next part is in another split, or empty."""
         if self.goes_on:
-            self._flush()
+            self.flush()
             self.file.write(np.array(self.eos, dtype=self.dtype).tobytes())
         self.goes_on = False
 
-    def _flush(self) -> None:
-        if not self.batch:  # always, where the ids are ready-made
+    def flush(self) -> None:
+        """Tokenises and writes what was added."""
+        if not self.batch:
             return
         ids, ends = self.encode(self.batch)
-        unknown = int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
-        self.info["unknown"] += unknown
-        if unknown > MOST_UNKNOWN * len(ids):
-            self.letters = self.letters + letter_counts(self.batch)
+        if isinstance(self.batch[0], str):
+            unknown = int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
+            self.info["unknown"] += unknown
+            if unknown > MOST_UNKNOWN * len(ids):
+                self.letters.update("".join(self.batch))
         if self.eos:
             ids = np.insert(ids, ends[[not goes_on(document) for document in self.batch]], self.eos[0])
         self.file.write(ids.astype(self.dtype).tobytes())
         self.batch, self.batch_size = [], 0
 
     def close(self) -> None:
-        self._flush()
-        self.file.close()
-        if np.any(self.letters):
+        """Writes the rest, and names the letters that the tokenizer has no token for."""
+        self.flush()
+        if self.letters:
             self.info["lost"] = named(lost_letters(self.tokenizer, self.letters))
-        (self.folder / f"{self.split}.json").write_text(json.dumps(self.info))
 
 
-class _IdWriter(_TokenWriter):
-    """The same for ready-made ids, checked and moved to their places in the vocabulary."""
-
-    def __init__(self, folder: Path, split: str, tokenizer, eos_between_documents: bool):
-        super().__init__(folder, split, tokenizer, eos_between_documents)
-        self.to_tokens = IdEncoder(tokenizer)
-
-    def add(self, document: IdDocument) -> int:  # type: ignore[override]  # ids in the place of text
-        """Takes one document; returns its size in the units of the progress bar."""
-        ends = not document.goes_on
-        self.info["documents"] += ends and bool(len(document))
-        self.info["empty_documents"] += ends and not len(document)
-        ids = self.to_tokens(document).astype(self.dtype)
-        self.file.write(ids.tobytes())
-        self.goes_on = self.goes_on or bool(len(ids))
-        if ends:
-            self.break_off()
-        return document.ids.nbytes
+def ids_encoder(
+    tokenizer: PreTrainedTokenizerBase,
+) -> Callable[[Sequence[IdDocument]], tuple[np.ndarray, np.ndarray]]:
+    """`corpus_encoder` for ready-made ids, which are checked and moved to their places in the vocabulary."""
+    encode = IdEncoder(tokenizer)
+    return lambda documents: flat([encode(document) for document in documents])
 
 
 def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
-    path = folder / f"{split}.bin"
-    tokens = np.memmap(path, dtype=info["dtype"], mode="r") if path.stat().st_size else np.empty(0, info["dtype"])
-    return TokenFile(tokens, **{name: value for name, value in info.items() if name != "dtype"})
+    path, dtype = folder / f"{split}.bin", info.pop("dtype")
+    return TokenFile(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **info)

@@ -11,10 +11,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Tokenizer
 
 from common.reports import first_line
 from constants import NUM_SENTINELS
@@ -22,11 +22,8 @@ from corpora.hub import do_not_wait_for_the_hub
 from corpora.long_text import LONGEST_PART, whole_parts
 from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_bos_id, find_eos_id
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
-TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece leaves longer lines out, so they are cut
-LINE_PART = 1_024  # characters of what such a line is cut into
+TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece skips longer lines, so they are cut
+LINE_PART = 1_024  # characters of a part of such a line
 BYTES = 256  # tokens of a tokenizer that writes unknown letters as bytes
 COVERAGE = 0.9995  # SentencePiece's advice for scripts of thousands of letters
 
@@ -40,10 +37,10 @@ def train_tokenizer(
 
     vocab_size counts all tokens: <pad> 0, </s> 1, <unk> 2, the pieces, and 100 sentinels at the end (<extra_id_0> last,
     as in T5's own vocabulary). The pieces are learnt from a sample: at most `max_sentences` lines of `max_characters`
-    together, drawn evenly, the same each time. By its letters `letters_and_bytes` chooses byte_fallback and
-    character_coverage where they are None.
+    together, drawn evenly, the same each time. `letters_and_bytes` chooses byte_fallback and character_coverage by
+    its letters if they are None.
 
-    Returns how often each letter occurs in the sample. Raises ValueError when the text is too small for the size.
+    Returns how often each letter occurs in the sample. ValueError if the text is too small for the size.
     """
     import sentencepiece
 
@@ -75,10 +72,9 @@ def train_tokenizer(
     return letters
 
 
-def _of_model(folder: Path, model: bytes) -> "PreTrainedTokenizerBase":
+def _of_model(folder: Path, model: bytes) -> PreTrainedTokenizerBase:
     """The T5 tokenizer of the SentencePiece model spiece.model in a folder, with 100 sentinels if it has none."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
-    from transformers import T5Tokenizer
 
     proto = ModelProto.FromString(model)
     has_sentinels = any(piece.piece == "<extra_id_0>" for piece in proto.pieces)  # mT5's
@@ -92,7 +88,7 @@ def _of_model(folder: Path, model: bytes) -> "PreTrainedTokenizerBase":
 def letters_and_bytes(
     letters: Counter, vocab_size: int, byte_fallback: bool | None, coverage: float | None
 ) -> tuple[bool, float]:
-    """(byte_fallback, character_coverage) such that no letter of a text is lost, where they are not given.
+    """(byte_fallback, character_coverage), chosen if not given such that no letter of a text is lost.
 
     If its letters are no more than a tenth of the tokens, or than the 256 that bytes would take, each gets a token
     (coverage 1). If they are more, the most frequent ones get that many tokens, and the others are written as bytes;
@@ -129,12 +125,11 @@ def _parts_of(line: str) -> Iterator[str]:
     return cut_at_spaces(line, LINE_PART)
 
 
-def _as_sentencepiece(tokenizer, byte_fallback: bool, unknown: int) -> "PreTrainedTokenizerFast":
-    """The same tokenizer where transformers' class T5Tokenizer, which rebuilds itself at every loading, is not exact.
+def _as_sentencepiece(tokenizer, byte_fallback: bool, unknown: int) -> PreTrainedTokenizerFast:
+    """The tokenizer as a class that keeps its rules: transformers' T5Tokenizer rebuilds itself at every loading.
 
-    It always switches off bytes for unknown letters, and takes token 2 for <unk>, which may be </s> elsewhere. And it
-    cuts words at every kind of white space: sentencepiece does so at plain spaces alone, to which only the nmt_ rules
-    turn no-break spaces, tabs and the like.
+    T5Tokenizer switches off bytes for unknown letters, takes token 2 for <unk>, and cuts words at every kind of white
+    space. sentencepiece cuts at plain spaces only; the nmt_ rules turn no-break spaces, tabs and the like into them.
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content["model"] |= {"byte_fallback": byte_fallback, "unk_id": unknown}
@@ -150,13 +145,12 @@ def space_marks(prepend: str) -> dict:
 
 
 def rebuilt(
-    tokenizer: "PreTrainedTokenizerBase", content: dict, replaced: dict[str, str], marks: dict, decoders: list[dict]
-) -> "PreTrainedTokenizerFast":
-    """A tokenizer of T5's kind from changed `content`, of transformers' class that leaves its rules as they are.
+    tokenizer: PreTrainedTokenizerBase, content: dict, replaced: dict[str, str], marks: dict, decoders: list[dict]
+) -> PreTrainedTokenizerFast:
+    """A tokenizer of T5's kind from changed `content`, as transformers' class that leaves its rules as they are.
 
     replaced: {regular expression: text} after SentencePiece's own normalisation. marks: rule for spaces.
     """
-    from transformers import PreTrainedTokenizerFast
 
     rules = content["normalizer"] or {}
     rules = [rule for rule in rules.get("normalizers", [rules]) if rule.get("type") == "Precompiled"]
@@ -172,9 +166,8 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "spiece.model"))
 
 
-def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> "PreTrainedTokenizerBase":
+def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrainedTokenizerBase:
     """The tokenizer of a folder, Hub name or SentencePiece .model. ValueError naming the flag if there is none."""
-    from transformers import AutoTokenizer
 
     if name_or_path.endswith(".model") and Path(name_or_path).is_file():
         return _load_model(Path(name_or_path), flag)
@@ -194,8 +187,8 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> "PreTra
     return tokenizer
 
 
-def _load_model(path: Path, flag: str) -> "PreTrainedTokenizerBase":
-    """The T5 tokenizer of a SentencePiece model. ValueError naming the flag if the file is none."""
+def _load_model(path: Path, flag: str) -> PreTrainedTokenizerBase:
+    """The T5 tokenizer of a SentencePiece model. ValueError naming the flag for any other file."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -207,7 +200,7 @@ def _load_model(path: Path, flag: str) -> "PreTrainedTokenizerBase":
         return _of_model(Path(folder), path.read_bytes())
 
 
-def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 of what a tokenizer does (vocabulary, normalisation, special tokens), wherever it lies."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
@@ -222,7 +215,7 @@ def cut_at_spaces(text: str, longest: int) -> Iterator[str]:
         yield part.removeprefix(" ") if number else part
 
 
-def plain_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[list[str]], list[list[int]]]:
+def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], list[list[int]]]:
     """texts -> token ids, uncut and without EOS; "<extra_id_0>" or "</s>" in a text is read as plain characters."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:  # tokenizers in Python, such as ByT5's
         return lambda texts: tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -231,7 +224,7 @@ def plain_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[list[str]],
 
 
 def encode_targets(
-    tokenizer: "PreTrainedTokenizerBase", texts: list[str], max_length: int | None = None
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int | None = None
 ) -> list[list[int]]:
     """Token ids of targets, cut to `max_length`, EOS included; without the BOS of Gemma's inputs."""
     cut = dict(max_length=max_length, truncation=max_length is not None)
@@ -249,11 +242,11 @@ def ids_of(encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> 
     return [np.concatenate([np.array(encode([part])[0], dtype=np.uint32) for part in text]) for text in parts]
 
 
-def plain_backend(tokenizer: "PreTrainedTokenizerBase") -> tuple[Tokenizer, dict[str, str]]:
+def plain_backend(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, dict[str, str]]:
     """(a copy of the `tokenizers` object in which no text is a special token, {special token: its name there}).
 
-    T5's sentinels are also pieces of the unigram model, with a score that always wins; mT5's are only that. So in the
-    copy the special tokens and all sentinels keep their ids, under names that occur in no text.
+    T5's sentinels are also pieces of the unigram model, with a score that always wins; mT5's are only pieces. So the
+    copy keeps the ids of special tokens and sentinels under names that occur in no text.
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str()) | {"post_processor": None}
     content |= {"truncation": None, "padding": None}  # left there by whoever called it last

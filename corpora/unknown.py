@@ -1,17 +1,15 @@
-"""What a tokenizer has no token for: the share of <unk> among the tokens of a text, and the letters lost in it."""
+"""Letters without a token: the share of <unk> among the tokens of a text, and the letters lost that way."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from corpora.tokenizers import plain_encoder
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 MOST_UNKNOWN = 0.001  # share of tokens beyond which there is a warning
 LETTERS_NAMED = 20
@@ -32,7 +30,7 @@ class Unknown:
         return f"{parts} tokens are <unk>{rows}"
 
     def warning(self) -> str | None:
-        """What to say where the share of a split is above MOST_UNKNOWN."""
+        """A warning if the share of a split is above MOST_UNKNOWN."""
         if max(self.shares.values(), default=0.0) <= MOST_UNKNOWN:
             return None
         lost = f" ({self.letters})" if self.letters else ""
@@ -41,27 +39,19 @@ class Unknown:
                 "create_tokenizer.py, and where a tokenizer is trained on the way)")  # fmt: skip
 
 
-def letter_counts(texts: Iterable[str]) -> np.ndarray:
-    """Counts [0x110000] of the characters."""
-    codes = np.frombuffer("".join(texts).encode("utf-32-le"), dtype=np.uint32)
-    return np.bincount(codes, minlength=0x110000)
-
-
-def lost_letters(tokenizer: "PreTrainedTokenizerBase", counts: np.ndarray | Counter) -> list[str]:
-    """Those of the letters that become <unk>, the most frequent first."""
-    if not isinstance(counts, Counter):
-        counts = Counter({chr(code): int(counts[code]) for code in np.flatnonzero(counts)})
+def lost_letters(tokenizer: PreTrainedTokenizerBase, counts: Counter) -> list[str]:
+    """The letters that become <unk>, the most frequent first."""
     letters = [letter for letter, _ in counts.most_common() if letter.strip()]
     ids_of_letters = zip(letters, plain_encoder(tokenizer)(letters), strict=True)
     return [letter for letter, ids in ids_of_letters if tokenizer.unk_token_id in ids]
 
 
 def unknown_in_rows(
-    tokenizer: "PreTrainedTokenizerBase", data: dict[str, "Dataset"], texts: dict[str, Iterable[str]]
+    tokenizer: PreTrainedTokenizerBase, data: dict[str, Any], texts: dict[str, Iterable[str]]
 ) -> Unknown:
-    """The <unk> in tokenised rows {split: rows with "input_ids" and perhaps "labels"}.
+    """The <unk> in tokenised rows {split: datasets.Dataset with "input_ids" and perhaps "labels"}.
 
-    texts: {split: what the rows were made of}, read only where there is something to warn of.
+    texts: {split: texts of the rows}, read only if there is something to warn of.
     """
     shares, letters, nothing_else = {}, [], {}
     for split, rows in data.items():
@@ -81,10 +71,10 @@ def unknown_in_rows(
         nothing_else[split] = int(only.sum())
         shares[split] = unknown / max(total, 1)
         if shares[split] > MOST_UNKNOWN:
-            letters += lost_letters(tokenizer, letter_counts(texts[split]))
+            letters += lost_letters(tokenizer, Counter(itertools.chain.from_iterable(texts[split])))
     return Unknown(shares, named(letters), nothing_else)
 
 
 def named(letters: Iterable[str]) -> str:
-    """The first few of them, each once."""
+    """The first few letters, each once."""
     return " ".join(list(dict.fromkeys(letters))[:LETTERS_NAMED])

@@ -1,4 +1,4 @@
-"""Text to exactly the tokenizer's ids, several times faster than the tokenizer itself: each word is tokenised once.
+"""The tokenizer's own ids of a text, several times faster than from the tokenizer: it sees each word once.
 
 A unigram tokenizer of T5's kind cuts text at white space first, so a word's ids do not depend on its neighbours, and
 natural text repeats its words. Here the words of a whole batch are looked up at once with numpy; the tokenizer sees
@@ -12,36 +12,33 @@ import functools
 import json
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from corpora.tokenizers import plain_backend, plain_encoder
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 WORDS_OF_A_TEXT = 64  # that are tokenised together
 LONGEST_WORD = 64  # characters; longer ones, rare, are tokenised each time
-SLOTS = 1 << 22  # of the table of known words, in which a newer word takes the place of an older one
-MOST_KEPT = 1 << 24  # ids and characters kept; beyond that all is forgotten and learnt anew
+SLOTS = 1 << 22  # of the table of known words; a newer word replaces an older one in its slot
+MOST_KEPT = 1 << 24  # ids and characters kept; with more, the memory is emptied
 BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial hash; odd, so that it has an inverse modulo 2^64
 
 
-def corpus_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]:
+def corpus_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]:
     """texts -> (ids of all texts one after the other, where each text ends), as `plain_encoder` gives them."""
     if cuts_at_spaces(tokenizer):
         return WordEncoder(word_list_encoder(tokenizer))
     encode = plain_encoder(tokenizer)
-
-    def encode_flat(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        ids = encode(list(texts))
-        return np.concatenate([np.asarray(i, dtype=np.int64) for i in ids] or [[]]), np.cumsum(list(map(len, ids)))
-
-    return encode_flat
+    return lambda texts: flat(encode(list(texts)))
 
 
-def word_list_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[list[str]], tuple[np.ndarray, np.ndarray]]:
+def flat(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """(all ids one after the other, where those of each text end): [[5, 6], [7]] -> [5 6 7], [2 3]."""
+    return np.concatenate([np.asarray(one, dtype=np.int64) for one in ids] or [[]]), np.cumsum(list(map(len, ids)))
+
+
+def word_list_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], tuple[np.ndarray, np.ndarray]]:
     """words -> (ids of all words one after the other, how many each has), each word as if it stood alone.
 
     Many words go to the tokenizer as one text, with EOS between them: special tokens cut a text before all other rules.
@@ -64,7 +61,7 @@ def word_list_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[list[st
     return encode
 
 
-def cuts_at_spaces(tokenizer: "PreTrainedTokenizerBase") -> bool:
+def cuts_at_spaces(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether all rules of the tokenizer are known to work word by word, as the T5 family's do."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -124,7 +121,7 @@ class WordEncoder:
     def _forget(self) -> None:
         self._hashes = np.zeros(SLOTS, dtype=np.uint64)
         self._word_in = np.full(SLOTS, -1, dtype=np.int32)  # a slot's word
-        # Of every known word: where its ids and its characters begin, and how many they are.
+        # Of every known word: where its ids begin, how many there are, and the same of its characters.
         self._ids, self._characters = _Growing(np.int32), _Growing(np.uint32)
         self._words = _Growing(np.int64, columns=4)
 

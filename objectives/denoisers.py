@@ -14,10 +14,10 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from constants import DENOISERS, OBJECTIVES
 from corpora.examples import Examples
@@ -30,10 +30,7 @@ from data_collator_t5 import (
     find_unused_ids,
     random_numbers,
 )
-from objectives.packed_rows import PackedExamples, PackedObjective, ragged_noise_mask
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from objectives.packed_rows import PackedExamples, PackedObjective, places_within, ragged_noise_mask
 
 PATTERN = 1024  # rows after which the order of the kinds of rows repeats
 
@@ -57,7 +54,7 @@ class Denoiser:
         return 1 + (self.mode is not None)
 
     def targets_for(self, inputs: float) -> float:
-        """Target tokens that go with `inputs` input tokens at the denoiser's own density, both with all markers."""
+        """Target tokens for `inputs` input tokens at the denoiser's own density, sentinels and EOS included."""
         density = self.noise_density
         if self.is_prefix:  # a pair of examples
             kept = inputs - 2 * (self.input_overhead + self.sentinels)
@@ -71,7 +68,7 @@ class Denoiser:
 class Example:
     """One corrupted example of a row: `length` raw tokens, `noise` of them masked in `spans` spans.
 
-    Prefix examples come in pairs that mask `noise` tokens together, each a part of them drawn by the key.
+    Prefix examples come in pairs that mask `noise` tokens together; the key draws how many each of them masks.
     """
 
     denoiser: int
@@ -82,7 +79,7 @@ class Example:
 
 
 def denoisers_of(objective: str) -> dict[str, tuple[Denoiser, float]]:
-    """{name: (denoiser, weight)} of an entry of OBJECTIVES; weights add up to 1. ValueError for what cannot be."""
+    """{name: (denoiser, weight)} of an entry of OBJECTIVES; weights add up to 1. ValueError for impossible values."""
     if objective not in OBJECTIVES:
         raise ValueError(f"--objective {objective}: must be one of {', '.join(OBJECTIVES)}")
     found = {}
@@ -150,7 +147,7 @@ def _share_of_first(first: Denoiser, second: Denoiser, inputs_length: int, targe
 
 
 def _fill(index: int, denoiser: Denoiser, inputs: int, targets: int) -> list[Example]:
-    """The example, or pair of prefix examples, of exactly so many tokens on both sides; ValueError if too few."""
+    """The example, or pair of prefix examples, with exactly these lengths; ValueError if they are too short."""
     if denoiser.is_prefix:
         noise = targets - 2 * (1 + denoiser.sentinels)
         kept = inputs - 2 * (denoiser.input_overhead + denoiser.sentinels)
@@ -173,7 +170,7 @@ def most_spans(rows: list[list[Example]]) -> int:
 
 
 def pattern_of(shares: Sequence[float], count: int = PATTERN) -> np.ndarray:
-    """[count] numbers of kinds, evenly spread: any beginning has each kind as often as its share says, to a few."""
+    """[count] kinds, evenly spread: up to any place each kind comes about as often as its share says."""
     shares, given = np.asarray(shares), np.zeros(len(shares))
     pattern = np.empty(count, dtype=np.int64)
     for place in range(count):
@@ -183,11 +180,11 @@ def pattern_of(shares: Sequence[float], count: int = PATTERN) -> np.ndarray:
 
 
 class PackedChunks(Examples):
-    """Stretches of a flat array for rows of several kinds, which take different numbers of tokens.
+    """Rows of a flat array for several kinds of rows, which take different numbers of tokens.
 
     lengths: raw tokens of a row of each kind. pattern: the kinds in their order, repeated to the end of the text. Every
-    token is in one row of an epoch, except less than a row at the end. Epochs after the first start elsewhere in the
-    text (as in a ring), so that a stretch meets other denoisers.
+    token is in one row of an epoch, except less than a row at the end. Later epochs start elsewhere in the text, as in
+    a ring, so that a token meets other denoisers.
     """
 
     def __init__(
@@ -196,14 +193,14 @@ class PackedChunks(Examples):
         self.tokens, self.lengths, self.pattern, self.seed = tokens, lengths, pattern, seed
         self.ends, self.tokens_length = np.cumsum(lengths[pattern]), float(lengths[pattern].mean())
         cycles, rest = divmod(len(tokens), int(self.ends[-1]))
-        self.rows = cycles * len(pattern) + int(np.searchsorted(self.ends, rest, side="right"))
-        self.rows = self.rows if max_chunks is None else min(self.rows, max_chunks)
+        rows = cycles * len(pattern) + int(np.searchsorted(self.ends, rest, side="right"))
+        self.rows = rows if max_chunks is None else min(rows, max_chunks)
 
     def __len__(self) -> int:
         return self.rows
 
     def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
-        """{"input_ids": [B, R] for the longest kind, "row": [B] the kinds, "key": [B]}; others use a part of it."""
+        """{"input_ids": [B, R] as long as the longest kind, "row": [B] the kinds, "key": [B]}."""
         numbers = np.asarray(numbers)
         epochs, rows = np.divmod(numbers, len(self))
         cycles, places = np.divmod(rows, len(self.pattern))
@@ -227,7 +224,7 @@ class DenoiserMixture(PackedObjective):
     shows_gaps = False  # of several denoisers in one row
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", objective: str, input_seq_length: int,
+        self, tokenizer: PreTrainedTokenizerBase, objective: str, input_seq_length: int,
         decoder_start_token_id: int = 0,
     ):  # fmt: skip
         mixture = denoisers_of(objective)
@@ -294,7 +291,7 @@ class DenoiserMixture(PackedObjective):
         there = np.arange(width) < self.raw_lengths[kinds][:, None]
         random = random_numbers(keys, width)[there]
         counts = self._counts[kinds]
-        local = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        local = places_within(counts)
         chosen = np.repeat(self._first[kinds], counts) + local
         lengths, noise, spans, pair, denoiser, marked = self._examples[:, chosen]
         _share_pairs(noise, lengths, np.flatnonzero(pair == 1), random)
@@ -304,8 +301,8 @@ class DenoiserMixture(PackedObjective):
 
 
 def _share_pairs(noise: np.ndarray, lengths: np.ndarray, first: np.ndarray, random: np.ndarray) -> None:
-    """Divides the masked tokens [G] of pairs of prefix examples, which begin at `first`. The first of a pair draws its
-    own, uniformly; the second masks the rest: both are uniform, and their sum, and so the row's length, is fixed."""
+    """Divides the masked tokens [G] of pairs of prefix examples, which begin at `first`: the first of a pair draws its
+    number, the second masks the rest. Both are uniform, and their sum, and so the row's length, is fixed."""
     total, own, other = noise[first], lengths[first], lengths[first + 1]
     least = np.maximum(1, total - (other - 1))
     most = np.minimum(own - 1, total - 1)
@@ -314,8 +311,8 @@ def _share_pairs(noise: np.ndarray, lengths: np.ndarray, first: np.ndarray, rand
     noise[first + 1] = total - noise[first]
 
 
-def with_mode_tokens(tokenizer: "PreTrainedTokenizerBase", objective: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer, or a copy with its missing mode tokens at the next free ids; unused tokens may stand for them."""
+def with_mode_tokens(tokenizer: PreTrainedTokenizerBase, objective: str) -> PreTrainedTokenizerBase:
+    """The tokenizer with all mode tokens: itself, also if unused tokens stand for them, or a copy with new ones."""
     modes = {denoiser.mode: None for denoiser, _ in denoisers_of(objective).values() if denoiser.mode}
     known = find_unused_ids(tokenizer)[1] | tokenizer.get_vocab()
     missing = [mode for mode in modes if mode not in known]

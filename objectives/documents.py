@@ -1,4 +1,4 @@
-"""Span corruption in which no document sees another one (`--packing documents`): rows of whole documents and parts.
+"""Span corruption of documents that do not see each other (`--packing documents`), packed into full rows.
 
     text     a a a a a a a a EOS b b b b b b b b b EOS c c c c c c c c c c c c c c c c c c EOS ...
     row 0    [a a a a a a a a] [b b b b b b b b b] [c c c c c]      examples, corrupted alone, each with its own EOS
@@ -6,12 +6,12 @@
 
 A row of G examples that masks N of its L raw tokens in K spans has L - N + K + G inputs and N + K + G targets. Both are
 fixed to T5's lengths, so K follows from the mean span, and N and L from G: every row is full to the last position, and
-its documents decide how much of the flat file it covers. One pass over the file finds where rows begin; what they hold
-is found again from their tokens.
+its documents decide how much of the flat file it covers. One pass over the file finds where rows begin; their examples
+are found again from their tokens.
 
-In no row are: the rest of a document cut by a row's end, if it is shorter than an example may be; up to five tokens at
-the end of a document after which the row has no room for two tokens of the next one; and less than a row at the end of
-each lane of the index.
+Some tokens are in no row: the rest of a document cut by a row's end, if it is too short for an example; up to five
+tokens at the end of a document after which the row has no room for two tokens of the next one; and less than a row at
+the end of each lane of the index.
 
 Legend of shapes: B rows, G examples of a row or of all rows, S and T input and target length of a row, W tokens of the
 file that a row may span.
@@ -26,11 +26,11 @@ import torch
 
 from corpora.examples import Examples
 from data_collator_t5 import T5DataCollator, example_keys, random_numbers
-from objectives.packed_rows import PackedExamples, PackedObjective, ragged_noise_mask
+from objectives.packed_rows import PackedExamples, PackedObjective, places_within, ragged_noise_mask
 
 SHORTEST = 8  # tokens of a whole example: with fewer, 15 % are not even one token
 LEAST_PART = 2  # tokens of a row's last example, one kept and one masked; the document continues in the next row
-LANE = 4096  # rows, about, that the index finds one after another; it takes all lanes side by side
+LANE = 4096  # rows, about, of a lane of the index, which searches all lanes side by side
 SCANNED = 1 << 24  # tokens searched for EOS at once
 FAR = 1 << 62  # beyond any text
 
@@ -94,7 +94,7 @@ class DocumentRows(Examples):
         return len(self.starts)
 
     def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
-        """{"input_ids": [B, W] from each row's beginning on (what comes behind the row is not used), "key": [B]}."""
+        """{"input_ids": [B, W] from each row's beginning on, and more than the row, "key": [B]}."""
         numbers = np.asarray(numbers)
         where = self.starts[numbers % len(self)][:, None] + np.arange(self.layout.width)
         tokens = self.tokens[np.minimum(where, len(self.tokens) - 1)]
@@ -104,8 +104,8 @@ class DocumentRows(Examples):
 def find_rows(tokens: np.ndarray, layout: RowLayout, eos_id: int) -> tuple[np.ndarray, np.ndarray, int]:
     """([rows] where they begin, [rows] their examples, number of EOS that separate examples).
 
-    The text is cut into lanes that are searched at once, an example of each at a time. A lane begins at a document if
-    one begins within a row's length, else anywhere.
+    The text is cut into lanes, of which each step finds one more example. A lane begins at a document if one begins
+    within a row's length, else anywhere.
     """
     size, longest = len(tokens), int(layout.texts[1])
     blocks = range(0, size, SCANNED)
@@ -147,30 +147,24 @@ def share_out(totals: np.ndarray, capacities: np.ndarray, counts: np.ndarray) ->
     parts, remainders = np.divmod(totals[row] * capacities, sums[row])
     missing = totals - np.add.reduceat(parts, first)
     order = np.lexsort((-remainders, row))  # of a row those with the largest first; rows stay where they are
-    place = np.arange(len(row)) - first[row]
-    parts[order[place < missing[row]]] += 1
+    parts[order[places_within(counts) < missing[row]]] += 1
     return parts
 
 
-class DocumentSpans(PackedObjective):
+class DocumentSpans(PackedObjective, T5DataCollator):
     """T5's span corruption of each document, or part of one, alone: packed batches of `DocumentRows`.
 
-    The row's key alone decides its masks. args: T5DataCollator's; lengths S and T, and errors, are the same. N and K of
-    a row are divided among its examples in proportion to their lengths.
+    Arguments, lengths S and T, and errors are T5DataCollator's. The row's key alone decides its masks. N and K of a row
+    are divided among its examples in proportion to their lengths.
     """
 
     names = ["span_corruption"]
 
     def __init__(self, *args: Any, **kwargs: Any):
-        of_chunks = T5DataCollator(*args, **kwargs)
-        self.inputs_length, self.targets_length = of_chunks.inputs_length, of_chunks.targets_length
-        self.sentinel_ids, self.eos_id, self.bos_id = of_chunks.sentinel_ids, of_chunks.eos_id, of_chunks.bos_id
-        self.decoder_start_token_id = of_chunks.decoder_start_token_id
-        self.tokens_length = of_chunks.tokens_length  # of a row that is one example
-        self.layout = RowLayout(self.inputs_length, self.targets_length, of_chunks.mean_noise_span_length)
-        self.window = (
-            self.layout.width + self.layout.shortest + 1
-        )  # to see whether a document continues in the next row
+        super().__init__(*args, **kwargs)
+        self.layout = RowLayout(self.inputs_length, self.targets_length, self.mean_noise_span_length)
+        # A row, and what shows whether its last document continues in the next one.
+        self.window = self.layout.width + self.layout.shortest + 1
 
     def rows(self, tokens: np.ndarray, seed: int = 0, most: int | None = None) -> DocumentRows:
         return DocumentRows(tokens, self.layout, self.eos_id, seed, most)
@@ -186,11 +180,9 @@ class DocumentSpans(PackedObjective):
         return int(np.where(goes_on, stop, close + 1)[0]), {"input_ids": tokens[: self.layout.width]}
 
     def plan(self, rows: list[DocumentRows]) -> dict[str, str]:
-        """How many documents meet in a row, and what of the text is in no row."""
-        examples, unused = (
-            "/".join(f"{getattr(one, name):{form}}" for one in rows)
-            for name, form in (("examples_per_row", ".1f"), ("unused", ".2%"))
-        )
+        """How many documents share a row, and how much of the text is in no row."""
+        examples = "/".join(f"{corpus.examples_per_row:.1f}" for corpus in rows)
+        unused = "/".join(f"{corpus.unused:.2%}" for corpus in rows)
         found = f", {examples} a row; {unused} of the text is not used" if rows else ""
         return {"packing": f"documents do not see each other{found}; those below {self.layout.shortest} tokens are "
                            "joined with the next"}  # fmt: skip
@@ -198,18 +190,16 @@ class DocumentSpans(PackedObjective):
     def corrupt(self, rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         tokens = rows["input_ids"]
         begins, lengths, counts = self.find_examples(tokens)
-        first = np.cumsum(lengths) - lengths
-        places = np.arange(lengths.sum()) + np.repeat(begins - first, lengths)
+        places = np.repeat(begins, lengths) + places_within(lengths)
         random = random_numbers(rows["key"], tokens.shape[1]).ravel()[places]
         row_spans, row_noise = self.layout.spans[counts], self.layout.noise[counts]
         # A span for each, the others by the room for spans; as much noise as spans, the rest by the room for noise.
         spans = 1 + share_out(row_spans - counts, lengths // 2 - 1, counts)
         noise = spans + share_out(row_noise - row_spans, lengths - 2 * spans, counts)
-        local = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts)
-        zeros, ones = np.zeros_like(lengths), np.ones(len(lengths), bool)
         mask = ragged_noise_mask(random, lengths, noise, spans)
-        parts = PackedExamples(local, lengths, noise, spans, denoiser=zeros, marked=ones, mode=zeros - 1)
-        return self.inputs_and_targets(len(tokens), tokens.ravel()[places].astype(np.int64), mask, parts)
+        kinds = dict(denoiser=np.zeros_like(lengths), marked=np.ones(len(lengths), bool), mode=-np.ones_like(lengths))
+        examples = PackedExamples(places_within(counts), lengths, noise, spans, **kinds)
+        return self.inputs_and_targets(len(tokens), tokens.ravel()[places].astype(np.int64), mask, examples)
 
     def find_examples(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """([G] where the examples of rows [B, W] begin in the flat array, [G] their lengths, [B] examples of a row)."""

@@ -1,4 +1,4 @@
-"""Metrics of pre-training, from the statistics that T5Trainer's evaluation keeps of each row.
+"""Metrics of pre-training, from the statistics that T5Trainer's evaluation keeps for each row.
 
 Legend of shapes: N validation rows, D denoisers.
 """
@@ -6,28 +6,25 @@ Legend of shapes: N validation rows, D denoisers.
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from transformers import EvalPrediction
 
 from tasks.metrics.scoring import STATISTICS, token_metrics
-
-if TYPE_CHECKING:
-    from transformers import EvalPrediction
 
 LANGUAGE_MODEL_METRICS = ("loss", "token_accuracy", "text_token_accuracy", "perplexity", "bits_per_byte", "nats_per_id")
 CORPUS_METRICS = ("loss", "text_token_accuracy", "bits_per_byte", "nats_per_id")  # reported for each corpus too
 
 
-def language_model_metrics(eval_prediction: "EvalPrediction", bytes_per_token: float | None) -> dict[str, float]:
-    """Metrics of pre-training: loss, token accuracy, the same over masked text alone, perplexity and bits per byte.
+def language_model_metrics(eval_prediction: EvalPrediction, bytes_per_token: float | None) -> dict[str, float]:
+    """Metrics of span corruption: loss, token accuracy, the same over masked text alone, perplexity and bits per byte.
 
-    statistics: [N, 5 + 2], behind the usual columns correct text tokens and text tokens. text_token_accuracy leaves out
-    sentinels and all EOS, which are soon always right and make up a third of the targets.
+    statistics: [N, 5 + 2], after the usual columns correct text tokens and text tokens. text_token_accuracy leaves out
+    sentinels and EOS, which are soon always right and make up a third of the targets.
 
     bits_per_byte = nats of all targets / ln 2 / bytes of the masked text: the cost of a masked byte, its sentinels and
-    EOS included. It compares tokenizers, which the loss per token cannot. `bytes_per_token` is the mean over the
-    validation text, without EOS between documents. None: ready-made ids, and nats_per_id = nats of all / masked ids.
+    EOS included. Unlike the loss per token it compares tokenizers. `bytes_per_token` is the mean over the validation
+    text, without EOS between documents. For ready-made ids it is None, and nats_per_id = nats of all / masked ids.
     """
     _, statistics = eval_prediction.predictions
     sums = statistics.astype(np.float64).sum(axis=0)
@@ -48,11 +45,11 @@ def _perplexity(loss: float) -> float:
 
 
 def mixture_metrics(
-    eval_prediction: "EvalPrediction", names: Sequence[str], bytes_per_token: float | None
+    eval_prediction: EvalPrediction, names: Sequence[str], bytes_per_token: float | None
 ) -> dict[str, float]:
-    """The same for a mixture of denoisers, and `loss_<denoiser>` of each of the D `names`.
+    """The same for a mixture of denoisers, and `loss_<denoiser>` for each of the D `names`.
 
-    statistics: [N, 5 + 3 * 2D], behind the usual columns nats, tokens and correct tokens of each kind of target: the
+    statistics: [N, 5 + 3 * 2D], after the usual columns nats, tokens and correct tokens of each kind of target: the
     denoisers' text, then their sentinels and EOS.
     """
     _, statistics = eval_prediction.predictions
@@ -68,13 +65,13 @@ def mixture_metrics(
 
 
 def corpora_metrics(
-    eval_prediction: "EvalPrediction", names: Sequence[str], ends: Sequence[int], weights: Sequence[float],
+    eval_prediction: EvalPrediction, names: Sequence[str], ends: Sequence[int], weights: Sequence[float],
     metrics: Sequence[Callable],
 ) -> dict[str, float]:  # fmt: skip
-    """Means over several corpora under the weights of the training, and `<corpus>_loss` and the like of each.
+    """Means over several corpora under the weights of the training, and `<corpus>_loss` and the like for each.
 
-    Rows of the corpora follow each other up to `ends`; a corpus without any is left out of the means. metrics: the
-    function from predictions to metrics of each corpus.
+    The rows of a corpus end before its entry of `ends`; a corpus without rows is left out of the means. metrics: for
+    each corpus the function from predictions to metrics.
     """
     generated, statistics = eval_prediction.predictions
     found = {}

@@ -19,8 +19,8 @@ class Objective:
 
     names: of its denoisers, for metrics such as `loss_<name>`. inputs_length, targets_length: S and T. tokens_length:
     raw tokens of a row, on average. window: raw tokens that `cut` looks at. sentinel_ids, eos_id: of the tokenizer.
-    bos_id: before each input, in place of the EOS behind it; None: EOS. packs_examples: several examples stand in a
-    row, so the model needs segment masks. shows_gaps: whether samples.md shows how the model fills held-out rows.
+    bos_id: begins each input, which then has no EOS; None: inputs end in EOS. packs_examples: rows hold several
+    examples, so the model needs segment masks. shows_gaps: samples.md shows how the model fills held-out rows.
     """
 
     names: list[str]
@@ -51,12 +51,12 @@ class Objective:
     def statistics(
         self, logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict
     ) -> torch.Tensor:
-        """[B, n] further columns of the evaluation's statistics, which `metrics` reads. logits [B, T, V]; labels and
-        correct [B, T]: whether the label's token is the most likely one."""
+        """[B, n] more columns of the evaluation's statistics, for `metrics`. logits [B, T, V]; labels [B, T]; correct
+        [B, T]: whether the label is the most likely token."""
         raise NotImplementedError
 
     def metrics(self, bytes_per_token: float | None) -> Callable:
-        """The function from an evaluation's predictions to its metrics. bytes_per_token: mean UTF-8 bytes of a token of
+        """The function from an evaluation's predictions to its metrics. bytes_per_token: mean UTF-8 bytes per token of
         the validation text; None: ready-made ids."""
         raise NotImplementedError
 

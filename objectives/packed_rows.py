@@ -1,4 +1,4 @@
-"""Rows of several corrupted examples, made flat over a whole batch: masks of any lengths, inputs, targets, segments.
+"""Batches of rows with several corrupted examples: masks of any lengths, inputs, targets and segments.
 
 denoisers.py (mixtures of denoisers) and documents.py (a document an example) decide what a row holds. Examples of a row
 do not see each other: modeling/segment_masks.py.
@@ -19,15 +19,19 @@ from objectives.metrics import mixture_metrics
 from objectives.objective import Objective
 
 
+def places_within(counts: np.ndarray) -> np.ndarray:
+    """[sum of counts] the place of every item in its group: [2, 3] -> 0 1 0 1 2."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray, spans: np.ndarray) -> np.ndarray:
     """Masks of examples of different lengths one after the other: bool [N] from random 64-bit numbers [N].
 
-    lengths, noise, spans: [G]. As those of `masks_from_random`, masks begin kept, end masked and are uniform over all
+    lengths, noise, spans: [G]. Like those of `masks_from_random`, masks begin kept, end masked and are uniform over all
     segmentations. The first `noise` numbers of an example decide the lengths of its masked spans, the others those of
     its kept ones: the places of the lowest numbers are the cuts.
     """
-    starts = np.cumsum(lengths) - lengths
-    places = np.arange(len(random)) - np.repeat(starts, lengths)
+    starts, places = np.cumsum(lengths) - lengths, places_within(lengths)
     kept_part = places >= np.repeat(noise, lengths)
     group = 2 * np.repeat(np.arange(len(lengths)), lengths) + kept_part
     forced = (places == 0) | (places == np.repeat(noise, lengths))
@@ -36,14 +40,14 @@ def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray
     ranked = group.astype(np.uint64) << np.uint64(44) | places.astype(np.uint64)
     ranked |= np.where(forced, 0, random >> np.uint64(36) << np.uint64(16))
     ranked.sort()
-    # The sort leaves each group where it is, so a number's rank is its new place less its group's start.
+    # The sort leaves each group where it is, so the rank of a number is its new place in its group.
     rank = np.where(kept_part, places - np.repeat(noise, lengths), places)
     cut = np.zeros(len(random), dtype=bool)
     found = (ranked & np.uint64(0xFFFF)).astype(np.int64) + np.repeat(starts, lengths)
     cut[found[rank < np.repeat(spans, lengths)]] = True
     pieces = np.diff(np.append(np.flatnonzero(cut), len(random)))  # of each example: masked spans, then kept ones
     count = np.repeat(spans, 2 * spans)
-    place = np.arange(len(pieces)) - np.repeat(2 * (np.cumsum(spans) - spans), 2 * spans)
+    place = places_within(2 * spans)
     masked = place < count
     interleaved = np.empty_like(pieces)
     interleaved[np.arange(len(pieces)) - place + np.where(masked, 2 * place + 1, 2 * (place - count))] = pieces
@@ -100,9 +104,8 @@ class PackedObjective(Objective):
         marked, mode, has_mode = examples.marked, examples.mode, examples.mode >= 0
         example = np.repeat(np.arange(len(lengths)), lengths)
         opens = mask.copy()
-        opens[1:] &= ~mask[:-1]  # every example begins kept: no span continues the one before
-        number = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)  # of a span within its example
-        sentinels = self.sentinel_ids[number][np.repeat(marked, spans)]
+        opens[1:] &= ~mask[:-1]  # every example begins with a kept token, so no span continues into it
+        sentinels = self.sentinel_ids[places_within(spans)][np.repeat(marked, spans)]
         written = opens & marked[example]  # where a sentinel stands
 
         ends = np.cumsum(lengths - noise + spans * marked + 1 + has_mode)

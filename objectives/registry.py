@@ -1,6 +1,6 @@
 """The objectives by name: what `--objective` and `--packing` choose."""
 
-from typing import TYPE_CHECKING
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from arguments.text import PreTrainingDataArguments
 from corpora.own_ids import ids_offset
@@ -11,19 +11,16 @@ from objectives.documents import DocumentSpans
 from objectives.objective import Objective
 from objectives.spans import SpanCorruption
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 SPANS = {"chunks": SpanCorruption, "documents": DocumentSpans}  # --objective span_corruption by --packing
 
 
 def get_objective(
-    args: PreTrainingDataArguments, tokenizer: "PreTrainedTokenizerBase", model: "PreTrainedModel"
+    args: PreTrainingDataArguments, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
 ) -> Objective:
     """The objective that the flags of the text name, for this tokenizer; the model is made ready for it.
 
-    The model gets segment masks where several examples stand in a row, and its configuration what a reader of the
-    checkpoint must know of sentinels and ready-made ids. ValueError for impossible lengths, densities and vocabularies.
+    The model gets segment masks if rows hold several examples, and its configuration names sentinels and offset of
+    ready-made ids for readers of the checkpoint. ValueError for impossible lengths, densities and vocabularies.
     """
     start, config = model.config.decoder_start_token_id, model.config
     if args.objective == "span_corruption":

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from corpora.examples import ChunkDataset, Examples
 from data_collator_t5 import T5DataCollator, is_byte_level
 from objectives.metrics import language_model_metrics
 from objectives.objective import Objective
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 UNUSED_BYTES = 11  # F5 to FF are in no UTF-8
 
@@ -23,7 +21,7 @@ class SpanCorruption(T5DataCollator, Objective):
 
     names = ["span_corruption"]
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *args: Any, **kwargs: Any):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *args: Any, **kwargs: Any):
         super().__init__(tokenizer, *args, **kwargs)
         self.window = self.tokens_length
         self._is_byte_level = is_byte_level(tokenizer)
@@ -46,7 +44,7 @@ class SpanCorruption(T5DataCollator, Objective):
         return partial(language_model_metrics, bytes_per_token=bytes_per_token)
 
     def plan(self, rows: list[Examples]) -> dict[str, str]:  # noqa: ARG002
-        """A line where ByT5's sentinels reach down to bytes that characters of three or four bytes have."""
+        """A line if so many of ByT5's sentinels are needed that some are bytes of UTF-8 text."""
         if not self._is_byte_level or self.num_spans <= UNUSED_BYTES:
             return {}
         return {"sentinels": f"{self.num_spans} bytes from id {self.sentinel_ids[0]} down; UTF-8 leaves {UNUSED_BYTES} "

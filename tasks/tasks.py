@@ -23,7 +23,6 @@ from common.cached_folders import cached
 from common.processes import print_once
 from corpora.blocks import Corpus
 from corpora.streams import StreamDataset, one_by_one
-from corpora.streams import resume as resume_stream
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.unknown import Unknown, named, unknown_in_rows
 from model_t5 import flops_per_sequence
@@ -248,8 +247,8 @@ class Tasks:
 
     def resume(self, checkpoint: str | None) -> None:
         """Lets a stream continue where the checkpoint was written; other data are resumed by their order."""
-        if self.args.streaming:
-            resume_stream(self.train, checkpoint)
+        if self.args.streaming and checkpoint:
+            self.train.resume(checkpoint)
 
     def train_collator(
         self, args: FineTuningArguments, model: PreTrainedModel

@@ -305,7 +305,7 @@ class ChangedFileTest(TestCase):
             tokenised(flags, found, tokenizer)
         self.assertEmpty([path for path in (self.folder / "cache").glob("tokens-*")])
         with self.assertRaisesRegex(ValueError, "a.txt has changed while it was read"):
-            sources.tokenizer_for(found["train"], 120, self.folder / "cache")
+            sources.tokenizer_for([found["train"]], 120, self.folder / "cache")
         tokenised(flags, find_sources(flags), tokenizer)
 
 

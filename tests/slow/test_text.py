@@ -20,7 +20,7 @@ import constants
 from arguments.text import PreTrainingDataArguments
 from corpora import blocks, streams
 from corpora.own_ids import id_format
-from corpora.streams import MixedLane, save_state
+from corpora.streams import MixedLane
 from data_t5 import find_text
 from objectives import registry
 from objectives.denoisers import with_mode_tokens
@@ -149,7 +149,7 @@ class StreamedTextTest(TestCase):
         for states in ([whole[4][1]], [batches_of[4][1] for batches_of in of_ranks]):
             with tempfile.TemporaryDirectory() as checkpoint:
                 for rank, state in enumerate(states):
-                    save_state(Path(checkpoint), rank, state)
+                    (Path(checkpoint) / f"stream_state_{rank}.json").write_text(json.dumps(state))
                 _, corrupt, stream = self.open(flags, checkpoint=checkpoint)
             for (found, _), (wanted, _) in zip(batches(corrupt, stream, 7), whole[5:], strict=True):
                 for name, tensor in wanted.items():
@@ -180,7 +180,7 @@ class StreamedTextTest(TestCase):
         for corpus in range(2):  # and each corpus is read in its own order, without gaps
             own = [number for of, number in turns if of == corpus]
             self.assertEqual(sorted(own), list(range(len(own))))
-        files = [file["validation"].tokens for file in text.files.values()]
+        files = [file.tokens for file in text.files["validation"]]
         self.assertLen(files, 2)
         self.assertTrue(all(map(len, files)), "each corpus holds out text of its own")
 
@@ -213,7 +213,7 @@ class CachedTextTest(TestCase):
         self.assertGreater(len(train), BATCH)
         batch = corrupt(train.__getitems__(np.arange(BATCH)))
         self.assertEqual(batch["input_ids"].shape, (BATCH, LENGTH))
-        self.assertEqual(len(text.files), 2 if "weighted" in kind else 1)
+        self.assertEqual(len(text.files["validation"]), 2 if "weighted" in kind else 1)
         for name, row in text.plan(10).items():
             self.assertTrue(row, name)
 

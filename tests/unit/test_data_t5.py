@@ -382,11 +382,11 @@ class TokenizerTest(TestCase):
     def test_tokenizer_for_is_cached_by_text_and_size(self):
         source = find_sources(self.arguments(self.write("a.txt", "\n".join(LINES))))["train"]
         with mock.patch("corpora.sources.train_tokenizer", wraps=train_tokenizer) as train:
-            first = tokenizer_for(source, 700, self.folder / "cache")
-            again = tokenizer_for(source, 700, self.folder / "cache")
+            first = tokenizer_for([source], 700, self.folder / "cache")
+            again = tokenizer_for([source], 700, self.folder / "cache")
             train.assert_called_once()
             self.assertEqual(first.get_vocab(), again.get_vocab())
-            self.assertLen(tokenizer_for(source, 650, self.folder / "cache"), 650)
+            self.assertLen(tokenizer_for([source], 650, self.folder / "cache"), 650)
         self.assertLen(self.caches("tokenizer"), 2)
 
     def test_fingerprint_tells_what_a_tokenizer_does(self):

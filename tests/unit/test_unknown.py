@@ -44,7 +44,7 @@ class TestCase(parameterized.TestCase):
 class TrainedTest(TestCase):
     def test_rare_letters_have_words(self):
         args, sources = self.source(lines_with(RARE))
-        tokenizer = tokenizer_for(sources["train"], 400, self.folder)
+        tokenizer = tokenizer_for([sources["train"]], 400, self.folder)
         self.assertEmpty(lost_letters(tokenizer, Counter(RARE)))
         ids = plain_encoder(tokenizer)(lines_with(RARE))
         self.assertFalse(any(tokenizer.unk_token_id in line for line in ids))
@@ -53,16 +53,16 @@ class TrainedTest(TestCase):
 
     def test_letters_beyond_a_tenth_of_the_words_become_bytes(self):
         args, sources = self.source(lines_with(MANY))
-        tokenizer = tokenizer_for(sources["train"], 1_000, self.folder)
+        tokenizer = tokenizer_for([sources["train"]], 1_000, self.folder)
         self.assertLen(tokenizer, 1_000)
         text = f"bake {''.join(MANY[::7])} da 🦩"
         ids = tokenizer(text)["input_ids"]
         self.assertNotIn(tokenizer.unk_token_id, ids)
         self.assertEqual(tokenizer.decode(ids, skip_special_tokens=True), text)
-        with_unknown = tokenizer_for(sources["train"], 1_000, self.folder, byte_fallback=False)
+        with_unknown = tokenizer_for([sources["train"]], 1_000, self.folder, byte_fallback=False)
         self.assertIn(with_unknown.unk_token_id, with_unknown("🦩")["input_ids"])
         self.assertNotEqual(with_unknown.get_vocab(), tokenizer.get_vocab())
-        with_bytes = tokenizer_for(self.source(sentences(700))[1]["train"], 700, self.folder, byte_fallback=True)
+        with_bytes = tokenizer_for([self.source(sentences(700))[1]["train"]], 700, self.folder, byte_fallback=True)
         self.assertNotIn(with_bytes.unk_token_id, with_bytes("🦩")["input_ids"])
 
     @parameterized.parameters(
