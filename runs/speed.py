@@ -20,7 +20,7 @@ from arguments.training import GPUS, cores_of_a_process, wants_fsdp, zero_stage
 from constants import HARDWARE_PEAKS
 from model_t5 import dropout_of, flops_per_sequence
 from modeling.families import family_of, shape_of
-from modeling.kernels.attention import keep_kernel_timings, kernel_name, triton_is_installed
+from modeling.kernels.attention import Case, keep_kernel_timings, kernel_name, triton_is_installed
 from runs.memory import RESERVE, activation_bytes, state_bytes
 from training.batch_size import divisors_below
 from training.checkpoints import flags_of_run
@@ -344,7 +344,8 @@ def make_fast(model, job: Job, model_args, args) -> str:
 def _kernel_of_encoder(job: Job, values: dict, args) -> str:
     """The kernel that serves the encoder's attention over whole rows."""
     shape = (job.source, job.source, job.config.num_heads, job.config.d_kv)
-    return kernel_name(args.device, torch.bfloat16 if values["bf16"] else torch.float32, shape, (False, True), False)
+    dtype = torch.bfloat16 if values["bf16"] else torch.float32
+    return kernel_name(Case(args.device, dtype, shape, own=(False, True), causal=False))
 
 
 def _set_up_gpu(values: dict, args) -> None:

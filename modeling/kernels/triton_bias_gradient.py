@@ -143,18 +143,7 @@ def batch_parts(batch: int, programs: int, device: torch.device) -> int:
 
 
 def bias_gradient_triton(
-    grad_out,
-    q,
-    k,
-    v,
-    bias,
-    mask,
-    out,
-    lse,
-    causal,
-    scale,
-    parts: int | None = None,
-    tile: dict | None = None,
+    grad_out, q, k, v, bias, mask, out, lse, causal, scale, parts: int | None = None, tile: dict | None = None
 ) -> torch.Tensor:
     """d(bias), float32 [1, H, Q, K]. Arguments as `modeling.kernels.bias_gradient.bias_gradient_torch`.
 
