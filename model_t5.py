@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 import yaml
-from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
@@ -45,9 +44,9 @@ from transformers import (
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from common.command_line import check_value
-from common.processes import answers
 from common.reports import first_line
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
+from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.adaptation import SOURCES
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
@@ -62,6 +61,7 @@ _SHAPE_LIMITS |= dict.fromkeys(("num_layers", "num_decoder_layers"), dict(at_lea
 _SHAPE_LIMITS |= {"vocab_size": dict(at_least=2, at_most=2**21), "dropout_rate": dict(at_least=0, below=1)}
 _SHAPE_LIMITS |= {"relative_attention_num_buckets": dict(at_least=4, at_most=2**20)}
 _SHAPE_LIMITS |= dict.fromkeys(("layer_norm_epsilon", "initializer_factor"), dict(above=0, at_most=1000))
+_NO_MODEL = "not a folder or Hub name with a model"
 
 
 # ---------------------------------------------------------------- building
@@ -76,8 +76,7 @@ def build_config(name_or_path: str, vocab_size: int | None = None, overrides: di
         v1_1 = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0)
         return _overridden(T5Config(**v1_1 | dict(vocab_size=rows) | MODEL_SHAPES[name_or_path]), overrides or {})
     known = f"neither a built-in shape ({', '.join(MODEL_SHAPES)}) nor a readable"
-    config = _load_config(name_or_path, "--config_name", f"{known} folder or Hub name with a config.json")
-    check_architecture(config, f"--config_name {name_or_path}")
+    config = _t5_config(name_or_path, "--config_name", f"{known} folder or Hub name with a config.json")
     if overrides:
         refuse_lacking(config, "config_overrides")
     return _overridden(config, overrides or {})
@@ -119,27 +118,6 @@ def _overridden(config: T5Config, overrides: dict) -> T5Config:
         raise ValueError(f"--config_overrides {changed}: {' '.join(str(error).split())}") from None
 
 
-def _read_config(name_or_path: str) -> T5Config:
-    """The configuration of a folder or Hub name, or where LoRA's matrices come without one, that of their checkpoint.
-    Code that lies beside it, which transformers would offer to run, is never run."""
-    base = base_of(name_or_path)
-    if base and not (Path(name_or_path) / "config.json").is_file():
-        return _read_config(base)
-    return AutoConfig.from_pretrained(name_or_path, trust_remote_code=False, local_files_only=_only_local(name_or_path))
-
-
-def _only_local(name_or_path: str) -> bool:
-    """Whether to look for a Hub name in the cache only: without an answering Hub, asking takes 23 s and then fails."""
-    return Path(name_or_path).exists() or not answers(ENDPOINT)
-
-
-def check_architecture(config: PreTrainedConfig, name: str) -> None:
-    """Raises ValueError unless `config` is of the T5 family."""
-    if config.model_type not in FAMILIES:
-        known = ", ".join(f"{family.names} ({kind})" for kind, family in FAMILIES.items())
-        raise ValueError(f"{name} is a {config.model_type} model: these scripts train {known}")
-
-
 def check_options(
     config: PreTrainedConfig, attention: str | None = None, training_args: object = None, packed: str | None = None
 ) -> None:
@@ -159,11 +137,9 @@ def create_model(config: PreTrainedConfig, attn_implementation: str | None = Non
     (modeling/families.py)."""
     check_options(config, attn_implementation)
     kwargs = {"attn_implementation": attn_implementation} if attn_implementation else {}
-    # A copy: _prepared writes the untied head into the model's configuration, from which a second model would get three
-    # embeddings.
+    # A copy: _prepared writes the untied head into it, and a second model made of it would get three embeddings.
     model = AutoModelForSeq2SeqLM.from_config(_in_float32(copy.deepcopy(config)), **kwargs)
-    family_of(config).complete_new(model)
-    return _prepared(model)
+    return _prepared(model, is_new=True)
 
 
 def get_model(
@@ -239,22 +215,28 @@ def check_model_source(args: Any, training_args: object = None, packed: str | No
     check_options(config, args.attn_implementation, training_args, packed)
 
 
-def _load_config(
-    name_or_path: str, flag: str, wrong: str = "not a folder or Hub name with a model"
-) -> PreTrainedConfig:
-    """The configuration of a checkpoint. ValueError naming the flag, and what is wrong with its value, if there is
-    none."""
+def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTrainedConfig:
+    """The configuration of a folder or Hub name. ValueError naming the flag, and what is wrong with its value.
+
+    Code that lies beside it, which transformers would offer to run, is never run.
+    """
+    place = name_or_path
     try:
-        return _read_config(name_or_path)
+        while (base := base_of(place)) and not is_local_model(place):  # LoRA's matrices alone: their checkpoint has one
+            place = base
+        do_not_wait_for_the_hub(place)
+        return AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last three: odd JSON
         reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error)
         raise ValueError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
 
 
-def _t5_config(name_or_path: str) -> T5Config:
-    """The configuration of `--model_name_or_path`. ValueError unless it is of the T5 family."""
-    config = _load_config(name_or_path, "--model_name_or_path")
-    check_architecture(config, f"--model_name_or_path {name_or_path}")
+def _t5_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str = _NO_MODEL) -> T5Config:
+    """`_load_config`; ValueError unless it is of the T5 family."""
+    config = _load_config(name_or_path, flag, wrong)
+    if config.model_type not in FAMILIES:
+        known = ", ".join(f"{family.names} ({kind})" for kind, family in FAMILIES.items())
+        raise ValueError(f"{flag} {name_or_path} is a {config.model_type} model: these scripts train {known}")
     return config
 
 
@@ -292,18 +274,17 @@ def load_model(
     check_options(config, attn_implementation)
     if base := None if state_dict else base_of(name_or_path):
         return _load_merged(name_or_path, base, attn_implementation, config_from)
-    kwargs = {"local_files_only": _only_local(name_or_path), "trust_remote_code": False}
+    do_not_wait_for_the_hub(name_or_path)
+    options = dict(config=config, state_dict=state_dict, dtype=torch.float32, output_loading_info=True)
     if attn_implementation:
-        kwargs["attn_implementation"] = attn_implementation
+        options["attn_implementation"] = attn_implementation
     if config_from:  # else transformers looks for it beside the weights
-        stored = (Path(config_from) / "generation_config.json").is_file()
-        kwargs["generation_config"] = (
-            GenerationConfig.from_pretrained(config_from) if stored else GenerationConfig.from_model_config(config)
-        )
-    kwargs |= dict(config=config, state_dict=state_dict, dtype=torch.float32, output_loading_info=True)
+        options["generation_config"] = GenerationConfig.from_model_config(config)
+        if (Path(config_from) / "generation_config.json").is_file():
+            options["generation_config"] = GenerationConfig.from_pretrained(config_from)
     kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"--model_name_or_path {name_or_path}"
-    with _reading_weights(shown), UntiedHeadIsIntended():
-        model, report = kind.from_pretrained(None if state_dict else name_or_path, **kwargs)
+    with _reading_weights(shown), _untied_head_is_intended():
+        model, report = kind.from_pretrained(None if state_dict else name_or_path, trust_remote_code=False, **options)
     missing = sorted(report["missing_keys"])
     if missing:
         raise ValueError(f"{shown}: the checkpoint lacks {len(missing)} tensors: {missing[:5]}")
@@ -312,20 +293,19 @@ def load_model(
 
 def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
     """A decoder-only checkpoint that can become an encoder-decoder (modeling/adaptation.py), in its own type.
-    ValueError naming the flag if it is none."""
+    ValueError naming the flag for any other one."""
     config = _load_config(name_or_path, flag)
     if config.model_type not in SOURCES:
         known = ", ".join(f"{names} ({kind})" for kind, names in SOURCES.items())
         raise ValueError(f"{flag} {name_or_path} is a {config.model_type} model: only {known} has the layers of an "
                          "encoder-decoder of transformers (docs/t5gemma.md)")  # fmt: skip
-    options = dict(dtype="auto", trust_remote_code=False, local_files_only=_only_local(name_or_path))
     with _reading_weights(f"{flag} {name_or_path}"):
-        return AutoModelForCausalLM.from_pretrained(name_or_path, **options)
+        return AutoModelForCausalLM.from_pretrained(name_or_path, dtype="auto", trust_remote_code=False)
 
 
 def _load_merged(folder: str, base: str, attn_implementation: str | None, config_from: str | None) -> PreTrainedModel:
     """The checkpoint `base` with the LoRA matrices of a folder merged into it."""
-    own = folder if (Path(folder) / "config.json").is_file() else None
+    own = folder if is_local_model(folder) else None
     try:
         return merged(load_model(base, attn_implementation, config_from or own), folder)
     except ImportError:
@@ -336,29 +316,30 @@ def _load_merged(folder: str, base: str, attn_implementation: str | None, config
                          f"is there ({first_line(error)})") from None  # fmt: skip
 
 
-def _prepared(model: PreTrainedModel) -> PreTrainedModel:
+def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:
     """Corrects what transformers leaves wrong, in a new model and in a loaded one."""
     fuse_activation(model)
     family = family_of(model.config)
     model.config.decoder_start_token_id = family.start_token(model.config)
-    family.prepare(model)
+    family.prepare(model, is_new)
     model.accepts_loss_kwargs = False  # forward() would swallow the loss's divisor: it must not get it
     if model.generation_config is not None:
         model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id
     return model
 
 
-class UntiedHeadIsIntended(logging.Filter):
+@contextlib.contextmanager
+def _untied_head_is_intended() -> Iterator[None]:
     """Silences the one warning that calls T5 v1.1's separate head a mistake, and nothing else."""
 
-    def __enter__(self):
-        logging.getLogger("transformers.modeling_utils").addFilter(self)
-
-    def __exit__(self, *_):
-        logging.getLogger("transformers.modeling_utils").removeFilter(self)
-
-    def filter(self, record: logging.LogRecord) -> bool:
+    def keep(record: logging.LogRecord) -> bool:
         return "The tied weights mapping and config" not in record.getMessage()
+
+    logging.getLogger("transformers.modeling_utils").addFilter(keep)
+    try:
+        yield
+    finally:
+        logging.getLogger("transformers.modeling_utils").removeFilter(keep)
 
 
 def set_dropout(model: PreTrainedModel, rate: float) -> None:
@@ -367,10 +348,8 @@ def set_dropout(model: PreTrainedModel, rate: float) -> None:
     The configuration keeps the rate for fine-tuning: T5 v1.1 was pre-trained with 0 and is fine-tuned with 0.1.
     """
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = rate
-            continue
-        for name in ("dropout", "attention_dropout"):
+        names = ["p"] if isinstance(module, torch.nn.Dropout) else ["dropout", "attention_dropout"]
+        for name in names:
             if isinstance(getattr(module, name, None), (int, float)):
                 setattr(module, name, rate)
 
@@ -391,16 +370,14 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) 
     """Raises ValueError if the tokenizer has ids without an embedding in the model. modes: how many of its tokens are
     mode tokens that an objective has added."""
     rows = model.get_input_embeddings().num_embeddings
-    if tokenizer_size - modes <= rows < tokenizer_size:
-        raise ValueError(
-            f"--objective needs {modes} mode tokens beside the tokenizer's {tokenizer_size - modes}, and the model has "
-            f"{rows} embedding rows: use a model with free rows, or an objective without modes (constants.py)"
-        )
+    own = tokenizer_size - modes
+    if own <= rows < tokenizer_size:
+        raise ValueError(f"--objective needs {modes} mode tokens beside the tokenizer's {own}, and the model has "
+                         f"{rows} embedding rows: use a model with free rows, or an objective without modes "
+                         "(constants.py)")  # fmt: skip
     if tokenizer_size > rows:
-        raise ValueError(
-            f"the tokenizer has {tokenizer_size} tokens and the model only {rows} embedding rows: "
-            "use the tokenizer that the model was trained with (--tokenizer_name)"
-        )
+        raise ValueError(f"the tokenizer has {tokenizer_size} tokens and the model only {rows} embedding rows: use the "
+                         "tokenizer that the model was trained with (--tokenizer_name)")  # fmt: skip
 
 
 def use_one_embedding_module(model: PreTrainedModel) -> None:

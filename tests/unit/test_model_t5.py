@@ -3,12 +3,15 @@
 Hermetic: tiny models made here (no network, no GPU).
 """
 
+import contextlib
 import json
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import huggingface_hub.constants
 import torch
 import torch.nn.functional as F
 from absl.testing import parameterized
@@ -30,7 +33,6 @@ from transformers import (
 )
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-import model_t5
 from arguments.model import ModelArguments
 from data_collator_t5 import shift_right
 from model_t5 import (
@@ -46,6 +48,15 @@ from model_t5 import (
     set_dropout,
     set_generation_length,
 )
+
+
+@contextlib.contextmanager
+def without_hub():
+    """No Hub answers; what the process notes of that is undone at the end."""
+    offline = mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with offline, mock.patch.dict(os.environ), mock.patch("corpora.hub.answers", return_value=False) as asked:
+        yield asked
+
 
 TINY = dict(d_model=16, d_kv=8, d_ff=24, num_heads=3, num_layers=2, num_decoder_layers=1, dropout_rate=0.0)
 TIED_NAMES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -418,7 +429,7 @@ class LoadingTest(ModelTest):
 
     def test_without_an_answering_hub_nothing_is_waited_for(self):
         """transformers alone asks five times, for 23 s."""
-        with mock.patch.object(model_t5, "answers", return_value=False) as asked:
+        with without_hub() as asked:
             began = time.perf_counter()
             for function in (load_model, build_config):
                 with self.assertRaisesRegex(ValueError, "t5-v1_1-bsae"):
@@ -434,7 +445,7 @@ class LoadingTest(ModelTest):
 class ConfigTest(ModelTest):
     def test_unknown_name_lists_the_shapes(self):
         with (
-            mock.patch.object(model_t5, "answers", return_value=False),
+            without_hub(),
             self.assertRaisesRegex(ValueError, "--config_name t5-v1_1-bse: neither a built-in shape .*t5-v1_1-base"),
         ):
             build_config("t5-v1_1-bse")
