@@ -6,17 +6,16 @@
     keep_weight_copies(model)        # the matrices of these products joined and cast once an update, for autocast
     use_bf16_residual(model)         # under bfloat16 autocast: activations between the layers in bfloat16
 
-All but the first are options, off by default. Weights stay where and what they are, so nothing changes for checkpoints,
-the optimizer's scaling of each matrix by its own RMS, or ZeRO's gradients: the matrices of a product are joined in the
-forward pass, or under autocast in copies, which take the place of those that autocast makes of every weight in every
-forward pass. ZeRO-3 and FSDP gather the weights of a module when it is called, too late for joining
-(arguments/training.py refuses them).
+All but the first are options, off by default. Weights stay where they are, so nothing changes for checkpoints, the
+optimizer's scaling of each matrix by its own RMS, or ZeRO's gradients. The matrices of a product are joined in the
+forward pass; under autocast in copies, which replace those that autocast makes of every weight in every forward pass.
+ZeRO-3 and FSDP gather the weights of a module when it is called, too late for joining (arguments/training.py refuses
+them).
 
 Legend of shapes: B batch, S source, Q query and K key length, H heads, d d_kv, I = H * d, L decoder layers.
 """
 
 import functools
-import itertools
 import sys
 from collections.abc import Iterable
 
@@ -190,11 +189,11 @@ def _state(linears: Iterable[torch.nn.Linear]) -> list[tuple[int, int]]:
 @functools.cache
 def _count_steps() -> None:
     """Makes torch count every step of an optimizer as a change of its weights: its fused kernels do not."""
-    register_optimizer_step_post_hook(_count_step)
 
+    def count(optimizer: torch.optim.Optimizer, *_) -> None:
+        torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
 
-def _count_step(optimizer: torch.optim.Optimizer, *_) -> None:
-    torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
+    register_optimizer_step_post_hook(count)
 
 
 def keep_weight_copies(model: torch.nn.Module) -> None:
@@ -214,27 +213,29 @@ def keep_weight_copies(model: torch.nn.Module) -> None:
 
 def _products(model) -> list[list[torch.nn.Linear]]:
     """The layers of each call of `project` in training."""
-    kinds = dict(SelfAttention=("q k v", "o"), EncDecAttention=("q", "o", "k v"), DenseReluDense=("wi_0 wi_1", "wo"))
-    found = []
+    products, cross = [], []
     for name, module in model.named_modules():
-        if type(module).__name__.startswith("Fused"):
-            products = kinds.get(name.rpartition(".")[2], ())  # none of apex's FusedRMSNorm
-            found += [(names, [getattr(module, each) for each in names.split()]) for names in products]
-    if not hasattr(model.decoder, "cross_projections_hook"):
-        return [linears for _, linears in found]
-    cross = [linear for names, linears in found if names == "k v" for linear in linears]
-    return [linears for names, linears in found if names != "k v"] + [cross]
+        kind = name.rpartition(".")[2] if type(module).__name__.startswith("Fused") else ""
+        if kind == "SelfAttention":
+            products += [[module.q, module.k, module.v], [module.o]]
+        elif kind == "EncDecAttention":
+            products += [[module.q], [module.o]]
+            cross.append([module.k, module.v])
+        elif kind == "DenseReluDense":
+            products += [[module.wi_0, module.wi_1], [module.wo]]
+    return products + ([sum(cross, [])] if hasattr(model.decoder, "cross_projections_hook") else cross)
 
 
 def _copy_changed_weights(model, _args) -> None:
     if not torch.is_grad_enabled():
         return
-    changes = [copy.changes() for copy in model.weight_copies]
-    into, weights = (list(itertools.chain(*side)) for side in zip(*changes, strict=True))
+    into, weights = [], []
+    for copy in model.weight_copies:
+        parts, changed = copy.changes()
+        into, weights = into + parts, weights + changed
+        copy.in_forward = True
     if weights:
         torch._foreach_copy_(into, weights)
-    for copy in model.weight_copies:
-        copy.in_forward = True
 
 
 def _leave_forward(model, *_) -> None:
