@@ -5,12 +5,12 @@
   2. `T5ForConditionalGeneration.forward` swallows `num_items_in_batch`, so that Trainer believes the loss is already
      averaged over the global batch, and gradients grow with the number of accumulation steps.
 
-All that replaces a method of the model:
-  - its forward, by one that ends in the loss: `compute_loss_in_forward` (modeling/loss.py) gives the model a subclass
-    of its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py); without labels the model answers as before.
+Methods of the model that are replaced:
+  - forward, by one that ends in the loss: `compute_loss_in_forward` (modeling/loss.py) gives the model a subclass of
+    its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py). Without labels the model answers as before.
   - products of its blocks, on request: --fused_projections, --bf16_residual (modeling/fused_projections.py).
-  - its save_pretrained, with LoRA, to save LoRA's matrices alone (modeling/low_rank.py).
-  - its masks, where rows hold several examples: hooks before both stacks (modeling/segment_masks.py).
+  - save_pretrained, with LoRA, to save LoRA's matrices alone (modeling/low_rank.py).
+  - masks, where rows hold several examples: hooks before both stacks (modeling/segment_masks.py).
 
 Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_model, I heads * d_kv, F d_ff.
 """
@@ -69,7 +69,7 @@ def build_config(name_or_path: str, vocab_size: int | None = None, overrides: di
     """The configuration of a built-in shape ("tiny", "t5-v1_1-base", ...), or the one in a folder or on the Hub.
 
     vocab_size: tokens of the tokenizer; a built-in shape rounds it up to a multiple of 64 (None: T5's 32,128 rows).
-    overrides: {"d_model": 64, ...} applied last. Raises ValueError for an unknown name, key or another architecture.
+    overrides: {"d_model": 64, ...}, applied last. ValueError for an unknown name or key, or another architecture.
     """
     if name_or_path in MODEL_SHAPES:
         rows = T5_VOCAB_SIZE if vocab_size is None else embedding_rows(vocab_size)
@@ -121,12 +121,13 @@ def _overridden(config: T5Config, overrides: dict) -> T5Config:
 def check_options(
     config: PreTrainedConfig, attention: str | None = None, training_args: object = None, packed: str | None = None
 ) -> None:
-    """Raises ValueError naming a flag that the family of the model does not support. attention: --attn_implementation.
-    packed: the flag and value that put several examples into a row, if one does."""
-    for option in family_of(config).lacks:
+    """ValueError naming a flag that the model's family does not support. attention: --attn_implementation. packed: the
+    flag and value that put several examples into a row, if one does."""
+    family = family_of(config)
+    for option in family.lacks:
         if getattr(training_args, option, False):
             refuse_lacking(config, option)
-    if attention not in (None, *family_of(config).attentions):
+    if attention not in (None, *family.attentions):
         refuse_lacking(config, "attn_implementation", f"--attn_implementation {attention}")
     if packed:
         refuse_lacking(config, "packing", packed)
@@ -150,7 +151,7 @@ def get_model(
 
     args: the ModelArguments. dropout: the rate if args give none; the saved configuration then keeps its own (T5 v1.1
     was pre-trained with 0 and is fine-tuned with 0.1). None: the rate of args goes into the configuration, too.
-    modes: how many of the tokenizer's tokens an objective has added. ValueError if tokenizer and model do not fit.
+    modes: the number of mode tokens that an objective has added. ValueError if tokenizer and model do not fit.
     """
     changed = None
     if args.model_name_or_path:
@@ -179,7 +180,7 @@ def get_model(
 
 
 def train_only(model: PreTrainedModel, pattern: str) -> None:
-    """Freezes all weights but those in whose names the regular expression is found; ValueError if there are none."""
+    """Freezes all weights but those whose names the regular expression finds; ValueError if there are none."""
     try:
         chosen = {name for name, _ in model.named_parameters() if re.search(pattern, name)}
     except re.error as error:
@@ -192,7 +193,7 @@ def train_only(model: PreTrainedModel, pattern: str) -> None:
 
 
 def switch_vocabulary(model: PreTrainedModel, args: Any, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Switches the checkpoint to the vocabulary of `--tokenizer_name`; returns a summary, None if it is its own."""
+    """Switches the checkpoint to the vocabulary of `--tokenizer_name`; a summary, None if it has this one already."""
     folder = Path(args.model_name_or_path)
     if folder.is_dir() and not has_tokenizer(folder):
         return "the checkpoint has no tokenizer: it gets that of --tokenizer_name"
@@ -204,8 +205,8 @@ def switch_vocabulary(model: PreTrainedModel, args: Any, tokenizer: PreTrainedTo
 
 
 def check_model_source(args: Any, training_args: object = None, packed: str | None = None) -> None:
-    """Raises ValueError for an unknown name, shape or architecture, or one that does not support other flags (see
-    `check_options`), before any text or weight is read. args: the ModelArguments."""
+    """ValueError for an unknown name, shape or architecture, or one that does not support other flags
+    (`check_options`), before any text or weight is read. args: the ModelArguments."""
     if args.model_name_or_path:
         config = _t5_config(args.model_name_or_path)
     elif args.config_name:
@@ -242,7 +243,7 @@ def _t5_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str
 
 @contextlib.contextmanager
 def _reading_weights(shown: str) -> Iterator[None]:
-    """Within it weights are read; where that fails a ValueError begins with `shown`, the flag and its value."""
+    """Turns any failure to read weights into a ValueError that begins with `shown`, the flag and its value."""
     try:
         yield
     except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
@@ -250,7 +251,7 @@ def _reading_weights(shown: str) -> Iterator[None]:
 
 
 def _in_float32(config):
-    """The configuration with parts in float32: the type of T5Gemma 2's parts would override the one asked for."""
+    """The configuration, all its parts in float32: T5Gemma 2's parts have types that would override the model's."""
     for part in vars(config).values():
         if isinstance(part, PreTrainedConfig):
             part.dtype = torch.float32
@@ -267,8 +268,8 @@ def load_model(
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
     A separate `lm_head.weight` stays separate, and is saved as such. LoRA's matrices are merged into the checkpoint
-    that their folder names. config_from: the folder of its configuration, if that is another. state_dict: its weights,
-    if they are not to be read. ValueError naming the folder if it is no checkpoint.
+    that their folder names. config_from: another folder with its configuration. state_dict: its weights, if they are
+    known already. ValueError naming the folder if it is no checkpoint.
     """
     config = _in_float32(_t5_config(config_from or name_or_path))
     check_options(config, attn_implementation)
@@ -343,10 +344,7 @@ def _untied_head_is_intended() -> Iterator[None]:
 
 
 def set_dropout(model: PreTrainedModel, rate: float) -> None:
-    """Sets every dropout of the model, which T5 reads from its configuration at construction only.
-
-    The configuration keeps the rate for fine-tuning: T5 v1.1 was pre-trained with 0 and is fine-tuned with 0.1.
-    """
+    """Sets every dropout of the model, not the rate in its configuration, which T5 reads at construction only."""
     for module in model.modules():
         names = ["p"] if isinstance(module, torch.nn.Dropout) else ["dropout", "attention_dropout"]
         for name in names:
@@ -359,16 +357,15 @@ def dropout_of(model: PreTrainedModel) -> float:
     return next(module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
 
 
-def set_generation_length(model: PreTrainedModel, max_target_length: int, labels: torch.Tensor | None = None) -> None:
-    """Lets generate() write `max_target_length` tokens, or as many as the longest class label [C, T] needs."""
-    longest = max(max_target_length, 0 if labels is None else labels.shape[1])
-    model.generation_config.max_length = longest + 1  # it counts the decoder's start token too
+def set_generation_length(model: PreTrainedModel, tokens: int) -> None:
+    """Lets generate() write this number of tokens."""
+    model.generation_config.max_length = tokens + 1  # it counts the decoder's start token too
     model.generation_config.max_new_tokens = None  # of an older checkpoint: it would win
 
 
 def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) -> None:
-    """Raises ValueError if the tokenizer has ids without an embedding in the model. modes: how many of its tokens are
-    mode tokens that an objective has added."""
+    """ValueError if the tokenizer has ids without an embedding in the model. modes: how many of its tokens are mode
+    tokens that an objective has added."""
     rows = model.get_input_embeddings().num_embeddings
     own = tokenizer_size - modes
     if own <= rows < tokenizer_size:
@@ -381,10 +378,8 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) 
 
 
 def use_one_embedding_module(model: PreTrainedModel) -> None:
-    """Makes encoder and decoder look tokens up in one module instead of in modules of their own with its tensor.
-
-    FSDP2 takes a tensor from one module only. The names in state dicts, and what is saved, stay as they are.
-    """
+    """Makes encoder and decoder look tokens up in one module, not in modules of their own that share its tensor: FSDP2
+    takes a tensor from one module only. The names in state dicts, and what is saved, stay as they are."""
     shared = model.get_input_embeddings()
     for stack in stacks(model):
         if stack.embed_tokens.weight is shared.weight:
@@ -393,9 +388,8 @@ def use_one_embedding_module(model: PreTrainedModel) -> None:
 
 # ---------------------------------------------------------------- figures
 def count_parameters(model: torch.nn.Module, trained_only: bool = False) -> int:
-    """Number of weights, shared tensors counted once; trained_only: of those that are not frozen."""
-    parameters = {id(p): p for p in model.parameters() if p.requires_grad or not trained_only}
-    return sum(p.numel() for p in parameters.values())
+    """Number of weights, shared tensors counted once; trained_only: without frozen ones."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained_only)
 
 
 def flops_per_sequence(config: T5Config, source_length: int, target_length: int) -> int:
@@ -409,8 +403,8 @@ def flops_per_sequence(config: T5Config, source_length: int, target_length: int)
     """
     s, t, shape, family = source_length, target_length, shape_of(config), family_of(config)
     of_encoder, of_decoder = shape.encoder, shape.decoder
-    encoder = of_encoder.layers * (2 * s * shape.encoder_block + family.encoder_attention_flops(config, s))
-    decoder = 2 * t * (of_decoder.projections + shape.cross_queries + of_decoder.feed_forward_weights)
+    encoder = of_encoder.layers * (2 * s * of_encoder.block + family.encoder_attention_flops(config, s))
+    decoder = 2 * t * (of_decoder.block + shape.cross_queries)
     decoder += 2 * s * shape.cross_keys + 4 * t * (t + s) * of_decoder.inner
     return 3 * (encoder + of_decoder.layers * decoder + 2 * t * shape.head)
 

@@ -5,8 +5,8 @@
 Importing this module registers it. It serves training: self-attention with the learned relative bias, causal or not,
 and cross-attention (whose bias, all zeros, is dropped), under padding masks and under 4-D masks (packed documents), of
 any length, below autocast, torch.compile and gradient checkpointing, on the kernels of modeling.kernels.attention.
-Evaluation and generation, which need no gradient, run on transformers' sdpa. So does whatever cannot be served, and one
-line says why. Weights and checkpoints are the same with every implementation.
+Evaluation and generation, which need no gradient, run on transformers' sdpa. So does what it cannot serve, and one line
+says why. Weights and checkpoints are the same with every implementation.
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv.
 """

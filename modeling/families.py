@@ -47,19 +47,16 @@ class Stack:
         return self.key_heads * self.head_width
 
     @property
-    def projections(self) -> int:
-        """Weights of a self-attention's Q, K, V and output matrices."""
-        return 2 * self.width * (self.inner + self.key_inner)
-
-    @property
-    def feed_forward_weights(self) -> int:
-        return (3 if self.gated else 2) * self.width * self.feed_forward
+    def block(self) -> int:
+        """Weights of a layer's matrices, those of a cross-attention left out: Q, K, V, output and feed-forward."""
+        matrices = 3 if self.gated else 2
+        return self.width * (2 * (self.inner + self.key_inner) + matrices * self.feed_forward)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model. embedding_weights: of all matrices of V rows together, shared ones counted once. merged:
-    whether one attention with one set of matrices reads the decoder's own states and the encoder's."""
+    """Sizes of a model. embedding_weights: of all matrices with V rows, shared ones counted once. merged: whether one
+    attention with one set of matrices reads the decoder's own states and the encoder's."""
 
     encoder: Stack
     decoder: Stack
@@ -78,14 +75,9 @@ class Shape:
         return 2 * self.encoder.width * self.decoder.key_inner
 
     @property
-    def encoder_block(self) -> int:
-        """Weights of an encoder layer's matrices."""
-        return self.encoder.projections + self.encoder.feed_forward_weights
-
-    @property
     def decoder_block(self) -> int:
-        own_keys = 0 if self.merged else self.cross_keys
-        return self.decoder.projections + self.cross_queries + own_keys + self.decoder.feed_forward_weights
+        """Weights of a decoder layer's matrices."""
+        return self.decoder.block + (0 if self.merged else self.cross_queries + self.cross_keys)
 
     @property
     def head(self) -> int:
@@ -125,19 +117,19 @@ class Family:
         return Shape(encoder, decoder, config.vocab_size, matrices * config.vocab_size * config.d_model)
 
     def encoder_attention_flops(self, config: PreTrainedConfig, source: int) -> int:
-        """Of a layer's scores and weighted values in one forward pass: 4 S^2 I."""
+        """FLOPs of a layer's scores and weighted values in one forward pass: 4 S^2 I."""
         return 4 * source * source * self.shape(config).encoder.inner
 
     def configs(self, config: PreTrainedConfig) -> tuple:
-        """(encoder's, decoder's): the parts of `config` that hold sizes and special tokens."""
+        """(of the encoder, of the decoder): the parts of `config` that hold sizes and special tokens."""
         return config, config
 
     def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:  # noqa: ARG002
-        """Those of the encoder and of the decoder; None where no layer has one."""
+        """The windows of encoder and decoder; None where no layer has one."""
         return None, None
 
     def logit_cap(self, config: PreTrainedConfig) -> float | None:  # noqa: ARG002
-        """c of the logits' soft cap c tanh(logit / c); None: there is none."""
+        """c of the logits' soft cap c tanh(logit / c), or None."""
         return None
 
     def start_token(self, config: PreTrainedConfig) -> int:
@@ -232,7 +224,7 @@ class T5Gemma2(T5Gemma):
             part.requires_grad_(False)
 
 
-# Which need T5's own attention module.
+# These need T5's own attention module.
 _ONLY_T5 = dict.fromkeys(("fused_projections", "fused_cross_projections"), "not for {kind} models, only for t5, mt5")
 _NO_ENGINES = "not for {kind} models, only huggingface"
 _OF_GEMMA = _ONLY_T5 | {
@@ -269,7 +261,7 @@ FAMILIES = {
 
 # ---------------------------------------------------------------- of a configuration
 def family_of(config: PreTrainedConfig) -> Family:
-    """The family of a configuration. KeyError for a model_type that is none of FAMILIES."""
+    """The family of a configuration. KeyError for a model_type that is not in FAMILIES."""
     return FAMILIES[config.model_type]
 
 

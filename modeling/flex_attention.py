@@ -36,7 +36,7 @@ def _(grad_out, q, k, v, bias, *_):  # noqa: ARG001
 
 
 class _WithBiasGradient(torch.autograd.Function):
-    """(bias, out, ...) -> out, whose gradient goes on to `out` as it is, and to the bias as d(bias)."""
+    """(bias, out, ...) -> out. Its gradient reaches `out` unchanged, and the bias as d(bias)."""
 
     @staticmethod
     def forward(ctx, bias, out, q, k, v, mask, lse, causal, scale):

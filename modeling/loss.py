@@ -25,11 +25,11 @@ from modeling.families import family_of, output_head
 def loss_sums(
     logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(what is minimised, the z-loss in it or None), both summed over the target tokens.
+    """(the loss, the z-loss in it or None), both summed over the target tokens.
 
-    logits [..., V], labels [...] with -100 where nothing counts. What is minimised is the cross-entropy in nats plus
-    z_loss * (log Z)^2, where Z is the sum of exp(logits): it keeps log Z near 0, and with it logits within the range
-    where bfloat16 tells them apart (T5X's definition; Mesh TensorFlow, PaLM section 5).
+    logits [..., V], labels [...] with -100 where nothing counts. The loss is the cross-entropy in nats plus
+    z_loss * (log Z)^2, where Z is the sum of exp(logits). The z-loss keeps log Z near 0, and with it logits within the
+    range where bfloat16 tells them apart (T5X's definition; Mesh TensorFlow, PaLM section 5).
     """
     flat, labels = _at_least_float32(logits).flatten(0, -2), labels.reshape(-1)
     nats = F.cross_entropy(flat, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing)
@@ -115,7 +115,7 @@ def chunked_loss_sums(
 # ---------------------------------------------------------------- the forward pass
 @dataclass
 class LossOutput(ModelOutput):
-    """What the forward pass returns: the loss, and with a z-loss also that part of it."""
+    """The loss, and with a z-loss also that part of it."""
 
     loss: torch.Tensor | None = None
     z_loss: torch.Tensor | None = None
@@ -131,7 +131,7 @@ class _Head(torch.nn.Linear):
 
 
 def _head_inputs(model, inputs: dict) -> torch.Tensor:
-    """[B, T, D]: what the model's head makes logits of."""
+    """The input [B, T, D] of the model's head."""
     body = family_of(model.config).body
     if body is not None:
         return getattr(model, body)(**inputs).last_hidden_state
@@ -144,7 +144,7 @@ def _head_inputs(model, inputs: dict) -> torch.Tensor:
 
 @functools.cache
 def _with_loss(base: type[torch.nn.Module]) -> type:
-    """A class like `base` (and of its name, which checkpoints tell) whose forward pass computes the loss."""
+    """A class like `base` whose forward pass computes the loss. It has the same name, which checkpoints repeat."""
 
     @functools.wraps(base.forward)
     def forward(self, *args, labels=None, num_items_in_batch=None, **kwargs):

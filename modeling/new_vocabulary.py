@@ -11,7 +11,7 @@ from modeling.families import family_of, output_head, stacks
 
 
 def embedding_rows(tokens: int) -> int:
-    """Rows of an embedding for so many tokens: rounded up to a multiple of VOCAB_SIZE_MULTIPLE."""
+    """Rows of an embedding for this number of tokens, rounded up to a multiple of VOCAB_SIZE_MULTIPLE."""
     return -(-tokens // VOCAB_SIZE_MULTIPLE) * VOCAB_SIZE_MULTIPLE
 
 

@@ -27,14 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from common.processes import print_once
 from common.reports import first_line
-from modeling.kernels.bias_gradient import (
-    MASKED,
-    accumulation_dtype,
-    allowed_pairs,
-    bias_gradient_torch,
-    lower_triangle,
-    rows_dense,
-)
+from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch, lower_triangle, rows_dense
 from modeling.kernels.library import ALIGNMENT, KERNELS, aligned, torch_backward, torch_forward
 from modeling.kernels.timing import seconds_of_kernels
 from modeling.relative_bias import diagonal_sums, spread_sums
@@ -219,8 +212,7 @@ def _problem(case: Case, rows: int) -> Problem:
     bias, mask = random(1, heads if of_heads else 1, queries, keys) + PROBE_SHIFT, None
     if of_examples:
         mask = (torch.arange(keys, device=device) < keys - keys // 4).expand(rows, 1, 1, keys)
-    allowed = allowed_pairs(mask, case.causal, q, k)
-    added = aligned(bias if allowed is None else torch.where(allowed, bias, MASKED)).expand(rows, heads, -1, -1)
+    added = _for_kernels(None, q, k, bias, mask, case.causal)
     return Problem(q, k, v, added, grad_out, bias if of_heads else None, mask, case.causal)
 
 
@@ -272,8 +264,8 @@ _known = WeakTensorKeyDictionary()  # {a bias, or a mask without one: (mask, cau
 def added_scores(q, k, bias, mask, causal: bool) -> torch.Tensor | None:
     """Bias, mask and hidden future as one tensor [1 or B, 1 or H, Q, K] in q's dtype, rows aligned; None without any.
 
-    T5 has one bias for all layers of a stack, and their first makes this for all. Compiled, the equal expressions of
-    all layers are merged by the compiler instead.
+    T5 has one bias for all layers of a stack, and the first layer makes this for all. In compiled code the compiler
+    merges the equal expressions of all layers instead.
     """
     key = mask if bias is None else bias
     if key is None or torch.compiler.is_compiling():

@@ -68,7 +68,7 @@ def _cudnn_forward(q, k, v, bias, scale):
 def _cudnn_backward(grad_out, q, k, v, bias, out, lse, scale):
     if _cudnn_lse_dims == 4:
         lse = lse.unsqueeze(-1)
-    seed = torch.zeros((), dtype=torch.long, device=q.device)  # of the dropout that there is not
+    seed = torch.zeros((), dtype=torch.long, device=q.device)  # of the dropout, which is off
     grad_out, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, q, k, v, out))
     grads = aten._scaled_dot_product_cudnn_attention_backward(
         grad_out, q, k, v, out, lse, seed, seed, bias, None, None, q.shape[2], k.shape[2], 0.0, False, scale=scale

@@ -166,7 +166,7 @@ def bias_gradient_triton(
 
 
 def on_its_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
-    """Within it kernels start on the tensor's GPU; else they do on the current one, wherever their tensors are."""
+    """Within it kernels start on the tensor's GPU; without it they start on the current one."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
