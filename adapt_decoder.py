@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import set_seed
 
 from common.cached_folders import made_aside
 from common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
@@ -46,19 +46,8 @@ def check_flags(args: AdaptationArguments) -> None:
     check_output_dir(args.output_dir, args.overwrite_output_dir, filter(None, (args.model_name_or_path, args.encoder)))
 
 
-def load_halves(
-    args: AdaptationArguments,
-) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, PreTrainedModel | None]:
-    """(tokenizer, decoder, encoder or None). ValueError if the tokenizers differ."""
-    tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
-    if args.encoder and not same_vocabulary(tokenizer, load_tokenizer(args.encoder, "--encoder")):
-        raise ValueError(f"--encoder {args.encoder}: its tokenizer is not that of {args.model_name_or_path}")
-    decoder = load_decoder(args.model_name_or_path, "--model_name_or_path")
-    return tokenizer, decoder, load_decoder(args.encoder, "--encoder") if args.encoder else None
-
-
 def described_copies(copied: dict[str, str | None], names: dict[str, str]) -> dict[str, str]:
-    """Rows that say how many tensors of each part come from where. names: of the checkpoints of both halves."""
+    """Rows that say where the tensors of each part come from. names: of the checkpoints of both halves."""
     counts: Counter = Counter()
     for name, source in copied.items():
         part = "head" if name.startswith("lm_head") else name.split(".")[1]
@@ -74,7 +63,11 @@ def main(argv: list[str] | None = None) -> dict[str, str | None]:
     with exit_on_user_error():
         (args,) = parse_arguments([AdaptationArguments], argv)
         check_flags(args)
-        tokenizer, decoder, encoder = load_halves(args)
+        tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
+        if args.encoder and not same_vocabulary(tokenizer, load_tokenizer(args.encoder, "--encoder")):
+            raise ValueError(f"--encoder {args.encoder}: its tokenizer is not that of {args.model_name_or_path}")
+        decoder = load_decoder(args.model_name_or_path, "--model_name_or_path")
+        encoder = load_decoder(args.encoder, "--encoder") if args.encoder else None
         set_seed(args.seed)
         model, copied = adapt(decoder, encoder)
         model.generation_config.decoder_start_token_id = family_of(model.config).start_token(model.config)

@@ -14,6 +14,7 @@ it is whole. A model of 1M parameters takes 20 s of one core in all formats.
 """
 
 import importlib.util
+import itertools
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from modeling.families import refuse_lacking
 from publishing.exports import (
     NEEDS,
     TOLERANCES,
+    Original,
     beam_search,
     compare,
     encode,
@@ -113,29 +115,22 @@ def find_tokenizer(args: ExportArguments, checkpoint: str) -> PreTrainedTokenize
     return load_tokenizer(str(places[0]) if places else checkpoint, "--model_name_or_path")
 
 
-def run_folder(checkpoint: str) -> Path:
-    """The folder with the run.json of the checkpoint's run: its own, or the one above."""
-    folder = Path(checkpoint)
-    return folder.parent if not (folder / "run.json").is_file() and (folder.parent / "run.json").is_file() else folder
-
-
 def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
     """(source texts, where they are from): --samples_file, the held-out rows of the run's task, or TEXTS."""
     if args.samples_file:
         path = Path(args.samples_file)
         if is_plain_text(path):
-            texts = (text for text in read_text_documents(path) if text)
+            texts = filter(None, read_text_documents(path))
         else:
             texts = (str(row["source"]) for row in read_rows(path, ["source"]))
-        found = [text for text, _ in zip(texts, range(args.num_samples), strict=False)]
+        found = list(itertools.islice(texts, args.num_samples))
         if not found:
             raise ValueError(f"--samples_file {path}: holds no text")
         return found, path.name
     names = task_of(run)
     task = DATASET_VALS.get(names[0], {}).get(names[1]) if names else None
     if task:
-        task_args = task_arguments(run["arguments"])
-        split = eval_splits(task)[0]
+        task_args, split = task_arguments(run["arguments"]), eval_splits(task)[0]
         try:
             rows = load_rows(names[1], task, task_args, split)[: args.num_samples]
             return [source_text(task, row) for row in rows], f"{len(rows)} {split} rows of {'/'.join(names)}"
@@ -144,44 +139,35 @@ def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
     return list(TEXTS[: args.num_samples]), "built-in sentences"
 
 
-def write_hugging_face(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
-) -> PreTrainedModel:
-    """The model as it is loaded again from `folder`, where it and the tokenizer are saved. ValueError unless every
-    tensor has the bits of the checkpoint, rounded to `dtype`."""
+def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Saves model and tokenizer into `folder`; returns the model as it is loaded again. ValueError unless every tensor
+    has the bits of the checkpoint, rounded to `dtype`."""
+    model = original.model
     wanted = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
     model.to(dtype).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    original.tokenizer.save_pretrained(folder)
     again = load_model(str(folder)).eval()
-    if not again.state_dict().keys() >= wanted.keys():
-        raise ValueError(f"huggingface: lost {sorted(wanted.keys() - again.state_dict().keys())[:3]}: not written")
-    different = [name for name, tensor in wanted.items() if not torch.equal(again.state_dict()[name], tensor.float())]
+    found = again.state_dict()
+    if lost := sorted(wanted.keys() - found.keys()):
+        raise ValueError(f"huggingface: lost {lost[:3]}: not written")
+    different = [name for name, tensor in wanted.items() if not torch.equal(found[name], tensor.float())]
     if different:
         raise ValueError(f"huggingface: {different[0]} is not what the checkpoint holds (is it finite?): not written")
     model.float()
     return again
 
 
-def export(
-    args: ExportArguments,
-    folder: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: list[str],
-    search: dict | None,
-) -> dict[str, dict]:
-    """{format: its comparison}, after writing all formats into `folder`. search: publishing.exports.beam_search.
-    ValueError if a format differs from PyTorch."""
-    sources, found = encode(tokenizer, texts), {}
-    again = write_hugging_face(folder, model, tokenizer, DTYPES[args.dtype])
-    if encode(load_tokenizer(str(folder)), texts) != sources:
+def export(args: ExportArguments, folder: Path, original: Original, texts: list[str]) -> dict[str, dict]:
+    """{format: its comparison}, after writing all formats into `folder`. ValueError if one differs from PyTorch."""
+    again = write_hugging_face(original, folder, DTYPES[args.dtype])
+    if encode(load_tokenizer(str(folder)), texts) != original.sources:
         raise ValueError("huggingface: the tokenizer gives other ids when it is loaded again: not written")
-    wanted = pytorch_answers(model, sources)  # of the very weights that were exported
-    found["huggingface"] = compare("huggingface", wanted, pytorch_answers(again, sources, wanted))
+    wanted = original.answers = pytorch_answers(original.model, original.sources)  # of the very weights exported
+    found = {"huggingface": compare("huggingface", wanted, pytorch_answers(again, original.sources, wanted))}
     del again
     for kind in [kind for kind in TOLERANCES if kind in args.formats and kind != "huggingface"]:
         print_once(f"writing and comparing {kind}")
-        found[kind] = write_format(kind, model, tokenizer, folder / kind, sources, wanted, search)
+        found[kind] = write_format(kind, original, folder / kind)
     return found
 
 
@@ -190,10 +176,11 @@ def described(result: dict) -> str:
     within = f"within {result['largest_difference']:.2g} (allowed {result['tolerance']:g})"
     if "loaded_by" in result:
         return f"{within} of PyTorch's in {result['texts']} texts, loaded by {' and '.join(result['loaded_by'])}"
-    ties, beams = result["near_ties"], result.get("same_beams")
     line = f"{result['same_tokens']} of {result['texts']} texts with PyTorch's tokens"
-    line += f", {ties} with others after a near tie" if ties else ""
-    line += "" if beams is None else f", {beams} with {shown_search(result['search'])}"
+    if result["near_ties"]:
+        line += f", {result['near_ties']} with others after a near tie"
+    if "search" in result:
+        line += f", {result['same_beams']} with {shown_search(result['search'])}"
     return f"{line}; log-probabilities {within}"
 
 
@@ -203,8 +190,9 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         (args,) = parse_arguments([ExportArguments], argv, about=__doc__)
         check_flags(args)
         checkpoint = find_checkpoint(args.model_name_or_path)
-        tokenizer = find_tokenizer(args, checkpoint)
-        record = read_run(run_folder(checkpoint))
+        folders = (Path(checkpoint), Path(checkpoint).parent)
+        run = next((folder for folder in folders if (folder / "run.json").is_file()), folders[0])
+        tokenizer, record = find_tokenizer(args, checkpoint), read_run(run)
         texts, texts_from = texts_to_compare(args, record["run"])
         model = load_any_checkpoint(checkpoint, args.config_name, args.trust_checkpoint)
         fit_vocabulary(model, len(tokenizer))
@@ -215,14 +203,14 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         start_summary(plan | {"compared on": f"{len(texts)} texts: {texts_from}"}, title="export")
         with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
             search = beam_search(model, read_record(checkpoint).get("generation_num_beams"))
-            found = export(args, folder, model, tokenizer, texts, search)
-            if (Path(checkpoint) / TASK_RECORD).is_file():  # evaluate_t5.py repeats the numbers of the export too
-                shutil.copy(Path(checkpoint) / TASK_RECORD, folder / TASK_RECORD)
-            curve = run_folder(checkpoint) / "loss.png"
-            if curve.is_file():
-                shutil.copy(curve, folder / "loss.png")
-            name = args.push_to_hub or Path(args.output_dir).name
-            card = model_card(name, record, model, args.license, args.language, found, curve.is_file())
+            original = Original(model, tokenizer, encode(tokenizer, texts), search=search)
+            found = export(args, folder, original, texts)
+            for file in (Path(checkpoint) / TASK_RECORD, run / "loss.png"):  # task.json: evaluate_t5.py repeats numbers
+                if file.is_file():
+                    shutil.copy(file, folder / file.name)
+            name, language = args.push_to_hub or Path(args.output_dir).name, args.language
+            given = dict(license=args.license, language=language[0] if language and len(language) == 1 else language)
+            card = model_card(name, record, model, found, (folder / "loss.png").is_file(), **given)
             (folder / "README.md").write_text(card, encoding="utf-8")
         rows = {kind: described(result) for kind, result in found.items()}
         address = None

@@ -5,12 +5,12 @@
   2. `T5ForConditionalGeneration.forward` swallows `num_items_in_batch`, so that Trainer believes the loss is already
      averaged over the global batch, and gradients grow with the number of accumulation steps.
 
-All that replaces a method of the model:
-  - its forward, by one that ends in the loss: `compute_loss_in_forward` (modeling/loss.py) gives the model a subclass
-    of its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py); without labels the model answers as before.
+Methods of the model that are replaced:
+  - forward, by one that ends in the loss: `compute_loss_in_forward` (modeling/loss.py) gives the model a subclass of
+    its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py). Without labels the model answers as before.
   - products of its blocks, on request: --fused_projections, --bf16_residual (modeling/fused_projections.py).
-  - its save_pretrained, with LoRA, to save LoRA's matrices alone (modeling/low_rank.py).
-  - its masks, where rows hold several examples: hooks before both stacks (modeling/segment_masks.py).
+  - save_pretrained, with LoRA, to save LoRA's matrices alone (modeling/low_rank.py).
+  - masks, where rows hold several examples: hooks before both stacks (modeling/segment_masks.py).
 
 Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_model, I heads * d_kv, F d_ff.
 """
@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 import yaml
-from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
@@ -45,9 +44,9 @@ from transformers import (
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from common.command_line import check_value
-from common.processes import answers
 from common.reports import first_line
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
+from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.adaptation import SOURCES
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
@@ -62,6 +61,7 @@ _SHAPE_LIMITS |= dict.fromkeys(("num_layers", "num_decoder_layers"), dict(at_lea
 _SHAPE_LIMITS |= {"vocab_size": dict(at_least=2, at_most=2**21), "dropout_rate": dict(at_least=0, below=1)}
 _SHAPE_LIMITS |= {"relative_attention_num_buckets": dict(at_least=4, at_most=2**20)}
 _SHAPE_LIMITS |= dict.fromkeys(("layer_norm_epsilon", "initializer_factor"), dict(above=0, at_most=1000))
+_NO_MODEL = "not a folder or Hub name with a model"
 
 
 # ---------------------------------------------------------------- building
@@ -69,15 +69,14 @@ def build_config(name_or_path: str, vocab_size: int | None = None, overrides: di
     """The configuration of a built-in shape ("tiny", "t5-v1_1-base", ...), or the one in a folder or on the Hub.
 
     vocab_size: tokens of the tokenizer; a built-in shape rounds it up to a multiple of 64 (None: T5's 32,128 rows).
-    overrides: {"d_model": 64, ...} applied last. Raises ValueError for an unknown name, key or another architecture.
+    overrides: {"d_model": 64, ...}, applied last. ValueError for an unknown name or key, or another architecture.
     """
     if name_or_path in MODEL_SHAPES:
         rows = T5_VOCAB_SIZE if vocab_size is None else embedding_rows(vocab_size)
         v1_1 = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0)
         return _overridden(T5Config(**v1_1 | dict(vocab_size=rows) | MODEL_SHAPES[name_or_path]), overrides or {})
     known = f"neither a built-in shape ({', '.join(MODEL_SHAPES)}) nor a readable"
-    config = _load_config(name_or_path, "--config_name", f"{known} folder or Hub name with a config.json")
-    check_architecture(config, f"--config_name {name_or_path}")
+    config = _t5_config(name_or_path, "--config_name", f"{known} folder or Hub name with a config.json")
     if overrides:
         refuse_lacking(config, "config_overrides")
     return _overridden(config, overrides or {})
@@ -119,36 +118,16 @@ def _overridden(config: T5Config, overrides: dict) -> T5Config:
         raise ValueError(f"--config_overrides {changed}: {' '.join(str(error).split())}") from None
 
 
-def _read_config(name_or_path: str) -> T5Config:
-    """The configuration of a folder or Hub name, or where LoRA's matrices come without one, that of their checkpoint.
-    Code that lies beside it, which transformers would offer to run, is never run."""
-    base = base_of(name_or_path)
-    if base and not (Path(name_or_path) / "config.json").is_file():
-        return _read_config(base)
-    return AutoConfig.from_pretrained(name_or_path, trust_remote_code=False, local_files_only=_only_local(name_or_path))
-
-
-def _only_local(name_or_path: str) -> bool:
-    """Whether to look for a Hub name in the cache only: without an answering Hub, asking takes 23 s and then fails."""
-    return Path(name_or_path).exists() or not answers(ENDPOINT)
-
-
-def check_architecture(config: PreTrainedConfig, name: str) -> None:
-    """Raises ValueError unless `config` is of the T5 family."""
-    if config.model_type not in FAMILIES:
-        known = ", ".join(f"{family.names} ({kind})" for kind, family in FAMILIES.items())
-        raise ValueError(f"{name} is a {config.model_type} model: these scripts train {known}")
-
-
 def check_options(
     config: PreTrainedConfig, attention: str | None = None, training_args: object = None, packed: str | None = None
 ) -> None:
-    """Raises ValueError naming a flag that the family of the model does not support. attention: --attn_implementation.
-    packed: the flag and value that put several examples into a row, if one does."""
-    for option in family_of(config).lacks:
+    """ValueError naming a flag that the model's family does not support. attention: --attn_implementation. packed: the
+    flag and value that put several examples into a row, if one does."""
+    family = family_of(config)
+    for option in family.lacks:
         if getattr(training_args, option, False):
             refuse_lacking(config, option)
-    if attention not in (None, *family_of(config).attentions):
+    if attention not in (None, *family.attentions):
         refuse_lacking(config, "attn_implementation", f"--attn_implementation {attention}")
     if packed:
         refuse_lacking(config, "packing", packed)
@@ -159,11 +138,9 @@ def create_model(config: PreTrainedConfig, attn_implementation: str | None = Non
     (modeling/families.py)."""
     check_options(config, attn_implementation)
     kwargs = {"attn_implementation": attn_implementation} if attn_implementation else {}
-    # A copy: _prepared writes the untied head into the model's configuration, from which a second model would get three
-    # embeddings.
+    # A copy: _prepared writes the untied head into it, and a second model made of it would get three embeddings.
     model = AutoModelForSeq2SeqLM.from_config(_in_float32(copy.deepcopy(config)), **kwargs)
-    family_of(config).complete_new(model)
-    return _prepared(model)
+    return _prepared(model, is_new=True)
 
 
 def get_model(
@@ -174,7 +151,7 @@ def get_model(
 
     args: the ModelArguments. dropout: the rate if args give none; the saved configuration then keeps its own (T5 v1.1
     was pre-trained with 0 and is fine-tuned with 0.1). None: the rate of args goes into the configuration, too.
-    modes: how many of the tokenizer's tokens an objective has added. ValueError if tokenizer and model do not fit.
+    modes: the number of mode tokens that an objective has added. ValueError if tokenizer and model do not fit.
     """
     changed = None
     if args.model_name_or_path:
@@ -203,7 +180,7 @@ def get_model(
 
 
 def train_only(model: PreTrainedModel, pattern: str) -> None:
-    """Freezes all weights but those in whose names the regular expression is found; ValueError if there are none."""
+    """Freezes all weights but those whose names the regular expression finds; ValueError if there are none."""
     try:
         chosen = {name for name, _ in model.named_parameters() if re.search(pattern, name)}
     except re.error as error:
@@ -216,7 +193,7 @@ def train_only(model: PreTrainedModel, pattern: str) -> None:
 
 
 def switch_vocabulary(model: PreTrainedModel, args: Any, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Switches the checkpoint to the vocabulary of `--tokenizer_name`; returns a summary, None if it is its own."""
+    """Switches the checkpoint to the vocabulary of `--tokenizer_name`; a summary, None if it has this one already."""
     folder = Path(args.model_name_or_path)
     if folder.is_dir() and not has_tokenizer(folder):
         return "the checkpoint has no tokenizer: it gets that of --tokenizer_name"
@@ -228,8 +205,8 @@ def switch_vocabulary(model: PreTrainedModel, args: Any, tokenizer: PreTrainedTo
 
 
 def check_model_source(args: Any, training_args: object = None, packed: str | None = None) -> None:
-    """Raises ValueError for an unknown name, shape or architecture, or one that does not support other flags (see
-    `check_options`), before any text or weight is read. args: the ModelArguments."""
+    """ValueError for an unknown name, shape or architecture, or one that does not support other flags
+    (`check_options`), before any text or weight is read. args: the ModelArguments."""
     if args.model_name_or_path:
         config = _t5_config(args.model_name_or_path)
     elif args.config_name:
@@ -239,28 +216,34 @@ def check_model_source(args: Any, training_args: object = None, packed: str | No
     check_options(config, args.attn_implementation, training_args, packed)
 
 
-def _load_config(
-    name_or_path: str, flag: str, wrong: str = "not a folder or Hub name with a model"
-) -> PreTrainedConfig:
-    """The configuration of a checkpoint. ValueError naming the flag, and what is wrong with its value, if there is
-    none."""
+def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTrainedConfig:
+    """The configuration of a folder or Hub name. ValueError naming the flag, and what is wrong with its value.
+
+    Code that lies beside it, which transformers would offer to run, is never run.
+    """
+    place = name_or_path
     try:
-        return _read_config(name_or_path)
+        while (base := base_of(place)) and not is_local_model(place):  # LoRA's matrices alone: their checkpoint has one
+            place = base
+        do_not_wait_for_the_hub(place)
+        return AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last three: odd JSON
         reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error)
         raise ValueError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
 
 
-def _t5_config(name_or_path: str) -> T5Config:
-    """The configuration of `--model_name_or_path`. ValueError unless it is of the T5 family."""
-    config = _load_config(name_or_path, "--model_name_or_path")
-    check_architecture(config, f"--model_name_or_path {name_or_path}")
+def _t5_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str = _NO_MODEL) -> T5Config:
+    """`_load_config`; ValueError unless it is of the T5 family."""
+    config = _load_config(name_or_path, flag, wrong)
+    if config.model_type not in FAMILIES:
+        known = ", ".join(f"{family.names} ({kind})" for kind, family in FAMILIES.items())
+        raise ValueError(f"{flag} {name_or_path} is a {config.model_type} model: these scripts train {known}")
     return config
 
 
 @contextlib.contextmanager
 def _reading_weights(shown: str) -> Iterator[None]:
-    """Within it weights are read; where that fails a ValueError begins with `shown`, the flag and its value."""
+    """Turns any failure to read weights into a ValueError that begins with `shown`, the flag and its value."""
     try:
         yield
     except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
@@ -268,7 +251,7 @@ def _reading_weights(shown: str) -> Iterator[None]:
 
 
 def _in_float32(config):
-    """The configuration with parts in float32: the type of T5Gemma 2's parts would override the one asked for."""
+    """The configuration, all its parts in float32: T5Gemma 2's parts have types that would override the model's."""
     for part in vars(config).values():
         if isinstance(part, PreTrainedConfig):
             part.dtype = torch.float32
@@ -285,25 +268,24 @@ def load_model(
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
     A separate `lm_head.weight` stays separate, and is saved as such. LoRA's matrices are merged into the checkpoint
-    that their folder names. config_from: the folder of its configuration, if that is another. state_dict: its weights,
-    if they are not to be read. ValueError naming the folder if it is no checkpoint.
+    that their folder names. config_from: another folder with its configuration. state_dict: its weights, if they are
+    known already. ValueError naming the folder if it is no checkpoint.
     """
     config = _in_float32(_t5_config(config_from or name_or_path))
     check_options(config, attn_implementation)
     if base := None if state_dict else base_of(name_or_path):
         return _load_merged(name_or_path, base, attn_implementation, config_from)
-    kwargs = {"local_files_only": _only_local(name_or_path), "trust_remote_code": False}
+    do_not_wait_for_the_hub(name_or_path)
+    options = dict(config=config, state_dict=state_dict, dtype=torch.float32, output_loading_info=True)
     if attn_implementation:
-        kwargs["attn_implementation"] = attn_implementation
+        options["attn_implementation"] = attn_implementation
     if config_from:  # else transformers looks for it beside the weights
-        stored = (Path(config_from) / "generation_config.json").is_file()
-        kwargs["generation_config"] = (
-            GenerationConfig.from_pretrained(config_from) if stored else GenerationConfig.from_model_config(config)
-        )
-    kwargs |= dict(config=config, state_dict=state_dict, dtype=torch.float32, output_loading_info=True)
+        options["generation_config"] = GenerationConfig.from_model_config(config)
+        if (Path(config_from) / "generation_config.json").is_file():
+            options["generation_config"] = GenerationConfig.from_pretrained(config_from)
     kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"--model_name_or_path {name_or_path}"
-    with _reading_weights(shown), UntiedHeadIsIntended():
-        model, report = kind.from_pretrained(None if state_dict else name_or_path, **kwargs)
+    with _reading_weights(shown), _untied_head_is_intended():
+        model, report = kind.from_pretrained(None if state_dict else name_or_path, trust_remote_code=False, **options)
     missing = sorted(report["missing_keys"])
     if missing:
         raise ValueError(f"{shown}: the checkpoint lacks {len(missing)} tensors: {missing[:5]}")
@@ -312,20 +294,19 @@ def load_model(
 
 def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
     """A decoder-only checkpoint that can become an encoder-decoder (modeling/adaptation.py), in its own type.
-    ValueError naming the flag if it is none."""
+    ValueError naming the flag for any other one."""
     config = _load_config(name_or_path, flag)
     if config.model_type not in SOURCES:
         known = ", ".join(f"{names} ({kind})" for kind, names in SOURCES.items())
         raise ValueError(f"{flag} {name_or_path} is a {config.model_type} model: only {known} has the layers of an "
                          "encoder-decoder of transformers (docs/t5gemma.md)")  # fmt: skip
-    options = dict(dtype="auto", trust_remote_code=False, local_files_only=_only_local(name_or_path))
     with _reading_weights(f"{flag} {name_or_path}"):
-        return AutoModelForCausalLM.from_pretrained(name_or_path, **options)
+        return AutoModelForCausalLM.from_pretrained(name_or_path, dtype="auto", trust_remote_code=False)
 
 
 def _load_merged(folder: str, base: str, attn_implementation: str | None, config_from: str | None) -> PreTrainedModel:
     """The checkpoint `base` with the LoRA matrices of a folder merged into it."""
-    own = folder if (Path(folder) / "config.json").is_file() else None
+    own = folder if is_local_model(folder) else None
     try:
         return merged(load_model(base, attn_implementation, config_from or own), folder)
     except ImportError:
@@ -336,41 +317,37 @@ def _load_merged(folder: str, base: str, attn_implementation: str | None, config
                          f"is there ({first_line(error)})") from None  # fmt: skip
 
 
-def _prepared(model: PreTrainedModel) -> PreTrainedModel:
+def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:
     """Corrects what transformers leaves wrong, in a new model and in a loaded one."""
     fuse_activation(model)
     family = family_of(model.config)
     model.config.decoder_start_token_id = family.start_token(model.config)
-    family.prepare(model)
+    family.prepare(model, is_new)
     model.accepts_loss_kwargs = False  # forward() would swallow the loss's divisor: it must not get it
     if model.generation_config is not None:
         model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id
     return model
 
 
-class UntiedHeadIsIntended(logging.Filter):
+@contextlib.contextmanager
+def _untied_head_is_intended() -> Iterator[None]:
     """Silences the one warning that calls T5 v1.1's separate head a mistake, and nothing else."""
 
-    def __enter__(self):
-        logging.getLogger("transformers.modeling_utils").addFilter(self)
-
-    def __exit__(self, *_):
-        logging.getLogger("transformers.modeling_utils").removeFilter(self)
-
-    def filter(self, record: logging.LogRecord) -> bool:
+    def keep(record: logging.LogRecord) -> bool:
         return "The tied weights mapping and config" not in record.getMessage()
+
+    logging.getLogger("transformers.modeling_utils").addFilter(keep)
+    try:
+        yield
+    finally:
+        logging.getLogger("transformers.modeling_utils").removeFilter(keep)
 
 
 def set_dropout(model: PreTrainedModel, rate: float) -> None:
-    """Sets every dropout of the model, which T5 reads from its configuration at construction only.
-
-    The configuration keeps the rate for fine-tuning: T5 v1.1 was pre-trained with 0 and is fine-tuned with 0.1.
-    """
+    """Sets every dropout of the model, not the rate in its configuration, which T5 reads at construction only."""
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = rate
-            continue
-        for name in ("dropout", "attention_dropout"):
+        names = ["p"] if isinstance(module, torch.nn.Dropout) else ["dropout", "attention_dropout"]
+        for name in names:
             if isinstance(getattr(module, name, None), (int, float)):
                 setattr(module, name, rate)
 
@@ -380,34 +357,29 @@ def dropout_of(model: PreTrainedModel) -> float:
     return next(module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
 
 
-def set_generation_length(model: PreTrainedModel, max_target_length: int, labels: torch.Tensor | None = None) -> None:
-    """Lets generate() write `max_target_length` tokens, or as many as the longest class label [C, T] needs."""
-    longest = max(max_target_length, 0 if labels is None else labels.shape[1])
-    model.generation_config.max_length = longest + 1  # it counts the decoder's start token too
+def set_generation_length(model: PreTrainedModel, tokens: int) -> None:
+    """Lets generate() write this number of tokens."""
+    model.generation_config.max_length = tokens + 1  # it counts the decoder's start token too
     model.generation_config.max_new_tokens = None  # of an older checkpoint: it would win
 
 
 def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) -> None:
-    """Raises ValueError if the tokenizer has ids without an embedding in the model. modes: how many of its tokens are
-    mode tokens that an objective has added."""
+    """ValueError if the tokenizer has ids without an embedding in the model. modes: how many of its tokens are mode
+    tokens that an objective has added."""
     rows = model.get_input_embeddings().num_embeddings
-    if tokenizer_size - modes <= rows < tokenizer_size:
-        raise ValueError(
-            f"--objective needs {modes} mode tokens beside the tokenizer's {tokenizer_size - modes}, and the model has "
-            f"{rows} embedding rows: use a model with free rows, or an objective without modes (constants.py)"
-        )
+    own = tokenizer_size - modes
+    if own <= rows < tokenizer_size:
+        raise ValueError(f"--objective needs {modes} mode tokens beside the tokenizer's {own}, and the model has "
+                         f"{rows} embedding rows: use a model with free rows, or an objective without modes "
+                         "(constants.py)")  # fmt: skip
     if tokenizer_size > rows:
-        raise ValueError(
-            f"the tokenizer has {tokenizer_size} tokens and the model only {rows} embedding rows: "
-            "use the tokenizer that the model was trained with (--tokenizer_name)"
-        )
+        raise ValueError(f"the tokenizer has {tokenizer_size} tokens and the model only {rows} embedding rows: use the "
+                         "tokenizer that the model was trained with (--tokenizer_name)")  # fmt: skip
 
 
 def use_one_embedding_module(model: PreTrainedModel) -> None:
-    """Makes encoder and decoder look tokens up in one module instead of in modules of their own with its tensor.
-
-    FSDP2 takes a tensor from one module only. The names in state dicts, and what is saved, stay as they are.
-    """
+    """Makes encoder and decoder look tokens up in one module, not in modules of their own that share its tensor: FSDP2
+    takes a tensor from one module only. The names in state dicts, and what is saved, stay as they are."""
     shared = model.get_input_embeddings()
     for stack in stacks(model):
         if stack.embed_tokens.weight is shared.weight:
@@ -416,9 +388,8 @@ def use_one_embedding_module(model: PreTrainedModel) -> None:
 
 # ---------------------------------------------------------------- figures
 def count_parameters(model: torch.nn.Module, trained_only: bool = False) -> int:
-    """Number of weights, shared tensors counted once; trained_only: of those that are not frozen."""
-    parameters = {id(p): p for p in model.parameters() if p.requires_grad or not trained_only}
-    return sum(p.numel() for p in parameters.values())
+    """Number of weights, shared tensors counted once; trained_only: without frozen ones."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained_only)
 
 
 def flops_per_sequence(config: T5Config, source_length: int, target_length: int) -> int:
@@ -432,8 +403,8 @@ def flops_per_sequence(config: T5Config, source_length: int, target_length: int)
     """
     s, t, shape, family = source_length, target_length, shape_of(config), family_of(config)
     of_encoder, of_decoder = shape.encoder, shape.decoder
-    encoder = of_encoder.layers * (2 * s * shape.encoder_block + family.encoder_attention_flops(config, s))
-    decoder = 2 * t * (of_decoder.projections + shape.cross_queries + of_decoder.feed_forward_weights)
+    encoder = of_encoder.layers * (2 * s * of_encoder.block + family.encoder_attention_flops(config, s))
+    decoder = 2 * t * (of_decoder.block + shape.cross_queries)
     decoder += 2 * s * shape.cross_keys + 4 * t * (t + s) * of_decoder.inner
     return 3 * (encoder + of_decoder.layers * decoder + 2 * t * shape.head)
 

@@ -5,11 +5,8 @@
 Importing this module registers it. It serves training: self-attention with the learned relative bias, causal or not,
 and cross-attention (whose bias, all zeros, is dropped), under padding masks and under 4-D masks (packed documents), of
 any length, below autocast, torch.compile and gradient checkpointing, on the kernels of modeling.kernels.attention.
-Evaluation and generation, which need no gradient, run on transformers' sdpa. So does whatever cannot be served, and one
-line says why. Weights and checkpoints are the same with every implementation.
-
-    attention_kernels()                  {name: what it is} of the library kernels, in order of preference
-    with use_attention_kernel("torch"):  forward and backward passes on that kernel, or an error
+Evaluation and generation, which need no gradient, run on transformers' sdpa. So does what it cannot serve, and one line
+says why. Weights and checkpoints are the same with every implementation.
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv.
 """
@@ -20,17 +17,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from common.processes import print_once
-from modeling.kernels.attention import (
-    PROBE_TOLERANCE,
-    added_scores,
-    attention,
-    attention_kernels,
-    use_attention_kernel,
-)
+from modeling.kernels.attention import PROBE_TOLERANCE, added_scores, attention
 
-__all__ = ["T5_FUSED", "attention_kernels", "t5_fused_attention", "t5_fused_mask", "use_attention_kernel"]
 T5_FUSED = "t5_fused"
-SERVED_DTYPES = tuple(PROBE_TOLERANCE)
 
 
 def t5_fused_mask(
@@ -58,18 +47,9 @@ def t5_fused_mask(
         if padding.is_cuda or torch.compiler.is_compiling():  # asking a GPU for values would make the CPU wait
             return padding
         return None if allow_is_bidirectional_skip and bool(padding.all()) else padding
-    return sdpa_mask(
-        batch_size,
-        q_length,
-        kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        allow_is_causal_skip=allow_is_causal_skip,
-        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
-        **kwargs,
-    )
+    places = (batch_size, q_length, kv_length, q_offset, kv_offset)
+    skips = dict(allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip)
+    return sdpa_mask(*places, mask_function, attention_mask, **skips, **kwargs)
 
 
 def t5_fused_attention(
@@ -99,17 +79,8 @@ def t5_fused_attention(
             added = added_scores(q, k, position_bias, attention_mask, causal)
             return attention(q, k, v, position_bias, attention_mask, causal, float(scaling), added)[0], None
         _hand_over(reason)
-    return sdpa_attention_forward(
-        module,
-        query,
-        key,
-        value,
-        attention_mask,
-        dropout=dropout,
-        scaling=scaling,
-        position_bias=position_bias,
-        **kwargs,
-    )
+    kwargs |= dict(dropout=dropout, scaling=scaling, position_bias=position_bias)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
 def _cannot_serve(query, key, position_bias, causal: bool, dropout: float) -> str | None:
@@ -118,7 +89,7 @@ def _cannot_serve(query, key, position_bias, causal: bool, dropout: float) -> st
         return "dropout of attention weights (--dropout_rate 0 has none)"
     if query.device.type not in ("cpu", "cuda"):
         return f"tensors on {query.device.type}"
-    if query.dtype not in SERVED_DTYPES or key.dtype != query.dtype:
+    if query.dtype not in PROBE_TOLERANCE or key.dtype != query.dtype:
         return f"queries of {query.dtype} with keys of {key.dtype}"
     if position_bias is not None and position_bias.shape[0] != 1:
         return "a bias of its own for every example"

@@ -4,8 +4,8 @@
     family_of(model.config).lacks               # {option: why it is refused}
     output_head(model), stacks(model)
 
-No other module reads `model_type`, or the names that one family gives its parts. A family is an entry of FAMILIES,
-under its model_type in config.json.
+A family is an entry of FAMILIES, under its model_type in config.json. No other module reads `model_type`, or the names
+that one family gives its parts.
 
 Legend of shapes: S source length, T target length, D width, I heads * head width, J the same of keys and values, F
 feed-forward, V vocabulary.
@@ -23,8 +23,8 @@ Window = tuple[int, int] | None  # tokens (before, after) its own that a token s
 
 @dataclass(frozen=True)
 class Stack:
-    """Sizes of an encoder or a decoder, and what of its layers takes memory: norms of each part of a layer, norms of
-    queries and keys, scores that pass a soft cap, and a softmax in float32 whatever the scores' type."""
+    """Sizes of an encoder or a decoder, and what takes memory in its layers: norms of each part of a layer, norms of
+    queries and keys, scores with a soft cap, and a softmax in float32 whatever the scores' type."""
 
     layers: int
     width: int
@@ -47,19 +47,16 @@ class Stack:
         return self.key_heads * self.head_width
 
     @property
-    def projections(self) -> int:
-        """Weights of a self-attention's Q, K, V and output matrices."""
-        return 2 * self.width * (self.inner + self.key_inner)
-
-    @property
-    def feed_forward_weights(self) -> int:
-        return (3 if self.gated else 2) * self.width * self.feed_forward
+    def block(self) -> int:
+        """Weights of a layer's matrices, those of a cross-attention left out: Q, K, V, output and feed-forward."""
+        matrices = 3 if self.gated else 2
+        return self.width * (2 * (self.inner + self.key_inner) + matrices * self.feed_forward)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model. embedding_weights: of all matrices of V rows together, shared ones counted once. merged:
-    whether one attention with one set of matrices reads the decoder's own states and the encoder's."""
+    """Sizes of a model. embedding_weights: of all matrices with V rows, shared ones counted once. merged: whether one
+    attention with one set of matrices reads the decoder's own states and the encoder's."""
 
     encoder: Stack
     decoder: Stack
@@ -78,14 +75,9 @@ class Shape:
         return 2 * self.encoder.width * self.decoder.key_inner
 
     @property
-    def encoder_block(self) -> int:
-        """Weights of an encoder layer's matrices."""
-        return self.encoder.projections + self.encoder.feed_forward_weights
-
-    @property
     def decoder_block(self) -> int:
-        cross_attention = 0 if self.merged else self.cross_queries + self.cross_keys
-        return self.decoder.projections + cross_attention + self.decoder.feed_forward_weights
+        """Weights of a decoder layer's matrices."""
+        return self.decoder.block + (0 if self.merged else self.cross_queries + self.cross_keys)
 
     @property
     def head(self) -> int:
@@ -100,11 +92,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Family:
-    """T5 and its variants. names: for people. lacks: {option: why not}, an option being a flag's name, "packing" for
+    """T5 and its variants. names: for people. lacks: {option: why not}; an option is a flag's name, "packing" for
     several examples in a row, or "engines" for other formats than Hugging Face's. attentions: values of
     --attn_implementation. head_is_scaled: by transformers, also where it is untied. body: the attribute that holds the
-    model without its head, where there is one. rotary: whether the decoder takes positions, which begin anew with each
-    example of a row. gap: a sentinel as the tokenizer writes it."""
+    model without its head, if there is one. gap: a sentinel as the tokenizer writes it. rotary: whether the decoder
+    takes positions, which begin anew with each example of a row."""
 
     names: str
     lacks: dict[str, str] = field(default_factory=dict)
@@ -115,28 +107,29 @@ class Family:
     rotary = False
 
     def shape(self, config: PreTrainedConfig) -> Shape:
-        tied = getattr(config, "scale_decoder_outputs", False)
+        """The sizes of a configuration's model."""
         sizes = dict(
             width=config.d_model, heads=config.num_heads, head_width=config.d_kv, feed_forward=config.d_ff,
             key_heads=config.num_heads, gated=config.is_gated_act,
         )  # fmt: skip
         encoder, decoder = (Stack(layers=count, **sizes) for count in (config.num_layers, config.num_decoder_layers))
-        return Shape(encoder, decoder, config.vocab_size, (1 if tied else 2) * config.vocab_size * config.d_model)
+        matrices = 1 if getattr(config, "scale_decoder_outputs", False) else 2
+        return Shape(encoder, decoder, config.vocab_size, matrices * config.vocab_size * config.d_model)
 
     def encoder_attention_flops(self, config: PreTrainedConfig, source: int) -> int:
-        """Of a layer's scores and weighted values in one forward pass: 4 S^2 I."""
+        """FLOPs of a layer's scores and weighted values in one forward pass: 4 S^2 I."""
         return 4 * source * source * self.shape(config).encoder.inner
 
     def configs(self, config: PreTrainedConfig) -> tuple:
-        """(encoder's, decoder's): the parts of `config` that hold sizes and special tokens."""
+        """(of the encoder, of the decoder): the parts of `config` that hold sizes and special tokens."""
         return config, config
 
     def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:  # noqa: ARG002
-        """Those of the encoder and of the decoder; None where no layer has one."""
+        """The windows of encoder and decoder; None where no layer has one."""
         return None, None
 
     def logit_cap(self, config: PreTrainedConfig) -> float | None:  # noqa: ARG002
-        """c of the logits' soft cap c tanh(logit / c); None: there is none."""
+        """c of the logits' soft cap c tanh(logit / c), or None."""
         return None
 
     def start_token(self, config: PreTrainedConfig) -> int:
@@ -144,23 +137,19 @@ class Family:
         start = getattr(config, "decoder_start_token_id", None)
         return config.pad_token_id if start is None else start
 
-    def complete_new(self, model: PreTrainedModel) -> None:
-        """Finishes a model with fresh weights: v1.1 configurations get a head of their own, drawn from N(0, D^-0.5).
+    def prepare(self, model: PreTrainedModel, is_new: bool) -> None:
+        """Corrects what transformers leaves wrong, in a new model and in a loaded one.
 
-        The head's deviation makes the first logits about N(0, 1), hence a first loss near ln V + 1/2. T5 v1.0
-        configurations (tied head, outputs scaled by D^-0.5) are left as they are.
+        A new v1.1 model gets a head of its own, drawn from N(0, D^-0.5). The first logits are then about N(0, 1), and
+        the first loss is near ln V + 1/2. T5 v1.0 keeps its tied head: its outputs are scaled by D^-0.5.
         """
         config = model.config
-        if not getattr(config, "scale_decoder_outputs", False):
+        if is_new and not getattr(config, "scale_decoder_outputs", False):
             model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
-            deviation = config.initializer_factor * config.d_model**-0.5
-            torch.nn.init.normal_(model.lm_head.weight, mean=0.0, std=deviation)
-
-    def prepare(self, model: PreTrainedModel) -> None:
-        """Corrects what transformers leaves wrong, in a new model and in a loaded one."""
+            torch.nn.init.normal_(model.lm_head.weight, std=config.initializer_factor * config.d_model**-0.5)
         if not is_tied(model):
             # Saved as `tie_word_embeddings: false`, which is what Google's v1.1 files say and every reader expects.
-            model.config.tie_word_embeddings = False
+            config.tie_word_embeddings = False
             model.all_tied_weights_keys.pop("lm_head.weight", None)
         for block in model.decoder.block:
             # umT5 of transformers 5.17 does not set it, and sdpa, its default, then shows the decoder later tokens.
@@ -185,7 +174,7 @@ class T5Gemma(Family):
     """Gemma 2 as an encoder-decoder: rotary positions, shared keys, windows, soft caps, norms of weights around 0."""
 
     rotary = True
-    query_norms, caps_scores = False, True
+    merged, query_norms, caps_scores = False, False, True
 
     def configs(self, config: PreTrainedConfig) -> tuple:
         return config.encoder, config.decoder
@@ -199,11 +188,9 @@ class T5Gemma(Family):
             )
             for one in self.configs(config)
         )  # fmt: skip
-        return self._shape(encoder, decoder, config.decoder.vocab_size, 1 if config.tie_word_embeddings else 2)
-
-    def _shape(self, encoder: Stack, decoder: Stack, vocabulary: int, of_decoder: int) -> Shape:
-        embeddings = vocabulary * (encoder.width + of_decoder * decoder.width)
-        return Shape(encoder, decoder, vocabulary, embeddings)
+        columns = decoder.width * (1 if config.tie_word_embeddings else 2) + (0 if self.merged else encoder.width)
+        vocabulary = config.decoder.vocab_size
+        return Shape(encoder, decoder, vocabulary, vocabulary * columns, self.merged)
 
     def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:
         encoder, decoder = self.configs(config)
@@ -215,10 +202,7 @@ class T5Gemma(Family):
     def start_token(self, config: PreTrainedConfig) -> int:
         return config.decoder.bos_token_id  # transformers shifts labels with it and ignores decoder_start_token_id
 
-    def complete_new(self, model: PreTrainedModel) -> None:
-        """Its fresh weights are as they should be."""
-
-    def prepare(self, model: PreTrainedModel) -> None:
+    def prepare(self, model: PreTrainedModel, is_new: bool) -> None:
         """Nothing is wrong."""
 
 
@@ -226,24 +210,21 @@ class T5Gemma2(T5Gemma):
     """Gemma 3 as an encoder-decoder: one embedding for all, one attention for the states of decoder and encoder. Only
     text is trained: the part that reads pictures keeps its weights."""
 
-    query_norms, caps_scores = True, False
+    merged, query_norms, caps_scores = True, True, False
 
     def configs(self, config: PreTrainedConfig) -> tuple:
         return config.encoder.text_config, config.decoder
-
-    def _shape(self, encoder: Stack, decoder: Stack, vocabulary: int, of_decoder: int) -> Shape:
-        return Shape(encoder, decoder, vocabulary, of_decoder * vocabulary * decoder.width, merged=True)
 
     def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:
         window = config.encoder.text_config.sliding_window
         return ((window + 1) // 2 - 1, window // 2), (config.decoder.sliding_window - 1, 0)
 
-    def prepare(self, model: PreTrainedModel) -> None:
+    def prepare(self, model: PreTrainedModel, is_new: bool) -> None:  # noqa: ARG002
         for part in (model.get_encoder().vision_tower, model.get_encoder().multi_modal_projector):
             part.requires_grad_(False)
 
 
-# Which need T5's own attention module.
+# These need T5's own attention module.
 _ONLY_T5 = dict.fromkeys(("fused_projections", "fused_cross_projections"), "not for {kind} models, only for t5, mt5")
 _NO_ENGINES = "not for {kind} models, only huggingface"
 _OF_GEMMA = _ONLY_T5 | {
@@ -280,7 +261,7 @@ FAMILIES = {
 
 # ---------------------------------------------------------------- of a configuration
 def family_of(config: PreTrainedConfig) -> Family:
-    """The family of a configuration. KeyError for a model_type that is none of FAMILIES."""
+    """The family of a configuration. KeyError for a model_type that is not in FAMILIES."""
     return FAMILIES[config.model_type]
 
 

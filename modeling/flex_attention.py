@@ -1,9 +1,9 @@
 """T5's attention on torch's FlexAttention, with the gradient of the bias from our own kernel: `t5_flex`.
 
-To be measured against t5_fused (`benchmark_t5.py attention`, and the ladder's row `flex_attention`); no flag of
-training before a GPU has shown that it pays. Importing this module registers it. FlexAttention, compiled for these
-scores, would add up the gradient of the bias by atomics. So the bias is a constant to it, and d(bias) is found from the
-logsumexp, as in t5_fused. It has a backward pass on GPUs alone.
+A candidate to be measured against t5_fused on a GPU (`benchmark_t5.py attention`, and the ladder's row
+`flex_attention`); no flag of training before it has shown that it pays. Importing this module registers it.
+FlexAttention, compiled for these scores, would add up the gradient of the bias by atomics. So the bias is a constant to
+it, and d(bias) is found from the logsumexp, as in t5_fused. It has a backward pass on GPUs alone.
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv.
 """
@@ -20,29 +20,23 @@ from modeling.kernels.attention import added_scores, bias_gradient
 T5_FLEX = "t5_flex"
 
 
-@torch.library.custom_op("t5_foundry::bias_gradient", mutates_args=())
-def _bias_gradient(
-    grad_out: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor,
-    mask: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-    scale: float,
-) -> torch.Tensor:
+@torch.library.custom_op(
+    "t5_foundry::bias_gradient",
+    mutates_args=(),
+    schema="(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor bias, Tensor? mask, Tensor out, Tensor lse, "
+    "bool causal, float scale) -> Tensor",
+)
+def _bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal, scale):
     return bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal, scale).to(bias.dtype)
 
 
 @_bias_gradient.register_fake
-def _(grad_out, q, k, v, bias, mask, out, lse, causal, scale):  # noqa: ARG001
+def _(grad_out, q, k, v, bias, *_):  # noqa: ARG001
     return torch.empty_like(bias, memory_format=torch.contiguous_format)
 
 
 class _WithBiasGradient(torch.autograd.Function):
-    """(bias, out, ...) -> out, whose gradient goes on to `out` as it is, and to the bias as d(bias)."""
+    """(bias, out, ...) -> out. Its gradient reaches `out` unchanged, and the bias as d(bias)."""
 
     @staticmethod
     def forward(ctx, bias, out, q, k, v, mask, lse, causal, scale):

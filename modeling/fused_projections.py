@@ -6,17 +6,16 @@
     keep_weight_copies(model)        # the matrices of these products joined and cast once an update, for autocast
     use_bf16_residual(model)         # under bfloat16 autocast: activations between the layers in bfloat16
 
-All but the first are options, off by default. Weights stay where and what they are, so nothing changes for checkpoints,
-the optimizer's scaling of each matrix by its own RMS, or ZeRO's gradients: the matrices of a product are joined in the
-forward pass, or under autocast in copies, which take the place of those that autocast makes of every weight in every
-forward pass. ZeRO-3 and FSDP gather the weights of a module when it is called, too late for joining
-(arguments/training.py refuses them).
+All but the first are options, off by default. Weights stay where they are, so nothing changes for checkpoints, the
+optimizer's scaling of each matrix by its own RMS, or ZeRO's gradients. The matrices of a product are joined in the
+forward pass; under autocast in copies, which replace those that autocast makes of every weight in every forward pass.
+ZeRO-3 and FSDP gather the weights of a module when it is called, too late for joining (arguments/training.py refuses
+them).
 
 Legend of shapes: B batch, S source, Q query and K key length, H heads, d d_kv, I = H * d, L decoder layers.
 """
 
 import functools
-import itertools
 import sys
 from collections.abc import Iterable
 
@@ -30,9 +29,9 @@ from modeling.families import refuse_lacking, stacks
 
 
 def fuse_activation(model: torch.nn.Module) -> None:
-    """torch's own tanh-GELU, one kernel, for transformers' formula of eight operations; equal to rounding.
+    """Replaces transformers' tanh-GELU of eight operations by torch's, which is one kernel; equal up to rounding.
 
-    It also keeps its input alone for the backward pass instead of four intermediate results.
+    For the backward pass it keeps its input alone, in place of four intermediate results.
     """
     for module in model.modules():
         if isinstance(getattr(module, "act", None), NewGELUActivation):
@@ -40,7 +39,7 @@ def fuse_activation(model: torch.nn.Module) -> None:
 
 
 def project(states: torch.Tensor, *linears: torch.nn.Linear) -> tuple[torch.Tensor, ...]:
-    """The output of each of several bias-free layers on the same states [..., D], from one product."""
+    """The outputs of several bias-free layers for the same states [..., D], from one product."""
     weights, device_type = [linear.weight for linear in linears], states.device.type
     rows, copy = [len(weight) for weight in weights], getattr(linears[0], "weight_copy", None)
     if torch.is_autocast_enabled(device_type):
@@ -97,7 +96,7 @@ def _fused_feed_forward(base: type) -> type:
 
 
 def _fuse(model: torch.nn.Module, attribute: str, fused) -> None:
-    """Gives every module that has `attribute` the class that `fused` makes of its own; once, however often called."""
+    """Replaces the class of every module with `attribute` by `fused(class)`, unless that has been done before."""
     for module in model.modules():
         if hasattr(module, attribute) and not type(module).__name__.startswith("Fused"):
             module.__class__ = fused(type(module))
@@ -127,11 +126,9 @@ def fuse_cross_projections(model: torch.nn.Module) -> None:
 
 def _add_cross_keys_values(decoder, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Passes the keys and values [B, S, I] of all layers to the decoder's layers, unless it decodes with a cache."""
-    use_cache = kwargs.get("use_cache")
-    states = kwargs.get("encoder_hidden_states")
-    if states is None or kwargs.get("past_key_values") is not None:
-        return args, kwargs
-    if decoder.config.use_cache if use_cache is None else use_cache:
+    use_cache, states = kwargs.get("use_cache"), kwargs.get("encoder_hidden_states")
+    caches = kwargs.get("past_key_values") is not None or (decoder.config.use_cache if use_cache is None else use_cache)
+    if states is None or caches:
         return args, kwargs
     attentions = [block.layer[1].EncDecAttention for block in decoder.block]
     return args, kwargs | {"cross_keys_values": project(states, *(p for a in attentions for p in (a.k, a.v)))}
@@ -139,7 +136,7 @@ def _add_cross_keys_values(decoder, args: tuple, kwargs: dict) -> tuple[tuple, d
 
 # ---------------------------------------------------------------- copies of the weights
 class _Copied(torch.autograd.Function):
-    """The copy of several weights, one under another, in their place: its gradient is theirs."""
+    """A joined copy of several weights in their place; its gradient goes to them."""
 
     @staticmethod
     def forward(ctx, copy, *weights):
@@ -152,10 +149,10 @@ class _Copied(torch.autograd.Function):
 
 
 class _WeightCopy:
-    """joined: the weights of some layers, one under another, in bfloat16, as they were when `changes` was last called.
+    """joined: the weights of some layers, one under another, in bfloat16, as of the last call of `changes`.
 
     A weight has changed if it lies elsewhere, or if torch has counted a change in place: by load_state_dict, a user or
-    an optimizer (`_count_step`). Changes through `weight.data` are not counted, but seen with the next that is.
+    an optimizer (`_count_steps`). Changes through `weight.data` are not counted, but seen with the next counted one.
     """
 
     def __init__(self, linears: list[torch.nn.Linear]):
@@ -164,10 +161,10 @@ class _WeightCopy:
 
     def changes(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """(parts of `joined`, the weights to be copied into them), both empty if no weight has changed."""
-        weights = [linear.weight.detach() for linear in self.linears]
         if self.state == _state(self.linears):
             return [], []
-        # Held, so that no other tensor comes to lie where these are.
+        weights = [linear.weight.detach() for linear in self.linears]
+        # Held, so that no other tensor takes their place in memory.
         self.weights, self.state, rows = weights, _state(self.linears), [len(weight) for weight in weights]
         if self.joined is None or self.joined.device != weights[0].device:
             self.joined = weights[0].new_empty(sum(rows), weights[0].shape[1], dtype=torch.bfloat16)
@@ -178,7 +175,7 @@ class _WeightCopy:
         """Whether `joined` is what autocast would make of the weights of these layers now, within training."""
         if self.joined is None or self.joined.dtype != dtype or not torch.is_grad_enabled():
             return False
-        if torch.compiler.is_compiling():  # compiled code cannot look at them; the hook before it has
+        if torch.compiler.is_compiling():  # compiled code cannot compare them; the hook before it does
             return self.in_forward and list(linears) == self.linears
         return self.state == _state(linears)
 
@@ -190,11 +187,11 @@ def _state(linears: Iterable[torch.nn.Linear]) -> list[tuple[int, int]]:
 @functools.cache
 def _count_steps() -> None:
     """Makes torch count every step of an optimizer as a change of its weights: its fused kernels do not."""
-    register_optimizer_step_post_hook(_count_step)
 
+    def count(optimizer: torch.optim.Optimizer, *_) -> None:
+        torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
 
-def _count_step(optimizer: torch.optim.Optimizer, *_) -> None:
-    torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
+    register_optimizer_step_post_hook(count)
 
 
 def keep_weight_copies(model: torch.nn.Module) -> None:
@@ -214,27 +211,29 @@ def keep_weight_copies(model: torch.nn.Module) -> None:
 
 def _products(model) -> list[list[torch.nn.Linear]]:
     """The layers of each call of `project` in training."""
-    kinds = dict(SelfAttention=("q k v", "o"), EncDecAttention=("q", "o", "k v"), DenseReluDense=("wi_0 wi_1", "wo"))
-    found = []
+    products, cross = [], []
     for name, module in model.named_modules():
-        if type(module).__name__.startswith("Fused"):
-            products = kinds.get(name.rpartition(".")[2], ())  # none of apex's FusedRMSNorm
-            found += [(names, [getattr(module, each) for each in names.split()]) for names in products]
-    if not hasattr(model.decoder, "cross_projections_hook"):
-        return [linears for _, linears in found]
-    cross = [linear for names, linears in found if names == "k v" for linear in linears]
-    return [linears for names, linears in found if names != "k v"] + [cross]
+        kind = name.rpartition(".")[2] if type(module).__name__.startswith("Fused") else ""
+        if kind == "SelfAttention":
+            products += [[module.q, module.k, module.v], [module.o]]
+        elif kind == "EncDecAttention":
+            products += [[module.q], [module.o]]
+            cross.append([module.k, module.v])
+        elif kind == "DenseReluDense":
+            products += [[module.wi_0, module.wi_1], [module.wo]]
+    return products + ([sum(cross, [])] if hasattr(model.decoder, "cross_projections_hook") else cross)
 
 
 def _copy_changed_weights(model, _args) -> None:
     if not torch.is_grad_enabled():
         return
-    changes = [copy.changes() for copy in model.weight_copies]
-    into, weights = (list(itertools.chain(*side)) for side in zip(*changes, strict=True))
+    into, weights = [], []
+    for copy in model.weight_copies:
+        parts, changed = copy.changes()
+        into, weights = into + parts, weights + changed
+        copy.in_forward = True
     if weights:
         torch._foreach_copy_(into, weights)
-    for copy in model.weight_copies:
-        copy.in_forward = True
 
 
 def _leave_forward(model, *_) -> None:
@@ -243,7 +242,7 @@ def _leave_forward(model, *_) -> None:
 
 
 def checkpoint_blocks_only(model: torch.nn.Module) -> None:
-    """Keeps `--gradient_checkpointing` to whole blocks: in its attention modules transformers would only make constant
+    """Keeps `--gradient_checkpointing` to whole blocks. In attention modules transformers would only make constant
     zeros ask for a gradient, which nothing needs and torch.compile refuses."""
     for module in model.modules():
         if hasattr(module, "relative_attention_num_buckets"):
@@ -256,11 +255,11 @@ def use_bf16_residual(model: torch.nn.Module) -> None:
 
     Every layer then reads and writes half the bytes; norms are still computed in float32, as T5's do for half types.
     """
+
+    def to_autocast_dtype(_module, _args, embedded: torch.Tensor) -> torch.Tensor:
+        kind = embedded.device.type
+        return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
+
     for stack in stacks(model):
         if not hasattr(stack, "residual_hook"):
-            stack.residual_hook = stack.embed_tokens.register_forward_hook(_to_autocast_dtype)
-
-
-def _to_autocast_dtype(_module, _args, embedded: torch.Tensor) -> torch.Tensor:
-    device_type = embedded.device.type
-    return embedded.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else embedded
+            stack.residual_hook = stack.embed_tokens.register_forward_hook(to_autocast_dtype)

@@ -12,7 +12,7 @@ Legend of shapes: N target positions of a batch (B * T), D d_model, V vocabulary
 
 import functools
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +25,11 @@ from modeling.families import family_of, output_head
 def loss_sums(
     logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(what is minimised, the z-loss in it or None), both summed over the target tokens.
+    """(the loss, the z-loss in it or None), both summed over the target tokens.
 
-    logits [..., V], labels [...] with -100 where nothing counts. What is minimised is the cross-entropy in nats plus
-    z_loss * (log Z)^2, where Z is the sum of exp(logits): it keeps log Z near 0, and with it logits within the range
-    where bfloat16 tells them apart (T5X's definition; Mesh TensorFlow, PaLM section 5).
+    logits [..., V], labels [...] with -100 where nothing counts. The loss is the cross-entropy in nats plus
+    z_loss * (log Z)^2, where Z is the sum of exp(logits). The z-loss keeps log Z near 0, and with it logits within the
+    range where bfloat16 tells them apart (T5X's definition; Mesh TensorFlow, PaLM section 5).
     """
     flat, labels = _at_least_float32(logits).flatten(0, -2), labels.reshape(-1)
     nats = F.cross_entropy(flat, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing)
@@ -64,11 +64,10 @@ class _ChunkedLossSums(torch.autograd.Function):
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)
                 logits, wanted = _at_least_float32(rows[part] @ matrix.T), labels[part]
-                slope = None
                 if cap is not None:
-                    logits = logits.div_(cap).tanh_()
-                    slope = 1 - logits.square() if wants_gradient else None
-                    logits = logits.mul_(cap)
+                    bent = logits.div_(cap).tanh_()
+                    slope = 1 - bent.square() if wants_gradient else None
+                    logits = bent.mul_(cap)
                 counted = wanted.ne(IGNORE_INDEX)
                 index = wanted.masked_fill(~counted, 0)[:, None]
                 log_z = torch.logsumexp(logits, dim=-1, keepdim=True)
@@ -81,7 +80,8 @@ class _ChunkedLossSums(torch.autograd.Function):
                 if wants_gradient:
                     d_logits = (logits - log_z).exp_().mul_(1 + 2 * z_loss * log_z).sub_(label_smoothing / len(matrix))
                     d_logits.scatter_add_(1, index, torch.full_like(log_z, label_smoothing - 1))
-                    d_logits = d_logits if slope is None else d_logits.mul_(slope)
+                    if cap is not None:
+                        d_logits.mul_(slope)
                     d_logits = (d_logits * counted[:, None]).to(dtype)
                     torch.mm(d_logits, matrix, out=d_hidden[part])
                     d_weight += d_logits.T @ rows[part]
@@ -115,7 +115,7 @@ def chunked_loss_sums(
 # ---------------------------------------------------------------- the forward pass
 @dataclass
 class LossOutput(ModelOutput):
-    """What the forward pass returns: the loss, and with a z-loss also that part of it."""
+    """The loss, and with a z-loss also that part of it."""
 
     loss: torch.Tensor | None = None
     z_loss: torch.Tensor | None = None
@@ -131,7 +131,7 @@ class _Head(torch.nn.Linear):
 
 
 def _head_inputs(model, inputs: dict) -> torch.Tensor:
-    """[B, T, D]: what the model's head makes logits of."""
+    """The input [B, T, D] of the model's head."""
     body = family_of(model.config).body
     if body is not None:
         return getattr(model, body)(**inputs).last_hidden_state
@@ -142,50 +142,15 @@ def _head_inputs(model, inputs: dict) -> torch.Tensor:
     return hidden
 
 
-@dataclass
-class _LossSettings:
-    label_smoothing: float
-    z_loss: float
-    chunk: int
-    compile_options: dict | None
-    shapes: int
-    compute: object = field(init=False)
-
-    def __post_init__(self):
-        self.compute = self._compute
-        if self.compile_options is not None:
-            # torch counts the graphs of a code object: with one of its own a model does not pay for those before it.
-            plain = type(self)._compute
-            own = types.FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
-            config = torch._dynamo.config
-            config.recompile_limit = max(config.recompile_limit, self.shapes)
-            # Whole and static: a graph break, or a batch of another shape, must be noticed, not slow the run unseen.
-            own = types.MethodType(own, self)
-            self.compute = torch.compile(own, fullgraph=True, dynamic=False, **self.compile_options)
-
-    def _compute(self, model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
-        if "decoder_input_ids" not in inputs:
-            inputs = inputs | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
-        # transformers would otherwise copy all keys and values into a cache that training never reads.
-        inputs = inputs | {"use_cache": False}
-        if self.chunk:
-            options = (self.label_smoothing, self.z_loss, self.chunk, family_of(model.config).logit_cap(model.config))
-            total, z = chunked_loss_sums(_head_inputs(model, inputs), output_head(model).weight, labels, *options)
-        else:
-            total, z = loss_sums(model.plain_forward(**inputs).logits, labels, self.label_smoothing, self.z_loss)
-        divisor = labels.ne(IGNORE_INDEX).sum() if num_items is None else num_items
-        return LossOutput(total / divisor, None if z is None else z / divisor)
-
-
 @functools.cache
 def _with_loss(base: type[torch.nn.Module]) -> type:
-    """A class like `base` (and of its name, which checkpoints tell) whose forward pass computes the loss."""
+    """A class like `base` whose forward pass computes the loss. It has the same name, which checkpoints repeat."""
 
     @functools.wraps(base.forward)
     def forward(self, *args, labels=None, num_items_in_batch=None, **kwargs):
         if labels is None:
             return base.forward(self, *args, **kwargs)
-        return self.loss_settings.compute(self, labels, num_items_in_batch, kwargs)
+        return self.compute_loss(self, labels, num_items_in_batch, kwargs)
 
     def plain_forward(self, *args, **kwargs):
         return base.forward(self, *args, **kwargs)
@@ -207,12 +172,33 @@ def compute_loss_in_forward(
     num_items_in_batch: target tokens of all micro-batches and ranks of the optimizer step, None for this batch alone;
     the loss is the sum over this batch divided by it. chunk: target tokens whose logits exist at a time, 0: all.
     compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. shapes: of batches that
-    may be compiled before it is an error. The same options again replace the former ones. The model's weights, names
-    and class name stay as they are.
+    may be compiled before it is an error. Calling it again replaces the options. The model's weights, names and class
+    name stay as they are.
     """
     if not hasattr(model, "plain_forward"):
         model.__class__ = _with_loss(type(model))
     if chunk and family_of(model.config).body is None:
         output_head(model).__class__ = _Head
-    model.loss_settings = _LossSettings(label_smoothing, z_loss, chunk, compile_options, shapes)
+
+    def compute(model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
+        if "decoder_input_ids" not in inputs:
+            inputs = inputs | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
+        # transformers would otherwise copy all keys and values into a cache that training never reads.
+        inputs = inputs | {"use_cache": False}
+        if chunk:
+            options = (label_smoothing, z_loss, chunk, family_of(model.config).logit_cap(model.config))
+            total, z = chunked_loss_sums(_head_inputs(model, inputs), output_head(model).weight, labels, *options)
+        else:
+            total, z = loss_sums(model.plain_forward(**inputs).logits, labels, label_smoothing, z_loss)
+        divisor = labels.ne(IGNORE_INDEX).sum() if num_items is None else num_items
+        return LossOutput(total / divisor, None if z is None else z / divisor)
+
+    model.compute_loss = compute
+    if compile_options is not None:
+        # torch counts the graphs of a code object: with one of its own a model does not pay for those before it.
+        code = compute.__code__.replace()
+        own = types.FunctionType(code, compute.__globals__, compute.__name__, None, compute.__closure__)
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, shapes)
+        # Whole and static: a graph break, or a batch of another shape, must be noticed, not slow the run unseen.
+        model.compute_loss = torch.compile(own, fullgraph=True, dynamic=False, **compile_options)
     model.accepts_loss_kwargs = True  # and now that is so: Trainer passes num_items_in_batch

@@ -23,7 +23,6 @@ from common.reports import read_json
 from modeling.families import output_head
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_PREFIX = "base_model.model."  # of a tensor's name in peft's files
 
 
 def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
@@ -36,9 +35,8 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     model.base_checksum = checksum(model)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     layers = sorted({n.rpartition(".")[2] for n, module in linears.items() if module is not output_head(model)})
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, task_type="SEQ_2_SEQ_LM")
-    config.base_model_name_or_path = base
-    inject_adapter_in_model(config, model)
+    options = dict(base_model_name_or_path=base, task_type="SEQ_2_SEQ_LM")
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, **options), model)
     model.save_pretrained = partial(_save, model)
 
 
@@ -67,15 +65,15 @@ def checksum(model: torch.nn.Module) -> float:
 
 
 def _check_base(found: float, folder: str | Path) -> None:
-    """ValueError if a folder's matrices were trained beside other weights than those of this checksum."""
+    """ValueError if a folder's matrices were trained beside weights of another checksum."""
     expected = read_json(Path(folder) / "config.json").get("base_checksum", found)
     if not math.isclose(found, expected, rel_tol=1e-5):
         raise ValueError(f"{folder}: its LoRA matrices were trained beside other weights than those there now")
 
 
 def _in_file(name: str) -> str:
-    """A tensor's name in peft's files, in which adapters have no name of their own."""
-    return _PREFIX + name.replace(".default.", ".")
+    """A tensor's name in peft's files, where adapters have no name of their own."""
+    return f"base_model.model.{name.replace('.default.', '.')}"
 
 
 def low_rank_state(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:

@@ -1,5 +1,7 @@
 """Switches a model to another tokenizer: tokens of both keep their embeddings, new ones start at the old mean."""
 
+import functools
+
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -7,11 +9,9 @@ from constants import VOCAB_SIZE_MULTIPLE
 from data_collator_t5 import SENTINEL_NAME, find_sentinel_ids, is_byte_level
 from modeling.families import family_of, output_head, stacks
 
-_ROLES = ("pad_token", "eos_token", "unk_token", "bos_token")  # matched by their role, not by their text
-
 
 def embedding_rows(tokens: int) -> int:
-    """Rows of an embedding for so many tokens: rounded up to a multiple of VOCAB_SIZE_MULTIPLE."""
+    """Rows of an embedding for this number of tokens, rounded up to a multiple of VOCAB_SIZE_MULTIPLE."""
     return -(-tokens // VOCAB_SIZE_MULTIPLE) * VOCAB_SIZE_MULTIPLE
 
 
@@ -23,15 +23,11 @@ def matching_ids(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> 
     before, after = old.get_vocab(), new.get_vocab()
     # ByT5's tokens for bytes beyond ASCII look like letters, and are parts of letters.
     all_letters = is_byte_level(old) == is_byte_level(new)
-    pairs = {
-        number: before[piece]
-        for piece, number in after.items()
-        if piece in before and not SENTINEL_NAME.fullmatch(piece) and (all_letters or piece.isascii())
-    }
-    for role in _ROLES:
-        one, other = getattr(old, f"{role}_id"), getattr(new, f"{role}_id")
-        if one is not None and other is not None:
-            pairs[other] = one
+    shared = {piece for piece in before.keys() & after.keys() if all_letters or piece.isascii()}
+    pairs = {after[piece]: before[piece] for piece in shared if not SENTINEL_NAME.fullmatch(piece)}
+    for role in ("pad_token_id", "eos_token_id", "unk_token_id", "bos_token_id"):  # by their role, not by their text
+        if getattr(old, role) is not None and getattr(new, role) is not None:
+            pairs[getattr(new, role)] = getattr(old, role)
     sentinels = (find_sentinel_ids(tokenizer, required=False).tolist() for tokenizer in (new, old))
     return pairs | dict(zip(*sentinels, strict=False))
 
@@ -58,23 +54,18 @@ def change_vocabulary(
     if len(old) > rows:
         raise ValueError(f"the checkpoint's own tokenizer has {len(old)} tokens and the model only {rows} rows")
     pairs = matching_ids(old, new)
-    to, source = (torch.tensor(ids, dtype=torch.long) for ids in (list(pairs), list(pairs.values())))
     size = embedding_rows(len(new))
 
-    def replanted(weight: torch.Tensor) -> torch.nn.Parameter:
+    @functools.cache  # modules that share a weight share the new one
+    def replanted(weight: torch.nn.Parameter) -> torch.nn.Parameter:
         """[rows, d_model] -> [size, d_model]."""
         grown = weight[: len(old)].double().mean(0).to(weight.dtype).repeat(size, 1)
-        grown[to] = weight[source]
+        grown[list(pairs)] = weight[list(pairs.values())]
         return torch.nn.Parameter(grown)
 
     head = output_head(model)
-    modules = dict.fromkeys([model.get_input_embeddings(), *(stack.embed_tokens for stack in stacks(model)), head])
-    replaced = {}  # {id of a weight: (it, its new one)}: modules that share a tensor share the new one
-    for module in modules:
-        weight = module.weight
-        if id(weight) not in replaced:
-            replaced[id(weight)] = weight, replanted(weight)
-        module.weight = replaced[id(weight)][1]
+    for module in {model.get_input_embeddings(), *(stack.embed_tokens for stack in stacks(model)), head}:
+        module.weight = replanted(module.weight)
         setattr(module, "out_features" if module is head else "num_embeddings", size)
         if getattr(module, "padding_idx", None) is not None:
             module.padding_idx = new.pad_token_id

@@ -2,7 +2,7 @@
 
 The bias of query q and key k depends on k - q alone: of Q x K places only Q + K - 1 differ. torch's embedding adds up
 all Q x K x H gradients in the table's 32 rows, on a GPU by atomic additions, whose order and last bits change from run
-to run. Here they are added along diagonals first, [H, Q + K - 1], and these in the rows.
+to run. Here they are added along diagonals first, [H, Q + K - 1], then into the rows.
 
 Legend of shapes: N rows of the table, Q queries, K keys, H heads.
 """
@@ -33,7 +33,7 @@ class _Biases(torch.autograd.Function):
 def diagonal_sums(matrices: torch.Tensor) -> torch.Tensor:
     """[H, Q, K] -> [H, Q + K - 1] sums of the places with k - q = 1 - Q, ..., K - 1: [[1, 2], [3, 4]] -> 3 5 2.
 
-    The last row first, zeros behind each row, and one place less a row: then each diagonal is a column.
+    With the rows reversed, zeros behind each, and each row shifted by one place, a diagonal is a column.
     """
     heads, queries, keys = matrices.shape
     padded = torch.nn.functional.pad(matrices.flip(1), (0, queries)).flatten(1)
@@ -48,7 +48,7 @@ def along_diagonals(values: torch.Tensor, keys: int) -> torch.Tensor:
 def spread_sums(sums: torch.Tensor, keys: int) -> torch.Tensor:
     """[H, Q + K - 1] -> [H, Q, K] with these sums of diagonals, equal along each: 3 5 2 -> [[2.5, 2], [3, 2.5]].
 
-    Of a gradient's sums: its projection onto biases that depend on k - q alone. To T5's table it is the same gradient.
+    Of a gradient's sums: its projection onto biases of k - q alone, which gives T5's table the same gradient.
     """
     queries = sums.shape[1] - keys + 1
     offset = torch.arange(1 - queries, keys, device=sums.device)

@@ -1,16 +1,14 @@
 """Several examples in one row that do not see each other: block-diagonal masks for all three kinds of attention.
 
 A packed batch carries small integers, `input_segments` [B, S] and `target_segments` [B, T]: the number of a position's
-example within its row, 0 where a position is not used. T5's positions are relative, so an example gets the same result
+example within its row, 0 where a position is not used. T5's positions are relative, so an example gives the same result
 anywhere in a row as alone. transformers' T5 gives encoder and cross-attention one mask, and passes unknown keywords on
 to both stacks. So the segments are passed as keywords, through whatever wraps the model, and forward pre-hooks of the
-stacks turn them into 4-D masks. T5Gemma's layers take two kinds of masks, with and without a window, and its decoder
-takes the positions of its tokens, which begin anew with each example.
+stacks make 4-D masks of them. T5Gemma's layers take two kinds of masks, with and without a window. Its decoder takes
+the positions of its tokens too, which begin anew with each example.
 
 Legend of shapes: B rows, S and T input and target length of a row, Q queries, K keys.
 """
-
-from functools import partial
 
 import torch
 from transformers import PreTrainedModel
@@ -25,8 +23,8 @@ def segment_mask(
 ) -> torch.Tensor:
     """Additive mask [B, 1, Q, K] from segments [B, Q] and [B, K]: 0 within an example, else the lowest number.
 
-    segments 1 1 2 -> rows 0 0 -, 0 0 -, - - 0; causal: 0 - -, 0 0 -, - - 0. The lowest number rather than -inf, which
-    would make nan of a position that attends to nothing.
+    segments 1 1 2 -> rows 0 0 -, 0 0 -, - - 0; causal: 0 - -, 0 0 -, - - 0. With -inf in place of the lowest number, a
+    position that attends to nothing would be nan.
     """
     allowed = queries[:, :, None].eq(keys[:, None, :])
     if causal:
@@ -37,27 +35,26 @@ def segment_mask(
 def enable_packing(model: PreTrainedModel) -> None:
     """Lets a model take `input_segments` and `target_segments`. Calls without them are unchanged."""
     family = family_of(model.config)
-    encoder, decoder = family.windows(model.config)
-    of_encoder, of_decoder = partial(_mask_encoder, window=encoder), partial(_mask_decoder, window=decoder)
-    model.get_encoder().register_forward_pre_hook(of_encoder, with_kwargs=True)
-    model.get_decoder().register_forward_pre_hook(partial(of_decoder, rotary=family.rotary), with_kwargs=True)
+    (encoder_window, decoder_window), rotary = family.windows(model.config), family.rotary
 
+    def mask_encoder(module, args, kwargs):
+        inputs, _, _ = (kwargs.pop(name, None) for name in SEGMENTS)
+        if inputs is not None:
+            kwargs["attention_mask"] = _by_kind(segment_mask(inputs, inputs, _mask_type(module)), encoder_window)
+        return args, kwargs
 
-def _mask_encoder(module, args, kwargs, window):
-    inputs, _, _ = (kwargs.pop(name, None) for name in SEGMENTS)
-    if inputs is not None:
-        kwargs["attention_mask"] = _by_kind(segment_mask(inputs, inputs, _mask_type(module)), window)
-    return args, kwargs
+    def mask_decoder(module, args, kwargs):
+        inputs, targets, _ = (kwargs.pop(name, None) for name in SEGMENTS)
+        if inputs is not None:
+            dtype = _mask_type(module)
+            kwargs["attention_mask"] = _by_kind(segment_mask(targets, targets, dtype, causal=True), decoder_window)
+            kwargs["encoder_attention_mask"] = _by_kind(segment_mask(targets, inputs, dtype), decoder_window)
+            if rotary:
+                kwargs["position_ids"] = _places(targets)
+        return args, kwargs
 
-
-def _mask_decoder(module, args, kwargs, window, rotary):
-    inputs, targets, _ = (kwargs.pop(name, None) for name in SEGMENTS)
-    if inputs is not None:
-        kwargs["attention_mask"] = _by_kind(segment_mask(targets, targets, _mask_type(module), causal=True), window)
-        kwargs["encoder_attention_mask"] = _by_kind(segment_mask(targets, inputs, _mask_type(module)), window)
-        if rotary:
-            kwargs["position_ids"] = _places(targets)
-    return args, kwargs
+    model.get_encoder().register_forward_pre_hook(mask_encoder, with_kwargs=True)
+    model.get_decoder().register_forward_pre_hook(mask_decoder, with_kwargs=True)
 
 
 def _by_kind(mask: torch.Tensor, window: tuple[int, int] | None) -> torch.Tensor | dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""A checkpoint's whole weights, whatever sharding wrote them, and the same model for other engines, each compared.
+"""A checkpoint's whole weights, however they were sharded, and the same model for other engines, each compared.
 
     checkpoint-N/model.safetensors          ours under every launcher, and what Hugging Face's tools write
     checkpoint-N/global_stepN/, latest      DeepSpeed's own, ZeRO-1 to 3 (deepspeed.utils.zero_to_fp32 joins them)
@@ -7,7 +7,7 @@
 
 `compare` compares every format with PyTorch on real texts: it must write the same tokens greedily, and give PyTorch's
 tokens the same log-probabilities within TOLERANCES. Where PyTorch's own two best tokens are closer than that, either is
-right. If the checkpoint is decoded with beams, CTranslate2's texts with as many are counted too.
+right. If the checkpoint is decoded with beams, CTranslate2's beams are compared too, and equal texts counted.
 """
 
 import contextlib
@@ -24,13 +24,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import (
-    MODEL_FOR_TEXT_ENCODING_MAPPING,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
 from common.checkpoint_folders import checkpoints_of, newest_whole_checkpoint
 from common.processes import print_once
@@ -40,9 +35,8 @@ from model_t5 import load_model
 from modeling.families import shape_of
 from modeling.low_rank import WEIGHTS as LOW_RANK
 
-_INDEX = ".index.json"
-WHOLE_WEIGHTS = ["model.safetensors", f"model.safetensors{_INDEX}", "pytorch_model.bin", f"pytorch_model.bin{_INDEX}"]
-WHOLE_WEIGHTS.append(LOW_RANK)  # load_model merges them
+# Files that load_model reads; it merges LoRA's matrices.
+WHOLE_WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME, LOW_RANK)
 FSDP_SHARDS, FSDP_WHOLE = "pytorch_model_fsdp_0", "pytorch_model_fsdp.bin"
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
 TOLERANCES = {"huggingface": 0.0, "ctranslate2": 1e-3, "ctranslate2_int8": 0.25, "onnx": 1e-3}
@@ -86,7 +80,7 @@ def _kind(folder: Path) -> str | None:
 
 
 def load_any_checkpoint(name: str, config_folder: str | None, trusted: bool = False) -> PreTrainedModel:
-    """The model of a checkpoint, float32 and in evaluation mode, whatever wrote it (see the head of this file).
+    """The model of any checkpoint (the kinds are at the head of this file), in float32 and in evaluation mode.
 
     config_folder: of config.json, if it is neither in the checkpoint nor in the folder above. trusted: its files may
     run code. ValueError if shards or configuration are missing or do not fit each other, or would run code.
@@ -152,6 +146,18 @@ class Answers:
     log_probs: list[np.ndarray]
 
 
+@dataclass
+class Original:
+    """What formats are made of and compared with. sources: ids of the texts. answers: PyTorch's own. search: of
+    `beam_search`."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    sources: list[list[int]]
+    answers: Answers | None = None
+    search: dict | None = None
+
+
 def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
     """Source ids with EOS, cut at LONGEST_SOURCE."""
     return tokenizer(texts, truncation=True, max_length=LONGEST_SOURCE)["input_ids"]
@@ -171,7 +177,7 @@ def pytorch_tokens(model: PreTrainedModel, sources: list[list[int]], search: dic
     """Tokens that the model generates for each text, EOS included: greedily, or with `beam_search`'s arguments."""
     special = {name: getattr(model.config, name) for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id")}
     plain = GenerationConfig(max_length=NEW_TOKENS + 1, **special, **(search or {}))
-    own, model.generation_config = model.generation_config, plain  # its own may forbid repetitions, say
+    own, model.generation_config = model.generation_config, plain  # its own may forbid repetitions
     batches = [torch.tensor([source], device=model.device) for source in sources]
     tokens = [model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))[0, 1:].tolist() for ids in batches]
     model.generation_config = own
@@ -204,23 +210,24 @@ def compare(kind: str, wanted: Answers, found: Answers) -> dict:
             continue
         others = [*others, *[-1] * len(tokens)]  # -1: has ended
         place = next((place for place, token in enumerate(tokens) if others[place] != token), len(tokens) - 1)
-        other = others[place]
-        gap = everything[place].max() - everything[place][other] if other >= 0 else np.inf
+        gap = everything[place].max() - everything[place][others[place]] if others[place] >= 0 else np.inf
         if not gap <= 2 * tolerance:
             raise ValueError(f"{kind}: text {number + 1} is answered with other tokens than PyTorch's from token "
                              f"{place + 1} on (PyTorch prefers its own by {gap:.3g} nats): not written")  # fmt: skip
         ties += 1
-    if not largest <= tolerance:  # nor a nan
-        raise ValueError(f"{kind}: log-probabilities are up to {largest:.3g} nats off PyTorch's, {tolerance:g} are "
-                         "allowed: not written")  # fmt: skip
-    counts = dict(texts=len(wanted.tokens), same_tokens=same, near_ties=ties)
-    return counts | dict(largest_difference=largest, tolerance=tolerance)
+    found = _within(kind, largest, f"log-probabilities are up to {largest:.3g} nats off PyTorch's")
+    return dict(texts=len(wanted.tokens), same_tokens=same, near_ties=ties) | found
+
+
+def _within(kind: str, largest: float, shown: str) -> dict[str, float]:
+    """{"largest_difference", "tolerance"}; ValueError if the difference is larger, or nan."""
+    if not largest <= TOLERANCES[kind]:
+        raise ValueError(f"{kind}: {shown}, {TOLERANCES[kind]:g} are allowed: not written")
+    return dict(largest_difference=largest, tolerance=TOLERANCES[kind])
 
 
 # ---------------------------------------------------------------- CTranslate2
-def write_ctranslate2(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, quantization: str | None
-) -> None:
+def write_ctranslate2(original: Original, folder: Path, quantization: str | None) -> None:
     """Writes the model for CTranslate2 in float32, or with `quantization` "int8"."""
     from ctranslate2.converters import TransformersConverter
 
@@ -229,16 +236,17 @@ def write_ctranslate2(
         would scale v1.1's output as v1.0's: it goes by `tie_word_embeddings`, which transformers 5 sets for both."""
 
         def load_model(self, *_, **__):
-            return copy.deepcopy(model)
+            return copy.deepcopy(original.model)
 
         def load_tokenizer(self, *_, **__):
-            return tokenizer
+            return original.tokenizer
 
     with torch.no_grad():
-        Converter(str(model.config._name_or_path)).convert(str(folder), quantization=quantization)
+        Converter(str(original.model.config._name_or_path)).convert(str(folder), quantization=quantization)
     # The rows beyond the tokenizer's tokens are named <extra_id_0> ... a second time; each name must mean one id.
     names = json.loads((folder / CTRANSLATE2_TOKENS).read_text(encoding="utf-8"))
-    names[len(tokenizer) :] = [f"<unused_{number}>" for number in range(len(names) - len(tokenizer))]
+    tokens = len(original.tokenizer)
+    names[tokens:] = [f"<unused_{number}>" for number in range(len(names) - tokens)]
     (folder / CTRANSLATE2_TOKENS).write_text(json.dumps(names, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
@@ -275,11 +283,6 @@ class CTranslate2Engine:
         scores = self.translator.score_batch(self._named(sources), self._named(bodies))
         return [scored.log_probs[: len(target)] for scored, target in zip(scores, targets, strict=True)]
 
-    def answers(self, sources: list[list[int]], wanted: Answers, eos: int) -> Answers:
-        """Its greedy tokens, and its log-probabilities [T] of the wanted ones."""
-        log_probs = [np.array(scored) for scored in self.log_probs(sources, wanted.tokens, eos)]
-        return Answers(self.tokens(sources, ctranslate2_search(None)), log_probs)
-
 
 # ---------------------------------------------------------------- ONNX
 class _Decoder(torch.nn.Module):
@@ -305,72 +308,65 @@ def write_onnx(model: PreTrainedModel, folder: Path) -> None:
     folder.mkdir()
     batch, source, target = (torch.export.Dim(name, min=1) for name in ("batch", "source", "target"))
     ids, decoder_ids = torch.tensor([[5, 6, 7, 8, 1], [9, 4, 1, 0, 0]]), torch.tensor([[0, 5, 6], [0, 9, 4]])
+    mask, hidden = ids.ne(0).long(), torch.zeros(*ids.shape, shape_of(model.config).encoder.width)
     sources, targets = {0: batch, 1: source}, {0: batch, 1: target}
-    inputs = {"input_ids": (ids, sources), "attention_mask": (ids.ne(0).long(), sources)}
-    decoder_inputs = {
-        "input_ids": (decoder_ids, targets),
-        "encoder_hidden_states": (torch.zeros(2, 5, shape_of(model.config).encoder.width), sources),
-        "encoder_attention_mask": (ids.ne(0).long(), sources),
-    }
-    parts = {
-        "encoder_model": (model.get_encoder(), inputs, "last_hidden_state"),
-        "decoder_model": (_Decoder(model), decoder_inputs, "logits"),
-    }
+    of_decoder = {"input_ids": decoder_ids, "encoder_hidden_states": hidden, "encoder_attention_mask": mask}
     # A file of its own for the weights where one ONNX file could not hold them: protobuf ends at 2 GiB.
     large = sum(p.numel() * 4 for p in model.parameters()) > 1.5e9
     attention = model.config._attn_implementation
     model.set_attn_implementation("eager")
-    try:
-        for name, (part, examples, output) in parts.items():
-            torch.onnx.export(
-                part.eval(),
-                kwargs={key: example for key, (example, _) in examples.items()},
-                f=str(folder / f"{name}.onnx"),
-                dynamo=True,
-                verbose=False,
-                output_names=[output],
-                dynamic_shapes={key: dims for key, (_, dims) in examples.items()},
-                external_data=large,
-            )
-    finally:
-        model.set_attn_implementation(attention)
+    for name, part, inputs, output in (
+        ("encoder", model.get_encoder(), {"input_ids": ids, "attention_mask": mask}, "last_hidden_state"),
+        ("decoder", _Decoder(model).eval(), of_decoder, "logits"),
+    ):
+        torch.onnx.export(
+            part,
+            kwargs=inputs,
+            f=str(folder / f"{name}_model.onnx"),
+            dynamo=True,
+            verbose=False,
+            output_names=[output],
+            dynamic_shapes={key: targets if tensor is decoder_ids else sources for key, tensor in inputs.items()},
+            external_data=large,
+        )
+    model.set_attn_implementation(attention)
 
 
-def onnx_answers(folder: Path, config: PretrainedConfig, sources: list[list[int]], wanted: Answers) -> Answers:
+def onnx_answers(folder: Path, original: Original) -> Answers:
     """The answers of write_onnx's folder: log-probabilities [T, V] along the wanted tokens, and the best tokens there,
     which are those of greedy decoding up to the first that is not the wanted one."""
     import onnxruntime
 
     files = [str(folder / f"{name}_model.onnx") for name in ("encoder", "decoder")]
     encoder, decoder = (onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]) for file in files)
-    log_probs = []
-    for source, target in zip(sources, wanted.tokens, strict=True):
+    log_probs, start = [], original.model.config.decoder_start_token_id
+    for source, target in zip(original.sources, original.answers.tokens, strict=True):
         ids = np.array([source])
         mask = np.ones_like(ids)
         hidden = encoder.run(None, {"input_ids": ids, "attention_mask": mask})[0]
-        inputs = {"input_ids": np.array([[config.decoder_start_token_id, *target[:-1]]])}
+        inputs = {"input_ids": np.array([[start, *target[:-1]]])}
         inputs |= {"encoder_hidden_states": hidden, "encoder_attention_mask": mask}
         log_probs.append(torch.from_numpy(decoder.run(None, inputs)[0][0]).log_softmax(-1).numpy())
     return Answers([array.argmax(-1).tolist() for array in log_probs], log_probs)
 
 
 # ---------------------------------------------------------------- the encoder alone
-def write_encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, pooled: bool) -> None:
+def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
     """Writes the encoder as transformers' own class for it (T5EncoderModel) and the tokenizer; pooled: also for
     sentence-transformers of any version, with the mean of its tokens' as a text's embedding."""
+    model = original.model
     with torch.device("meta"):
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)](copy.deepcopy(model.config))
     encoder.shared, encoder.encoder = model.shared, model.encoder
     encoder.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    original.tokenizer.save_pretrained(folder)
     if not pooled:
         return
     pooling = {"word_embedding_dimension": model.config.d_model, "pooling_mode_cls_token": False}
     pooling |= {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
-    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
     modules = [
         {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for n, (path, kind) in enumerate(kinds.items())
+        for n, (path, kind) in enumerate({"": "Transformer", "1_Pooling": "Pooling"}.items())
     ]
     (folder / "1_Pooling").mkdir()
     write_json(folder / "1_Pooling" / "config.json", pooling)
@@ -379,10 +375,10 @@ def write_encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fo
 
 
 @torch.no_grad()
-def compare_encoder(kind: str, model: PreTrainedModel, folder: Path, sources: list[list[int]]) -> dict:
+def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
     """{"texts", "largest_difference", "tolerance", "loaded_by"} of the encoder in a folder and the model's own. If
     sentence-transformers is installed, it loads its folder. ValueError for a difference beyond the tolerance."""
-    loaded_by = ["transformers"]
+    model, sources, loaded_by = original.model, original.sources, ["transformers"]
     encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)].from_pretrained(folder).eval()
     batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]
     wanted = [model.encoder(**batch).last_hidden_state for batch in batches]
@@ -395,44 +391,37 @@ def compare_encoder(kind: str, model: PreTrainedModel, folder: Path, sources: li
         pairs += [(hidden.mean(1), embedding) for hidden, embedding in zip(wanted, embeddings, strict=True)]
         loaded_by.append("sentence-transformers")
     largest = max(float((one - other).abs().max()) for one, other in pairs)
-    if not largest <= TOLERANCES[kind]:
-        raise ValueError(f"{kind}: the encoder's output is up to {largest:.3g} off, {TOLERANCES[kind]:g} are allowed: "
-                         "not written")  # fmt: skip
-    return dict(texts=len(sources), largest_difference=largest, tolerance=TOLERANCES[kind], loaded_by=loaded_by)
+    found = _within(kind, largest, f"the encoder's output is up to {largest:.3g} off")
+    return dict(texts=len(sources)) | found | dict(loaded_by=loaded_by)
 
 
 # ---------------------------------------------------------------- all of them
-def write_format(
-    kind: str,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    sources: list[list[int]],
-    wanted: Answers,
-    search: dict | None = None,
-) -> dict:
-    """The comparison with PyTorch (`compare`, or of the encoder alone `compare_encoder`) of a format that is written
-    into `folder` and loaded again.
+def write_format(kind: str, original: Original, folder: Path) -> dict:
+    """Writes a format into `folder` and loads it again; returns its comparison with PyTorch (`compare`, or of the
+    encoder alone `compare_encoder`).
 
-    search: of `beam_search`; CTranslate2's comparison has its own arguments for it as "search", and as "same_beams" in
-    how many texts both find the same.
+    With a beam search, CTranslate2's comparison has its own arguments for it as "search", and as "same_beams" in how
+    many texts both find the same.
     """
+    model, sources = original.model, original.sources
     if kind == "onnx":
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the exporter's own inner workings
             logging.getLogger("torch.onnx").setLevel(logging.ERROR)
             write_onnx(model, folder)
-        result = compare(kind, wanted, onnx_answers(folder, model.config, sources, wanted))
+        result = compare(kind, original.answers, onnx_answers(folder, original))
     elif kind in ("encoder", "sentence_transformers"):
-        write_encoder(model, tokenizer, folder, kind == "sentence_transformers")
-        result = compare_encoder(kind, model, folder, sources)
+        write_encoder(original, folder, pooled=kind == "sentence_transformers")
+        result = compare_encoder(kind, original, folder)
     else:
-        write_ctranslate2(model, tokenizer, folder, "int8" if kind.endswith("int8") else None)
+        write_ctranslate2(original, folder, "int8" if kind.endswith("int8") else None)
         engine = CTranslate2Engine(folder)
-        result = compare(kind, wanted, engine.answers(sources, wanted, model.config.eos_token_id))
-        if search:
-            own = ctranslate2_search(search)
-            pairs = zip(pytorch_tokens(model, sources, search), engine.tokens(sources, own), strict=True)
-            result |= {"search": own, "same_beams": sum(one == other for one, other in pairs)}
+        log_probs = engine.log_probs(sources, original.answers.tokens, model.config.eos_token_id)
+        found = Answers(engine.tokens(sources, ctranslate2_search(None)), list(map(np.array, log_probs)))
+        result = compare(kind, original.answers, found)
+        if original.search:
+            search = ctranslate2_search(original.search)
+            pairs = zip(pytorch_tokens(model, sources, original.search), engine.tokens(sources, search), strict=True)
+            result |= {"search": search, "same_beams": sum(one == other for one, other in pairs)}
     write_json(folder / "comparison.json", result)
     return result

@@ -1,13 +1,13 @@
-"""Uploads to the Hugging Face Hub: only where a flag asks for them, and only what others need to use the model."""
+"""Uploads to the Hugging Face Hub: only if a flag asks for them, and only what others need to use the model."""
 
 from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HTTPError  # of the library that it speaks HTTP with
+from huggingface_hub.errors import HTTPError  # of the HTTP library that it uses
 
-# What lies in a run's folder and is not published: states of the training, local paths, the trackers' own files.
+# Parts of a run's folder that are not published: states of the training, local paths, the trackers' own files.
 NOT_PUBLISHED = (
     "optimizer* scheduler* scaler* rng_state* trainer_state.json training_args.bin loss_state_* manifest.json latest "
     "global_step* zero_to_fp32.py run.json task.json predictions.jsonl checkpoint-* wandb* runs* trackio* _* .*"
@@ -16,7 +16,7 @@ UPLOAD_ERRORS = (HTTPError, OSError, ValueError)
 
 
 def create_repository(name: str, private: bool | None, token: str | None, flag: str = "--push_to_hub") -> str:
-    """Full name of the model repository, which is created if it is not there. ValueError if the Hub refuses."""
+    """Full name of the model repository, created if needed. ValueError if the Hub refuses."""
     try:
         return HfApi(token=token).create_repo(name, private=private, exist_ok=True).repo_id
     except UPLOAD_ERRORS as error:
@@ -24,7 +24,7 @@ def create_repository(name: str, private: bool | None, token: str | None, flag: 
 
 
 def upload(folder: Path, name: str, private: bool | None, message: str, token: str | None = None) -> str:
-    """Address of the repository, which is created and holds the folder's files then. ValueError if that fails."""
+    """Uploads a folder's files, creating the repository if needed; its address. ValueError if that fails."""
     repository = create_repository(name, private, token)
     try:
         done = start_upload(folder, repository, message, token, ignore=NOT_PUBLISHED).result()
@@ -36,7 +36,7 @@ def upload(folder: Path, name: str, private: bool | None, message: str, token: s
 def start_upload(
     folder: Path, name: str, message: str, token: str | None, into: str | None = None, ignore: Iterable[str] = ()
 ) -> Future:
-    """The commit of a folder's files, below `into`, which runs in the background."""
+    """The commit of a folder's files below `into`, running in the background."""
     where = dict(repo_id=name, folder_path=folder, path_in_repo=into, ignore_patterns=list(ignore))
     return HfApi(token=token).upload_folder(**where, commit_message=message, run_as_future=True)
 

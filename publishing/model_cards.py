@@ -1,6 +1,6 @@
 """The README.md of a published model: model_card.md.j2, filled from run.json, all_results.json and metrics.jsonl.
 
-What is in none of these is left out, and local paths are shortened to the names of their files.
+It leaves out what these files do not know, and shortens local paths to file names.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ _NO_RESULT = ("_runtime", "_per_second", "_time", "_samples")
 def read_run(folder: Path) -> dict[str, dict | list]:
     """{"run": ..., "results": ..., "metrics": [lines]} of a run's folder; empty where a file is missing or damaged."""
     record = {"run": {}, "results": {}, "metrics": []}
-    files = {"run": "run.json", "results": "all_results.json", "metrics": "metrics.jsonl"}
-    for key, name in files.items():
+    readers = {"run": read_json, "results": read_json, "metrics": read_metrics}
+    for key, name in {"run": "run.json", "results": "all_results.json", "metrics": "metrics.jsonl"}.items():
         with contextlib.suppress(OSError, ValueError):
-            record[key] = read_metrics(folder / name) if key == "metrics" else read_json(folder / name)
+            record[key] = readers[key](folder / name)
     return record
 
 
@@ -51,15 +51,14 @@ def model_card(
     name: str,
     record: dict,
     model: PreTrainedModel,
-    license: str | None = None,
-    language: list[str] | None = None,
     formats: dict[str, dict] | None = None,
     has_curve: bool = False,
+    **given: str | list[str] | None,
 ) -> str:
     """The text of README.md, with the Hub's YAML front matter.
 
     name: of the model; a Hub name's owner is kept in the commands only. record: of read_run. formats: for each engine
-    what publishing.exports.compare found.
+    what publishing.exports.compare found. given: what only people know for the front matter: license, language.
     """
     run, metrics = record["run"], record["metrics"]
     arguments, task = run.get("arguments", {}), task_of(run)
@@ -72,7 +71,7 @@ def model_card(
         for key, value in (record["results"] or last_evaluation).items()
         if key.startswith("eval_") and isinstance(value, (int, float)) and not key.endswith(_NO_RESULT)
     }
-    steps = max((line.get("step", 0) for line in metrics), default=0)
+    steps, seconds = (max((line.get(key, 0) for line in metrics), default=0) for key in ("step", "seconds"))
     versions, commit = run.get("versions") or {}, (run.get("git") or {}).get("commit")
     versions = [f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions]
     versions += [f"T5 Foundry at commit `{commit[:12]}`"] if commit else []
@@ -80,7 +79,7 @@ def model_card(
     by_id = not task and getattr(model.config, "sentinel_ids", None) and not hasattr(model.config, "input_ids_offset")
     family = family_of(model.config)
     card = ModelCard.from_template(
-        _front_matter(name, arguments, task, entry, numbers, license, language),
+        _front_matter(name, arguments, task, entry, numbers, given),
         TEMPLATE,
         name=name,
         run=run,
@@ -96,7 +95,7 @@ def model_card(
         data=_data(arguments, task, entry),
         steps=steps,
         tokens=human_count(steps * run["tokens_per_step"]) if run.get("tokens_per_step") else None,
-        time=human_time(max((line.get("seconds", 0) for line in metrics), default=0)),
+        time=human_time(seconds),
         hardware=run.get("hardware") or {},
         versions=versions,
         flags=changed_flags(arguments),
@@ -110,17 +109,12 @@ def model_card(
 
 
 def _front_matter(
-    name: str,
-    arguments: dict,
-    task: tuple[str, str] | None,
-    entry: dict,
-    numbers: dict[str, float],
-    license: str | None,
-    language: list[str] | None,
+    name: str, arguments: dict, task: tuple[str, str] | None, entry: dict, numbers: dict[str, float], given: dict
 ) -> ModelCardData:
     hub = (entry.get("hub") or [None])[0] if task else arguments.get("dataset_name")
     local = arguments.get("train_file") or arguments.get("data_dir") or hub == BUILTIN_CORPUS or Path(str(hub)).exists()
-    base = arguments.get("model_name_or_path")
+    base = arguments.get("model_name_or_path") or ""
+    is_folder = Path(base).exists() or base.startswith((".", "/", "~", "out/")) or base.count("/") > 1
     results = [
         EvalResult(
             task_type=hub_task(task, entry),
@@ -133,15 +127,14 @@ def _front_matter(
         if task and not metric.endswith("loss")
     ]
     return ModelCardData(
-        license=license,
-        language=(language if len(language) > 1 else language[0]) if language else None,
         library_name="transformers",
         pipeline_tag=hub_task(task, entry),
         tags=["t5", "t5-foundry", *(["span-corruption"] if arguments and not task else [])],
         datasets=[hub] if hub and not local else None,
-        base_model=base if base and not _is_local(base) else None,
+        base_model=None if is_folder else base or None,
         metrics=entry.get("metrics"),
         **(dict(model_name=name.split("/")[-1], eval_results=results) if results else {}),
+        **given,
     )
 
 
@@ -149,12 +142,7 @@ def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
     """The Hub's name of the task."""
     if entry.get("target_type") == "class":
         return "text-classification"
-    benchmarks = {"summarization": "summarization", "translation": "translation"}
-    return benchmarks.get(task[0] if task else "", "text-generation")
-
-
-def _is_local(name: str) -> bool:
-    return Path(name).exists() or name.startswith((".", "/", "~", "out/")) or name.count("/") > 1
+    return task[0] if task and task[0] in ("summarization", "translation") else "text-generation"
 
 
 def _example(task: tuple[str, str] | None, entry: dict, gap: str) -> str:
@@ -168,10 +156,8 @@ def _example(task: tuple[str, str] | None, entry: dict, gap: str) -> str:
 
 def _data(arguments: dict, task: tuple[str, str] | None, entry: dict) -> str:
     """The training data, as the end of a sentence."""
-    files = arguments.get("train_file") or []
-    names = [f"`{Path(str(file)).name}`" for file in as_list(files)]
-    if names:
-        return f"the files {', '.join(names)}"
+    if files := arguments.get("train_file"):
+        return f"the files {', '.join(f'`{Path(str(file)).name}`' for file in as_list(files))}"
     if task:
         hub = entry.get("hub")
         return f"`{'/'.join(task)}`" + (f" ([{hub[0]}](https://huggingface.co/datasets/{hub[0]}))" if hub else "")
@@ -182,15 +168,18 @@ def _data(arguments: dict, task: tuple[str, str] | None, entry: dict) -> str:
 
 def changed_flags(arguments: dict) -> dict[str, str]:
     """{flag: value} of the flags that decide the training and are not the script's defaults; paths as bare names."""
-    own = (TaskArguments, FineTuningArguments)
-    own = own if arguments.get("benchmark") else (PreTrainingDataArguments, PreTrainingArguments)
-    fields = [field for group in (ModelArguments, *own) for field in dataclasses.fields(group)]
-    lazy = {field.name: field.default_factory() for field in fields if field.default_factory is not dataclasses.MISSING}
-    defaults = {field.name: field.default for field in fields} | lazy
-    of_training = [key for key in defaults if key not in _NOT_THE_TRAINING and not key.startswith("hub_")]
-    chosen = {key: value for key, value in arguments.items() if key in of_training}
-    changed = {key: value for key, value in chosen.items() if value not in (None, defaults[key], {})}
-    return {key: " ".join(map(_without_folder, as_list(value))) for key, value in changed.items()}
+    pre_training, fine_tuning = (PreTrainingDataArguments, PreTrainingArguments), (TaskArguments, FineTuningArguments)
+    defaults = {}
+    for group in (ModelArguments, *(fine_tuning if arguments.get("benchmark") else pre_training)):
+        for field in dataclasses.fields(group):
+            is_made = field.default_factory is not dataclasses.MISSING
+            defaults[field.name] = field.default_factory() if is_made else field.default
+    of_training = {key for key in defaults if key not in _NOT_THE_TRAINING and not key.startswith("hub_")}
+    return {
+        key: " ".join(map(_without_folder, as_list(value)))
+        for key, value in arguments.items()
+        if key in of_training and value not in (None, defaults[key], {})
+    }
 
 
 def _without_folder(value: object) -> str:

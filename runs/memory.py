@@ -133,7 +133,7 @@ def activation_bytes(
 def matrix_parameters(config: T5Config) -> int:
     """Number of weights in matrix products, including the head's: those that autocast copies."""
     shape = shape_of(config)
-    layers = shape.encoder.layers * shape.encoder_block + shape.decoder.layers * shape.decoder_block
+    layers = shape.encoder.layers * shape.encoder.block + shape.decoder.layers * shape.decoder_block
     return layers + shape.head
 
 

@@ -21,7 +21,7 @@ from arguments.training import GPUS, cores_of_a_process, wants_fsdp, zero_stage
 from constants import HARDWARE_PEAKS
 from model_t5 import dropout_of, flops_per_sequence
 from modeling.families import family_of, shape_of
-from modeling.kernels.attention import keep_kernel_timings, kernel_name, triton_is_installed
+from modeling.kernels.attention import Case, keep_kernel_timings, kernel_name, triton_is_installed
 from runs.memory import RESERVE, activation_bytes, state_bytes
 from training.batch_size import divisors_below
 from training.checkpoints import run_of
@@ -303,7 +303,7 @@ def make_fast(model, job: Job, model_args, args) -> str:
     if attention == "t5_fused" and not (job.dropout or args.assume_gpu):
         shape = (job.source, job.source, job.config.num_heads, job.config.d_kv)  # the encoder's, over whole rows
         dtype = torch.bfloat16 if values["bf16"] else torch.float32
-        kernel = kernel_name(args.device, dtype, shape, (False, True), False)
+        kernel = kernel_name(Case(args.device, dtype, shape, own=(False, True), causal=False))
         choices = [replace(c, reason=f"{c.reason}; kernel {kernel}") if c.value == "t5_fused" else c for c in choices]
     if attention != job.attention:
         model.set_attn_implementation(attention)

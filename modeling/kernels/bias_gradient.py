@@ -1,17 +1,17 @@
 """The gradient of T5's relative position bias, without ever holding [B, H, Q, K].
 
 With scores S = scale Q K^T + bias, P = softmax(S), O = P V and D = rowsum(dO * O), one example's score gradient is
-dS = P * (dO V^T - D) (Dao et al. 2022, FlashAttention, appendix B.4). The bias is one for all examples, hence
-d(bias) = sum over the batch of dS: a reduction that library kernels leave to a [B, H, Q, K] tensor of their own or to
-atomic additions. Here P is recomputed from the saved logsumexp, and the batch is summed in a fixed order.
+dS = P * (dO V^T - D) (Dao et al. 2022, FlashAttention, appendix B.4). All examples share the bias, hence d(bias) is the
+sum of dS over the batch. Library kernels leave this sum to a [B, H, Q, K] tensor of their own or to atomic additions.
+Here P is recomputed from the saved logsumexp, and the batch is added up in a fixed order.
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q, k, v, out: [B, Q or K, H, D]; lse: [B, H, Q].
 """
 
 import torch
 
-# What a forbidden score is set to. Far below any score, yet finite after the kernels' multiplication by log2(e): a row
-# with nothing to attend to stays finite (and even), where -inf would make it NaN.
+# A forbidden score. Far below any other, yet finite after the kernels' multiplication by log2(e): a row with nothing to
+# attend to stays finite (and even), where -inf would make it NaN.
 MASKED = -1e30
 _CHUNK = 2**22  # scores that the torch implementation holds at a time
 
@@ -19,20 +19,6 @@ _CHUNK = 2**22  # scores that the torch implementation holds at a time
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def allowed_pairs(mask: torch.Tensor | None, causal: bool, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """bool, broadcastable to [B, H, Q, K]: which query may attend to which key (None: all may).
-
-    mask: bool (True: may attend) or additive floats (far below zero: may not), or None.
-    """
-    allowed = mask
-    if mask is not None and mask.dtype != torch.bool:
-        allowed = mask > MASKED / 2
-    if causal:
-        lower = lower_triangle(q, k)
-        allowed = lower if allowed is None else allowed & lower
-    return allowed
 
 
 def lower_triangle(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -60,12 +46,14 @@ def part_of(tensor: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
 def bias_gradient_torch(grad_out, q, k, v, bias, mask, out, lse, causal: bool, scale: float) -> torch.Tensor:
     """d(bias) [1, H, Q, K] in the accumulation dtype; the batch in chunks. For any device and dtype.
 
-    bias: [1, H, Q, K] as the forward pass added it; mask: see `allowed_pairs`. Rows that may attend to nothing add
-    nothing.
+    bias: [1, H, Q, K] as the forward pass added it. mask: bool (True: may attend) or additive floats (far below zero:
+    may not), broadcastable to [B, H, Q, K], or None. Rows that may attend to nothing add nothing.
     """
     dtype = accumulation_dtype(q.dtype)
-    allowed = allowed_pairs(mask, causal, q, k)
     additive = mask if mask is not None and mask.dtype != torch.bool else None
+    allowed = mask if additive is None else additive > MASKED / 2
+    if causal:
+        allowed = lower_triangle(q, k) if allowed is None else allowed & lower_triangle(q, k)
     total = torch.zeros(1, q.shape[2], q.shape[1], k.shape[1], dtype=dtype, device=q.device)
     for chunk in batch_chunks(q, k):
         q_, k_, v_, out_, grad_ = (x[chunk].transpose(1, 2).to(dtype) for x in (q, k, v, out, grad_out))

@@ -1,8 +1,8 @@
 """Library kernels of attention behind one signature: cuDNN's, CUTLASS's, torch's for CPUs, and plain tensor algebra.
 
-All compute softmax(scale Q K^T + bias) V and its gradients with respect to q, k and v, and return the logsumexp of the
-scores, with which bias_gradient.py finds the rest. What the libraries do differently about layouts, padding of
-the logsumexp and alignment of the bias is evened out here.
+All compute softmax(scale Q K^T + bias) V and the gradients of q, k and v. They return the logsumexp of the scores, from
+which bias_gradient.py finds d(bias). This module evens out what the libraries do differently: layouts, padding of the
+logsumexp, alignment of the bias.
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q: [B, Q, H, D], k and v: [B, K, H, D].
 """
@@ -68,7 +68,7 @@ def _cudnn_forward(q, k, v, bias, scale):
 def _cudnn_backward(grad_out, q, k, v, bias, out, lse, scale):
     if _cudnn_lse_dims == 4:
         lse = lse.unsqueeze(-1)
-    seed = torch.zeros((), dtype=torch.long, device=q.device)  # of the dropout that there is not
+    seed = torch.zeros((), dtype=torch.long, device=q.device)  # of the dropout, which is off
     grad_out, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, q, k, v, out))
     grads = aten._scaled_dot_product_cudnn_attention_backward(
         grad_out, q, k, v, out, lse, seed, seed, bias, None, None, q.shape[2], k.shape[2], 0.0, False, scale=scale
@@ -77,7 +77,7 @@ def _cudnn_backward(grad_out, q, k, v, bias, out, lse, scale):
 
 
 # ---------------------------------------------------------------- memory-efficient (CUTLASS)
-def _efficient_refuses(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str | None:  # noqa: ARG001
+def _efficient_refuses(q: torch.Tensor, *_) -> str | None:
     if not q.is_cuda:
         return "it needs a GPU"
     if q.dtype == torch.float64:
@@ -87,9 +87,8 @@ def _efficient_refuses(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | No
 
 
 def _efficient_forward(q, k, v, bias, scale):
-    out, lse = aten._efficient_attention_forward(
-        q, k, v, bias, None, None, None, None, 0.0, 0, True, scale=scale
-    )[:2]  # fmt: skip
+    given = (q, k, v, bias, None, None, None, None, 0.0, 0, True)
+    out, lse = aten._efficient_attention_forward(*given, scale=scale)[:2]
     return out, lse[:, :, : q.shape[1]]  # its rows are padded to multiples of 32
 
 
@@ -105,7 +104,7 @@ def _efficient_backward(grad_out, q, k, v, bias, out, lse, scale):
 
 
 # ---------------------------------------------------------------- CPU
-def _cpu_refuses(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str | None:  # noqa: ARG001
+def _cpu_refuses(q: torch.Tensor, *_) -> str | None:
     return None if q.device.type == "cpu" else "it needs a CPU"
 
 
@@ -118,20 +117,15 @@ def _cpu_forward(q, k, v, bias, scale):
 def _cpu_backward(grad_out, q, k, v, bias, out, lse, scale):
     heads_first = (x.transpose(1, 2) for x in (grad_out, q, k, v, out))
     lse = lse.transpose(1, 2).contiguous().transpose(1, 2)  # [B, Q, H] in memory, as the forward pass leaves it
-    grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *heads_first, lse, 0.0, False, attn_mask=bias, scale=scale
-    )
+    given = (*heads_first, lse, 0.0, False)
+    grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, attn_mask=bias, scale=scale)
     return tuple(x.transpose(1, 2) for x in grads)
 
 
 # ---------------------------------------------------------------- plain tensor algebra
-def _scores(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, scale: float) -> torch.Tensor:
+def _scores(q, k, bias: torch.Tensor | None, scale: float) -> torch.Tensor:
     scores = (q @ k.transpose(2, 3)) * scale
     return scores if bias is None else scores + bias
-
-
-def _torch_refuses(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> None:  # noqa: ARG001
-    return None
 
 
 def torch_forward(q, k, v, bias, scale):
@@ -163,5 +157,5 @@ KERNELS = {  # in order of preference
     "cudnn": Kernel("cuDNN's fused attention, bf16", _cudnn_forward, _cudnn_backward, _cudnn_refuses),
     "efficient": Kernel("CUTLASS's, any length", _efficient_forward, _efficient_backward, _efficient_refuses),
     "flash_cpu": Kernel("torch's fused attention for CPUs", _cpu_forward, _cpu_backward, _cpu_refuses),
-    "torch": Kernel("plain tensor algebra, the batch in chunks", torch_forward, torch_backward, _torch_refuses),
+    "torch": Kernel("plain tensor algebra, the batch in chunks", torch_forward, torch_backward, lambda *_: None),
 }

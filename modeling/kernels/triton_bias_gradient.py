@@ -143,18 +143,7 @@ def batch_parts(batch: int, programs: int, device: torch.device) -> int:
 
 
 def bias_gradient_triton(
-    grad_out,
-    q,
-    k,
-    v,
-    bias,
-    mask,
-    out,
-    lse,
-    causal,
-    scale,
-    parts: int | None = None,
-    tile: dict | None = None,
+    grad_out, q, k, v, bias, mask, out, lse, causal, scale, parts: int | None = None, tile: dict | None = None
 ) -> torch.Tensor:
     """d(bias), float32 [1, H, Q, K]. Arguments as `modeling.kernels.bias_gradient.bias_gradient_torch`.
 
@@ -177,7 +166,7 @@ def bias_gradient_triton(
 
 
 def on_its_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
-    """Within it kernels start on the tensor's GPU; else they do on the current one, wherever their tensors are."""
+    """Within it kernels start on the tensor's GPU; without it they start on the current one."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 

@@ -1,10 +1,10 @@
 """The backward pass of T5's attention in one Triton kernel: the scores recomputed once for dq, dk, dv and d(bias).
 
-bias_gradient.py comes after a library's backward pass, which has had all of dS in its registers: a second pass. Here a
-program serves one example and head, and walks over blocks of keys and, within each, of queries. dk and dv of a block
-stay in registers. dq is added up in the program's own rows of memory, which lie in the GPU's cache. Of d(bias) only the
-diagonals' sums are kept, all that T5's table of biases is told of it: 2 numbers for each row of a block, in place of
-all its scores. No two programs share anything, there are no atomics, and the order of additions is fixed: equal bits
+bias_gradient.py makes a second pass over dS, after a library's backward pass that has had all of it in registers. Here
+a program serves one example and head, and walks over blocks of keys and, within each, of queries. dk and dv of a block
+stay in registers. dq is added up in the program's own rows of memory, which lie in the GPU's cache. Of d(bias) it keeps
+only the sums of the diagonals, all that the gradient of T5's table needs: 2 numbers for each row of a block, in place
+of all its scores. No two programs share anything, there are no atomics, and the order of additions is fixed: equal bits
 in every run.
 
 A candidate of `--kernel_timings`, not yet timed on any GPU. Runs on a CPU with TRITON_INTERPRET=1 set before Triton is

@@ -20,9 +20,9 @@ import modeling.kernels.attention
 from constants import ATTENTION_IMPLEMENTATIONS
 from data_collator_t5 import shift_right
 from model_t5 import build_config, create_model, load_model
-from modeling.attention import attention_kernels, t5_fused_attention, t5_fused_mask, use_attention_kernel
+from modeling.attention import t5_fused_attention, t5_fused_mask
 from modeling.kernels import bias_gradient, library
-from modeling.kernels.attention import attention
+from modeling.kernels.attention import attention, use_attention_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = dict(vocab_size=96, d_model=24, d_kv=8, d_ff=40, num_heads=3, num_layers=3, num_decoder_layers=2)
@@ -220,7 +220,7 @@ class ChoiceTest(parameterized.TestCase):
                 self.run_once()
 
     def test_forcing(self):
-        self.assertEqual(list(attention_kernels()), ["cudnn", "efficient", "flash_cpu", "torch"])
+        self.assertEqual(list(library.KERNELS), ["cudnn", "efficient", "flash_cpu", "torch"])
         with use_attention_kernel("torch"):
             self.assertIn("attention: torch on", self.run_once())
         with self.assertRaisesRegex(RuntimeError, "cudnn cannot serve .*needs a GPU"), use_attention_kernel("cudnn"):

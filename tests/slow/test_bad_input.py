@@ -30,7 +30,6 @@ from warm_python import warm_python
 
 import constants
 import fine_tune_t5
-import model_t5
 import pre_train_t5
 from common.cached_folders import cached
 from corpora.tokenizers import load_tokenizer, train_tokenizer
@@ -317,8 +316,7 @@ class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.enterContext(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}))
-        self.enterContext(mock.patch.object(model_t5, "answers", return_value=False))  # as without a network
-        self.enterContext(mock.patch("corpora.hub.answers", return_value=False))
+        self.enterContext(mock.patch("corpora.hub.answers", return_value=False))  # as without a network
         self.enterContext(mock.patch.dict(constants.DATASET_VALS, own={"colour": TASK, "metric": UNKNOWN_METRIC}))
 
     def write(self, name: str, content: bytes) -> Path:

@@ -250,7 +250,7 @@ class EnginesTest(TestCase):
         with torch.no_grad():
             model.lm_head.weight.mul_(0.2)
             model.lm_head.weight[1].mul_(3)  # texts end, and at many places
-        exports.write_ctranslate2(model, tokenizer, self.out, None)
+        exports.write_ctranslate2(exports.Original(model, tokenizer, []), self.out, None)
         engine, sources, same = exports.CTranslate2Engine(self.out), tokenizer(sentences(24)).input_ids, {}
         for rule in (True, "never"):
             search = dict(num_beams=4, length_penalty=1.0, early_stopping=rule)

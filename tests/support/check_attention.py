@@ -22,13 +22,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from modeling.kernels.attention import (
-    BIAS_GRADIENTS,
-    attention,
-    attention_kernels,
-    triton_is_installed,
-    use_attention_kernel,
-)
+from modeling.kernels.attention import BIAS_GRADIENTS, attention, triton_is_installed, use_attention_kernel
+from modeling.kernels.library import KERNELS
 from modeling.relative_bias import diagonal_sums, spread_sums
 
 BATCH, HEADS = 4, 3
@@ -105,7 +100,7 @@ def kernel_rows(device: torch.device) -> list[dict]:
             problem = make(case, dtype, device)
             truth = run_eager(*(x if x is None else x.double() if x.is_floating_point() else x for x in problem), case)
             rows.append(row_of("eager", "", dtype, case, truth, [run_eager(*problem, case)]))
-            for name in attention_kernels():
+            for name in KERNELS:
                 if name in (("flash_cpu",) if gpu else ("cudnn", "efficient")):
                     continue
                 for gradient in BIAS_GRADIENTS if gpu and triton_is_installed() else ("torch",):

@@ -13,7 +13,7 @@ from modeling.kernels import attention, library
 from modeling.kernels.bias_gradient import MASKED
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
-# {what it is: (own, causal)} of modeling.kernels.attention.choose_kernel
+# {what it is: (own, causal)} of modeling.kernels.attention.Case
 KINDS = {"encoder": ((False, True), False), "decoder": ((False, True), True), "padding": ((True, True), False)}
 KINDS |= {"documents": ((True, True), True), "cross": (None, False)}
 
@@ -33,18 +33,17 @@ class ChoiceTest(parameterized.TestCase):
             mock.patch.object(torch.backends.cuda, "can_use_cudnn_attention", torchs_rule),
             mock.patch.object(attention, "_probe", lambda *_: None),  # cuDNN's answers are right, say
         ):
-            chosen = attention._choice.__wrapped__(CPU, BF16, (*lengths, 12, 64), own, causal, False, None)
+            chosen = attention._choice.__wrapped__(attention.Case(CPU, BF16, (*lengths, 12, 64), own, causal), False)
         self.assertEqual(chosen, "cudnn")
 
     @parameterized.parameters(*KINDS)
     def test_the_probe_sees_what_training_adds_to_the_scores(self, kind):
         """Its layout and its hidden keys are those of the operator."""
         own, causal = KINDS[kind]
-        q, k, _, bias, *_ = attention._problem(CPU, torch.float32, (9, 9, 2, 8), own, causal)
+        q, k, _, bias, *_ = attention._problem(attention.Case(CPU, torch.float32, (9, 9, 2, 8), own, causal), 2)
         mask = torch.ones(2, 1, 1, 9, dtype=torch.bool).index_fill(3, torch.tensor([7, 8]), False)
         given = None if own is None else torch.zeros(1, 2, 9, 9)
-        added = attention._added_scores(q, k, given, mask if own and own[0] else None, causal)
-        added = attention._for_kernels(added, q)
+        added = attention._for_kernels(None, q, k, given, mask if own and own[0] else None, causal)
         if added is None:
             self.assertIsNone(bias)
             return
@@ -60,7 +59,7 @@ class ChoiceTest(parameterized.TestCase):
         wrong = library.KERNELS["flash_cpu"]._replace(forward=forward)
         with mock.patch.dict(library.KERNELS, flash_cpu=wrong):
             found = [
-                attention._choice.__wrapped__(CPU, torch.float64, (6, 6, 2, 8), *kind, False, None)
+                attention._choice.__wrapped__(attention.Case(CPU, torch.float64, (6, 6, 2, 8), *kind), False)
                 for kind in (KINDS["encoder"], KINDS["decoder"])
             ]
         self.assertEqual(found, ["flash_cpu", "torch"])

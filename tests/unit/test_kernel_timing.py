@@ -22,7 +22,8 @@ from modeling.kernels.bias_gradient import bias_gradient_torch
 from modeling.relative_bias import diagonal_sums, spread_sums
 from runs.speed import Job, make_fast
 
-ENCODER = (torch.device("cpu"), torch.float32, (6, 6, 2, 8), (False, True), False)
+CPU = torch.device("cpu")
+ENCODER = attention.Case(CPU, torch.float32, (6, 6, 2, 8), (False, True), False)
 
 
 class TimingTest(parameterized.TestCase):
@@ -54,7 +55,7 @@ class TimingTest(parameterized.TestCase):
         """What a process takes that starts now."""
         attention._choice.cache_clear()
         attention._say_once.cache_clear()
-        return kernel_name(*ENCODER)
+        return kernel_name(ENCODER)
 
     def test_the_quickest_is_taken_and_kept(self):
         keep_kernel_timings(self.folder)
@@ -125,12 +126,12 @@ class TimingTest(parameterized.TestCase):
         def slow_here():
             self.now += 3
             if not found:
-                found.append(timing.seconds_of_kernels(self.folder, {}, {"a": quick_there, "b": quick_there}, int))
+                found.append(timing.seconds_of_kernels(self.folder, {}, {"a": quick_there, "b": quick_there}, CPU))
 
         def quick_there():
             self.now += 1
 
-        seconds = timing.seconds_of_kernels(self.folder, {}, {"a": slow_here, "b": quick_there}, int)
+        seconds = timing.seconds_of_kernels(self.folder, {}, {"a": slow_here, "b": quick_there}, CPU)
         self.assertEqual(seconds, {"a": 1.0, "b": 1.0})
         self.assertEqual(found, [seconds])
 

@@ -17,7 +17,7 @@ import predict_t5
 from constants import DATASET_VALS
 from corpora.tokenizers import load_tokenizer
 from model_t5 import load_model
-from publishing.exports import write_ctranslate2
+from publishing.exports import Original, write_ctranslate2
 from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
@@ -37,7 +37,7 @@ def workspace() -> Path:
     model.save_pretrained(folder / "model")
     shutil.copytree(folder / "model", folder / "export")
     tokenizer, model = load_tokenizer(str(folder / "model")), load_model(str(folder / "model"))
-    write_ctranslate2(model, tokenizer, folder / "export" / "ctranslate2", None)
+    write_ctranslate2(Original(model, tokenizer, []), folder / "export" / "ctranslate2", None)
     return folder
 
 
