@@ -13,7 +13,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config
 from arguments.training import FineTuningArguments, check_training
 from benchmarks.material import benchmark_config, padded, random_sources, setting_of, use_plain_activation
 from benchmarks.measure import compared, interleaved
-from benchmarks.through_trainer import Way, model_of, timed, trained_in_turn, trainer_flags
+from benchmarks.through_trainer import Timer, Way, model_of, trained_in_turn, trainer_flags
 from constants import IGNORE_INDEX
 from model_t5 import create_model, flops_per_sequence, set_generation_length
 from modeling.segment_masks import enable_packing
@@ -25,8 +25,6 @@ BUCKETS = 4
 LABEL_LENGTHS = (2, 3)  # tokens of a class label with its EOS
 CLASSES = 4
 NOTE = "sources of {mean_source_length:.0f} tokens on average, at most {source_length}"
-FINE_TUNE_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}", "training_loss": "{:.3f}"}
-EVALUATE_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}"}
 # pads: "all" to --source_length, "batch" to a batch's longest row; of T5Trainer "buckets", to one of four lengths, and
 # "packs", several examples into a row.
 _BY_LENGTH = dict(train_sampling_strategy="group_by_length")
@@ -54,7 +52,7 @@ EVALUATIONS = {
 
 
 def described(args: Namespace, rows: list[dict], sources: list[list[int]]) -> dict:
-    """The head of both results."""
+    """The fields that both results have."""
     mean = float(np.mean([len(source) for source in sources]))
     return setting_of(args) | dict(examples=args.examples, mean_source_length=mean, rows=rows)
 
@@ -93,18 +91,21 @@ def make_trainer(way: Way, config: T5Config, dataset: list[dict], args: Namespac
     model, tokens = model_of(way, config), (config.pad_token_id, config.decoder_start_token_id)
     if not way.ours:
         collator = partial(padded, source_length=args.source_length if way.pads == "all" else None)
-        arguments = Seq2SeqTrainingArguments(**flags)
-        return timed(Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator))
-    arguments = FineTuningArguments(**flags)
-    check_training(arguments, "fine-tuning from scratch")
-    if way.pads == "packs":
-        enable_packing(model)
-        collator = PackingCollator(*tokens, cost=partial(flops_per_sequence, config))
+        options = dict(args=Seq2SeqTrainingArguments(**flags), data_collator=collator)
+        trainer = Seq2SeqTrainer(model=model, train_dataset=dataset, **options)
     else:
-        buckets = bucket_lengths([len(row["input_ids"]) for row in dataset], BUCKETS)
-        collator = BucketCollator(*tokens, buckets, bucket_lengths(LABEL_LENGTHS, 1)[0], args.batch)
-    data = dict(train_dataset=dataset, data_collator=padded, train_collator=collator)
-    return timed(T5Trainer(model=model, args=arguments, **data))
+        arguments = FineTuningArguments(**flags)
+        check_training(arguments, "fine-tuning from scratch")
+        if way.pads == "packs":
+            enable_packing(model)
+            collator = PackingCollator(*tokens, cost=partial(flops_per_sequence, config))
+        else:
+            buckets = bucket_lengths([len(row["input_ids"]) for row in dataset], BUCKETS)
+            collator = BucketCollator(*tokens, buckets, bucket_lengths(LABEL_LENGTHS, 1)[0], args.batch)
+        options = dict(args=arguments, data_collator=padded, train_collator=collator)
+        trainer = T5Trainer(model=model, train_dataset=dataset, **options)
+    Timer(trainer)
+    return trainer
 
 
 # ---------------------------------------------------------------- evaluation

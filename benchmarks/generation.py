@@ -10,8 +10,6 @@ from benchmarks.material import benchmark_config, setting_of
 from benchmarks.measure import NotAvailableError, interleaved
 from model_t5 import create_model
 
-COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}", "tokens_per_second": "{:,.0f}"}
-
 
 def measure_generate(args: Namespace) -> dict:
     """{"rows": generated tokens/s with each kind of cache, "ratio"}: the cache that grows, and the static one.

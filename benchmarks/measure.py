@@ -3,7 +3,7 @@
 rows = {"ours": {"name": "ours"}, "peer": {"name": "peer"}}
 seconds = interleaved({"ours": ours, "peer": peer}, rounds=5, rows=rows)    # {"ours": [5 times], "peer": [5 times]}
 rows["ours"]["ms"] = 1000 * median(seconds["ours"])
-print(table(list(rows.values()), {"name": "", "ms": "{:.2f}"}))
+print(table(rows.values(), "name ms"))
 """
 
 import contextlib
@@ -21,12 +21,27 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedConfig
 
+from common.reports import first_line
 from model_t5 import flops_per_sequence
 from runs.speed import device_peak_flops
 
 MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is taken against
 TIME_IS_UP = "not started: the time (--minutes) was up"
 Built = TypeVar("Built")
+FORMATS = {  # of the figures in tables; others are printed as they are
+    "{:.1e}": "worst_error error_of_dbias gradient_error",
+    "{:.3f}": "ms training_loss eval_loss",
+    "{:.2f}": "megabytes_per_second peak_memory_gib private_before_gib private_gib mapped_gib gib divided_gib "
+    "weights gradients states working stored attention loss",
+    "{:.1f}": "ms_per_step first_step_seconds total sent_gb",
+    "{:,.1f}": "sequences_per_second",
+    "{:,.0f}": "raw_tokens_per_second tokens_per_second seconds communication_ms exposed_ms step_ms",
+    "{:.3g}": "tflops rate",
+    "{:.1%}": "mfu mfu_of_data_sheet share_of_peak",
+    "{:.0%}": "spread",
+    "{:,}": "sequences chunks processes runs checked wrong",
+}
+FORMAT_OF = {key: form for form, keys in FORMATS.items() for key in keys.split()}
 
 
 class NotAvailableError(Exception):
@@ -41,21 +56,21 @@ def recording(row: dict, device: torch.device | None = None) -> Iterator[None]:
     device: memory of earlier measurements is freed first, and the peak of a GPU's memory within the block becomes
     row["peak_memory_gib"].
     """
-    gpu = device is not None and device.type == "cuda"
     if device is not None:
         free_memory()
     try:
-        if gpu:
-            before = torch.cuda.memory_allocated(device)
-            torch.cuda.reset_peak_memory_stats(device)
+        if device is None or device.type != "cuda":
+            yield
+            return
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
         yield
-        if gpu:
-            synchronize()
-            row["peak_memory_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
+        synchronize()
+        row["peak_memory_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
+    except (NotAvailableError, ImportError) as error:
+        row["error"] = f"not available: {error}"
     except Exception as error:  # whatever a kernel or compiler raises
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
-        known = isinstance(error, (NotAvailableError, ImportError))
-        row["error"] = f"not available: {error}" if known else f"{type(error).__name__}: {first[:300]}"
+        row["error"] = f"{type(error).__name__}: {first_line(error)[:300]}"
 
 
 def first_that_fits(row: dict, device: torch.device, build: Callable[[int], Built], batch: int) -> Built | None:
@@ -106,8 +121,8 @@ def interleaved(
 
     deadline: of time.monotonic(); no round begins after it, but there are at least two. warm_up: rounds that are not
     counted. rows: a function that raises, or whose row has an error already, drops out, with the reason in its row's
-    "error"; without rows the error is raised. clock: measures a call otherwise than by its wall time. each_round: is
-    called with the seconds so far after each counted round.
+    "error"; without rows the error is raised. clock: gives the seconds of a call. each_round: is called with the
+    seconds so far after each counted round.
     """
     seconds = {name: [] for name in functions if not rows or "error" not in rows[name]}
     for number in range(-warm_up, rounds):
@@ -115,12 +130,13 @@ def interleaved(
             break
         for name in list(seconds):
             with recording(rows[name]) if rows else contextlib.nullcontext():
-                seconds[name].append(clock(functions[name]))
+                took = clock(functions[name])
+                seconds[name] += [took] if number >= 0 else []
             if rows and "error" in rows[name]:
                 del seconds[name]
         if number >= 0 and each_round:
-            each_round({name: values[warm_up:] for name, values in seconds.items()})
-    return {name: values[warm_up:] for name, values in seconds.items()}
+            each_round(seconds)
+    return seconds
 
 
 # ---------------------------------------------------------------- the machine
@@ -211,9 +227,8 @@ def compared(rows: dict[str, dict], own: list[str], plain: str) -> dict:
     """Of the rows that have sequences/s and no error: "strongest_peer", the name of the quickest that is not our own,
     or None; "ratio" of our quickest to it; and "ratio_to_" that peer which is `plain`."""
     rates = {name: row.get("sequences_per_second") for name, row in rows.items() if "error" not in row}
-    rates = {name: rate for name, rate in rates.items() if rate}
-    ours = max((rates[name] for name in own if name in rates), default=None)
-    peers = {name: rate for name, rate in rates.items() if name not in own}
+    ours = max((rate for name, rate in rates.items() if rate and name in own), default=None)
+    peers = {name: rate for name, rate in rates.items() if rate and name not in own}
     found: dict = {"strongest_peer": max(peers, key=peers.__getitem__, default=None)}
     if ours and peers:
         found["ratio"] = ours / max(peers.values())
@@ -222,18 +237,18 @@ def compared(rows: dict[str, dict], own: list[str], plain: str) -> dict:
     return found
 
 
-def table(rows: list[dict], columns: dict[str, str]) -> str:
-    """Rows of text under a head: columns are {key: format, "" for plain}. A row with "error" shows that instead."""
-    lines = [[key.replace("_", " ") for key in columns]]
+def table(rows: Iterable[dict], columns: str) -> str:
+    """Rows of text under a head: columns are their keys, with spaces between. A row with "error" shows that instead."""
+    keys = columns.split()
+    lines = [[key.replace("_", " ") for key in keys]]
     for row in rows:
-        cells = ["" if row.get(key) is None else (form or "{}").format(row[key]) for key, form in columns.items()]
+        cells = ["" if row.get(key) is None else FORMAT_OF.get(key, "{}").format(row[key]) for key in keys]
         lines.append([cells[0], row["error"]] if row.get("error") else cells)
-    whole = [line for line in lines if len(line) == len(columns)]
+    whole = [line for line in lines if len(line) == len(keys)]
     widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
     widths[0] = max(len(line[0]) for line in lines)
-    sides = [str.rjust if ":" in form else str.ljust for form in columns.values()]
     shown = []
     for line in lines:
-        aligned = sides if line in whole else [str.ljust, str.ljust]
-        shown.append("  ".join(side(*cell) for side, *cell in zip(aligned, line, widths, strict=False)).rstrip())
+        sides = [str.rjust if key in FORMAT_OF and line in whole else str.ljust for key in keys]
+        shown.append("  ".join(side(*cell) for side, *cell in zip(sides, line, widths, strict=False)).rstrip())
     return "\n".join(shown)
