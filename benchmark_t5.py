@@ -41,7 +41,7 @@ from runs.memory import OPTIMIZER_STATES
 
 # ---------------------------------------------------------------- flags
 class Parser(argparse.ArgumentParser):
-    """argparse, whose errors are one line as everywhere in this project."""
+    """argparse with errors of one line."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{self.prog.split('.py')[-1].strip()}: {message}".lstrip(": "))
@@ -57,13 +57,13 @@ _RUNGS = ", ".join(rung.name for rung in step.LADDER)
 FLAGS: dict[str, dict] = {
     "output": dict(help="Write the results there as JSON, with hardware, versions and commit."),
     "device": dict(choices=("cuda", "cpu"), help="Not set: the GPU if there is one."),
-    "rounds": dict(default=(5, 3), help="Turns A B A B of which the median counts.", **_COUNT),
+    "rounds": dict(default=(5, 3), help="Turns A B A B; their median counts.", **_COUNT),
     "batch": dict(default=(128, 8), help="Sequences of a batch; of plan: of a micro-batch on one GPU.", **_COUNT),
     "source_length": dict(type=int, default=(512, 64), help="Tokens of a source.", at_least=3,
                           unit="(a kept token, a sentinel, EOS)"),
     "model": dict(default=("base", "tiny"), help="Shape: tiny, mini, small ... xxl, or a folder with a config.json."),
     "bf16": dict(default=(True, False), help="bfloat16 autocast. Not set: on a GPU.", **_SWITCH),
-    "minutes": dict(default=(8.0, 2.0), help="Begin nothing new after so long.", **_AMOUNT),
+    "minutes": dict(default=(8.0, 2.0), help="Nothing new begins after so many minutes.", **_AMOUNT),
     "compile": dict(default=(True, False), help="torch.compile where it belongs. Not set: on a GPU.", **_SWITCH),
     "rows": dict(default="all", help=f"Rungs: all, peers, best, or some of {_RUNGS}."),
     "steps": dict(default=4, help="Steps timed together in a turn.", **_COUNT),
@@ -198,8 +198,8 @@ SUITES = {
 
 
 def run_suite(args: argparse.Namespace) -> dict:
-    """The results of all parts of `all` or `gpu`; a part that fails is recorded and the others are measured. Results
-    are written at once, and survive a rung that ends the process."""
+    """The results of all parts of `all` or `gpu`. A part that fails is recorded, and the others are measured. Results
+    are written at once: they survive a rung that ends the process."""
     results = {}
     for label, name, changes in parts_of(args):
         print(f"\n---- {label} ({human_time(time.monotonic() - args.start)} so far) ----", flush=True)

@@ -1,4 +1,4 @@
-"""How many tokens an encoder-decoder needs that was adapted from a decoder, beside one from scratch, at a tiny scale.
+"""How many tokens does an encoder-decoder need: adapted from a decoder, or from scratch? At a tiny scale.
 
     python -m benchmarks.adaptation --train_file text.jsonl --output results/adaptation.json
 

@@ -77,11 +77,10 @@ def measure_fine_tune(args: Namespace) -> dict:
     for name, values in seconds.items():
         rows[name] |= {"sequences_per_second": args.examples / median(values), "settings": {"ours": ways[name].ours}}
     result = described(args, list(rows.values()), sources)
-    result |= compared(rows, [name for name in ways if ways[name].ours], "run_glue_like")
-    same = [rows[name]["sequences_per_second"] for name in seconds if ways[name].ours and ways[name].dropout]
-    if result["strongest_peer"] and same:
-        result["ratio_same_dropout"] = max(same) / rows[result["strongest_peer"]]["sequences_per_second"]
-    return result
+    result |= compared(rows, [name for name, way in ways.items() if way.ours], "run_glue_like")
+    with_dropout = {name: row for name, row in rows.items() if not ways[name].ours or ways[name].dropout}
+    ratio = compared(with_dropout, ["buckets", "packing"], "run_glue_like").get("ratio")
+    return result | ({"ratio_same_dropout": ratio} if ratio else {})
 
 
 def make_trainer(way: Way, config: T5Config, dataset: list[dict], args: Namespace, folder: str) -> Seq2SeqTrainer:
@@ -113,9 +112,8 @@ def measure_evaluate(args: Namespace) -> dict:
     """Sequences/s of an evaluation on labelled rows as each of EVALUATIONS does it; "ratio" is ours to the last.
 
     Sources are as `random_sources` makes them. The labels are texts of three tokens that this very model writes for
-    some of the rows, so that "which label" and "no label at all" both occur. In float32 all ways must give the same
-    answer for every row (AssertionError otherwise: scoring is exact); in bf16 roundings differ, and the share of equal
-    answers is reported.
+    some of the rows: both "which label" and "no label at all" occur. In float32 all ways must give the same answer for
+    every row, else AssertionError; in bf16 roundings differ, and the share of equal answers is reported.
     """
     torch.manual_seed(0)
     model = create_model(benchmark_config(args.model))
@@ -156,10 +154,8 @@ def measure_evaluate(args: Namespace) -> dict:
 
 
 def set_labels(trainer: T5Trainer, dataset: list[dict], length: int = 3) -> float:
-    """Makes labels of the `length` tokens that the model itself writes most often; returns how many rows get one.
-
-    Generation stops after `length` tokens, so an answer is a label if it is equal to it.
-    """
+    """Takes the `length` tokens that the model itself writes most often as labels, after which generation stops;
+    returns the share of rows that are answered with a label."""
     set_generation_length(trainer.model, length)
     generated, _ = trainer.predict(dataset).predictions
     texts, counts = torch.unique(torch.as_tensor(generated)[:, 1 : length + 1], dim=0, return_counts=True)
@@ -172,7 +168,7 @@ def set_labels(trainer: T5Trainer, dataset: list[dict], length: int = 3) -> floa
 
 
 def class_of(generated: torch.Tensor, labels: torch.Tensor) -> int:
-    """Class index of the label [T] that a generated row [start, ...] is, -1 if it is none."""
+    """Class index of the label [T] that a generated row [start, ...] equals, -1 if there is none."""
     for number, label in enumerate(labels):
         wanted = label[label != IGNORE_INDEX]
         if torch.equal(generated[1 : 1 + len(wanted)], wanted):

@@ -38,7 +38,7 @@ BLOCK = 32 * 2**20  # tokens that a synthetic corpus repeats: making random ones
 
 # ---------------------------------------------------------------- collator
 def per_example_collator(tokenizer: SimpleNamespace) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
-    """A stand-in for the peer: the algorithm of the widely used scripts, written anew.
+    """A stand-in for the peer: the algorithm of the widely used scripts, written again.
 
     A mask per example by a random segmentation of kept and masked tokens; sentinels by a cumulative sum over the spans'
     starts; a filter that drops the rest of each span; EOS; decoder inputs by a shift.
@@ -85,7 +85,7 @@ def peer_collator(nanot5: str | None, ours: T5DataCollator, vocab_size: int) -> 
     tokenizer, lengths = bare_tokenizer(vocab_size), (ours.inputs_length, ours.targets_length)
     if nanot5 is None:
         return per_example_collator(tokenizer), "stand-in: the per-example algorithm, written anew"
-    # Names that an older transformers handed on to the file.
+    # Names that the file imports from an older transformers.
     handed_on = dict(Union=typing.Union, Optional=typing.Optional, PaddingStrategy=PaddingStrategy)
     published = load_file(Path(nanot5, NANOT5_COLLATOR), **handed_on).DataCollatorForT5MLM
     sized = type("Sized", (), {"__len__": lambda _: vocab_size, "eos_token_id": tokenizer.eos_token_id})()
@@ -132,7 +132,7 @@ def generated_documents() -> Iterator[str]:
 
 
 def first_megabytes(texts: Iterator[str], megabytes: float) -> tuple[list[str], float]:
-    """(the first texts that fill so many megabytes, with their line ends, or all there are; their megabytes)."""
+    """(the first texts that fill this many megabytes, line ends included, or all texts; their megabytes)."""
     taken, size = [], 0
     for text in texts:
         taken.append(text)
@@ -163,9 +163,8 @@ def measure_tokenise(args: Namespace) -> dict:
     lines = (line for text in texts for line in text.split("\n") if line.strip())
     documents, size = first_megabytes(lines if args.text_file else generated_documents(), args.megabytes)
     tokenizer, length, turn = small_tokenizer(documents), args.source_length, itertools.count()
-    whats = {"ours": "tokenised() into one flat file, chunks are views of it"}
-    whats["peer"] = "datasets.map(batched), then grouping in a second map"
-    rows = {name: {"name": name, "what": what} for name, what in whats.items()}
+    rows = {"ours": {"name": "ours", "what": "tokenised() into one flat file, chunks are views of it"}}
+    rows["peer"] = {"name": "peer", "what": "datasets.map(batched), then grouping in a second map"}
     with recording(rows["peer"]):
         import datasets
 
@@ -178,13 +177,13 @@ def measure_tokenise(args: Namespace) -> dict:
         tokens = tokenised(flags, {"train": source}, tokenizer)["train"].tokens
         rows["ours"]["chunks"] = len(ChunkDataset(tokens, length))
 
+    def ids_of(batch: dict) -> dict:
+        return {"input_ids": tokenizer(batch["text"], add_special_tokens=False)["input_ids"]}
+
     def group(batch: dict) -> dict:
         joined = list(itertools.chain.from_iterable(batch["input_ids"]))
         whole = len(joined) // length * length
         return {"input_ids": [joined[start : start + length] for start in range(0, whole, length)]}
-
-    def ids_of(batch: dict) -> dict:
-        return {"input_ids": tokenizer(batch["text"], add_special_tokens=False)["input_ids"]}
 
     def peer(text: Path) -> None:
         cache = text.with_name(f"peer{next(turn)}")
@@ -213,8 +212,7 @@ def write_corpus(path: Path, gigabytes: float) -> None:
     if size > 0.9 * free:
         place = f"{path.parent} has {free / 1e9:.1f} GB free"
         raise ValueError(f"--gigabytes {gigabytes:g}: {place}; use less, or another --folder")
-    tokens = np.random.default_rng(0).integers(3, VOCABULARY - 110, size=min(BLOCK, size // 2), dtype=np.uint16)
-    block = tokens.tobytes()
+    block = np.random.default_rng(0).integers(3, VOCABULARY - 110, min(BLOCK, size // 2), np.uint16).tobytes()
     with path.open("wb") as file:
         for start in range(0, size, len(block)):
             file.write(block[: size - start])

@@ -60,7 +60,7 @@ def use_plain_activation(model: torch.nn.Module) -> None:
 
 
 def attention_function(name: str) -> Callable:
-    """The function that transformers calls for `--attn_implementation name`; NotAvailableError if there is none."""
+    """The function that transformers calls for `--attn_implementation name`; NotAvailableError without one."""
     try:
         return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
     except KeyError as error:

@@ -13,7 +13,6 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -56,17 +55,17 @@ def recording(row: dict, device: torch.device | None = None) -> Iterator[None]:
     device: memory of earlier measurements is freed first, and the peak of a GPU's memory within the block becomes
     row["peak_memory_gib"].
     """
+    gpu = device is not None and device.type == "cuda"
     if device is not None:
         free_memory()
     try:
-        if device is None or device.type != "cuda":
-            yield
-            return
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
+        if gpu:
+            before = torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
         yield
-        synchronize()
-        row["peak_memory_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
+        if gpu:
+            synchronize()
+            row["peak_memory_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
     except (NotAvailableError, ImportError) as error:
         row["error"] = f"not available: {error}"
     except Exception as error:  # whatever a kernel or compiler raises
@@ -86,7 +85,7 @@ def first_that_fits(row: dict, device: torch.device, build: Callable[[int], Buil
 
 
 def free_memory() -> None:
-    """Gives back what the last measurement held."""
+    """Frees the memory of the last measurement."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -169,33 +168,26 @@ def peak_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> fl
     return peak
 
 
-@dataclass(frozen=True)
 class Ceiling:
     """What MFU is taken against. flops: of a sequence's training. product: FLOP/s of a matrix product on this machine.
     sheet: FLOP/s of the data sheet, None for an unknown device."""
 
-    flops: float
-    product: float
-    sheet: float | None
-
-    @classmethod
-    def of(cls, config: PreTrainedConfig, source: int, target: int, args: Namespace) -> "Ceiling":
-        """That of a model, lengths in tokens, and the device and precision of the flags."""
-        product = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32)
-        return cls(flops_per_sequence(config, source, target), product, device_peak_flops(args.device, args.bf16))
+    def __init__(self, config: PreTrainedConfig, source: int, target: int, args: Namespace):
+        self.flops = flops_per_sequence(config, source, target)
+        self.product = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32)
+        self.sheet = device_peak_flops(args.device, args.bf16)
 
     def rates(self, seconds: list[float], batch: int) -> dict[str, float | None]:
-        """Of the seconds of `batch` sequences, timed several times: their rate, MFU, and "spread", half the distance
-        between the quickest and the slowest as a share of the median: what is less is noise."""
-        rate = batch / median(seconds)
-        spread = (max(seconds) - min(seconds)) / 2 / median(seconds)
+        """Rate and MFU of `batch` sequences that were timed several times, and "spread": half the distance between the
+        quickest and the slowest as a share of the median. A smaller difference is noise."""
+        rate, spread = batch / median(seconds), (max(seconds) - min(seconds)) / 2 / median(seconds)
         of_sheet = self.sheet and rate * self.flops / self.sheet
-        shares = dict(mfu=rate * self.flops / self.product, mfu_of_data_sheet=of_sheet)
-        return dict(sequences_per_second=rate, spread=spread, **shares)
+        mfu = rate * self.flops / self.product
+        return dict(sequences_per_second=rate, spread=spread, mfu=mfu, mfu_of_data_sheet=of_sheet)
 
 
 def machine(device: torch.device) -> dict:
-    """What a figure of this run depends on beside the versions and the commit."""
+    """The hardware that a figure of this run depends on."""
     described = {"device": str(device), "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -224,17 +216,15 @@ def process_memory(pids: Iterable[int | str] = ("self",)) -> dict[str, int]:
 
 # ---------------------------------------------------------------- results
 def compared(rows: dict[str, dict], own: list[str], plain: str) -> dict:
-    """Of the rows that have sequences/s and no error: "strongest_peer", the name of the quickest that is not our own,
-    or None; "ratio" of our quickest to it; and "ratio_to_" that peer which is `plain`."""
+    """Of the rows with sequences/s and without error: "strongest_peer", the name of the quickest row that is not our
+    own, or None; "ratio", our quickest row to it; and "ratio_to_<plain>", to the peer `plain`."""
     rates = {name: row.get("sequences_per_second") for name, row in rows.items() if "error" not in row}
     ours = max((rate for name, rate in rates.items() if rate and name in own), default=None)
     peers = {name: rate for name, rate in rates.items() if rate and name not in own}
-    found: dict = {"strongest_peer": max(peers, key=peers.__getitem__, default=None)}
-    if ours and peers:
-        found["ratio"] = ours / max(peers.values())
-    if ours and plain in peers:
-        found[f"ratio_to_{plain}"] = ours / peers[plain]
-    return found
+    strongest = max(peers, key=peers.__getitem__, default=None)
+    compared_with = {"ratio": strongest, f"ratio_to_{plain}": plain}
+    ratios = {key: ours / peers[name] for key, name in compared_with.items() if ours and name in peers}
+    return {"strongest_peer": strongest} | ratios
 
 
 def table(rows: Iterable[dict], columns: str) -> str:

@@ -1,6 +1,7 @@
 """What the studies share: their flags, one run of a script with OPTIMIZER:RATE, a seed and a folder, and reports."""
 
 import argparse
+import contextlib
 import math
 import os
 import re
@@ -19,13 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def setting(text: str) -> str:
-    """OPTIMIZER:RATE as it was written. argparse.ArgumentTypeError if it is none."""
+    """OPTIMIZER:RATE as it was written. argparse.ArgumentTypeError if it is something else."""
     name, _, rate = text.partition(":")
-    try:
+    with contextlib.suppress(ValueError):
         if name in OPTIMIZERS and 0 < float(rate) < math.inf:
             return text
-    except ValueError:
-        pass
     raise argparse.ArgumentTypeError(f"{text}: write OPTIMIZER:RATE, one of {', '.join(OPTIMIZERS)} and its rate")
 
 

@@ -45,8 +45,8 @@ REFERENCE_ROWS = 8  # that eager float32 takes at a time
 
 @dataclass(frozen=True)
 class Rung:
-    """name, what it adds to the rung before, and the prediction in sequences/s (lowest, highest) of a paper study.
-    peer: settings that others train with. on: the rung that it stands on, if it is not part of the ladder."""
+    """A name and what it adds to the rung before. expected: sequences/s (lowest, highest) that were calculated. peer:
+    settings that others train with. on: the rung that it stands on, if it is not part of the ladder."""
 
     name: str
     text: str
@@ -101,9 +101,9 @@ def settings_of(name: str, alone: bool = False) -> dict:
     if name not in rungs:
         raise ValueError(f"--rows {name}: no such row; there are {', '.join(rungs)}")
     rung = rungs[name]
-    ladder = [other.name for other in LADDER if other.on is None]
-    below = rung.on or (ladder[ladder.index(name) - 1] if name != ladder[0] else None)
-    settings = (PLAIN if alone or below is None else settings_of(below)) | rung.adds
+    ladder = [None, *(other.name for other in LADDER if other.on is None)]
+    below = rung.on or ladder[ladder.index(name) - 1]
+    settings = (settings_of(below) if below and not alone else PLAIN) | rung.adds
     return settings | {"ours": settings["ours"] or any(settings[option] != PLAIN[option] for option in STEP_OPTIONS)}
 
 
@@ -112,9 +112,8 @@ def chosen_rungs(rows: str) -> list[Rung]:
     the ladder's top), or names with commas between."""
     ladder = [rung for rung in LADDER if rung.on is None]
     peers = [rung for rung in LADDER if rung.peer]
-    tuned = [rung for rung in peers if rung.adds.get("compile_mode")]  # which compile for minutes
-    chosen = {"all": [*ladder, *(rung for rung in peers if rung.on)], "peers": peers}
-    chosen["best"] = [*(rung for rung in peers if rung not in tuned), ladder[-1]]
+    quick = [rung for rung in peers if "compile_mode" not in rung.adds]  # the others compile for minutes
+    chosen = {"all": [*ladder, *(rung for rung in peers if rung.on)], "peers": peers, "best": [*quick, ladder[-1]]}
     if rows in chosen:
         return chosen[rows]
     for name in rows.split(","):
@@ -289,7 +288,7 @@ class Ladder:
         collator = T5DataCollator(material.bare_tokenizer(self.config.vocab_size), args.source_length)
         self.lengths = dict(source_length=collator.inputs_length, target_length=collator.targets_length)
         self.raw_tokens = collator.tokens_length
-        self.ceiling = measure.Ceiling.of(self.config, *self.lengths.values(), args)
+        self.ceiling = measure.Ceiling(self.config, *self.lengths.values(), args)
         # float32 weights and two moments; gradients are freed after each step.
         states = 12 * sum(map(math.prod, material.parameter_shapes(self.config))) * len(args.rungs)
         self.in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]

@@ -127,7 +127,7 @@ def measure_trainer(args: Namespace) -> dict:
     lists = [{"input_ids": row.tolist()} for row in chunks.chunks[: min(CHUNKS, 64 * args.batch)]]
     ways = {name: way for name, way in WAYS.items() if args.compile or not way.compiled}
     rows = {name: {"name": name, "what": way.text, "settings": {"ours": way.ours}} for name, way in ways.items()}
-    ceiling = Ceiling.of(config, ours.inputs_length, ours.targets_length, args)
+    ceiling = Ceiling(config, ours.inputs_length, ours.targets_length, args)
     result = setting_of(args) | dict(peers_collator=peers_name, steps=args.steps, compiled=args.compile)
 
     def so_far(seconds: dict[str, list[float]]) -> dict:
