@@ -106,17 +106,16 @@ _PLAN = dict(model="t5-v1_1-xl", batch=16, source_length=512)
 # ---------------------------------------------------------------- commands
 @dataclass(frozen=True)
 class Command:
-    """What measures, its flags, the columns of the printed table, and its bars in the picture.
+    """What measures, its flags, and its bars in the picture.
 
-    columns: keys of the result's rows. note: a line below the table, filled in from the result. text: makes what is
-    printed instead. bars: their title. rate: the key of a row's figure. defaults: where they are not those of FLAGS.
-    in_all: values within a suite, which no flag overrides. shared: flags that most commands have.
+    bars: their title. rate: the key of a row's figure. note: a line below the table, filled in from the result. text:
+    makes what is printed instead. defaults: where they are not those of FLAGS. in_all: values within a suite, which no
+    flag overrides. shared: flags that most commands have.
     """
 
     measure: Callable[[argparse.Namespace], dict]
     help: str
     flags: str = ""
-    columns: str = "name what sequences_per_second"
     bars: str = ""
     rate: str = "sequences_per_second"
     note: str = ""
@@ -129,7 +128,7 @@ class Command:
         """The result, after its table is printed."""
         result = self.measure(args)
         rows = [*result["rows"], *result.get("bias_gradients", ())]
-        text = self.text(result) if self.text else f"{table(rows, self.columns)}\n{self.note.format(**result)}"
+        text = self.text(result) if self.text else f"{table(rows)}\n{self.note.format(**result)}"
         print(text.rstrip(), flush=True)
         return result
 
@@ -139,55 +138,44 @@ PEER = "strongest peer: {strongest_peer}"
 PARTS = {  # in the order of `all`, the slowest last; two for `gpu` alone
     "collator": Command(
         inputs.measure_collator, "Span corruption of a batch against the per-example algorithm.", "nanot5",
-        "name what sequences_per_second raw_tokens_per_second", "collator, sequences/s",
-        defaults=_COLLATOR, in_all=_COLLATOR),
+        "collator, sequences/s", defaults=_COLLATOR, in_all=_COLLATOR),
     "tokenise": Command(
         inputs.measure_tokenise, "Text to chunks of tokens against datasets.map and grouping.", "megabytes text_file",
-        "name what megabytes_per_second chunks", "tokenise and cut, MB/s", "megabytes_per_second",
-        defaults=dict(source_length=512, megabytes=8.0)),
+        "tokenise and cut, MB/s", "megabytes_per_second", defaults=dict(source_length=512, megabytes=8.0)),
     "load": Command(
         inputs.measure_load, "The data loader on memory-mapped corpora, and its memory.",
-        "gigabytes workers seconds folder",
-        "name sequences sequences_per_second private_before_gib private_gib mapped_gib processes",
-        "data loader by size of the corpus, sequences/s", defaults=dict(batch=128, source_length=512, gigabytes=[1.0])),
+        "gigabytes workers seconds folder", "data loader by size of the corpus, sequences/s",
+        defaults=dict(batch=128, source_length=512, gigabytes=[1.0])),
     "attention": Command(
         attention.measure_attention, "T5's three kinds of attention, forward and backward, by implementation.",
-        "model bf16 target_length implementations",
-        "name chosen ms tflops share_of_peak peak_memory_gib worst_error error_of_dbias",
-        "attention forward and backward, TFLOP/s", "tflops"),
+        "model bf16 target_length implementations", "attention forward and backward, TFLOP/s", "tflops"),
     "evaluate": Command(
         fine_tuning.measure_evaluate,
         "Classification: scoring labels against generate() and against run_glue's set-up.",
-        "model bf16 examples", bars="evaluation of a classifier, sequences/s", note=fine_tuning.NOTE,
+        "model bf16 examples", "evaluation of a classifier, sequences/s", note=fine_tuning.NOTE,
         defaults=_GLUE, in_all=_GLUE),
     "fine_tune": Command(
         fine_tuning.measure_fine_tune, "An epoch of a classification task through T5Trainer and in run_glue's set-up.",
-        "model bf16 minutes compile examples", "name what sequences_per_second training_loss",
-        "fine-tuning a classifier, rows/s", note=f"{PEER}; {fine_tuning.NOTE}", defaults=_FINE_TUNING, in_all=_GLUE),
+        "model bf16 minutes compile examples", "fine-tuning a classifier, rows/s", note=f"{PEER}; {fine_tuning.NOTE}",
+        defaults=_FINE_TUNING, in_all=_GLUE),
     "generate": Command(
         generation.measure_generate, "generate() with a growing and a static cache.", "model bf16 new_tokens beams",
-        "name what sequences_per_second tokens_per_second", "generation, tokens/s", "tokens_per_second"),
+        "generation, tokens/s", "tokens_per_second"),
     "plan": Command(
         plan.make_plan, "Memory per GPU, communication and speed of a large run, on paper.",
         "model nodes gpus gpu link network accumulation attention optim mfu", text=plan.text_of,
         defaults=_PLAN, in_all=_PLAN | dict(nodes=8), shared="output batch source_length"),
     "step": Command(
         step.measure_steps, "The training step: peers and what is added to them, rung by rung.",
-        "model bf16 minutes compile rows steps alone nanot5 fat5 peers",
-        "name batch ms_per_step spread sequences_per_second raw_tokens_per_second tflops mfu mfu_of_data_sheet "
-        "peak_memory_gib first_step_seconds gradient_error expected", "training step, sequences/s", note=PEER),
-    "parity": Command(
-        scripts.measure_parity, "Every attention kernel of this machine against float64.",
-        columns="name checked wrong"),
+        "model bf16 minutes compile rows steps alone nanot5 fat5 peers", "training step, sequences/s", note=PEER),
+    "parity": Command(scripts.measure_parity, "Every attention kernel of this machine against float64."),
     "trainer": Command(
         through_trainer.measure_trainer, "Pre-training steps through the real Trainer, data loader and optimizer.",
-        "model bf16 minutes compile steps nanot5",
-        "name what batch sequences_per_second spread mfu mfu_of_data_sheet peak_memory_gib",
-        "pre-training through Trainer, sequences/s", note=PEER + "; peers' collator: {peers_collator}"),
+        "model bf16 minutes compile steps nanot5", "pre-training through Trainer, sequences/s",
+        note=PEER + "; peers' collator: {peers_collator}"),
     "pre_train": Command(
         scripts.measure_pre_train, "Pre-training through pre_train_t5.py, its curve beside nanoT5's.",
-        "model bf16 train_file pre_train_args", "name what sequences_per_second mfu peak_memory_gib eval_loss seconds",
-        "pre-training with pre_train_t5.py, sequences/s"),
+        "model bf16 train_file pre_train_args", "pre-training with pre_train_t5.py, sequences/s"),
 }
 # fmt: on
 # {command: {part: share of --minutes after which it begins nothing new}}, in this order. also: step for each of --also.

@@ -3,7 +3,7 @@
 rows = {"ours": {"name": "ours"}, "peer": {"name": "peer"}}
 seconds = interleaved({"ours": ours, "peer": peer}, rounds=5, rows=rows)    # {"ours": [5 times], "peer": [5 times]}
 rows["ours"]["ms"] = 1000 * median(seconds["ours"])
-print(table(rows.values(), "name ms"))
+print(table(rows.values()))
 """
 
 import contextlib
@@ -27,7 +27,14 @@ from runs.speed import device_peak_flops
 MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is taken against
 TIME_IS_UP = "not started: the time (--minutes) was up"
 Built = TypeVar("Built")
-FORMATS = {  # of the figures in tables; others are printed as they are
+# Keys of rows that are printed, in the order of the columns; and how, if not as they are.
+COLUMNS = (
+    "name what batch chosen checked wrong sequences megabytes_per_second chunks ms ms_per_step spread "
+    "sequences_per_second raw_tokens_per_second tokens_per_second tflops share_of_peak mfu mfu_of_data_sheet "
+    "peak_memory_gib private_before_gib private_gib mapped_gib processes worst_error error_of_dbias "
+    "first_step_seconds gradient_error expected training_loss eval_loss"
+)
+FORMATS = {
     "{:.1e}": "worst_error error_of_dbias gradient_error",
     "{:.3f}": "ms training_loss eval_loss",
     "{:.2f}": "megabytes_per_second peak_memory_gib private_before_gib private_gib mapped_gib gib divided_gib "
@@ -227,9 +234,11 @@ def compared(rows: dict[str, dict], own: list[str], plain: str) -> dict:
     return {"strongest_peer": strongest} | ratios
 
 
-def table(rows: Iterable[dict], columns: str) -> str:
-    """Rows of text under a head: columns are their keys, with spaces between. A row with "error" shows that instead."""
-    keys = columns.split()
+def table(rows: Iterable[dict], columns: str = COLUMNS) -> str:
+    """Rows as text under a head. columns: keys of rows, of which those are shown that any row has. A row with "error"
+    shows that instead."""
+    rows, (first, *others) = list(rows), columns.split()
+    keys = [first, *(key for key in others if any(row.get(key) is not None for row in rows))]
     lines = [[key.replace("_", " ") for key in keys]]
     for row in rows:
         cells = ["" if row.get(key) is None else FORMAT_OF.get(key, "{}").format(row[key]) for key in keys]
@@ -239,6 +248,6 @@ def table(rows: Iterable[dict], columns: str) -> str:
     widths[0] = max(len(line[0]) for line in lines)
     shown = []
     for line in lines:
-        sides = [str.rjust if key in FORMAT_OF and line in whole else str.ljust for key in keys]
-        shown.append("  ".join(side(*cell) for side, *cell in zip(sides, line, widths, strict=False)).rstrip())
+        sides = [str.rjust if key in FORMAT_OF else str.ljust for key in keys] if line in whole else [str.ljust] * 2
+        shown.append("  ".join(side(*cell) for side, *cell in zip(sides, line, [*widths, 0], strict=False)).rstrip())
     return "\n".join(shown)

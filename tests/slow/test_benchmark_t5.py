@@ -644,8 +644,9 @@ class PartsTest(BenchmarkTest):
     def test_table(self):
         rows = [{"name": "one", "ms": 1.25, "mfu": 0.5}, {"name": "second", "error": "it broke"}]
         rows.append({"name": "x", "ms": 10})
-        text = measure.table(rows, "name ms mfu")
+        text = measure.table(rows)
         self.assertEqual(text, "name        ms    mfu\none      1.250  50.0%\nsecond  it broke\nx       10.000")
+        self.assertEqual(measure.table(rows[1:2]), "name\nsecond  it broke")
 
     def test_process_memory(self):
         before = measure.process_memory()["private"]
