@@ -288,7 +288,7 @@ class Ladder:
         collator = T5DataCollator(material.bare_tokenizer(self.config.vocab_size), args.source_length)
         self.lengths = dict(source_length=collator.inputs_length, target_length=collator.targets_length)
         self.raw_tokens = collator.tokens_length
-        self.ceiling = measure.Ceiling(self.config, *self.lengths.values(), args)
+        self.ceiling = measure.Ceiling(self.config, collator.inputs_length, collator.targets_length, args)
         # float32 weights and two moments; gradients are freed after each step.
         states = 12 * sum(map(math.prod, material.parameter_shapes(self.config))) * len(args.rungs)
         self.in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
