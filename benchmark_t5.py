@@ -41,62 +41,61 @@ from runs.memory import OPTIMIZER_STATES
 
 # ---------------------------------------------------------------- flags
 class Parser(argparse.ArgumentParser):
-    """argparse, whose errors are one line as everywhere in this project."""
+    """argparse with errors of one line."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{self.prog.split('.py')[-1].strip()}: {message}".lstrip(": "))
 
 
+BOUNDS = ("at_least", "above", "at_most", "unit")
 _SWITCH = dict(action=argparse.BooleanOptionalAction)
+_COUNT = dict(type=int, at_least=1)
+_AMOUNT = dict(type=float, above=0)
 _RUNGS = ", ".join(rung.name for rung in step.LADDER)
-# Options of argparse. default: a pair is what a training run has on a GPU, and what a CPU does in seconds.
+# Options of argparse, and BOUNDS. default: a pair is what a training run has on a GPU, and what a CPU does in seconds.
 # fmt: off
 FLAGS: dict[str, dict] = {
     "output": dict(help="Write the results there as JSON, with hardware, versions and commit."),
     "device": dict(choices=("cuda", "cpu"), help="Not set: the GPU if there is one."),
-    "rounds": dict(type=int, default=(5, 3), help="Turns A B A B of which the median counts."),
-    "batch": dict(type=int, default=(128, 8), help="Sequences of a batch; of plan: of a micro-batch on one GPU."),
-    "source_length": dict(type=int, default=(512, 64), help="Tokens of a source."),
+    "rounds": dict(default=(5, 3), help="Turns A B A B; their median counts.", **_COUNT),
+    "batch": dict(default=(128, 8), help="Sequences of a batch; of plan: of a micro-batch on one GPU.", **_COUNT),
+    "source_length": dict(type=int, default=(512, 64), help="Tokens of a source.", at_least=3,
+                          unit="(a kept token, a sentinel, EOS)"),
     "model": dict(default=("base", "tiny"), help="Shape: tiny, mini, small ... xxl, or a folder with a config.json."),
     "bf16": dict(default=(True, False), help="bfloat16 autocast. Not set: on a GPU.", **_SWITCH),
-    "minutes": dict(type=float, default=(8.0, 2.0), help="Begin nothing new after so long."),
+    "minutes": dict(default=(8.0, 2.0), help="Nothing new begins after so many minutes.", **_AMOUNT),
     "compile": dict(default=(True, False), help="torch.compile where it belongs. Not set: on a GPU.", **_SWITCH),
     "rows": dict(default="all", help=f"Rungs: all, peers, best, or some of {_RUNGS}."),
-    "steps": dict(type=int, default=4, help="Steps timed together in a turn."),
+    "steps": dict(default=4, help="Steps timed together in a turn.", **_COUNT),
     "alone": dict(action="store_true", default=False, help="Puts a rung on the lowest one, not on all below it."),
-    "target_length": dict(type=int, help="Target tokens. Not set: T5's for the source."),
+    "target_length": dict(help="Target tokens. Not set: T5's for the source.", **_COUNT),
     "implementations": dict(default=f"{','.join(ATTENTION_IMPLEMENTATIONS)},t5_flex", help="Names, commas between."),
-    "megabytes": dict(type=float, default=(4.0, 1.0), help="Size of the text."),
+    "megabytes": dict(default=(4.0, 1.0), help="Size of the text.", **_AMOUNT),
     "text_file": dict(nargs="+", help="Lines of text to tokenise. Not set: made-up ones."),
-    "gigabytes": dict(type=float, nargs="+", default=[0.1], help="Sizes of the synthetic corpora."),
-    "workers": dict(type=int, default=min(8, os.cpu_count() or 1), help="Of the DataLoader."),
-    "seconds": dict(type=float, default=5.0, help="Time for each size."),
+    "gigabytes": dict(nargs="+", default=[0.1], help="Sizes of the synthetic corpora.", **_AMOUNT),
+    "workers": dict(type=int, default=min(8, os.cpu_count() or 1), help="Of the DataLoader.", at_least=0),
+    "seconds": dict(default=5.0, help="Time for each size.", **_AMOUNT),
     "folder": dict(help="Where the corpora are written for the time. Not set: the system's."),
-    "examples": dict(type=int, default=(2048, 64), help="Rows of the classification task."),
-    "new_tokens": dict(type=int, default=(64, 16), help="Tokens to generate for each source."),
-    "beams": dict(type=int, default=1, help="Beams."),
+    "examples": dict(default=(2048, 64), help="Rows of the classification task.", **_COUNT),
+    "new_tokens": dict(default=(64, 16), help="Tokens to generate for each source.", **_COUNT),
+    "beams": dict(default=1, help="Beams.", **_COUNT),
     "pre_train_args": dict(default="", help="Recipe and flags of pre_train_t5.py, such as --max_steps."),
     "train_file": dict(nargs="+", help="Text of the pre-training. Not set: English made here."),
     "also": dict(nargs="*", default=(["small", "large"], []), help="Further shapes for the ladder."),
     "nanot5": dict(help="Folder of a checkout of nanoT5: its collator, model and optimizer are peers."),
     "fat5": dict(help="Folder of a checkout of FAT5 (flashT5): its model and optimizer are a peer."),
     "peers": dict(default="out/peers", help="Folder of the packages that these need, made by make peers."),
-    "nodes": dict(type=int, default=1, help="Machines."),
-    "gpus": dict(type=int, default=8, help="GPUs of a machine."),
-    "gpu": dict(default="H200", help=f"One of {', '.join(HARDWARE_PEAKS)}."),
-    "link": dict(type=float, help="GB/s from a GPU to another of its machine. Not set: as HARDWARE_PEAKS has it."),
-    "network": dict(type=float, help="GB/s from a machine to another, for each GPU of it. Not set: the same."),
-    "accumulation": dict(type=int, default=1, help="Micro-batches of a step."),
+    "nodes": dict(default=1, help="Machines.", **_COUNT),
+    "gpus": dict(default=8, help="GPUs of a machine.", **_COUNT),
+    "gpu": dict(default="H200", choices=[*HARDWARE_PEAKS]),
+    "link": dict(help="GB/s from a GPU to another of its machine. Not set: as HARDWARE_PEAKS has it.", **_AMOUNT),
+    "network": dict(help="GB/s from a machine to another, for each GPU of it. Not set: the same.", **_AMOUNT),
+    "accumulation": dict(default=1, help="Micro-batches of a step.", **_COUNT),
     "attention": dict(default="t5_fused", choices=ATTENTION_IMPLEMENTATIONS),
-    "optim": dict(default="adamw_torch", help=f"One of {', '.join(OPTIMIZER_STATES)}."),
-    "mfu": dict(type=float, default=0.45, help="MFU of one GPU without communication, assumed."),
+    "optim": dict(default="adamw_torch", choices=[*OPTIMIZER_STATES]),
+    "mfu": dict(type=float, default=0.45, help="MFU of one GPU without communication, assumed.", above=0, at_most=1),
 }
 # fmt: on
-_COUNTS = "rounds batch steps target_length examples new_tokens beams nodes gpus accumulation"
-LIMITS = dict.fromkeys(_COUNTS.split(), dict(at_least=1)) | dict(workers=dict(at_least=0), mfu=dict(above=0, at_most=1))
-LIMITS |= dict.fromkeys("minutes megabytes gigabytes seconds link network".split(), dict(above=0))
-LIMITS |= dict(gpu=dict(choices=[*HARDWARE_PEAKS]), optim=dict(choices=OPTIMIZER_STATES))
-LIMITS |= dict(source_length=dict(at_least=3, unit="(a kept token, a sentinel, EOS)"))
 CHECKOUTS = {"nanot5": inputs.NANOT5_COLLATOR, "fat5": "src/model/modeling_flash_t5.py"}  # a file of each
 _COLLATOR = dict(batch=128, source_length=512, rounds=25)
 _GLUE = dict(source_length=128)  # run_glue's --max_seq_length, to which it pads every row
@@ -107,100 +106,88 @@ _PLAN = dict(model="t5-v1_1-xl", batch=16, source_length=512)
 # ---------------------------------------------------------------- commands
 @dataclass(frozen=True)
 class Command:
-    """What measures, its flags, what is printed of the result, and its bars in the picture.
+    """What measures, its flags, and its bars in the picture.
 
-    tables: {key of the result: columns}, one below the other, and under them `note`, filled in from the result. bars:
-    title, and rate: the key of a row's figure. defaults: where they are not those of FLAGS. in_all: values within a
-    suite, which no flag overrides. shared: flags that most commands have.
+    bars: their title. rate: the key of a row's figure. note: a line below the table, filled in from the result. text:
+    makes what is printed instead. defaults: where they are not those of FLAGS. in_all: values within a suite, which no
+    flag overrides. shared: flags that most commands have.
     """
 
     measure: Callable[[argparse.Namespace], dict]
     help: str
     flags: str = ""
-    tables: dict[str, dict] = field(default_factory=dict)
     bars: str = ""
     rate: str = "sequences_per_second"
     note: str = ""
+    text: Callable[[dict], str] | None = None
     defaults: dict = field(default_factory=dict)
     in_all: dict = field(default_factory=dict)
     shared: str = "output device rounds batch source_length"
 
-    def text_of(self, result: dict) -> str:
-        """The tables of a result, and the note."""
-        tables = "\n\n".join(table(result[key], columns) for key, columns in self.tables.items())
-        return tables + (f"\n{self.note.format(**result)}" if self.note else "")
+    def run(self, args: argparse.Namespace) -> dict:
+        """The result, after its table is printed."""
+        result = self.measure(args)
+        rows = [*result["rows"], *result.get("bias_gradients", ())]
+        text = self.text(result) if self.text else f"{table(rows)}\n{self.note.format(**result)}"
+        print(text.rstrip(), flush=True)
+        return result
 
 
 PEER = "strongest peer: {strongest_peer}"
 # fmt: off
 PARTS = {  # in the order of `all`, the slowest last; two for `gpu` alone
     "collator": Command(
-        inputs.measure_collator, "Span corruption of a batch against the per-example algorithm.",
-        "nanot5", {"rows": inputs.COLLATOR_COLUMNS}, "collator, sequences/s", defaults=_COLLATOR, in_all=_COLLATOR),
+        inputs.measure_collator, "Span corruption of a batch against the per-example algorithm.", "nanot5",
+        "collator, sequences/s", defaults=_COLLATOR, in_all=_COLLATOR),
     "tokenise": Command(
-        inputs.measure_tokenise, "Text to chunks of tokens against datasets.map and grouping.",
-        "megabytes text_file", {"rows": inputs.TOKENISE_COLUMNS}, "tokenise and cut, MB/s", "megabytes_per_second",
-        defaults=dict(source_length=512, megabytes=8.0)),
+        inputs.measure_tokenise, "Text to chunks of tokens against datasets.map and grouping.", "megabytes text_file",
+        "tokenise and cut, MB/s", "megabytes_per_second", defaults=dict(source_length=512, megabytes=8.0)),
     "load": Command(
         inputs.measure_load, "The data loader on memory-mapped corpora, and its memory.",
-        "gigabytes workers seconds folder", {"rows": inputs.LOAD_COLUMNS},
-        "data loader by size of the corpus, sequences/s", defaults=dict(batch=128, source_length=512, gigabytes=[1.0])),
+        "gigabytes workers seconds folder", "data loader by size of the corpus, sequences/s",
+        defaults=dict(batch=128, source_length=512, gigabytes=[1.0])),
     "attention": Command(
         attention.measure_attention, "T5's three kinds of attention, forward and backward, by implementation.",
-        "model bf16 target_length implementations",
-        {"rows": attention.COLUMNS, "bias_gradients": attention.BIAS_GRADIENT_COLUMNS},
-        "attention forward and backward, TFLOP/s", "tflops"),
+        "model bf16 target_length implementations", "attention forward and backward, TFLOP/s", "tflops"),
     "evaluate": Command(
         fine_tuning.measure_evaluate,
         "Classification: scoring labels against generate() and against run_glue's set-up.",
-        "model bf16 examples", {"rows": fine_tuning.EVALUATE_COLUMNS}, "evaluation of a classifier, sequences/s",
-        note=fine_tuning.NOTE, defaults=_GLUE, in_all=_GLUE),
+        "model bf16 examples", "evaluation of a classifier, sequences/s", note=fine_tuning.NOTE,
+        defaults=_GLUE, in_all=_GLUE),
     "fine_tune": Command(
         fine_tuning.measure_fine_tune, "An epoch of a classification task through T5Trainer and in run_glue's set-up.",
-        "model bf16 minutes compile examples", {"rows": fine_tuning.FINE_TUNE_COLUMNS},
-        "fine-tuning a classifier, rows/s", note=f"{PEER}; {fine_tuning.NOTE}", defaults=_FINE_TUNING, in_all=_GLUE),
+        "model bf16 minutes compile examples", "fine-tuning a classifier, rows/s", note=f"{PEER}; {fine_tuning.NOTE}",
+        defaults=_FINE_TUNING, in_all=_GLUE),
     "generate": Command(
-        generation.measure_generate, "generate() with a growing and a static cache.",
-        "model bf16 new_tokens beams", {"rows": generation.COLUMNS}, "generation, tokens/s", "tokens_per_second"),
+        generation.measure_generate, "generate() with a growing and a static cache.", "model bf16 new_tokens beams",
+        "generation, tokens/s", "tokens_per_second"),
     "plan": Command(
         plan.make_plan, "Memory per GPU, communication and speed of a large run, on paper.",
-        "model nodes gpus gpu link network accumulation attention optim mfu", defaults=_PLAN,
-        in_all=_PLAN | dict(nodes=8), shared="output batch source_length"),
+        "model nodes gpus gpu link network accumulation attention optim mfu", text=plan.text_of,
+        defaults=_PLAN, in_all=_PLAN | dict(nodes=8), shared="output batch source_length"),
     "step": Command(
         step.measure_steps, "The training step: peers and what is added to them, rung by rung.",
-        "model bf16 minutes compile rows steps alone nanot5 fat5 peers", {"rows": step.COLUMNS},
-        "training step, sequences/s", note=PEER),
-    "parity": Command(
-        scripts.measure_parity, "Every attention kernel of this machine against float64.",
-        tables={"rows": scripts.PARITY_COLUMNS}),
+        "model bf16 minutes compile rows steps alone nanot5 fat5 peers", "training step, sequences/s", note=PEER),
+    "parity": Command(scripts.measure_parity, "Every attention kernel of this machine against float64."),
     "trainer": Command(
         through_trainer.measure_trainer, "Pre-training steps through the real Trainer, data loader and optimizer.",
-        "model bf16 minutes compile steps nanot5", {"rows": through_trainer.COLUMNS},
-        "pre-training through Trainer, sequences/s", note=PEER + "; peers' collator: {peers_collator}"),
+        "model bf16 minutes compile steps nanot5", "pre-training through Trainer, sequences/s",
+        note=PEER + "; peers' collator: {peers_collator}"),
     "pre_train": Command(
         scripts.measure_pre_train, "Pre-training through pre_train_t5.py, its curve beside nanoT5's.",
-        "model bf16 train_file pre_train_args", {"rows": scripts.PRE_TRAIN_COLUMNS},
-        "pre-training with pre_train_t5.py, sequences/s"),
+        "model bf16 train_file pre_train_args", "pre-training with pre_train_t5.py, sequences/s"),
 }
-SUITES = {  # commands that run several parts, in this order, within --minutes
-    "all": tuple(name for name in PARTS if name not in ("parity", "pre_train")),
-    "gpu": ("parity", "step", "also", "trainer", "fine_tune", "pre_train"),  # also: step, for each of --also
-}
-# Of `gpu`: the share of --minutes after which a part begins nothing new.
-SHARES = {"step": 0.35, "also": 0.55, "trainer": 0.7, "fine_tune": 0.75}
 # fmt: on
-
-
-def run_part(name: str, args: argparse.Namespace) -> dict:
-    """Measures, prints the tables, and returns the result."""
-    result = PARTS[name].measure(args)
-    print(plan.text_of(result) if name == "plan" else PARTS[name].text_of(result), flush=True)
-    return result
+# {command: {part: share of --minutes after which it begins nothing new}}, in this order. also: step for each of --also.
+SUITES = {
+    "all": {name: 1.0 for name in PARTS if name not in ("parity", "pre_train")},
+    "gpu": {"parity": 1.0, "step": 0.35, "also": 0.55, "trainer": 0.7, "fine_tune": 0.75, "pre_train": 1.0},
+}
 
 
 def run_suite(args: argparse.Namespace) -> dict:
-    """The results of all parts of `all` or `gpu`; a part that fails is recorded and the others are measured. Results
-    are written at once, and survive a rung that ends the process."""
+    """The results of all parts of `all` or `gpu`. A part that fails is recorded, and the others are measured. Results
+    are written at once: they survive a rung that ends the process."""
     results = {}
     for label, name, changes in parts_of(args):
         print(f"\n---- {label} ({human_time(time.monotonic() - args.start)} so far) ----", flush=True)
@@ -216,24 +203,23 @@ def run_suite(args: argparse.Namespace) -> dict:
             part = argparse.Namespace(**vars(args) | PARTS[name].in_all | changes)
             part.keep, part.rate = keep, results.get("trainer", {}).get("rate_of_ours")
             with recording(result):
-                result |= run_part(name, part)
+                result |= PARTS[name].run(part)
         if "error" in result:
             print(result["error"])
         free_memory()
         save(args, {"results": results})
-        draw(args, {"results": results})
+        draw(args, results)
     return {"results": results}
 
 
 def parts_of(args: argparse.Namespace) -> list[tuple[str, str, dict]]:
-    """[(name among the results, the part, flags that differ)] of a suite; `also` stands for several."""
+    """[(name among the results, the part, flags that differ)] of a suite."""
     parts = []
-    for name in SUITES[args.command]:
-        share = SHARES.get(name, 1.0) if args.command == "gpu" else 1.0
+    for name, share in SUITES[args.command].items():
         changes = {"deadline": args.start + 60 * args.minutes * share}
         if name == "also":
-            ladders = dict(changes, rows="best", rungs=step.chosen_rungs("best"))
-            parts += [(f"step {model}", "step", ladders | dict(model=full_name(model))) for model in args.also]
+            changes |= dict(rows="best", rungs=step.chosen_rungs("best"))
+            parts += [(f"step {model}", "step", changes | dict(model=full_name(model))) for model in args.also]
             continue
         if name == "fine_tune":
             changes |= dict(rounds=min(args.rounds, 3), examples=min(args.examples, 1024))
@@ -267,7 +253,8 @@ def build_parser() -> Parser:
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
         for flag in f"{command.shared} {command.flags}".split():
-            added.add_argument(f"--{flag}", **FLAGS[flag] | {"default": None})
+            options = {key: value for key, value in FLAGS[flag].items() if key not in BOUNDS}
+            added.add_argument(f"--{flag}", **options | {"default": None})
     return parser
 
 
@@ -276,17 +263,16 @@ def complete(args: argparse.Namespace) -> None:
     args.recorded = sorted(vars(args).keys() - {"output", "folder"})
     args.environment, args.start = environment_record(), time.monotonic()
     args.device = pick_device(getattr(args, "device", None))
-    defaults = {name: options.get("default") for name, options in FLAGS.items()} | COMMANDS[args.command].defaults
-    for name, value in defaults.items():
-        if getattr(args, name, None) is None:
-            setattr(args, name, value[args.device.type == "cpu"] if isinstance(value, tuple) else value)
     if args.output:
         check_folder("--output", str(Path(args.output).parent))
         if Path(args.output).is_dir():
             raise ValueError(f"--output {args.output}: is a folder; name a file, such as results/benchmark.json")
-    for name, limits in LIMITS.items():
+    for name, options in FLAGS.items():
+        if getattr(args, name, None) is None:
+            default = COMMANDS[args.command].defaults.get(name, options.get("default"))
+            setattr(args, name, default[args.device.type == "cpu"] if isinstance(default, tuple) else default)
         if getattr(args, name) is not None:
-            check_value(name, getattr(args, name), limits)
+            check_value(name, getattr(args, name), {key: options[key] for key in BOUNDS if key in options})
     args.model, args.rungs = full_name(args.model), step.chosen_rungs(args.rows)
     args.deadline, args.rate = args.start + 60 * args.minutes, None
     args.keep = lambda so_far: save(args, so_far)
@@ -312,18 +298,15 @@ def save(args: argparse.Namespace, result: dict) -> None:
     """Writes what is measured so far to --output."""
     if args.output:
         flags = {name: getattr(args, name) for name in args.recorded}
-        flags |= {name: Path(flags[name]).name for name in ("nanot5", "fat5") if flags.get(name)}  # not where they lie
+        flags |= {name: Path(flags[name]).name for name in CHECKOUTS if flags.get(name)}  # not where they lie
         record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
         record["hardware"] = record["hardware"] | machine(args.device)
         write_json(args.output, record | result)
 
 
-def draw(args: argparse.Namespace, result: dict) -> None:
+def draw(args: argparse.Namespace, results: dict[str, dict]) -> None:
     """The picture beside --output; the benchmark itself needs no matplotlib, so a machine may lack it."""
-    results = result["results"] if args.command in SUITES else {args.command: result}
-    parts = {label: PARTS[label.split()[0]] for label in results}
-    titles = {label: " ".join([part.bars, *label.split()[1:]]) for label, part in parts.items() if part.bars}
-    panels = bars_of(results, {label: (parts[label].rate, title) for label, title in titles.items()})
+    panels = bars_of(results, {name: (part.bars, part.rate) for name, part in PARTS.items()})
     if not args.output or not panels:
         return
     path, commit, where = Path(args.output).with_suffix(".png"), args.environment["git"]["commit"], machine(args.device)
@@ -359,10 +342,12 @@ def main(argv: list[str] | None = None) -> dict:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = log.enter_context(path.open("w", encoding="utf-8"))
             log.enter_context(contextlib.redirect_stdout(Tee(sys.stdout, file)))
-        result = run_suite(args) if args.command in SUITES else run_part(args.command, args)
-        if args.command not in SUITES:  # which write as they go
+        if args.command in SUITES:
+            result = run_suite(args)  # which writes as it goes
+        else:
+            result = PARTS[args.command].run(args)
             save(args, result)
-            draw(args, result)
+            draw(args, {args.command: result})
     record = {"command": args.command, "seconds": round(time.monotonic() - args.start, 1), **result}
     print(json.dumps(plain_json(record), allow_nan=False), flush=True)
     return record

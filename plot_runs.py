@@ -44,14 +44,13 @@ def group_folders(runs: list[str], labels: str | None) -> dict[str, list[Path]]:
     names, folders = [], []
     for run in runs:
         label, equals, paths = run.partition("=")
+        group = [Path(path) for path in paths.split(",") if path]
         if not equals or Path(run).is_dir():  # a folder may have "=" in its name: out/lr=0.1
-            label, paths = Path(run).resolve().name, run
-            folders.append([Path(run)])
-        else:
-            folders.append([Path(path) for path in paths.split(",") if path])
-        if not folders[-1] or not label:
+            label, group = Path(run).resolve().name, [Path(run)]
+        if not group or not label:
             raise ValueError(f"{run!r} should be a folder or label=folder,folder,...")
         names.append(label)
+        folders.append(group)
     if labels is not None:
         names = labels.split(",")
         if len(names) != len(runs):
@@ -81,19 +80,20 @@ def read_run(folder: Path, x: str) -> dict:
 
 def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
     """The keys of `wanted`, names with or without "eval_" between commas, or the first metric there is. ValueError,
-    with the list, for one that is unknown."""
+    with the list, for an unknown one."""
     lines = [line for run in runs for line in [*run["lines"], run["results"]]]
+    metrics = eval_metrics(lines)
     if wanted is None:
-        return eval_metrics(lines)[:1]
-    losses = {"loss", *(eval_loss_key(run["lines"]) for run in runs)}  # shown in any case
+        return metrics[:1]
     present = {key for line in lines for key, value in line.items() if isinstance(value, Real)}
-    known = [*eval_metrics(lines), *sorted(present - {"step", "epoch", "seconds", *eval_metrics(lines)})]
-    found = {}
+    found = {}  # in order, each once
     for metric in wanted.split(","):
-        key = next((name for name in (metric, f"eval_{metric}") if name in present), None)
-        if key is None:
+        key = metric if metric in present else f"eval_{metric}"
+        if key not in present:
+            known = [*metrics, *sorted(present - {"step", "epoch", "seconds", *metrics})]
             raise ValueError(f"--metric {metric} is in none of the runs, which have: {', '.join(known)}")
         found[key] = None
+    losses = {"loss", *(eval_loss_key(run["lines"]) for run in runs)}  # shown in any case
     return [key for key in found if key not in losses]
 
 
@@ -120,12 +120,9 @@ def table(groups: dict[str, list[dict]], metrics: list[str]) -> str:
     return aligned(rows)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The exit code: 0, or 2 after a one-line message about what is wrong with the command or the folders."""
-    try:
-        args = parse(argv)
-    except SystemExit as stop:  # argparse has said why
-        return stop.code or 0
+def main(argv: list[str] | None = None) -> None:
+    """Runs the script. SystemExit(2) after one line about what is wrong with the flags or the folders."""
+    args = parse(argv)
     try:
         check_picture("--output", args.output)
         folders = group_folders(args.runs, args.labels)
@@ -134,12 +131,11 @@ def main(argv: list[str] | None = None) -> int:
         print(table(groups, metrics))
         curves = {label: [run["lines"] for run in runs] for label, runs in groups.items()}
         draw_curves(curves, args.output, x="step" if args.x == "steps" else args.x, metrics=metrics)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError) as error:  # without common.command_line, whose imports take a second
         print(f"plot_runs.py: error: {error}", file=sys.stderr)
-        return 2
+        raise SystemExit(2) from None
     print(f"wrote {args.output}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

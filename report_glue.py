@@ -8,7 +8,7 @@ Flags after -- go to fine_tune_t5.py as they are (a recipe comes first). The run
 its log beside its folder. The same command resumes: finished runs are not repeated, an unfinished one resumes from its
 newest checkpoint. Cost: the sum of the runs (--dry_run prints their commands).
 
-Writes into --output_dir, anew after each run: glue.md and glue.tex (the table), glue.json (every number, seed and
+Writes into --output_dir, again after each run: glue.md and glue.tex (the table), glue.json (every number, seed and
 command), glue.png and glue.pdf; at the end best/<task> (each task's best seed) and, by evaluate_t5.py,
 submission/submission.zip. The numbers are those of the development sets, on which each run also chose its best epoch,
 x 100, as mean and standard deviation (n - 1) over seeds. A task's score is the mean of its metrics as GLUE defines it:
@@ -31,7 +31,7 @@ from arguments.model import ModelArguments
 from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments
 from common.checkpoint_folders import newest_whole_checkpoint
-from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
 from common.reports import end_summary, mean_and_deviation, read_json, start_summary, write_aside, write_json
 from constants import DATASET_VALS, PREEMPTED_EXIT_CODE
@@ -56,7 +56,7 @@ class ReportArguments:
     _argument_group_name = "report (flags of fine_tune_t5.py follow after --)"
 
     model_name_or_path: str | None = option(None, "Checkpoint that all runs start from: a folder or a Hub name.")
-    tasks: list[str] = option(TASKS, "Tasks of GLUE. AX is answered by the best model of mnli.")
+    tasks: list[str] = option(TASKS, "Tasks of GLUE. AX is answered by the best model of mnli.", choices=TASKS)
     seeds: list[int] = option([1, 2, 3], "Seeds; a run for each of them and each task.", at_least=0)
     data_dir: str | None = option(None, "Folder with GLUE's own files. Not set: the Hub.")
     output_dir: str = option("out/glue_report", "Where runs, table and submission are written.")
@@ -67,16 +67,12 @@ class ReportArguments:
 
 @dataclass
 class Run:
-    """One task with one seed."""
+    """One task with one seed. Beside its folder lie <folder>.json, which holds its flags, and <folder>.log."""
 
     task: str
     seed: int
     folder: Path
     flags: list[str]
-
-    def beside(self, suffix: str) -> Path:
-        """The file of the same name beside the folder: ".json" holds the run's flags, ".log" its output."""
-        return self.folder.with_name(f"{self.folder.name}{suffix}")
 
     def results(self) -> dict:
         """all_results.json of the finished run, else {}."""
@@ -98,9 +94,6 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
     if not args.model_name_or_path and "config_name" not in names:
         raise ValueError("--model_name_or_path: the checkpoint to start from is missing (-- --config_name: from "
                          "scratch)")  # fmt: skip
-    for name in args.tasks:
-        if name not in TASKS:
-            raise ValueError(f"--tasks {name}: there is {', '.join(TASKS)}{did_you_mean(name, TASKS)}")
     for flag, values in (("tasks", args.tasks), ("seeds", args.seeds)):
         if len(set(values)) < len(values):
             raise ValueError(f"--{flag} {' '.join(map(str, values))}: one of them stands there twice")
@@ -127,8 +120,8 @@ def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
     for seed, task in itertools.product(args.seeds, args.tasks):
         folder = Path(args.output_dir) / task / f"seed_{seed}"
         run = Run(task, seed, folder, flags_of(args, more, task, seed, folder))
-        record = run.beside(".json")
-        begun = record.is_file() and (run.results() or newest_whole_checkpoint(run.folder))
+        record = folder.with_suffix(".json")
+        begun = record.is_file() and (run.results() or newest_whole_checkpoint(folder))
         if begun and read_json(record).get("flags") != run.flags:
             raise ValueError(f"--output_dir {args.output_dir}: {record} was made with other flags; name another "
                              "folder, or delete this one")  # fmt: skip
@@ -147,7 +140,7 @@ def check_data(args: ReportArguments, task_args: TaskArguments) -> None:
 
 # ---------------------------------------------------------------- runs
 def execute(command: list[str], log: Path) -> int:
-    """Runs a command with its output added to `log`; its exit code. SIGTERM and SIGUSR1 are handed on to it."""
+    """The exit code of a command, whose output is added to `log`. It gets our SIGTERM and SIGUSR1."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
@@ -164,27 +157,25 @@ def execute(command: list[str], log: Path) -> int:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that says something."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"
+    """The last line of a log that is not blank."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "no output"
 
 
 def train(run: Run) -> None:
-    """Begins or resumes a run; SystemExit with 75 if it was told to stop, with 1 if it failed."""
-    flags, log = list(run.flags), run.beside(".log")
+    """Begins or resumes a run; SystemExit with 75 if a signal stopped it, with 1 if it failed."""
+    flags, log = list(run.flags), run.folder.with_suffix(".log")
     if newest_whole_checkpoint(run.folder):
         flags.append("--resume_from_checkpoint")
     elif run.folder.is_dir() and any(run.folder.iterdir()):
         flags.append("--overwrite_output_dir")
-    write_json(run.beside(".json"), {"flags": run.flags})
+    write_json(run.folder.with_suffix(".json"), {"flags": run.flags})
     code = execute([sys.executable, str(HERE / "fine_tune_t5.py"), *flags], log)
     if code == PREEMPTED_EXIT_CODE:
         print(f"{run.task}, seed {run.seed}: told to stop; the same command resumes", flush=True)
-        raise SystemExit(PREEMPTED_EXIT_CODE)
+        raise SystemExit(code)
     if code or not run.results():
-        ended = f"fine_tune_t5.py ended with {code}: {last_line(log)} ({log})"
-        print(f"{run.task}, seed {run.seed}: {ended}", file=sys.stderr)
-        raise SystemExit(1)
+        raise SystemExit(f"{run.task}, seed {run.seed}: fine_tune_t5.py ended with {code}: {last_line(log)} ({log})")
 
 
 # ---------------------------------------------------------------- numbers
@@ -210,11 +201,12 @@ def summed_up(values: dict[int, float]) -> dict:
 
 
 def numbers_of_task(name: str, done: list[Run]) -> dict:
-    """Of a task's finished runs: metrics, score, training rows, and how each was made."""
+    """Of a task's finished runs: metrics, score, training rows, flags and times."""
     results = {run.seed: run.results() for run in done}
-    metrics = {}
-    for metric, key in metric_keys(name).items():
-        metrics[metric] = summed_up({seed: 100 * numbers[key] for seed, numbers in results.items()})
+    metrics = {
+        metric: summed_up({seed: 100 * numbers[key] for seed, numbers in results.items()})
+        for metric, key in metric_keys(name).items()
+    }
     scored = [values["seeds"] for metric, values in metrics.items() if (name, metric) not in UNSCORED]
     record = read_json(done[0].folder / "run.json")
     rows, limit = record["examples"]["train"], record["arguments"]["max_train_samples"]
@@ -227,7 +219,7 @@ def numbers_of_task(name: str, done: list[Run]) -> dict:
 
 
 def average(tasks: dict[str, dict]) -> dict | None:
-    """The mean score of the tasks, from the seeds that all of them have; None if there is none."""
+    """The mean score of the tasks, over the seeds that all tasks have; None without such a seed."""
     scores = [task["score"]["seeds"] for task in tasks.values()]
     seeds = sorted(set.intersection(*map(set, scores))) if scores else []
     means = {seed: statistics.fmean(score[seed] for score in scores) for seed in seeds}
@@ -241,8 +233,7 @@ def gather(args: ReportArguments, runs: list[Run]) -> dict:
     tasks = {name: numbers_of_task(name, of_task) for name, of_task in done.items() if of_task}
     without = {name: task for name, task in tasks.items() if name != "wnli"}
     averages = {"with WNLI": average(tasks) if "wnli" in tasks else None, "without WNLI": average(without)}
-    first = next((done[name][0] for name in tasks), None)
-    record = read_json(first.folder / "run.json") if first else {}
+    record = read_json(done[next(iter(tasks))][0].folder / "run.json") if tasks else {}
     return {
         "model": args.model_name_or_path,
         "tasks": tasks,

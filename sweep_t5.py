@@ -56,15 +56,14 @@ class SweepArguments:
 def run_agent(
     study: "Study", storage: "JournalStorage", sweep: dict, folder: Path, args: SweepArguments
 ) -> tuple[str, int]:
-    """(why the agent stopped, exit code), after its trials. KeyboardInterrupt and Told leave one resumable."""
+    """(why the agent stopped, exit code), after its trials. KeyboardInterrupt and Told leave a trial to resume."""
     from optuna.trial import TrialState
 
-    states, errors = [], []  # of this agent's trials; of those that failed since the last that did not
-    for _ in range(args.count) if args.count is not None else itertools.count():
-        trial, reason = take_trial(study, sweep, folder, args.seed)
-        while trial is None and reason is None:
+    states, errors = [], []  # of all trials of this agent; of the latest ones, if they failed
+    for _ in itertools.islice(itertools.count(), args.count):
+        while (taken := take_trial(study, sweep, folder, args.seed)) == (None, None):
             time.sleep(BEAT)
-            trial, reason = take_trial(study, sweep, folder, args.seed)
+        trial, reason = taken
         if trial is None:
             break
         run, began = trial.user_attrs["run"], time.monotonic()

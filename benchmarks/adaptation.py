@@ -1,4 +1,4 @@
-"""How many tokens an encoder-decoder needs that was adapted from a decoder, beside one from scratch, at a tiny scale.
+"""How many tokens does an encoder-decoder need: adapted from a decoder, or from scratch? At a tiny scale.
 
     python -m benchmarks.adaptation --train_file text.jsonl --output results/adaptation.json
 
@@ -10,12 +10,11 @@ runs are not repeated. Prints a table, writes it with all curves as JSON, and dr
 
 import math
 import shlex
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, set_seed
 
 from benchmarks.settings import SETTINGS, finish, parse, report_pre_training, run
 from common.command_line import exit_on_user_error
@@ -41,17 +40,10 @@ FLAGS = {
 }
 
 
-def make_tokenizer(documents: list[str], folder: Path) -> PreTrainedTokenizerBase:
-    """A T5 tokenizer trained on the text. Its <unk>, which no text has, is the token that a decoder begins with."""
-    if not folder.is_dir():
-        train_tokenizer(documents, folder, VOCABULARY, byte_fallback=True)
-    return load_tokenizer(str(folder))
-
-
 def trained_decoder(tokens: np.ndarray, rows: int, steps: int, seed: int) -> PreTrainedModel:
     """A decoder that has read `steps` batches of the flat tokens; rows: of its embedding."""
     set_seed(seed)
-    special = dict(pad_token_id=0, eos_token_id=1, bos_token_id=2)
+    special = dict(pad_token_id=0, eos_token_id=1, bos_token_id=2)  # <unk>, which no text has, begins a row
     model = Gemma2ForCausalLM(Gemma2Config(vocab_size=rows, attn_implementation="eager", **SIZES, **special)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     generator = np.random.default_rng(seed)
@@ -71,27 +63,23 @@ def trained_decoder(tokens: np.ndarray, rows: int, steps: int, seed: int) -> Pre
     return model.eval()
 
 
-def adapted(args: Namespace, seed: int, tokens: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """The folder of an encoder-decoder adapted from a decoder that this trains."""
-    folder = args.folder / f"adapted_{seed}"
-    if not (folder / "config.json").is_file():
-        model, _ = adapt(trained_decoder(tokens, embedding_rows(len(tokenizer)), args.decoder_steps, seed))
-        tokenizer.save_pretrained(folder)
-        model.save_pretrained(folder)
-    return folder
-
-
 def main(argv: list[str] | None = None) -> dict:
     """Runs the study; returns what it writes."""
     with exit_on_user_error():
         args = parse("adaptation", __doc__, FLAGS, PRE_TRAIN_ARGS, argv)
         documents = list(read_documents(Path(args.train_file), "text"))
-        tokenizer = make_tokenizer(documents, args.folder / "tokenizer")
+        if not (args.folder / "tokenizer").is_dir():
+            train_tokenizer(documents, args.folder / "tokenizer", VOCABULARY, byte_fallback=True)
+        tokenizer = load_tokenizer(str(args.folder / "tokenizer"))
         encoded = plain_encoder(tokenizer)(documents)
         tokens = np.concatenate([np.array([*ids, tokenizer.eos_token_id], np.uint16) for ids in encoded])
         runs = {}  # {start and setting: folders, in the order of the seeds}
         for seed in args.seeds:
-            folder = adapted(args, seed, tokens, tokenizer)
+            folder = args.folder / f"adapted_{seed}"
+            if not (folder / "config.json").is_file():
+                decoder = trained_decoder(tokens, embedding_rows(len(tokenizer)), args.decoder_steps, seed)
+                tokenizer.save_pretrained(folder)
+                adapt(decoder)[0].save_pretrained(folder)
             starts = {
                 "adapted": ["--model_name_or_path", str(folder)],
                 "from scratch": ["--config_name", str(folder), "--tokenizer_name", str(folder)],

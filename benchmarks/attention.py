@@ -3,6 +3,7 @@
 Legend of shapes: B batch, H heads, Q queries, K keys, D d_kv.
 """
 
+import math
 from argparse import Namespace
 from functools import partial
 from statistics import median
@@ -24,9 +25,6 @@ KINDS = ("encoder", "decoder", "cross")
 ERRORS = ("output", "dq", "dk", "dv", "dbias")
 # Queries, keys, warps and stages of a program of the Triton kernel of d(bias).
 TILES = ((128, 64, 8, 2), (128, 64, 8, 3), (64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (128, 32, 4, 2))
-COLUMNS = {"name": "", "ms": "{:.3f}", "tflops": "{:.3g}", "share_of_peak": "{:.1%}", "peak_memory_gib": "{:.3f}"}
-COLUMNS |= {"worst_error": "{:.1e}"}
-BIAS_GRADIENT_COLUMNS = {"name": "", "chosen": "", "ms": "{:.3f}", "error_of_dbias": "{:.1e}"}
 
 
 class AttentionCase:
@@ -52,21 +50,17 @@ class AttentionCase:
         module = T5Attention(self.config, has_relative_attention_bias=False, layer_idx=0, is_causal=kind == "decoder")
         self.module = module.to(device).train()
 
-    def mask(self, name: str) -> torch.Tensor | None:
-        """The mask that transformers passes to this implementation for unpadded batches."""
-        self.config._attn_implementation = name
-        # Masks take shapes and dtype from hidden states; no more than that.
-        hidden, source_states = (x.new_zeros(len(x), x.shape[2], 1) for x in (self.q, self.k))
-        arguments = dict(config=self.config, inputs_embeds=hidden, attention_mask=None)
-        if self.kind == "decoder":
-            return create_causal_mask(**arguments, past_key_values=None)
-        return create_bidirectional_mask(**arguments, encoder_hidden_states=source_states)
-
     def run(self, name: str, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
         """[output [B, Q, H, D], dq, dk, dv, dbias or None]; dtype: that of the inputs, if not the case's own."""
-        function, mask, dtype = attention_function(name), self.mask(name), dtype or self.q.dtype
-        if mask is not None and mask.is_floating_point():
-            mask = mask.to(dtype)
+        function, dtype = attention_function(name), dtype or self.q.dtype
+        # The mask that transformers passes for unpadded batches; of the hidden states it takes shape and dtype alone.
+        self.config._attn_implementation = name
+        hidden, source_states = (x.new_zeros(len(x), x.shape[2], 1, dtype=dtype) for x in (self.q, self.k))
+        arguments = dict(config=self.config, inputs_embeds=hidden, attention_mask=None)
+        if self.kind == "decoder":
+            mask = create_causal_mask(**arguments, past_key_values=None)
+        else:
+            mask = create_bidirectional_mask(**arguments, encoder_hidden_states=source_states)
         q, k, v, bias = (x.to(dtype).detach().requires_grad_() for x in (self.q, self.k, self.v, self.bias))
         bias.requires_grad_(self.kind != "cross")
         output, _ = function(self.module, q, k, v, mask, dropout=0.0, scaling=1.0, position_bias=bias)
@@ -74,17 +68,12 @@ class AttentionCase:
         return [output.detach(), q.grad, k.grad, v.grad, bias.grad]
 
 
-def relative_errors(results: list, reference: list) -> dict[str, float]:
-    """{"output": 1e-3, "dq": ..., ...}; "dbias" only where there is a bias. ArithmeticError if one is non-finite."""
-    errors = {}
-    for name, value, expected in zip(ERRORS, results, reference, strict=True):
-        if expected is not None:
-            if value is None:
-                raise ArithmeticError(f"{name} is missing")
-            errors[name] = ((value.double() - expected).norm() / expected.norm()).item()
-            if not errors[name] < float("inf"):
-                raise ArithmeticError(f"{name} is not finite")
-    return errors
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """|found - expected| / |expected|; ArithmeticError if it is non-finite."""
+    error = ((found - expected).norm() / expected.norm()).item()
+    if not math.isfinite(error):
+        raise ArithmeticError(f"an error of {error}")
+    return error
 
 
 def measure_attention(args: Namespace) -> dict:
@@ -102,7 +91,8 @@ def measure_attention(args: Namespace) -> dict:
         for name in args.implementations.split(","):
             row = named[name] = {"name": f"{kind} {name}", "kind": kind, "implementation": name}
             with recording(row, args.device):
-                row["errors"] = relative_errors(small.run(name), reference)
+                pairs = zip(ERRORS, small.run(name), reference, strict=True)
+                row["errors"] = {key: relative_error(found, right) for key, found, right in pairs if right is not None}
                 row["worst_error"] = max(row["errors"].values())
                 case.run(name)
         rows += named.values()
@@ -152,7 +142,7 @@ def measure_bias_gradients(args: Namespace, dtype: torch.dtype) -> list[dict]:
                 found, truth = function(*few), exact
                 if name.endswith("one_pass"):
                     truth = spread_sums(diagonal_sums(exact[0]), length)[None]
-                named[name]["error_of_dbias"] = ((found - truth).norm() / truth.norm()).item()
+                named[name]["error_of_dbias"] = relative_error(found, truth)
         rows += named.values()
         runs = {name: partial(variants[name], *tensors) for name in named}
         for name, seconds in interleaved(runs, args.rounds, rows=named).items():

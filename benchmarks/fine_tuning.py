@@ -13,7 +13,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config
 from arguments.training import FineTuningArguments, check_training
 from benchmarks.material import benchmark_config, padded, random_sources, setting_of, use_plain_activation
 from benchmarks.measure import compared, interleaved
-from benchmarks.through_trainer import Way, model_of, timed, trained_in_turn, trainer_flags
+from benchmarks.through_trainer import Timer, Way, model_of, trained_in_turn, trainer_flags
 from constants import IGNORE_INDEX
 from model_t5 import create_model, flops_per_sequence, set_generation_length
 from modeling.segment_masks import enable_packing
@@ -25,8 +25,6 @@ BUCKETS = 4
 LABEL_LENGTHS = (2, 3)  # tokens of a class label with its EOS
 CLASSES = 4
 NOTE = "sources of {mean_source_length:.0f} tokens on average, at most {source_length}"
-FINE_TUNE_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}", "training_loss": "{:.3f}"}
-EVALUATE_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}"}
 # pads: "all" to --source_length, "batch" to a batch's longest row; of T5Trainer "buckets", to one of four lengths, and
 # "packs", several examples into a row.
 _BY_LENGTH = dict(train_sampling_strategy="group_by_length")
@@ -54,7 +52,7 @@ EVALUATIONS = {
 
 
 def described(args: Namespace, rows: list[dict], sources: list[list[int]]) -> dict:
-    """The head of both results."""
+    """The fields that both results have."""
     mean = float(np.mean([len(source) for source in sources]))
     return setting_of(args) | dict(examples=args.examples, mean_source_length=mean, rows=rows)
 
@@ -79,11 +77,10 @@ def measure_fine_tune(args: Namespace) -> dict:
     for name, values in seconds.items():
         rows[name] |= {"sequences_per_second": args.examples / median(values), "settings": {"ours": ways[name].ours}}
     result = described(args, list(rows.values()), sources)
-    result |= compared(rows, [name for name in ways if ways[name].ours], "run_glue_like")
-    same = [rows[name]["sequences_per_second"] for name in seconds if ways[name].ours and ways[name].dropout]
-    if result["strongest_peer"] and same:
-        result["ratio_same_dropout"] = max(same) / rows[result["strongest_peer"]]["sequences_per_second"]
-    return result
+    result |= compared(rows, [name for name, way in ways.items() if way.ours], "run_glue_like")
+    with_dropout = {name: row for name, row in rows.items() if not ways[name].ours or ways[name].dropout}
+    ratio = compared(with_dropout, ["buckets", "packing"], "run_glue_like").get("ratio")
+    return result | ({"ratio_same_dropout": ratio} if ratio else {})
 
 
 def make_trainer(way: Way, config: T5Config, dataset: list[dict], args: Namespace, folder: str) -> Seq2SeqTrainer:
@@ -93,18 +90,21 @@ def make_trainer(way: Way, config: T5Config, dataset: list[dict], args: Namespac
     model, tokens = model_of(way, config), (config.pad_token_id, config.decoder_start_token_id)
     if not way.ours:
         collator = partial(padded, source_length=args.source_length if way.pads == "all" else None)
-        arguments = Seq2SeqTrainingArguments(**flags)
-        return timed(Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator))
-    arguments = FineTuningArguments(**flags)
-    check_training(arguments, "fine-tuning from scratch")
-    if way.pads == "packs":
-        enable_packing(model)
-        collator = PackingCollator(*tokens, cost=partial(flops_per_sequence, config))
+        options = dict(args=Seq2SeqTrainingArguments(**flags), data_collator=collator)
+        trainer = Seq2SeqTrainer(model=model, train_dataset=dataset, **options)
     else:
-        buckets = bucket_lengths([len(row["input_ids"]) for row in dataset], BUCKETS)
-        collator = BucketCollator(*tokens, buckets, bucket_lengths(LABEL_LENGTHS, 1)[0], args.batch)
-    data = dict(train_dataset=dataset, data_collator=padded, train_collator=collator)
-    return timed(T5Trainer(model=model, args=arguments, **data))
+        arguments = FineTuningArguments(**flags)
+        check_training(arguments, "fine-tuning from scratch")
+        if way.pads == "packs":
+            enable_packing(model)
+            collator = PackingCollator(*tokens, cost=partial(flops_per_sequence, config))
+        else:
+            buckets = bucket_lengths([len(row["input_ids"]) for row in dataset], BUCKETS)
+            collator = BucketCollator(*tokens, buckets, bucket_lengths(LABEL_LENGTHS, 1)[0], args.batch)
+        options = dict(args=arguments, data_collator=padded, train_collator=collator)
+        trainer = T5Trainer(model=model, train_dataset=dataset, **options)
+    Timer(trainer)
+    return trainer
 
 
 # ---------------------------------------------------------------- evaluation
@@ -112,9 +112,8 @@ def measure_evaluate(args: Namespace) -> dict:
     """Sequences/s of an evaluation on labelled rows as each of EVALUATIONS does it; "ratio" is ours to the last.
 
     Sources are as `random_sources` makes them. The labels are texts of three tokens that this very model writes for
-    some of the rows, so that "which label" and "no label at all" both occur. In float32 all ways must give the same
-    answer for every row (AssertionError otherwise: scoring is exact); in bf16 roundings differ, and the share of equal
-    answers is reported.
+    some of the rows: both "which label" and "no label at all" occur. In float32 all ways must give the same answer for
+    every row, else AssertionError; in bf16 roundings differ, and the share of equal answers is reported.
     """
     torch.manual_seed(0)
     model = create_model(benchmark_config(args.model))
@@ -155,10 +154,8 @@ def measure_evaluate(args: Namespace) -> dict:
 
 
 def set_labels(trainer: T5Trainer, dataset: list[dict], length: int = 3) -> float:
-    """Makes labels of the `length` tokens that the model itself writes most often; returns how many rows get one.
-
-    Generation stops after `length` tokens, so an answer is a label if it is equal to it.
-    """
+    """Takes the `length` tokens that the model itself writes most often as labels, after which generation stops;
+    returns the share of rows that are answered with a label."""
     set_generation_length(trainer.model, length)
     generated, _ = trainer.predict(dataset).predictions
     texts, counts = torch.unique(torch.as_tensor(generated)[:, 1 : length + 1], dim=0, return_counts=True)
@@ -171,7 +168,7 @@ def set_labels(trainer: T5Trainer, dataset: list[dict], length: int = 3) -> floa
 
 
 def class_of(generated: torch.Tensor, labels: torch.Tensor) -> int:
-    """Class index of the label [T] that a generated row [start, ...] is, -1 if it is none."""
+    """Class index of the label [T] that a generated row [start, ...] equals, -1 if there is none."""
     for number, label in enumerate(labels):
         wanted = label[label != IGNORE_INDEX]
         if torch.equal(generated[1 : 1 + len(wanted)], wanted):

@@ -10,8 +10,6 @@ from benchmarks.material import benchmark_config, setting_of
 from benchmarks.measure import NotAvailableError, interleaved
 from model_t5 import create_model
 
-COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}", "tokens_per_second": "{:,.0f}"}
-
 
 def measure_generate(args: Namespace) -> dict:
     """{"rows": generated tokens/s with each kind of cache, "ratio"}: the cache that grows, and the static one.
@@ -26,9 +24,8 @@ def measure_generate(args: Namespace) -> dict:
     options = dict(min_new_tokens=args.new_tokens, max_new_tokens=args.new_tokens, num_beams=args.beams)
     options |= dict(attention_mask=torch.ones_like(source), do_sample=False)
     compiled = ", compiled" if args.device.type == "cuda" else ""
-    rows = {"dynamic": {"name": "dynamic", "what": "dynamic cache"}}
-    rows["static"] = {"name": "static", "what": f"static cache{compiled}"}
-    texts = {}
+    whats = {"dynamic": "dynamic cache", "static": f"static cache{compiled}"}
+    rows, texts = {name: {"name": name, "what": what} for name, what in whats.items()}, {}
 
     @torch.no_grad()
     def generate(cache: str) -> None:
@@ -41,8 +38,8 @@ def measure_generate(args: Namespace) -> dict:
     for name, values in seconds.items():
         rate = args.batch / median(values)
         rows[name] |= dict(sequences_per_second=rate, tokens_per_second=rate * args.new_tokens)
-    result = setting_of(args) | dict(precision="bf16" if args.bf16 else "float32", rows=list(rows.values()))
-    result |= dict(beams=args.beams, new_tokens=args.new_tokens)
+    result = setting_of(args) | dict(rows=list(rows.values()), beams=args.beams, new_tokens=args.new_tokens)
+    result["precision"] = "bf16" if args.bf16 else "float32"
     if len(seconds) == 2:
         result["ratio"] = median(seconds["dynamic"]) / median(seconds["static"])
         result["equal_texts"] = (texts["dynamic"] == texts["static"]).all(-1).float().mean().item()

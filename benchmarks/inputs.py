@@ -34,17 +34,11 @@ from data_collator_t5 import T5DataCollator, noise_counts
 VOCABULARY = 32_128
 NANOT5_COLLATOR = "nanoT5/utils/copied_utils.py"  # in a checkout of nanoT5
 BLOCK = 32 * 2**20  # tokens that a synthetic corpus repeats: making random ones would take longer than reading them
-COLLATOR_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.0f}", "raw_tokens_per_second": "{:,.0f}"}
-TOKENISE_COLUMNS = {"name": "", "what": "", "megabytes_per_second": "{:.2f}", "chunks": "{:,}"}
-LOAD_COLUMNS = {"name": "", "sequences": "{:,}", "sequences_per_second": "{:,.0f}", "private_before_gib": "{:.2f}"}
-LOAD_COLUMNS |= {"private_gib": "{:.2f}", "mapped_gib": "{:.2f}", "processes": "{:d}"}
 
 
 # ---------------------------------------------------------------- collator
-def per_example_collator(
-    tokenizer: SimpleNamespace, noise_density: float, mean_span_length: float, lengths: tuple[int, int]
-) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
-    """A stand-in for the peer: the algorithm of the widely used scripts, written anew.
+def per_example_collator(tokenizer: SimpleNamespace) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
+    """A stand-in for the peer: the algorithm of the widely used scripts, written again.
 
     A mask per example by a random segmentation of kept and masked tokens; sentinels by a cumulative sum over the spans'
     starts; a filter that drops the rest of each span; EOS; decoder inputs by a shift.
@@ -58,19 +52,18 @@ def per_example_collator(
         return np.unique(segment_of, return_counts=True)[1]
 
     def noise_mask(length: int) -> np.ndarray:
-        num_noise, num_spans = noise_counts(length, noise_density, mean_span_length)
+        num_noise, num_spans = noise_counts(length, 0.15, 3.0)
         masked, kept = segmentation(num_noise, num_spans), segmentation(length - num_noise, num_spans)
         starts = np.zeros(length, dtype=np.int8)
         starts[np.cumsum(np.stack([kept, masked], axis=1).reshape(-1))[:-1]] = 1
         return np.cumsum(starts) % 2 == 1
 
-    def sentinels(mask: np.ndarray) -> np.ndarray:
+    def with_sentinels(tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        mask = mask.astype(np.int8)
         starts = mask - np.roll(mask, 1, axis=-1) * mask
         starts[:, 0] = mask[:, 0]
         numbers = np.where(starts != 0, np.cumsum(starts, axis=-1), starts)
-        return np.where(numbers != 0, last_sentinel_plus_one - numbers, 0) - (mask - starts)  # -1: drop
-
-    def filtered(tokens: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        ids = np.where(numbers != 0, last_sentinel_plus_one - numbers, 0) - (mask - starts)  # -1: drop
         merged = np.where(ids != 0, ids, tokens)
         rows = merged[merged >= 0].reshape(len(tokens), -1)
         return np.concatenate([rows, np.full((len(tokens), 1), tokenizer.eos_token_id, dtype=np.int64)], axis=-1)
@@ -78,10 +71,7 @@ def per_example_collator(
     def collate(examples: list[dict]) -> dict[str, torch.Tensor]:
         tokens = np.array([example["input_ids"] for example in examples])
         mask = np.asarray([noise_mask(tokens.shape[1]) for _ in range(len(tokens))])
-        inputs = filtered(tokens, sentinels(mask.astype(np.int8)))
-        labels = filtered(tokens, sentinels((~mask).astype(np.int8)))
-        if (inputs.shape[1], labels.shape[1]) != lengths:
-            raise ValueError(f"lengths {inputs.shape[1]} and {labels.shape[1]} instead of {lengths}")
+        inputs, labels = with_sentinels(tokens, mask), with_sentinels(tokens, ~mask)
         shifted = np.zeros_like(labels)
         shifted[:, 1:] = labels[:, :-1]
         batch = {"input_ids": inputs, "labels": labels, "decoder_input_ids": shifted}
@@ -94,8 +84,8 @@ def peer_collator(nanot5: str | None, ours: T5DataCollator, vocab_size: int) -> 
     """(the collator of a checkout of nanoT5, for the lengths of ours, and its name), or without one the stand-in."""
     tokenizer, lengths = bare_tokenizer(vocab_size), (ours.inputs_length, ours.targets_length)
     if nanot5 is None:
-        return per_example_collator(tokenizer, 0.15, 3.0, lengths), "stand-in: the per-example algorithm, written anew"
-    # Names that an older transformers handed on to the file.
+        return per_example_collator(tokenizer), "stand-in: the per-example algorithm, written anew"
+    # Names that the file imports from an older transformers.
     handed_on = dict(Union=typing.Union, Optional=typing.Optional, PaddingStrategy=PaddingStrategy)
     published = load_file(Path(nanot5, NANOT5_COLLATOR), **handed_on).DataCollatorForT5MLM
     sized = type("Sized", (), {"__len__": lambda _: vocab_size, "eos_token_id": tokenizer.eos_token_id})()
@@ -109,24 +99,24 @@ def measure_collator(args: Namespace) -> dict:
     array. Rates are those of the quickest turn, since other work on the machine only slows down; "ratio_of_medians"
     shows how much it did.
     """
-    tokenizer, batch, generator = bare_tokenizer(VOCABULARY), args.batch, np.random.default_rng(0)
-    ours = T5DataCollator(tokenizer, args.source_length)
+    batch, generator = args.batch, np.random.default_rng(0)
+    ours = T5DataCollator(bare_tokenizer(VOCABULARY), args.source_length)
     peer, name_of_peer = peer_collator(args.nanot5, ours, VOCABULARY)
     tokens = generator.integers(3, VOCABULARY - 110, size=(batch, ours.tokens_length), dtype=np.uint16)
     rows_of_peer = [{"input_ids": row.tolist()} for row in tokens]
     for_ours = {"input_ids": tokens, "key": generator.integers(0, 2**63, size=batch, dtype=np.uint64)}
-    # The quicker one is called several times a turn, so that the clock is precise enough for both.
-    repeat = 10
+    repeat = 10  # of the quicker one, so that the clock is precise enough for both
     runs = {"ours": lambda: [ours(for_ours) for _ in range(repeat)], "peer": lambda: peer(rows_of_peer)}
     seconds = interleaved(runs, args.rounds, warm_up=2)
-    rates = {"ours": batch * repeat / min(seconds["ours"]), "peer": batch / min(seconds["peer"])}
-    texts = {"ours": "T5DataCollator, the whole batch at once", "peer": name_of_peer}
-    rows = [{"name": name, "what": texts[name], "sequences_per_second": rate} for name, rate in rates.items()]
-    for row in rows:
-        row["raw_tokens_per_second"] = row["sequences_per_second"] * ours.tokens_length
-    result = dict(batch=batch, raw_tokens_per_sequence=ours.tokens_length, peer=name_of_peer, rows=rows)
-    result["ratio_of_medians"] = repeat * median(seconds["peer"]) / median(seconds["ours"])
-    return result | {"ratio": rates["ours"] / rates["peer"]}
+    seconds["ours"] = [value / repeat for value in seconds["ours"]]
+    rows = []
+    for name, what in {"ours": "T5DataCollator, the whole batch at once", "peer": name_of_peer}.items():
+        rate = batch / min(seconds[name])
+        raw = rate * ours.tokens_length
+        rows.append(dict(name=name, what=what, sequences_per_second=rate, raw_tokens_per_second=raw))
+    ratios = {"ratio_of_medians": median(seconds["peer"]) / median(seconds["ours"])}
+    ratios["ratio"] = min(seconds["peer"]) / min(seconds["ours"])
+    return dict(batch=batch, raw_tokens_per_sequence=ours.tokens_length, peer=name_of_peer, rows=rows) | ratios
 
 
 # ---------------------------------------------------------------- tokenise and cut
@@ -142,7 +132,7 @@ def generated_documents() -> Iterator[str]:
 
 
 def first_megabytes(texts: Iterator[str], megabytes: float) -> tuple[list[str], float]:
-    """(the first texts that fill so many megabytes, with their line ends, or all there are; their megabytes)."""
+    """(the first texts that fill this many megabytes, line ends included, or all texts; their megabytes)."""
     taken, size = [], 0
     for text in texts:
         taken.append(text)
@@ -173,9 +163,8 @@ def measure_tokenise(args: Namespace) -> dict:
     lines = (line for text in texts for line in text.split("\n") if line.strip())
     documents, size = first_megabytes(lines if args.text_file else generated_documents(), args.megabytes)
     tokenizer, length, turn = small_tokenizer(documents), args.source_length, itertools.count()
-    whats = {"ours": "tokenised() into one flat file, chunks are views of it"}
-    whats["peer"] = "datasets.map(batched), then grouping in a second map"
-    rows = {name: {"name": name, "what": what} for name, what in whats.items()}
+    rows = {"ours": {"name": "ours", "what": "tokenised() into one flat file, chunks are views of it"}}
+    rows["peer"] = {"name": "peer", "what": "datasets.map(batched), then grouping in a second map"}
     with recording(rows["peer"]):
         import datasets
 
@@ -188,13 +177,13 @@ def measure_tokenise(args: Namespace) -> dict:
         tokens = tokenised(flags, {"train": source}, tokenizer)["train"].tokens
         rows["ours"]["chunks"] = len(ChunkDataset(tokens, length))
 
+    def ids_of(batch: dict) -> dict:
+        return {"input_ids": tokenizer(batch["text"], add_special_tokens=False)["input_ids"]}
+
     def group(batch: dict) -> dict:
         joined = list(itertools.chain.from_iterable(batch["input_ids"]))
         whole = len(joined) // length * length
         return {"input_ids": [joined[start : start + length] for start in range(0, whole, length)]}
-
-    def ids_of(batch: dict) -> dict:
-        return {"input_ids": tokenizer(batch["text"], add_special_tokens=False)["input_ids"]}
 
     def peer(text: Path) -> None:
         cache = text.with_name(f"peer{next(turn)}")
@@ -223,8 +212,7 @@ def write_corpus(path: Path, gigabytes: float) -> None:
     if size > 0.9 * free:
         place = f"{path.parent} has {free / 1e9:.1f} GB free"
         raise ValueError(f"--gigabytes {gigabytes:g}: {place}; use less, or another --folder")
-    tokens = np.random.default_rng(0).integers(3, VOCABULARY - 110, size=min(BLOCK, size // 2), dtype=np.uint16)
-    block = tokens.tobytes()
+    block = np.random.default_rng(0).integers(3, VOCABULARY - 110, min(BLOCK, size // 2), np.uint16).tobytes()
     with path.open("wb") as file:
         for start in range(0, size, len(block)):
             file.write(block[: size - start])
@@ -253,9 +241,8 @@ def load_for(path: Path, args: Namespace) -> dict:
     collator, before = T5DataCollator(bare_tokenizer(VOCABULARY), args.source_length), process_memory()
     chunks = ChunkDataset(np.memmap(path, dtype=np.uint16, mode="r"), collator.tokens_length)
     sampler = EpochSampler(len(chunks), seed=1, group=args.batch, count_epochs=True)
-    workers = dict(num_workers=args.workers, prefetch_factor=4 if args.workers else None)
-    options = dict(batch_size=args.batch, sampler=sampler, collate_fn=collator, drop_last=True)
-    loader = torch.utils.data.DataLoader(chunks, **options, **workers)
+    options = dict(num_workers=args.workers, prefetch_factor=4 if args.workers else None, drop_last=True)
+    loader = torch.utils.data.DataLoader(chunks, args.batch, sampler=sampler, collate_fn=collator, **options)
     batches = itertools.chain.from_iterable(iter(loader) for _ in itertools.count())  # epoch after epoch
     for _ in range(2 * max(args.workers, 1)):
         next(batches)  # the workers start
@@ -267,7 +254,6 @@ def load_for(path: Path, args: Namespace) -> dict:
     pids = ["self", *(child.pid for child in multiprocessing.active_children())]
     after = process_memory(pids)
     del batches, loader  # ends the workers
-    gib = {"private_before": before["private"], "private": after["private"], "mapped": after["mapped"]}
-    rates = dict(sequences_per_second=rate, raw_tokens_per_second=rate * collator.tokens_length)
-    found = {f"{name}_gib": size / 2**30 for name, size in gib.items()} | rates
+    gib = {f"{name}_gib": size / 2**30 for name, size in {"private_before": before["private"], **after}.items()}
+    found = gib | dict(sequences_per_second=rate, raw_tokens_per_second=rate * collator.tokens_length)
     return found | dict(sequences=len(chunks), processes=len(pids))

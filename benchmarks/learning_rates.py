@@ -9,10 +9,12 @@ resumed elsewhere and extended. Prints a table, writes it as JSON, and draws the
 a shape.
 """
 
+import itertools
 import math
 import re
 import shlex
 import statistics
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ from common.reports import human_count, mean_and_deviation, read_json
 
 WIDTHS = ("tiny", "tiny:d_model=224,d_kv=32,num_heads=7,d_ff=544,num_layers=3,num_decoder_layers=3", "mini")
 RATES = [f"{optimizer}:{rate}" for rate in ("2e-2", "4e-2", "8e-2") for optimizer in ("adamw_rms_scaled", "muon")]
-COLUMNS = {"parameters": "", "optimizer": "", "rate": "{:g}", "runs": "{:d}", "held_out_loss": "", "best": ""}
+IDENTITY = itemgetter("shape", "optimizer", "rate", "seed")  # of a run
 PRE_TRAIN_ARGS = (
     "recipes/pre_train_installed_docs.yaml --per_device_train_batch_size 32 --max_steps 400 --eval_steps 50 "
     "--save_steps 400 --num_samples 0 --bf16 --use_cpu --disable_tqdm"
@@ -46,33 +48,25 @@ def best_rate(losses: dict[float, float]) -> float | None:
     return math.exp(-b / (2 * a))
 
 
-def key_of(one: dict) -> tuple:
-    """What identifies a run of a study."""
-    return one["shape"], one["optimizer"], one["rate"], one["seed"]
-
-
 def found_runs(folder: Path, earlier: list[dict]) -> list[dict]:
     """{"shape", "parameters", "optimizer", "rate", "seed", "tokens", "loss", "seconds"} of every complete run below
     `folder`, and of the `earlier` ones, smaller models and lower rates first."""
-    runs = {key_of(one): one for one in earlier}
+    runs = {IDENTITY(one): one for one in earlier}
     for path in folder.glob("*/*/all_results.json"):
         record, results = read_json(path.parent / "run.json"), read_json(path)
         given = record["arguments"]
         one = {"shape": path.parts[-3], "parameters": record["parameters"], "optimizer": given["optim"]}
         one |= {"rate": given["learning_rate"], "seed": given["seed"], "tokens": results["train_tokens"]}
         one |= {"loss": results["eval_loss"], "seconds": results["train_runtime"]}
-        runs[key_of(one)] = one
-    return sorted(runs.values(), key=lambda one: (one["parameters"], one["optimizer"], one["rate"], one["seed"]))
+        runs[IDENTITY(one)] = one
+    return sorted(runs.values(), key=itemgetter("parameters", "optimizer", "rate", "seed"))
 
 
 def report(runs: list[dict]) -> list[dict]:
     """A row for each size, optimizer and rate: mean and deviation of the losses; `best` in the row of the lowest."""
-    groups = {}  # (size, optimizer) -> rate -> losses
-    for one in runs:
-        group = groups.setdefault((one["parameters"], one["optimizer"]), {})
-        group.setdefault(one["rate"], []).append(one["loss"])
     rows = []
-    for (size, optimizer), by_rate in groups.items():
+    for (size, optimizer), group in itertools.groupby(runs, itemgetter("parameters", "optimizer")):
+        by_rate = {rate: [one["loss"] for one in same] for rate, same in itertools.groupby(group, itemgetter("rate"))}
         means = {rate: statistics.mean(losses) for rate, losses in by_rate.items()}
         lowest, vertex = min(means, key=means.get), best_rate(means)
         best = f"lowest; parabola's {vertex:.3g}" if vertex else "lowest; at the edge of what was tried"
@@ -112,7 +106,7 @@ def main(argv: list[str] | None = None) -> dict:
                 label = re.sub("[:,]", "_", shape).replace("=", "")
                 for one in args.settings:
                     optimizer, rate = one.split(":")
-                    if (label, optimizer, float(rate), seed) not in map(key_of, earlier):
+                    if (label, optimizer, float(rate), seed) not in map(IDENTITY, earlier):
                         folder = args.folder / label / f"pre_train_{optimizer}_{rate}_{seed}"
                         run("pre_train_t5.py", one, seed, folder, words)
         runs = found_runs(args.folder, earlier)
@@ -120,7 +114,8 @@ def main(argv: list[str] | None = None) -> dict:
         if len(tokens) != 1:
             raise ValueError(f"--folder {args.folder}: its runs had {tokens} tokens, and only equals can be compared")
         rows = report(runs)
-        print(f"\n{human_count(tokens[0])} tokens each\n{table(rows, COLUMNS)}")
+        columns = "parameters optimizer rate runs held_out_loss best"
+        print(f"\n{human_count(tokens[0])} tokens each\n{table(rows, columns)}")
         draw(rows, args.picture)
         record = {"pre_train_args": args.pre_train_args, "rows": rows, "runs": runs}
         return finish(args, record, sum(one["seconds"] for one in runs))

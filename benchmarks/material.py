@@ -60,7 +60,7 @@ def use_plain_activation(model: torch.nn.Module) -> None:
 
 
 def attention_function(name: str) -> Callable:
-    """The function that transformers calls for `--attn_implementation name`; NotAvailableError if there is none."""
+    """The function that transformers calls for `--attn_implementation name`; NotAvailableError without one."""
     try:
         return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
     except KeyError as error:
@@ -68,8 +68,8 @@ def attention_function(name: str) -> Callable:
 
 
 def load_file(path: Path, **names: object) -> ModuleType:
-    """A file of another project as a module, without the package around it; names: what it finds defined.
-    NotAvailableError if it fails."""
+    """A file of another project as a module, without its package. names: defined before it runs. NotAvailableError if
+    it fails."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # a dataclass looks for its module there
@@ -82,7 +82,7 @@ def load_file(path: Path, **names: object) -> ModuleType:
 
 
 def setting_of(args: Namespace) -> dict:
-    """What every result on a model says of its setting."""
+    """The fields that say how a result on a model was measured."""
     precision = "bf16 autocast" if args.bf16 else "float32"
     return dict(config_name=args.model, batch=args.batch, source_length=args.source_length, precision=precision)
 
@@ -98,8 +98,7 @@ def random_batches(config: T5Config, batch: int, source_length: int, count: int,
     """`count` batches {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T]} of random tokens, corrupted as
     in pre-training."""
     collator = T5DataCollator(bare_tokenizer(config.vocab_size), source_length)
-    generator = np.random.default_rng(0)
-    batches = []
+    generator, batches = np.random.default_rng(0), []
     for number in range(count):
         tokens = generator.integers(3, config.vocab_size - 110, size=(batch, collator.tokens_length), dtype=np.int64)
         examples = {"input_ids": tokens, "key": np.arange(batch) + number * batch}
@@ -117,13 +116,9 @@ def random_sources(rows: int, longest: int, vocab_size: int) -> list[list[int]]:
 
 def padded(rows: list[dict], source_length: int | None = None) -> dict[str, torch.Tensor]:
     """A batch of rows, padded as DataCollatorForSeq2Seq does: to `source_length`, or to the next multiple of eight."""
-
-    def tensor(name: str, filler: int, length: int | None) -> torch.Tensor:
-        length = length or -(-max(len(row[name]) for row in rows) // MULTIPLE) * MULTIPLE
-        return torch.tensor([row[name] + [filler] * (length - len(row[name])) for row in rows])
-
-    batch = {"input_ids": tensor("input_ids", 0, source_length)}
-    batch["attention_mask"] = batch["input_ids"].ne(0).long()
-    if "labels" in rows[0]:
-        batch["labels"] = tensor("labels", IGNORE_INDEX, None)
-    return batch
+    batch = {}
+    for name, filler, length in (("input_ids", 0, source_length), ("labels", IGNORE_INDEX, None)):
+        if name in rows[0]:
+            length = length or -(-max(len(row[name]) for row in rows) // MULTIPLE) * MULTIPLE
+            batch[name] = torch.tensor([row[name] + [filler] * (length - len(row[name])) for row in rows])
+    return batch | {"attention_mask": batch["input_ids"].ne(0).long()}

@@ -3,7 +3,7 @@
 rows = {"ours": {"name": "ours"}, "peer": {"name": "peer"}}
 seconds = interleaved({"ours": ours, "peer": peer}, rounds=5, rows=rows)    # {"ours": [5 times], "peer": [5 times]}
 rows["ours"]["ms"] = 1000 * median(seconds["ours"])
-print(table(list(rows.values()), {"name": "", "ms": "{:.2f}"}))
+print(table(rows.values()))
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -21,12 +20,34 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedConfig
 
+from common.reports import first_line
 from model_t5 import flops_per_sequence
 from runs.speed import device_peak_flops
 
 MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is taken against
 TIME_IS_UP = "not started: the time (--minutes) was up"
 Built = TypeVar("Built")
+# Keys of rows that are printed, in the order of the columns; and how, if not as they are.
+COLUMNS = (
+    "name what batch chosen checked wrong sequences megabytes_per_second chunks ms ms_per_step spread "
+    "sequences_per_second raw_tokens_per_second tokens_per_second tflops share_of_peak mfu mfu_of_data_sheet "
+    "peak_memory_gib private_before_gib private_gib mapped_gib processes worst_error error_of_dbias "
+    "first_step_seconds gradient_error expected training_loss eval_loss"
+)
+FORMATS = {
+    "{:.1e}": "worst_error error_of_dbias gradient_error",
+    "{:.3f}": "ms training_loss eval_loss",
+    "{:.2f}": "megabytes_per_second peak_memory_gib private_before_gib private_gib mapped_gib gib divided_gib "
+    "weights gradients states working stored attention loss",
+    "{:.1f}": "ms_per_step first_step_seconds total sent_gb",
+    "{:,.1f}": "sequences_per_second",
+    "{:,.0f}": "raw_tokens_per_second tokens_per_second seconds communication_ms exposed_ms step_ms",
+    "{:.3g}": "tflops rate",
+    "{:.1%}": "mfu mfu_of_data_sheet share_of_peak",
+    "{:.0%}": "spread",
+    "{:,}": "sequences chunks processes runs checked wrong",
+}
+FORMAT_OF = {key: form for form, keys in FORMATS.items() for key in keys.split()}
 
 
 class NotAvailableError(Exception):
@@ -52,10 +73,10 @@ def recording(row: dict, device: torch.device | None = None) -> Iterator[None]:
         if gpu:
             synchronize()
             row["peak_memory_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
+    except (NotAvailableError, ImportError) as error:
+        row["error"] = f"not available: {error}"
     except Exception as error:  # whatever a kernel or compiler raises
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
-        known = isinstance(error, (NotAvailableError, ImportError))
-        row["error"] = f"not available: {error}" if known else f"{type(error).__name__}: {first[:300]}"
+        row["error"] = f"{type(error).__name__}: {first_line(error)[:300]}"
 
 
 def first_that_fits(row: dict, device: torch.device, build: Callable[[int], Built], batch: int) -> Built | None:
@@ -71,7 +92,7 @@ def first_that_fits(row: dict, device: torch.device, build: Callable[[int], Buil
 
 
 def free_memory() -> None:
-    """Gives back what the last measurement held."""
+    """Frees the memory of the last measurement."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -106,8 +127,8 @@ def interleaved(
 
     deadline: of time.monotonic(); no round begins after it, but there are at least two. warm_up: rounds that are not
     counted. rows: a function that raises, or whose row has an error already, drops out, with the reason in its row's
-    "error"; without rows the error is raised. clock: measures a call otherwise than by its wall time. each_round: is
-    called with the seconds so far after each counted round.
+    "error"; without rows the error is raised. clock: gives the seconds of a call. each_round: is called with the
+    seconds so far after each counted round.
     """
     seconds = {name: [] for name in functions if not rows or "error" not in rows[name]}
     for number in range(-warm_up, rounds):
@@ -115,12 +136,13 @@ def interleaved(
             break
         for name in list(seconds):
             with recording(rows[name]) if rows else contextlib.nullcontext():
-                seconds[name].append(clock(functions[name]))
+                took = clock(functions[name])
+                seconds[name] += [took] if number >= 0 else []
             if rows and "error" in rows[name]:
                 del seconds[name]
         if number >= 0 and each_round:
-            each_round({name: values[warm_up:] for name, values in seconds.items()})
-    return {name: values[warm_up:] for name, values in seconds.items()}
+            each_round(seconds)
+    return seconds
 
 
 # ---------------------------------------------------------------- the machine
@@ -153,33 +175,26 @@ def peak_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> fl
     return peak
 
 
-@dataclass(frozen=True)
 class Ceiling:
     """What MFU is taken against. flops: of a sequence's training. product: FLOP/s of a matrix product on this machine.
     sheet: FLOP/s of the data sheet, None for an unknown device."""
 
-    flops: float
-    product: float
-    sheet: float | None
-
-    @classmethod
-    def of(cls, config: PreTrainedConfig, source: int, target: int, args: Namespace) -> "Ceiling":
-        """That of a model, lengths in tokens, and the device and precision of the flags."""
-        product = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32)
-        return cls(flops_per_sequence(config, source, target), product, device_peak_flops(args.device, args.bf16))
+    def __init__(self, config: PreTrainedConfig, source: int, target: int, args: Namespace):
+        self.flops = flops_per_sequence(config, source, target)
+        self.product = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32)
+        self.sheet = device_peak_flops(args.device, args.bf16)
 
     def rates(self, seconds: list[float], batch: int) -> dict[str, float | None]:
-        """Of the seconds of `batch` sequences, timed several times: their rate, MFU, and "spread", half the distance
-        between the quickest and the slowest as a share of the median: what is less is noise."""
-        rate = batch / median(seconds)
-        spread = (max(seconds) - min(seconds)) / 2 / median(seconds)
+        """Rate and MFU of `batch` sequences that were timed several times, and "spread": half the distance between the
+        quickest and the slowest as a share of the median. A smaller difference is noise."""
+        rate, spread = batch / median(seconds), (max(seconds) - min(seconds)) / 2 / median(seconds)
         of_sheet = self.sheet and rate * self.flops / self.sheet
-        shares = dict(mfu=rate * self.flops / self.product, mfu_of_data_sheet=of_sheet)
-        return dict(sequences_per_second=rate, spread=spread, **shares)
+        mfu = rate * self.flops / self.product
+        return dict(sequences_per_second=rate, spread=spread, mfu=mfu, mfu_of_data_sheet=of_sheet)
 
 
 def machine(device: torch.device) -> dict:
-    """What a figure of this run depends on beside the versions and the commit."""
+    """The hardware that a figure of this run depends on."""
     described = {"device": str(device), "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -208,32 +223,31 @@ def process_memory(pids: Iterable[int | str] = ("self",)) -> dict[str, int]:
 
 # ---------------------------------------------------------------- results
 def compared(rows: dict[str, dict], own: list[str], plain: str) -> dict:
-    """Of the rows that have sequences/s and no error: "strongest_peer", the name of the quickest that is not our own,
-    or None; "ratio" of our quickest to it; and "ratio_to_" that peer which is `plain`."""
+    """Of the rows with sequences/s and without error: "strongest_peer", the name of the quickest row that is not our
+    own, or None; "ratio", our quickest row to it; and "ratio_to_<plain>", to the peer `plain`."""
     rates = {name: row.get("sequences_per_second") for name, row in rows.items() if "error" not in row}
-    rates = {name: rate for name, rate in rates.items() if rate}
-    ours = max((rates[name] for name in own if name in rates), default=None)
-    peers = {name: rate for name, rate in rates.items() if name not in own}
-    found: dict = {"strongest_peer": max(peers, key=peers.__getitem__, default=None)}
-    if ours and peers:
-        found["ratio"] = ours / max(peers.values())
-    if ours and plain in peers:
-        found[f"ratio_to_{plain}"] = ours / peers[plain]
-    return found
+    ours = max((rate for name, rate in rates.items() if rate and name in own), default=None)
+    peers = {name: rate for name, rate in rates.items() if rate and name not in own}
+    strongest = max(peers, key=peers.__getitem__, default=None)
+    compared_with = {"ratio": strongest, f"ratio_to_{plain}": plain}
+    ratios = {key: ours / peers[name] for key, name in compared_with.items() if ours and name in peers}
+    return {"strongest_peer": strongest} | ratios
 
 
-def table(rows: list[dict], columns: dict[str, str]) -> str:
-    """Rows of text under a head: columns are {key: format, "" for plain}. A row with "error" shows that instead."""
-    lines = [[key.replace("_", " ") for key in columns]]
+def table(rows: Iterable[dict], columns: str = COLUMNS) -> str:
+    """Rows as text under a head. columns: keys of rows, of which those are shown that any row has. A row with "error"
+    shows that instead."""
+    rows, (first, *others) = list(rows), columns.split()
+    keys = [first, *(key for key in others if any(row.get(key) is not None for row in rows))]
+    lines = [[key.replace("_", " ") for key in keys]]
     for row in rows:
-        cells = ["" if row.get(key) is None else (form or "{}").format(row[key]) for key, form in columns.items()]
+        cells = ["" if row.get(key) is None else FORMAT_OF.get(key, "{}").format(row[key]) for key in keys]
         lines.append([cells[0], row["error"]] if row.get("error") else cells)
-    whole = [line for line in lines if len(line) == len(columns)]
+    whole = [line for line in lines if len(line) == len(keys)]
     widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
     widths[0] = max(len(line[0]) for line in lines)
-    sides = [str.rjust if ":" in form else str.ljust for form in columns.values()]
     shown = []
     for line in lines:
-        aligned = sides if line in whole else [str.ljust, str.ljust]
-        shown.append("  ".join(side(*cell) for side, *cell in zip(aligned, line, widths, strict=False)).rstrip())
+        sides = [str.rjust if key in FORMAT_OF else str.ljust for key in keys] if line in whole else [str.ljust] * 2
+        shown.append("  ".join(side(*cell) for side, *cell in zip(sides, line, [*widths, 0], strict=False)).rstrip())
     return "\n".join(shown)

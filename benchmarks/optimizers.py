@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> dict:
         for name, by_fine in scores.items():
             texts = {fine: mean_and_deviation(found, "{:.3f}") for fine, found in by_fine.items()}
             shown.append({"checkpoint": name} | texts)
-        print(f"\nfine-tuning: {args.metric}\n{table(shown, dict.fromkeys(shown[0], ''))}")
+        print(f"\nfine-tuning: {args.metric}\n{table(shown, ' '.join(shown[0]))}")
         done = [read_json(path) for path in args.folder.glob("*_*/all_results.json")]
         record |= {"metric": args.metric, "fine_tuning": scores}
         return finish(args, record, sum(one["train_runtime"] for one in done))

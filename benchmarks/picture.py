@@ -6,22 +6,21 @@ from common.curves import COLOURS, new_figure, save_figure
 from common.reports import short_number
 
 
-def bars_of(results: dict[str, dict], rates: dict[str, tuple[str, str]]) -> dict[str, list[tuple[str, float, bool]]]:
+def bars_of(results: dict[str, dict], bars: dict[str, tuple[str, str]]) -> dict[str, list[tuple[str, float, bool]]]:
     """{panel's title: [(row's name, its rate, whether it is ours)]} of what was measured; no bar for what failed.
 
-    rates: {part: (key of a row's rate, title)}.
+    results: of each part, "step" or "step large". bars: {part: (title, key of a row's rate)}.
     """
     panels = {}
-    for part, (key, title) in rates.items():
-        rows = [row for row in results.get(part, {}).get("rows", []) if row.get(key) is not None]
-        if rows:
-            panels[title] = [(row["name"], row[key], part == "load" or is_ours(row)) for row in rows]
+    for label, result in results.items():
+        part, *model = label.split()
+        title, key = bars[part]
+        for row in result.get("rows", ()) if title else ():
+            if row.get(key) is not None:
+                ours = part == "load" or row["name"] == "ours" or "t5_fused" in row["name"]
+                ours = ours or bool(row.get("settings", {}).get("ours"))
+                panels.setdefault(" ".join([title, *model]), []).append((row["name"], row[key], ours))
     return panels
-
-
-def is_ours(row: dict) -> bool:
-    """Whether a row is of this project, not of a peer."""
-    return row["name"] == "ours" or "t5_fused" in row["name"] or bool(row.get("settings", {}).get("ours"))
 
 
 def draw_bars(panels: dict[str, list[tuple[str, float, bool]]], path: Path, title: str) -> None:

@@ -22,10 +22,8 @@ NAMES = {"ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
 REFUSED = {"zero2": NOT_UNDER_ZERO[2], "zero3": NOT_UNDER_ZERO[3], "fsdp2": NOT_UNDER_FSDP}
 UPDATE_BYTES = 28  # read and written for a weight by AdamW: weight, gradient and two moments, three of them written
 # Two tables, so that each fits a terminal.
-MEMORY = {"name": ""} | {name: "{:.2f}" for name in ("weights", "gradients", "optimizer", "working", "stored")}
-MEMORY |= {"attention": "{:.2f}", "loss": "{:.2f}", "total": "{:.1f}", "fits": ""}
-TIME = {"name": "", "sent_gb": "{:.1f}", "communication_ms": "{:.0f}", "exposed_ms": "{:.0f}", "step_ms": "{:.0f}"}
-TIME |= {"mfu": "{:.1%}", "sequences_per_second": "{:,.0f}"}
+MEMORY = "name weights gradients states working stored attention loss total fits"
+TIME = "name sent_gb communication_ms exposed_ms step_ms mfu sequences_per_second"
 
 
 def step_seconds(
@@ -107,11 +105,12 @@ def text_of(plan: dict) -> str:
         "{model}, {count} weights, on {nodes} x {gpus_per_node} {gpu} ({gpu_memory_gb:g} GB); {batch} x {accumulation} "
         "sequences a GPU and step, {source_length} in, {target_length} out; {optim}, {attention}\n"
         "assumed: {peak_tflops:g} TFLOP/s at {single_gpu_mfu:.0%} MFU on one GPU, {bus_gb_per_second:g} GB/s from GPU "
-        "to GPU; GiB on each GPU, before torch.compile saves some (stored: activations; attention: part of them)"
+        "to GPU; GiB on each GPU, before torch.compile saves some (states: the optimizer's; stored: activations; "
+        "attention: part of them)"
     )
-    optimizers = table(plan["optimizers"], {"name": "", "gib": "{:.2f}", "divided_gib": "{:.2f}", "note": ""})
     head = head.format(count=human_count(plan["parameters"]), **plan["assumed"], **plan)
+    names = {"optimizer_gib": "states", "activations_gib": "stored", "of_it_attention_gib": "attention"}
+    rows = [{names.get(key, key.removesuffix("_gib")): value for key, value in row.items()} for row in plan["rows"]]
     title = "state of the optimizers, GiB in all and on each GPU when divided:"
-    short = [{key.removesuffix("_gib").removeprefix("of_it_"): v for key, v in row.items()} for row in plan["rows"]]
-    short = [row | {"stored": row.get("activations")} for row in short]
-    return "\n".join([head, table(short, MEMORY), "", table(short, TIME), "", title, optimizers])
+    optimizers = table(plan["optimizers"], "name gib divided_gib note")
+    return "\n".join([head, table(rows, MEMORY), "", table(rows, TIME), "", title, optimizers])

@@ -13,9 +13,6 @@ from benchmarks.settings import run_script
 from common.curves import draw_curves
 from common.reports import read_json, read_metrics
 
-PARITY_COLUMNS = {"name": "", "checked": "{:d}", "wrong": "{:d}"}
-PRE_TRAIN_COLUMNS = {"name": "", "what": "", "sequences_per_second": "{:,.1f}", "mfu": "{:.1%}"}
-PRE_TRAIN_COLUMNS |= {"peak_memory_gib": "{:.2f}", "eval_loss": "{:.3f}", "seconds": "{:,.0f}"}
 SEQUENCES = 128  # of a step of pre_train_t5.py where nothing else is said
 SHARE_OF_TRAINING, LEAST_STEPS = 0.75, 20
 # Training loss by step of nanoT5's AdamW with RMS scaling and cosine, read off assets/pt_loss.png of its commit
@@ -55,8 +52,13 @@ def measure_pre_train(args: Namespace) -> dict:
     if args.bf16 == on_cpu:  # else it is what pre_train_t5.py takes there by itself
         words += ["--bf16", str(args.bf16).lower()]
     if "--max_steps" not in words:
-        left, steps = args.deadline - time.monotonic(), 20 if on_cpu else 400
-        words += argv_of_steps(steps_left(left, args.rate / args.batch) if args.rate else steps)
+        steps = 20 if on_cpu else 400
+        if args.rate:
+            steps = steps_left(args.deadline - time.monotonic(), args.rate / args.batch)
+        # About a hundred points of the curve, and five evaluations.
+        flags = dict(max_steps=steps, logging_steps=max(1, steps // 100), eval_steps=max(1, steps // 5))
+        words += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        words += ["--save_steps", str(steps)]
     row = {"name": args.model, "what": shlex.join(words), "settings": {"ours": True}}
     result = setting_of(args) | {"rows": [row]}
     with tempfile.TemporaryDirectory() as temporary, recording(row):
@@ -82,13 +84,6 @@ def steps_left(seconds: float, steps_per_second: float) -> int:
     if steps < LEAST_STEPS:
         raise NotAvailableError(f"{max(0.0, seconds):.0f} s are left, too few for {LEAST_STEPS} steps")
     return steps
-
-
-def argv_of_steps(steps: int) -> list[str]:
-    """Flags of a run of so many steps: about a hundred points of its curve, five evaluations."""
-    points, evaluations = max(1, steps // 100), max(1, steps // 5)
-    flags = dict(max_steps=steps, logging_steps=points, eval_steps=evaluations, save_steps=steps)
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
 def draw_beside_nanot5(lines: list[dict], path: Path) -> None:

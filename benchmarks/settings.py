@@ -1,6 +1,7 @@
 """What the studies share: their flags, one run of a script with OPTIMIZER:RATE, a seed and a folder, and reports."""
 
 import argparse
+import contextlib
 import math
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.measure import NotAvailableError, table
+from common.curves import draw_curves
 from common.reports import environment_record, human_time, mean_and_deviation, read_json, read_metrics, write_json
 from constants import OPTIMIZERS
 
@@ -18,13 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def setting(text: str) -> str:
-    """OPTIMIZER:RATE as it was written. argparse.ArgumentTypeError if it is none."""
+    """OPTIMIZER:RATE as it was written. argparse.ArgumentTypeError if it is something else."""
     name, _, rate = text.partition(":")
-    try:
+    with contextlib.suppress(ValueError):
         if name in OPTIMIZERS and 0 < float(rate) < math.inf:
             return text
-    except ValueError:
-        pass
     raise argparse.ArgumentTypeError(f"{text}: write OPTIMIZER:RATE, one of {', '.join(OPTIMIZERS)} and its rate")
 
 
@@ -81,16 +81,6 @@ def run(script: str, setting_text: str, seed: int, folder: Path, words: list[str
 
 
 # ---------------------------------------------------------------- held-out loss over the tokens trained on
-CURVES = {"setting": "", "runs": "{:d}", "held_out_loss": "", "tokens_to_target": "", "seconds": "{:,.0f}"}
-
-
-def evaluations(folder: Path) -> list[dict]:
-    """[{"step", "tokens", "loss"}] of the held-out text, in order; tokens trained on until then."""
-    per_step = read_json(folder / "run.json")["tokens_per_step"]
-    lines = [line for line in read_metrics(folder / "metrics.jsonl") if "eval_loss" in line]
-    return [{"step": n["step"], "tokens": n["step"] * per_step, "loss": n["eval_loss"]} for n in lines]
-
-
 def tokens_to(curve: list[dict], loss: float) -> float | None:
     """Tokens after which the curve first falls to `loss`, on a straight line between evaluations; None if never."""
     for before, after in zip(curve, curve[1:], strict=False):
@@ -100,30 +90,36 @@ def tokens_to(curve: list[dict], loss: float) -> float | None:
     return curve[0]["tokens"] if curve and curve[0]["loss"] <= loss else None
 
 
+def lines_with_tokens(folder: Path) -> list[dict]:
+    """The lines of a run's metrics.jsonl, each with the tokens trained on until then."""
+    tokens_per_step = read_json(folder / "run.json")["tokens_per_step"]
+    return [line | {"tokens": line["step"] * tokens_per_step} for line in read_metrics(folder / "metrics.jsonl")]
+
+
 def report_pre_training(runs: dict[str, list[Path]], args: argparse.Namespace) -> dict:
     """Prints the table of a study's pre-trainings, draws their curves, and returns both for its JSON file.
 
     runs: the folders of each setting, in the order of the seeds.
     """
-    all_curves = {name: [evaluations(folder) for folder in folders] for name, folders in runs.items()}
+    logs = {name: [lines_with_tokens(folder) for folder in folders] for name, folders in runs.items()}
+    curves = {}
+    for name, seeds in logs.items():
+        evaluations = [[line for line in lines if "eval_loss" in line] for lines in seeds]
+        curves[name] = [[dict(step=n["step"], tokens=n["tokens"], loss=n["eval_loss"]) for n in e] for e in evaluations]
     target = args.target_loss
     if target is None:
-        target = max(curve[-1]["loss"] for curves in all_curves.values() for curve in curves)
+        target = max(curve[-1]["loss"] for seeds in curves.values() for curve in seeds)
     rows = []
-    for name, curves in all_curves.items():
-        tokens = [tokens_to(curve, target) for curve in curves]
-        reached = [count / 1e6 for count in tokens if count is not None]
-        text = mean_and_deviation(reached, "{:.2f} M") if reached else ""
-        if len(reached) < len(tokens):
-            text += f" ({len(reached)} of {len(tokens)})"
-        row = {"setting": name, "runs": len(curves), "tokens_to_target": text, "curves": curves}
-        row["held_out_loss"] = mean_and_deviation([curve[-1]["loss"] for curve in curves], "{:.3f}")
+    for name, seeds in curves.items():
+        tokens = [tokens_to(curve, target) for curve in seeds]
+        row = dict(setting=name, runs=len(seeds), curves=seeds)
+        row["tokens_to_target"] = mean_and_deviation([n if n is None else n / 1e6 for n in tokens], "{:.2f} M")
+        row["held_out_loss"] = mean_and_deviation([curve[-1]["loss"] for curve in seeds], "{:.3f}")
         results = [read_json(folder / "all_results.json") for folder in runs[name]]
         rows.append(row | {"seconds": statistics.mean(result["train_runtime"] for result in results)})
-    print(f"\npre-training; target: held-out loss {target:.3f}\n{table(rows, CURVES)}\n", flush=True)
-    groups = [f"{name}={','.join(map(str, folders))}" for name, folders in runs.items()]
-    plot = [sys.executable, str(ROOT / "plot_runs.py"), *groups, "--x", "tokens", "--output", str(args.picture)]
-    subprocess.run(plot, check=True)
+    columns = "setting runs held_out_loss tokens_to_target seconds"
+    print(f"\npre-training; target: held-out loss {target:.3f}\n{table(rows, columns)}", flush=True)
+    draw_curves(logs, args.picture, x="tokens")
     return {"target_loss": target, "pre_training": rows}
 
 

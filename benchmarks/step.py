@@ -23,7 +23,6 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 from transformers import T5Config
 
@@ -46,8 +45,8 @@ REFERENCE_ROWS = 8  # that eager float32 takes at a time
 
 @dataclass(frozen=True)
 class Rung:
-    """name, what it adds to the rung before, and the prediction in sequences/s (lowest, highest) of a paper study.
-    peer: settings that others train with. on: the rung that it stands on, if it is not part of the ladder."""
+    """A name and what it adds to the rung before. expected: sequences/s (lowest, highest) that were calculated. peer:
+    settings that others train with. on: the rung that it stands on, if it is not part of the ladder."""
 
     name: str
     text: str
@@ -93,9 +92,6 @@ LADDER = (
 )
 # fmt: on
 PUBLISHED = {"nanot5": "nanoT5's own model and optimizer", "fat5": "FAT5's own model and optimizer, with a z-loss"}
-COLUMNS = {"name": "", "batch": "{:d}", "ms_per_step": "{:.1f}", "spread": "{:.0%}", "sequences_per_second": "{:.1f}"}
-COLUMNS |= {"raw_tokens_per_second": "{:,.0f}", "tflops": "{:.3g}", "mfu": "{:.1%}", "mfu_of_data_sheet": "{:.1%}"}
-COLUMNS |= {"peak_memory_gib": "{:.2f}", "first_step_seconds": "{:.1f}", "gradient_error": "{:.1e}", "expected": ""}
 
 
 # ---------------------------------------------------------------- settings
@@ -105,9 +101,9 @@ def settings_of(name: str, alone: bool = False) -> dict:
     if name not in rungs:
         raise ValueError(f"--rows {name}: no such row; there are {', '.join(rungs)}")
     rung = rungs[name]
-    ladder = [other.name for other in LADDER if other.on is None]
-    below = rung.on or (ladder[ladder.index(name) - 1] if name != ladder[0] else None)
-    settings = (PLAIN if alone or below is None else settings_of(below)) | rung.adds
+    ladder = [None, *(other.name for other in LADDER if other.on is None)]
+    below = rung.on or ladder[ladder.index(name) - 1]
+    settings = (settings_of(below) if below and not alone else PLAIN) | rung.adds
     return settings | {"ours": settings["ours"] or any(settings[option] != PLAIN[option] for option in STEP_OPTIONS)}
 
 
@@ -116,9 +112,8 @@ def chosen_rungs(rows: str) -> list[Rung]:
     the ladder's top), or names with commas between."""
     ladder = [rung for rung in LADDER if rung.on is None]
     peers = [rung for rung in LADDER if rung.peer]
-    tuned = [rung for rung in peers if rung.adds.get("compile_mode")]  # which compile for minutes
-    chosen = {"all": [*ladder, *(rung for rung in peers if rung.on)], "peers": peers}
-    chosen["best"] = [*(rung for rung in peers if rung not in tuned), ladder[-1]]
+    quick = [rung for rung in peers if "compile_mode" not in rung.adds]  # the others compile for minutes
+    chosen = {"all": [*ladder, *(rung for rung in peers if rung.on)], "peers": peers, "best": [*quick, ladder[-1]]}
     if rows in chosen:
         return chosen[rows]
     for name in rows.split(","):
@@ -131,37 +126,34 @@ class TrainingStep:
     """One model in training under the settings of a rung; `run(n)` makes n optimizer steps."""
 
     def __init__(self, settings: dict, config: T5Config, batches: list[dict], device: torch.device, bf16: bool):
-        self.batches, self.bf16, self.device, self.done = batches, bf16, device, 0
-        self.graph = None
         if settings["one_graph"] and device.type != "cuda":
             raise measure.NotAvailableError("a CPU has no CUDA graphs")
-        self.dropout, self.inputs = settings["dropout"], {}
+        self.settings, self.batches, self.bf16, self.device = settings, batches, bf16, device
+        self.done, self.graph, self.inputs = 0, None, {}
         material.attention_function(settings["attention"])
         torch.manual_seed(0)
-        model = create_model(config, settings["attention"]).to(device).train()
-        set_dropout(model, settings["dropout"])
+        self.plain = self.model = create_model(config, settings["attention"]).to(device).train()
+        set_dropout(self.plain, settings["dropout"])
+        self.parameters = list(self.plain.parameters())
         if settings["ours"]:  # as T5Trainer does it
-            options = dict(torch_compile=settings["compile"], torch_compile_mode=settings["compile_mode"])
-            options |= dict(torch_compile_backend="inductor", label_smoothing_factor=0.0)
-            options |= dict(bf16=bf16, deepspeed=None)
-            set_up_step(model, SimpleNamespace(**options, **{name: settings[name] for name in STEP_OPTIONS}))
+            flags = dict(torch_compile=settings["compile"], torch_compile_mode=settings["compile_mode"], bf16=bf16)
+            flags |= dict(torch_compile_backend="inductor", label_smoothing_factor=0.0, deepspeed=None)
+            set_up_step(self.plain, SimpleNamespace(**flags, **{name: settings[name] for name in STEP_OPTIONS}))
         else:
-            material.use_plain_activation(model)
+            material.use_plain_activation(self.plain)
             self.inputs = {} if settings["use_cache"] else {"use_cache": False}
-        self.plain, self.parameters = model, list(model.parameters())
-        self.optimizer = build_optimizer(settings["optimizer"], model, settings["one_graph"])
+        self.optimizer = build_optimizer(settings["optimizer"], self.plain, settings["one_graph"])
         if settings["compile"] and not settings["ours"]:
-            model = torch.compile(model, mode=settings["compile_mode"])
-        self.model = model
+            self.model = torch.compile(self.plain, mode=settings["compile_mode"])
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        """The batch that is next."""
+        return self.batches[self.done % len(self.batches)]
 
     def loss(self) -> torch.Tensor:
         """The loss on the batch that is next."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             return self.model(**self.batch(), **self.inputs)["loss"]
-
-    def batch(self) -> dict[str, torch.Tensor]:
-        """The batch that is next."""
-        return self.batches[self.done % len(self.batches)]
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """{parameter: its gradient, on the host} of the first batch, without dropout; nothing else is changed."""
@@ -170,29 +162,28 @@ class TrainingStep:
         parameters = self.plain.named_parameters()
         found = {name: (torch.zeros_like(p) if p.grad is None else p.grad.float()).cpu() for name, p in parameters}
         self.optimizer.zero_grad(set_to_none=True)
-        set_dropout(self.plain, self.dropout)
+        set_dropout(self.plain, self.settings["dropout"])
         return found
 
     def step(self) -> torch.Tensor:
-        """One optimizer step, as Trainer makes it: loss, backward, clipping to 1.0, update. Returns the loss."""
+        """The loss of one optimizer step, as Trainer makes it: loss, backward, clipping to 1.0, update."""
         if self.graph:
             graph, static, loss = self.graph
             for name, values in self.batch().items():
                 static[name].copy_(values)
             graph.replay()
-            self.done += 1
-            return loss
-        loss = self.loss()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        else:
+            loss = self.loss()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
         self.done += 1
         return loss.detach()
 
     def capture(self) -> None:
-        """Makes a CUDA graph of the step, which all later ones replay. Steps must have been made before, so that all is
-        compiled and the optimizer has its state; the recorded step itself is not carried out."""
+        """Makes a CUDA graph of the step, which all later steps replay. Earlier steps must have compiled everything and
+        created the optimizer's state. The recorded step itself is not carried out."""
         static, batches = {name: values.clone() for name, values in self.batch().items()}, self.batches
         torch.cuda.synchronize()
         graph, self.batches = torch.cuda.CUDAGraph(), [static]
@@ -206,7 +197,7 @@ class TrainingStep:
         for _ in range(steps):
             loss = self.step()
         value = loss.item()
-        if not np.isfinite(value):
+        if not math.isfinite(value):
             raise ArithmeticError(f"the loss became {value} at step {self.done}")
         return value
 
@@ -233,6 +224,7 @@ def float32_products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+@float32_products("highest")
 def reference_gradients(config: T5Config, batch: dict, device: torch.device) -> dict[str, torch.Tensor]:
     """As TrainingStep.gradients: transformers' eager attention in float32, a few rows at a time."""
     torch.manual_seed(0)
@@ -240,11 +232,10 @@ def reference_gradients(config: T5Config, batch: dict, device: torch.device) -> 
     set_dropout(model, 0.0)
     material.use_plain_activation(model)
     rows = len(batch["labels"])
-    with float32_products("highest"):
-        for start in range(0, rows, REFERENCE_ROWS):
-            part = {name: tensor[start : start + REFERENCE_ROWS] for name, tensor in batch.items()}
-            loss = model(**part, use_cache=False)["loss"]  # no row has padding: a mean of means
-            (loss * len(part["labels"]) / rows).backward()
+    for start in range(0, rows, REFERENCE_ROWS):
+        part = {name: tensor[start : start + REFERENCE_ROWS] for name, tensor in batch.items()}
+        loss = model(**part, use_cache=False)["loss"]  # no row has padding: a mean of means
+        (loss * len(part["labels"]) / rows).backward()
     return {name: p.grad.cpu() for name, p in model.named_parameters()}
 
 
@@ -254,9 +245,8 @@ def check_gradients(row: dict, found: dict[str, torch.Tensor], expected: dict[st
     errors = {name: float((found[name] - right).norm() / right.norm()) for name, right in expected.items()}
     worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
     row["gradient_error"], row["worst_gradient"] = errors[worst], worst
-    if not row["gradient_error"] <= GRADIENT_TOLERANCE[bf16]:
-        raise ArithmeticError(f"the gradient of {row['worst_gradient']} is off by {row['gradient_error']:.2g} of its "
-                              "norm from eager float32's")  # fmt: skip
+    if not errors[worst] <= GRADIENT_TOLERANCE[bf16]:
+        raise ArithmeticError(f"the gradient of {worst} is off by {errors[worst]:.2g} of its norm from eager float32's")
 
 
 # ---------------------------------------------------------------- the ladder
@@ -270,63 +260,114 @@ def measure_steps(args: Namespace) -> dict:
     until `args.deadline`, each timed once, and then all in turn; where their states together would fill the GPU's
     memory, each is timed alone instead. args.keep is called with the result so far after every rung and round.
     """
-    config = material.benchmark_config(args.model)
-    collator = T5DataCollator(material.bare_tokenizer(config.vocab_size), args.source_length)
-    # float32 weights and two moments; gradients are freed after each step.
-    states = 12 * sum(map(math.prod, material.parameter_shapes(config))) * len(args.rungs)
-    in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
-    predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
-    rows = {rung.name: dict(name=rung.name, adds=rung.text, expected=None, peer=rung.peer) for rung in args.rungs}
-    lengths = dict(source_length=collator.inputs_length, target_length=collator.targets_length)
-    ceiling = measure.Ceiling.of(config, collator.inputs_length, collator.targets_length, args)
-    result = material.setting_of(args) | lengths | dict(compiled=args.compile, gflops_per_sequence=ceiling.flops / 1e9)
-    result["order"] = "in turn: A B C A B C" if in_turn else "one after the other: A A B B"
-    result |= dict(raw_tokens_per_sequence=collator.tokens_length, matrix_product_tflops=ceiling.product / 1e12)
-    result["data_sheet_tflops"] = ceiling.sheet and ceiling.sheet / 1e12
-
-    def so_far() -> dict:
-        for row in rows.values():
-            if row.get("seconds"):
-                row |= ceiling.rates(row["seconds"], row["batch"]) | dict(ms_per_step=1000 * median(row["seconds"]))
-                rate = row["sequences_per_second"]
-                row |= dict(tflops=rate * ceiling.flops / 1e12, raw_tokens_per_second=rate * collator.tokens_length)
-        own = [name for name, row in rows.items() if not row["peer"]]
-        return result | {"rows": list(rows.values()), **measure.compared(rows, own, LADDER[0].name)}
-
-    steps, references = {}, {}
+    ladder = Ladder(args)
     for rung in args.rungs:
-        row = rows[rung.name]
-        if predicted and rung.expected:
-            row["expected"] = "{}-{}".format(*rung.expected)
+        ladder.build(rung)
+        # Once even where all take turns, so that a run that is cut short counts.
+        ladder.time([rung.name], 1 if ladder.in_turn else args.rounds)
+        if not ladder.in_turn:
+            ladder.steps.clear()
+        measure.free_memory()
+    ladder.time(list(ladder.steps), args.rounds - 1)
+    ladder.steps.clear()
+    measure.free_memory()
+    for name, text in PUBLISHED.items():
+        if checkout := getattr(args, name):
+            row = ladder.rows[name] = dict(name=name, adds=text, expected=None, peer=True)
+            with measure.recording(row):
+                row |= published_steps(name, checkout, ladder.config, ladder.lengths, args)
+            args.keep(ladder.result())
+    return ladder.result()
+
+
+class Ladder:
+    """The rungs that --rows chooses: `steps` are those that are built, `rows` what is known of each."""
+
+    def __init__(self, args: Namespace):
+        self.args, self.config = args, material.benchmark_config(args.model)
+        collator = T5DataCollator(material.bare_tokenizer(self.config.vocab_size), args.source_length)
+        self.lengths = dict(source_length=collator.inputs_length, target_length=collator.targets_length)
+        self.raw_tokens = collator.tokens_length
+        self.ceiling = measure.Ceiling(self.config, collator.inputs_length, collator.targets_length, args)
+        # float32 weights and two moments; gradients are freed after each step.
+        states = 12 * sum(map(math.prod, material.parameter_shapes(self.config))) * len(args.rungs)
+        self.in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
+        self.steps: dict[str, TrainingStep | None] = {}
+        self.references: dict[int, dict] = {}  # {batch: gradients of eager float32}
+        predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
+        self.rows = {}
+        for rung in args.rungs:
+            expected = "{}-{}".format(*rung.expected) if predicted and rung.expected else None
+            self.rows[rung.name] = dict(name=rung.name, adds=rung.text, expected=expected, peer=rung.peer)
+
+    def build(self, rung: Rung) -> None:
+        """Adds the rung to `steps`, with None where it fails; its row says why."""
+        row, args = self.rows[rung.name], self.args
         if time.monotonic() > args.deadline:
             row["error"] = measure.TIME_IS_UP
-            continue
+            return
         if not args.compile and {"compile", "compile_mode"} & rung.adds.keys():
             row["error"] = "not available: nothing is compiled here (--compile)"
-            continue
+            return
         print(f"{rung.name}: {rung.text}", flush=True)
         settings = settings_of(rung.name, args.alone)
         settings["compile"] &= args.compile
         if settings["attention"] == "t5_fused" and args.device.type == "cpu":
             settings["attention"] = attention_on_a_cpu(args.source_length)
         row["settings"] = {name: value for name, value in settings.items() if value != PLAIN[name]}
-        build = partial(first_steps, row, settings, config, args, references)
-        steps[rung.name] = measure.first_that_fits(row, args.device, build, args.batch * settings["batch_factor"])
-        # Once even where all take turns, so that a run that is cut short counts.
-        time_steps(rows, {rung.name: steps[rung.name]}, args, 1 if in_turn else args.rounds, so_far)
-        if not in_turn:
-            steps.clear()
-        measure.free_memory()
-    time_steps(rows, steps, args, args.rounds - 1, so_far)
-    steps.clear()
-    measure.free_memory()
-    for name, text in PUBLISHED.items():
-        if checkout := getattr(args, name):
-            row = rows[name] = dict(name=name, adds=text, expected=None, peer=True)
-            with measure.recording(row):
-                row |= published_steps(name, checkout, config, lengths, args)
-            args.keep(so_far())
-    return so_far()
+        build = partial(self.first_steps, row, settings)
+        batch = args.batch * settings["batch_factor"]
+        self.steps[rung.name] = measure.first_that_fits(row, args.device, build, batch)
+
+    def first_steps(self, row: dict, settings: dict, batch: int) -> TrainingStep:
+        """The rung after its first steps, which compile and reserve memory. ArithmeticError for wrong gradients."""
+        row["batch"], args = batch, self.args
+        batches = material.random_batches(self.config, batch, args.source_length, 4, args.device)
+        step = TrainingStep(settings, self.config, batches, args.device, args.bf16)
+        if batch not in self.references:
+            self.references[batch] = reference_gradients(self.config, batches[0], args.device)
+        start = time.perf_counter()
+        check_gradients(row, step.gradients(), self.references[batch], args.bf16)
+        row["first_loss"] = step.run(1)
+        row["first_step_seconds"] = time.perf_counter() - start
+        step.run(3)
+        if settings["one_graph"]:
+            step.capture()
+        return step
+
+    def time(self, names: list[str], rounds: int) -> None:
+        """Times what was built of these rungs, in turn, one untimed step before each; adds the seconds of a step to the
+        rows."""
+
+        def clock(run: Callable[[int], float]) -> float:
+            run(1)
+            return measure.seconds_of(lambda: run(self.args.steps)) / self.args.steps
+
+        for _ in range(rounds):
+            runs = {name: self.steps[name].run for name in names if self.steps.get(name)}
+            runs = {name: run for name, run in runs.items() if "error" not in self.rows[name]}
+            timed = min((len(self.rows[name].get("seconds", ())) for name in runs), default=0)
+            if not runs or time.monotonic() > self.args.deadline and timed >= 2:
+                return
+            for name, seconds in measure.interleaved(runs, 1, warm_up=0, rows=self.rows, clock=clock).items():
+                self.rows[name].setdefault("seconds", []).extend(seconds)
+            self.args.keep(self.result())
+
+    def result(self) -> dict:
+        """What is known so far."""
+        ceiling = self.ceiling
+        for row in self.rows.values():
+            if row.get("seconds"):
+                row |= ceiling.rates(row["seconds"], row["batch"]) | dict(ms_per_step=1000 * median(row["seconds"]))
+                rate = row["sequences_per_second"]
+                row |= dict(tflops=rate * ceiling.flops / 1e12, raw_tokens_per_second=rate * self.raw_tokens)
+        result = material.setting_of(self.args) | self.lengths | dict(compiled=self.args.compile)
+        result["order"] = "in turn: A B C A B C" if self.in_turn else "one after the other: A A B B"
+        result |= dict(gflops_per_sequence=ceiling.flops / 1e9, raw_tokens_per_sequence=self.raw_tokens)
+        result |= dict(matrix_product_tflops=ceiling.product / 1e12)
+        result["data_sheet_tflops"] = ceiling.sheet and ceiling.sheet / 1e12
+        own = [name for name, row in self.rows.items() if not row["peer"]]
+        return result | {"rows": list(self.rows.values()), **measure.compared(self.rows, own, LADDER[0].name)}
 
 
 def published_steps(name: str, checkout: str, config: T5Config, lengths: dict[str, int], args: Namespace) -> dict:
@@ -342,47 +383,3 @@ def published_steps(name: str, checkout: str, config: T5Config, lengths: dict[st
         words = [json.dumps(setting), f"{folder}/found.json"]
         run_script("benchmarks/published_step.py", words, Path(folder, "log"), PYTHONPATH=paths)
         return read_json(Path(folder, "found.json"))
-
-
-def first_steps(
-    row: dict, settings: dict, config: T5Config, args: Namespace, references: dict[int, dict], batch: int
-) -> TrainingStep:
-    """The rung after its first steps, which compile and reserve memory. ArithmeticError for wrong gradients.
-
-    references: {batch: gradients of eager float32}, made once for each batch.
-    """
-    row["batch"] = batch
-    batches = material.random_batches(config, batch, args.source_length, 4, args.device)
-    step = TrainingStep(settings, config, batches, args.device, args.bf16)
-    if batch not in references:
-        references[batch] = reference_gradients(config, batches[0], args.device)
-    start = time.perf_counter()
-    check_gradients(row, step.gradients(), references[batch], args.bf16)
-    row["first_loss"] = step.run(1)
-    row["first_step_seconds"] = time.perf_counter() - start
-    step.run(3)
-    if settings["one_graph"]:
-        step.capture()
-    return step
-
-
-def time_steps(
-    rows: dict[str, dict],
-    steps: dict[str, TrainingStep | None],
-    args: Namespace,
-    rounds: int,
-    so_far: Callable[[], dict],
-) -> None:
-    """Times what was built, in turn, one untimed step before each, and adds the seconds of a step to the rows."""
-
-    def clock(run: Callable[[int], float]) -> float:
-        run(1)
-        return measure.seconds_of(lambda: run(args.steps)) / args.steps
-
-    for _ in range(rounds):
-        runs = {name: step.run for name, step in steps.items() if step and "error" not in rows[name]}
-        if not runs or time.monotonic() > args.deadline and len(rows[next(iter(runs))].get("seconds", ())) >= 2:
-            return
-        for name, seconds in measure.interleaved(runs, 1, warm_up=0, rows=rows, clock=clock).items():
-            rows[name].setdefault("seconds", []).extend(seconds)
-        args.keep(so_far())

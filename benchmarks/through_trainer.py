@@ -24,8 +24,6 @@ from model_t5 import create_model, set_dropout
 from runs.speed import job_of, make_fast
 from trainer_t5 import T5Trainer
 
-COLUMNS = {"name": "", "what": "", "batch": "", "sequences_per_second": "{:,.1f}", "spread": "{:.0%}"}
-COLUMNS |= {"mfu": "{:.1%}", "mfu_of_data_sheet": "{:.1%}", "peak_memory_gib": "{:.2f}"}
 CHUNKS = 4096  # of random tokens that all train on
 LONG_RUN = 65_536  # steps of the run that --speed is to choose for
 
@@ -33,7 +31,7 @@ LONG_RUN = 65_536  # steps of the run that --speed is to choose for
 @dataclass(frozen=True)
 class Way:
     """A way to train. pads: of a fine-tuning, what rows are padded to. flags: of the training arguments. ours: through
-    T5Trainer. compiled: only where compilation is asked for."""
+    T5Trainer. compiled: only with --compile."""
 
     text: str
     pads: str = ""
@@ -62,10 +60,13 @@ def model_of(way: Way, config: PreTrainedConfig) -> PreTrainedModel:
 
 class Timer(transformers.TrainerCallback):
     """`seconds` of a training from the end of its step `untimed` (0: from its beginning) to the end of its last epoch,
-    waiting for data included."""
+    waiting for data included. The trainer gets it as `trainer.timer`, and prints no more."""
 
-    def __init__(self, untimed: int):
+    def __init__(self, trainer: Seq2SeqTrainer, untimed: int = 0):
         self.untimed = untimed
+        trainer.timer = self
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.add_callback(self)
 
     def on_epoch_begin(self, _args, state: transformers.TrainerState, _control, **_) -> None:
         if state.global_step == self.untimed:
@@ -79,18 +80,10 @@ class Timer(transformers.TrainerCallback):
         self.seconds = time.perf_counter() - self.begun
 
 
-def timed(trainer: Seq2SeqTrainer, untimed: int = 0) -> Seq2SeqTrainer:
-    """The trainer, silent, with a Timer in `trainer.timer`."""
-    trainer.timer = Timer(untimed)
-    trainer.remove_callback(transformers.PrinterCallback)
-    trainer.add_callback(trainer.timer)
-    return trainer
-
-
 def trained_in_turn(rows: dict[str, dict], make: Callable[[str], Seq2SeqTrainer], args: Namespace, **options) -> dict:
     """{name of a row: seconds of each of its trainings}; a non-finite loss is an ArithmeticError, in its row.
 
-    make: the `timed` trainer of a row, asked for once. options: of `interleaved`.
+    make: the trainer of a row, with a Timer; called once for a row. options: of `interleaved`.
     """
     trainers = {}
 
@@ -134,7 +127,7 @@ def measure_trainer(args: Namespace) -> dict:
     lists = [{"input_ids": row.tolist()} for row in chunks.chunks[: min(CHUNKS, 64 * args.batch)]]
     ways = {name: way for name, way in WAYS.items() if args.compile or not way.compiled}
     rows = {name: {"name": name, "what": way.text, "settings": {"ours": way.ours}} for name, way in ways.items()}
-    ceiling = Ceiling.of(config, ours.inputs_length, ours.targets_length, args)
+    ceiling = Ceiling(config, ours.inputs_length, ours.targets_length, args)
     result = setting_of(args) | dict(peers_collator=peers_name, steps=args.steps, compiled=args.compile)
 
     def so_far(seconds: dict[str, list[float]]) -> dict:
@@ -151,7 +144,7 @@ def measure_trainer(args: Namespace) -> dict:
         if trainer is None:
             raise RuntimeError(rows[name].pop("error"))
         size, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
-        rows[name] |= dict(batch=f"{size} x {accumulated}", speed=getattr(trainer, "speed", None))
+        rows[name] |= dict(batch=f"{size} x {accumulated}", speed=trainer.speed)
         return trainer
 
     with tempfile.TemporaryDirectory() as folder:
@@ -161,25 +154,27 @@ def measure_trainer(args: Namespace) -> dict:
 def first_trainer(
     way: Way, config: PreTrainedConfig, data: tuple[Dataset | list, Any], args: Namespace, folder: str, size: int
 ) -> Seq2SeqTrainer:
-    """The trainer of a way after its first steps, which compile and reserve memory; batches of `size` sequences are
-    accumulated to --batch. data: what it trains on, and its collator."""
+    """The trainer of a way after its first steps, which compile and reserve memory. Batches of `size` sequences are
+    accumulated to --batch. data: (data set, its collator)."""
     model, (dataset, collator) = model_of(way, config), data
     flags = trainer_flags(args, folder) | way.flags | dict(max_steps=args.steps + 1)
     flags |= dict(per_device_train_batch_size=size, gradient_accumulation_steps=args.batch // size)
     if flags["use_cpu"]:
         flags.pop("dataloader_num_workers", None)  # the cores compute
+    speed = None
     if way.ours:
         arguments = PreTrainingArguments(**flags, warmup_steps=0)
         check_training(arguments, "pre-training from scratch")
-        given = {"bf16", "torch_compile" * (not args.compile), "per_device_train_batch_size" * (size < args.batch)}
-        arguments.given = frozenset(given)
+        chosen_here = dict(bf16=True, torch_compile=not args.compile, per_device_train_batch_size=size < args.batch)
+        arguments.given = frozenset(name for name, is_given in chosen_here.items() if is_given)
         job = job_of(model, collator.inputs_length, collator.targets_length, 1, LONG_RUN, None)
         speed = make_fast(model, job, Namespace(attn_implementation=None), arguments)
-        trainer = T5Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
-        trainer.speed = speed
     else:
         model.config.use_cache = model.decoder.config.use_cache = way.dropout > 0  # it comes with a cache
         arguments = Seq2SeqTrainingArguments(**flags, torch_compile=way.compiled, remove_unused_columns=False)
-        trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
-    timed(trainer, untimed=1).train()
+    kind = T5Trainer if way.ours else Seq2SeqTrainer
+    trainer = kind(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
+    trainer.speed = speed
+    Timer(trainer, untimed=1)
+    trainer.train()
     return trainer

@@ -57,16 +57,17 @@ def draw_curves(
     metrics = eval_metrics(everything)[:1] if metrics is None else metrics
     losses = {"loss", *(eval_loss_key(lines) for seeds in groups.values() for lines in seeds)}  # have the first panel
     metrics = [m for m in metrics if m not in losses and any(m in line for line in everything)]
-    longest = max((line[x] for line in everything if line.get(x) is not None), default=0)
     unit, unit_name = 1, x
     if x == "seconds":
+        longest = max((line.get(x) or 0 for line in everything), default=0)
         unit, unit_name = (3600, "hours") if longest > 7200 else (60, "minutes") if longest > 300 else (1, "seconds")
     columns = min(3, 1 + len(metrics))
     rows = math.ceil((1 + len(metrics)) / columns)
     figure, panels = new_figure((7, 11.5, 15)[columns - 1], 4.3 * rows, rows, columns, sharex=True)
     for panel in panels[1 + len(metrics) :]:
         panel.remove()
-    training, evaluation = dict(linewidth=1, alpha=0.4), dict(linewidth=1.6, marker="o", markersize=4)
+    training = dict(linewidth=1, alpha=0.4, markersize=0)
+    evaluation = dict(linewidth=1.6, marker="o", markersize=4)
 
     legend, evaluated = [], any(metric.startswith("eval_") for metric in metrics)
     for number, (label, seeds) in enumerate(groups.items()):
@@ -78,7 +79,7 @@ def draw_curves(
             for panel, key, (xs, ys) in zip([panels[0], *panels], keys, points, strict=False):
                 style = dict(evaluation if key.startswith("eval_") else training)
                 style["linewidth"] += 0.9 * under
-                style["markersize"] = style.get("markersize", 0) + 2 * under
+                style["markersize"] += 2 * under
                 marked = max(1, len(xs) // 25)
                 panel.plot([value / unit for value in xs], ys, line, color=colour, markevery=marked, **style)
             evaluated |= bool(points[1][0])

@@ -93,7 +93,7 @@ def mean_and_deviation(values: list[float | None], form: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message that is not empty, or its name if there is none."""
+    """The first line of an error's message that is not empty; of an empty message the error's name."""
     return next(filter(None, str(error).splitlines()), type(error).__name__)
 
 
@@ -156,7 +156,7 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextlib.contextmanager
 def side_file(path: Path) -> Iterator[Path]:
-    """Lets the `with` block write a file beside the model; if it fails, as on a full disk, a line says so, no more."""
+    """Lets the `with` block write a file beside the model. A failure, such as a full disk, is only printed."""
     try:
         yield path
     except OSError as error:

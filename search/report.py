@@ -12,7 +12,7 @@ import numpy as np
 from common.curves import COLOURS, new_figure, save_figure
 from common.reports import aligned, human_time, write_aside
 from search.study import SILENCE, best_of, silence
-from search.sweep_files import best_value, command_line, draw, read_lines, shown
+from search.sweep_files import best_value, command_line, draw, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,14 +37,13 @@ document.querySelectorAll("th").forEach((head, column) => head.onclick = () => {
 def sorted_table(rows: list[list[str]], trials: list["FrozenTrial"], best: "FrozenTrial | None", sign: int) -> str:
     """The table as HTML, the best trials first and those without a value last, the best one marked."""
 
-    def cells(kind: str, row: list[str]) -> str:
-        return "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row)
+    def line(kind: str, row: list[str], mark: str = "") -> str:
+        return f"<tr{mark}>{''.join(f'<{kind}>{html.escape(cell)}</{kind}>' for cell in row)}</tr>"
 
-    order = sorted(trials, key=lambda t: (t.value is None, 0 if t.value is None else sign * t.value, t.number))
-    by_number = {row[0]: row for row in rows[1:]}
-    marks = {best.number: ' class="best"'} if best else {}
-    body = [f"<tr{marks.get(t.number, '')}>{cells('td', by_number[str(t.number)])}</tr>" for t in order]
-    return f"<table><thead><tr>{cells('th', rows[0])}</tr></thead>\n<tbody>{chr(10).join(body)}</tbody></table>"
+    order = sorted(trials, key=lambda trial: (trial.value is None, sign * (trial.value or 0), trial.number))
+    row_of = {trial.number: row for trial, row in zip(trials, rows[1:], strict=True)}
+    body = "\n".join(line("td", row_of[trial.number], ' class="best"' if trial is best else "") for trial in order)
+    return f"<table><thead>{line('th', rows[0])}</thead>\n<tbody>{body}</tbody></table>"
 
 
 def table_of(trials: list["FrozenTrial"], sweep: dict, folder: Path) -> list[list[str]]:
@@ -54,7 +53,7 @@ def table_of(trials: list["FrozenTrial"], sweep: dict, folder: Path) -> list[lis
     for trial in trials:
         run, end = trial.user_attrs["run"], trial.user_attrs.get("end") if trial.state.is_finished() else None
         state = end["state"] if end else "running" if silence(folder, run) < SILENCE else "interrupted"
-        value = trial.value if end else best_value(read_lines(folder / run), sweep)
+        value = trial.value if end else best_value(folder / run, sweep)
         metric = ["-" if value is None else shown(float(value))] if sweep["metric"] else []
         parameters = [shown(trial.user_attrs["values"][name]) for name in sweep["searched"]]
         rows.append([str(trial.number), state, *parameters, *metric, human_time(end["seconds"]) if end else "-", run])
@@ -71,12 +70,8 @@ def draw_pictures(study: "Study", sweep: dict, valued: list["FrozenTrial"]) -> d
     specs, metric, sign, values = sweep["searched"], sweep["metric"]["name"], sweep["sign"], [t.value for t in valued]
     figures = {}
 
-    def new(name: str, width: float = 8, **labels):
-        figures[name], (panel,) = new_figure(width, 4.3)
-        panel.set(**labels)
-        return panel
-
-    panel = new("history.png", xlabel="trial", ylabel=metric)
+    figures["history.png"], (panel,) = new_figure(8, 4.3)
+    panel.set(xlabel="trial", ylabel=metric)
     best = [*itertools.accumulate(values, min if sign > 0 else max)]
     panel.step([trial.number for trial in valued], best, where="post", color=COLOURS[1], label="best so far")
     for marker, state in (("o", "finished"), ("x", "stopped")):
@@ -86,7 +81,8 @@ def draw_pictures(study: "Study", sweep: dict, valued: list["FrozenTrial"]) -> d
     panel.locator_params(axis="x", integer=True)
     panel.legend(frameon=False)
 
-    panel = new("parallel_coordinates.png", 2 * len(specs) + 3.5, yticks=[], xlim=(-0.1, len(specs) + 0.5))
+    figures["parallel_coordinates.png"], (panel,) = new_figure(2 * len(specs) + 3.5, 4.3)
+    panel.set(yticks=[], xlim=(-0.1, len(specs) + 0.5))
     panel.set_xticks(range(len(specs) + 1), [*specs, metric])
     panel.grid(axis="x", color="0.85")
     low, high = robust_range(values)
@@ -94,11 +90,10 @@ def draw_pictures(study: "Study", sweep: dict, valued: list["FrozenTrial"]) -> d
     colours = colormaps["viridis" if sign < 0 else "viridis_r"]
     for trial in sorted(valued, key=lambda t: -sign * t.value):  # the best one on top
         height = min(max((trial.value - low) / ((high - low) or 1), 0), 1)
-        colour = colours(height)
-        panel.plot([*(trial.params[name] / tops[name] for name in specs), height], color=colour)
+        panel.plot([*(trial.params[name] / tops[name] for name in specs), height], color=colours(height))
     figures["parallel_coordinates.png"].colorbar(ScalarMappable(Normalize(low, high), colours), ax=panel, label=metric)
-    beyond = ("<= " if low > min(values) else ""), (">= " if high < max(values) else "")
-    marks = [(len(specs), 0, beyond[0] + shown(low)), (len(specs), 1, beyond[1] + shown(high))]
+    marks = [(len(specs), 0, ("<= " if low > min(values) else "") + shown(low))]
+    marks += [(len(specs), 1, (">= " if high < max(values) else "") + shown(high))]
     for column, (name, spec) in enumerate(specs.items()):
         heights = range(tops[name] + 1) if spec["distribution"] == "categorical" else (0.1, 0.5, 0.9)
         marks += [(column, x / tops[name], shown(draw(spec, x))) for x in heights]
@@ -109,8 +104,8 @@ def draw_pictures(study: "Study", sweep: dict, valued: list["FrozenTrial"]) -> d
 
     if len(set(values)) > 1 and len(values) >= enough_trials(specs):
         shares = get_param_importances(study)
-        label = f"share of the differences in {metric} (PED-ANOVA of {len(values)} trials)"
-        panel = new("importance.png", xlabel=label)
+        figures["importance.png"], (panel,) = new_figure(8, 4.3)
+        panel.set_xlabel(f"share of the differences in {metric} (PED-ANOVA of {len(values)} trials)")
         panel.bar_label(panel.barh(list(shares)[::-1], list(shares.values())[::-1], color=COLOURS[0]), fmt=" %.2f")
     return figures
 

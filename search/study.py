@@ -1,6 +1,6 @@
 """What the agents of a sweep share: who runs which trial, and Optuna's journal of all trials.
 
-A trial belongs to the agent named in its <run>.beat, as long as that agent gives signs of life.
+A trial belongs to the agent that its <run>.beat names, as long as that agent gives signs of life.
 """
 
 import contextlib
@@ -42,8 +42,10 @@ def holder(folder: Path, run: str) -> dict:
 
 
 def silence(folder: Path, run: str) -> float:
-    """Seconds since the last sign of life of the agent that holds a trial, infinite if it is known to be gone: a
-    difference of file times, which one file server sets, as the clocks of a cluster's nodes differ."""
+    """Seconds since the last sign of life of the agent that holds a trial, infinite if the agent is known to be gone.
+
+    Measured between file times, which one file server sets: the clocks of a cluster's nodes differ.
+    """
     record = holder(folder, run)
     if not record or (record["machine"] == HERE and not psutil.pid_exists(record["agent"])):
         return math.inf
@@ -55,20 +57,18 @@ def silence(folder: Path, run: str) -> float:
     return clock.stat().st_mtime - latest
 
 
-def members(group: int) -> list[psutil.Process]:
+def members(group: int) -> Iterator[psutil.Process]:
     """The living processes of a process group."""
-    found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                yield process
 
 
 def end_orphans(folder: Path, run: str) -> None:
-    """Kills what a killed agent of this machine has left running, unless the group's id was given to others since."""
+    """Kills what a killed agent of this machine has left running; a group id that is in use again is left alone."""
     record = holder(folder, run)
-    for process in members(record["group"]) if record.get("group") and record["machine"] == HERE else []:
+    for process in members(record["group"]) if record.get("group") and record["machine"] == HERE else ():
         with contextlib.suppress(psutil.Error):
             if process.environ().get("WANDB_RUN_ID") == run:
                 process.kill()
@@ -115,16 +115,17 @@ def best_of(trials: list["FrozenTrial"], sweep: dict) -> "FrozenTrial | None":
 
 
 def take_trial(study: "Study", sweep: dict, folder: Path, seed: int) -> tuple["FrozenTrial | None", str | None]:
-    """(trial to run, None), an abandoned one before a new one, or (None, why there is none), or (None, None): wait."""
+    """(trial to run, None), or (None, why the search is over), or (None, None): wait. Abandoned trials come first."""
     from optuna.trial import TrialState, create_trial
 
     with turn(folder):
         trials = study.get_trials(deepcopy=False)
         others = {trial.user_attrs["run"]: trial for trial in trials if not trial.state.is_finished()}
         for run, trial in others.items():
-            # In this order: an agent ends a trial in the study before it deletes the trial's .beat.
-            is_silent = silence(folder, run) >= SILENCE
-            if is_silent and not study.get_trials(deepcopy=False)[trial.number].state.is_finished():
+            if silence(folder, run) < SILENCE:
+                continue
+            # Only now: an agent ends a trial in the study before it deletes the trial's .beat.
+            if not study.get_trials(deepcopy=False)[trial.number].state.is_finished():
                 end_orphans(folder, run)
                 beat(folder, run)
                 return trial, None

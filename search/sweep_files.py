@@ -106,8 +106,6 @@ def check_number(where: str, value: object, kind: str) -> None:
 
 def check_parameter(where: str, spec: Any, grid: bool) -> dict:
     """The entry of a parameter with its distribution, by W&B's rules; in a grid `constant` or `categorical`."""
-    if isinstance(spec, dict) and "parameters" in spec:
-        raise ValueError(f"{where}: nested parameters are not supported, flags have no levels")
     check_keys(where, spec, PARAMETER_KEYS)
     whole = all(isinstance(spec.get(key), int) for key in ("min", "max"))
     guesses = {"value": "constant", "values": "categorical", "min": "int_uniform" if whole else "uniform"}
@@ -128,11 +126,10 @@ def check_parameter(where: str, spec: Any, grid: bool) -> dict:
         raise ValueError(f"{where}: values {values!r} must be a list of at least one value")
     for value in [spec.get("value"), *values]:
         check_text(where, value)
-    for chance in chances if isinstance(chances, list) else [0]:
-        check_number(f"{where}, probabilities", chance, "a number of at least 0")
-    wrong = not isinstance(chances, list) or len(chances) != len(values) or abs(sum(chances) - 1) > 1e-6
-    if chances is not None and wrong:
-        raise ValueError(f"{where}: probabilities {chances} must be {len(values)} numbers that sum to 1")
+    if chances is not None:
+        numbers = [n for n in chances if isinstance(n, int | float) and n >= 0] if isinstance(chances, list) else []
+        if len(numbers) != len(values) or chances != numbers or abs(sum(numbers) - 1) > 1e-6:
+            raise ValueError(f"{where}: probabilities {chances} must be {len(values)} numbers that sum to 1")
     if grid and kind in ("int_uniform", "q_uniform"):  # as W&B: q_uniform without its max
         low, high, q = spec["min"], spec["max"], spec.get("q", 1)
         count = high - low + 1 if kind == "int_uniform" else math.ceil((high - low) / q - 1e-9)
@@ -180,7 +177,7 @@ def read_sweep(path: str) -> dict:
         if not brackets(stop):
             raise ValueError(f"{path}, early_terminate: max_iter {stop['max_iter']} is below eta {stop['eta']}")
     words = sweep.get("command") or ["${env}", "${interpreter}", "${program}", "${args}"]
-    words = [str(word) for word in words] if isinstance(words, list) else [str(words)]
+    words = [str(word) for word in (words if isinstance(words, list) else [words])]
     for word in words:
         for variable in set(ENVVAR.findall(word)) - {*os.environ, "WANDB_RUN_ID"}:
             raise ValueError(f"{path}, command: {word}: the environment has no {variable}")
@@ -291,19 +288,19 @@ def command_line(sweep: dict, values: dict, folder: Path, run: str, write: bool 
 
 
 def read_lines(folder: Path) -> list[dict]:
-    """The lines of a run's metrics.jsonl; [] if there is none."""
+    """The lines of a run's metrics.jsonl; [] without such a file."""
     return read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
 
 
-def history(lines: list[dict], key: str) -> list[float]:
-    """All finite values of a metric in the lines of a metrics.jsonl."""
-    values = [line.get(key) for line in lines]
+def history(folder: Path, key: str) -> list[float]:
+    """All finite values of a metric that a run has logged."""
+    values = [line.get(key) for line in read_lines(folder)]
     return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
-def best_value(lines: list[dict], sweep: dict) -> float | None:
-    """The best finite value of the metric that a run logged, by which it counts, as in W&B's own search."""
-    return min(history(lines, sweep["key"]), key=lambda value: sweep["sign"] * value, default=None)
+def best_value(folder: Path, sweep: dict) -> float | None:
+    """The best finite value of the metric that a run has logged, by which it counts, as in W&B's own search."""
+    return min(history(folder, sweep["key"]), key=lambda value: sweep["sign"] * value, default=None)
 
 
 def brackets(stop: dict) -> list[int]:

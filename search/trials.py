@@ -37,7 +37,7 @@ def end_group(process: subprocess.Popen) -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
             end = time.monotonic() + PATIENCE
-            while members(process.pid) and time.monotonic() < end:  # a launcher may be gone while its script saves
+            while any(members(process.pid)) and time.monotonic() < end:  # a launcher may be gone while its script saves
                 time.sleep(min(POLL, 0.1))
                 process.poll()
     finally:
@@ -81,8 +81,7 @@ def outcome(folder: Path, run: str, sweep: dict, code: int) -> tuple[str, float 
         named = [line for line in lines if re.match(r"[\w.]*(error|Error|Exception): |[\w.]+: error: ", line)]
         named = [line for line in named if not re.search("CalledProcessError|ChildFailedError", line)]
         return "failed", None, (named or lines)[-1]
-    lines, key = read_lines(folder / run), sweep["key"]
-    value = best_value(lines, sweep)
+    lines, key, value = read_lines(folder / run), sweep["key"], best_value(folder / run, sweep)
     if not key or value is not None:
         return "finished", value if value is None else float(value), None
     there = ", ".join(dict.fromkeys(name for line in lines for name in line)) or "nothing"
@@ -112,7 +111,7 @@ def run_trial(trial: "FrozenTrial", sweep: dict, folder: Path) -> tuple[str, flo
     try:
         beat(folder, run, process.pid)
         metrics, size, parts = folder / run / "metrics.jsonl", -1, []
-        values = history(read_lines(folder / run), sweep["key"])
+        values = history(folder / run, sweep["key"])
         while process.returncode is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL)
@@ -122,17 +121,15 @@ def run_trial(trial: "FrozenTrial", sweep: dict, folder: Path) -> tuple[str, flo
                     os.utime(folder / f"{run}.beat")
             before, size, known = size, metrics.stat().st_size if metrics.is_file() else 0, len(values)
             if size != before:
-                lines = read_lines(folder / run)
-                values = history(lines, sweep["key"])
+                lines, values = read_lines(folder / run), history(folder / run, sweep["key"])
                 parts = [f"{key} {shown(lines[-1][key])}" for key in ("step", "epoch") if lines and key in lines[-1]]
                 parts += [f"{sweep['metric']['name']} {shown(values[-1])}"] if values else []
             is_new = len(values) > known
             show("  ".join([title, *parts, human_time(time.monotonic() - began)]), is_new and not sys.stdout.isatty())
             if is_new and sweep["early_terminate"] and process.returncode is None:
-                runs = folder.glob("[0-9]*-*/metrics.jsonl")
-                everyone = [history(read_lines(path.parent), sweep["key"]) for path in runs]
+                everyone = [history(path.parent, sweep["key"]) for path in folder.glob("[0-9]*-*/metrics.jsonl")]
                 if is_hopeless(values, everyone, sweep["early_terminate"], sweep["sign"]):
-                    return "stopped", best_value(lines, sweep), None
+                    return "stopped", best_value(folder / run, sweep), None
     except Told:
         if "SLURM_JOB_ID" in os.environ:  # SLURM signals the trial too; a second signal would keep it from saving
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 from absl.testing import parameterized
+from helpers import call
 from matplotlib.image import imread
 from transformers import (
     ProgressCallback,
@@ -507,9 +508,8 @@ class SummaryTest(TestCase):
 class PlotRunsTest(TestCase):
     def call(self, *argv: object) -> tuple[int, str, str]:
         """(exit code, what was printed, the error)."""
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error:
-            code = plot_runs.main([*map(str, argv), "--output", str(self.folder / "runs.png")])
-        return code, out.getvalue(), error.getvalue()
+        _, code, out, error = call(plot_runs.main, *argv, "--output", self.folder / "runs.png")
+        return code or 0, out, error
 
     def test_table_of_seeds(self):
         for name, accuracy in (("1", 0.5), ("2", 0.6), ("3", 0.7)):

@@ -59,7 +59,7 @@ class StudyTest(parameterized.TestCase):
 
     def test_a_target_that_few_runs_reach(self):
         record, printed = self.study("--pre_train", "adamw_rms_scaled:4e-2", "--target_loss", "3.85")
-        self.assertEqual(record["pre_training"][0]["tokens_to_target"], "0.01 M (1 of 2)")
+        self.assertEqual(record["pre_training"][0]["tokens_to_target"], "0.01 M (n=1)")
         self.assertIn("target: held-out loss 3.850", printed)
 
     @parameterized.parameters("adam:1e-3", "muon", "muon:fast", "muon:0", "muon:inf")

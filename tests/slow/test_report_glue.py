@@ -171,31 +171,31 @@ class InterruptionTest(TestCase):
         self.assertIn("--overwrite_output_dir", self.commands[0])
         self.assertEqual(anew["tasks"]["cola"]["score"], whole["tasks"]["cola"]["score"])
 
-    @parameterized.parameters((75, 75, "cola, seed 1: told to stop; the same command resumes"), (3, 1, None))
-    def test_a_run_that_stops_or_fails_ends_the_report(self, code, expected, message):
+    @parameterized.parameters(75, 3)
+    def test_a_run_that_stops_or_fails_ends_the_report(self, code):
         def execute(command: list[str], log: Path) -> int:  # noqa: ARG001
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text("first\nRuntimeError: out of luck\n\n")
             return code
 
-        with self.assertRaises(SystemExit) as stopped, contextlib.redirect_stderr(io.StringIO()) as errors:
+        with self.assertRaises(SystemExit) as stopped:
             self.run_report(f"stopped_{code}", execute=execute)
-        self.assertEqual(stopped.exception.code, expected)
-        if message:
-            self.assertIn(message, self.printed.getvalue())
-        else:
-            self.assertIn("cola, seed 1: fine_tune_t5.py ended with 3: RuntimeError: out of luck", errors.getvalue())
+        if code == 75:
+            self.assertEqual(stopped.exception.code, 75)
+            self.assertIn("cola, seed 1: told to stop; the same command resumes", self.printed.getvalue())
+        else:  # a text: Python prints it on stderr, and the exit code is 1
+            message = "cola, seed 1: fine_tune_t5.py ended with 3: RuntimeError: out of luck"
+            self.assertStartsWith(stopped.exception.code, message)
 
     def test_flags_may_be_mended_before_there_is_a_checkpoint(self):
         def failing(command: list[str], log: Path) -> int:  # noqa: ARG001
             log.write_text("no luck\n")
             return 1
 
-        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
-            self.run_report("mended", execute=failing)
-        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as errors:
-            self.run_report("mended", more=("--optim", "adafactor"), execute=failing)
-        self.assertIn("ended with 1", errors.getvalue())
+        for more in ((), ("--optim", "adafactor")):
+            with self.assertRaises(SystemExit) as stopped:
+                self.run_report("mended", more=more, execute=failing)
+            self.assertIn("ended with 1", stopped.exception.code)
 
     def test_execute_returns_the_code_and_keeps_the_output(self):
         log = self.folder / "new" / "log"
@@ -283,8 +283,8 @@ class FlagsTest(TestCase):
         self.assertRegex(error, message)
 
     @parameterized.named_parameters(
-        ("task", [], (), "cola sstb", "--tasks sstb: there is cola, sst2"),
-        ("ax", [], (), "ax", "--tasks ax: there is"),
+        ("task", [], (), "cola sstb", "--tasks sstb: must be one of cola, sst2"),
+        ("ax", [], (), "ax", "--tasks ax: must be one of"),
         ("task_twice", [], (), "cola cola", "--tasks cola cola: one of them stands there twice"),
         ("seed_twice", ["--seeds", "1", "1"], (), "cola", "--seeds 1 1: one of them"),
         ("own_flag", [], ("--seed", "3"), "cola", "-- --seed: the report sets it for each run"),

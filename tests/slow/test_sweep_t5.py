@@ -683,7 +683,7 @@ class RefusedTest(SweepTest):
         ("no_max", listed(min=1), r"x \(uniform\): key max is missing"),
         ("no_kind", listed(mu=1), "x: needs value, values, min and max, or a distribution"),
         ("plain", dict(parameters={"x": 3}), "x: 3 must be a mapping, with distribution, value, values"),
-        ("nested", listed(parameters={"y": {"value": 1}}), "x: nested parameters are not supported"),
+        ("nested", listed(parameters={"y": {"value": 1}}), "x, key: parameters is not supported; there is dist"),
         ("text", drawn(min="1e-5", max=0.1),
          r"x, min: YAML reads 1e-5 as text: write 1\.0e-5"),
         ("text_without_sign", drawn(min=1, max="2.5E3"), r"write 2\.5e\+3"),

@@ -200,8 +200,9 @@ class SoonTest(parameterized.TestCase):
         """What only reads files, and the mistakes in their flags, are answered before torch is loaded."""
         code = (
             "import sys, contextlib, io\nimport plot_runs, sweep_t5\n"
-            "with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):\n"
-            "    plot_runs.main(['nowhere'])\n    sweep_t5.main(['--qqq'])\n"
+            "for main, word in ((plot_runs.main, 'nowhere'), (sweep_t5.main, '--qqq')):\n"
+            "    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):\n"
+            "        main([word])\n"
             "print(sorted({'torch', 'optuna', 'datasets'} & set(sys.modules)))"
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
