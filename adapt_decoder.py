@@ -61,7 +61,7 @@ def described_copies(copied: dict[str, str | None], names: dict[str, str]) -> di
 def main(argv: list[str] | None = None) -> dict[str, str | None]:
     """Runs the script; returns {tensor: the tensor it was copied from or None}."""
     with exit_on_user_error():
-        (args,) = parse_arguments([AdaptationArguments], argv)
+        (args,) = parse_arguments([AdaptationArguments], argv, about=__doc__)
         check_flags(args)
         tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
         if args.encoder and not same_vocabulary(tokenizer, load_tokenizer(args.encoder, "--encoder")):

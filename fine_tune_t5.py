@@ -1,4 +1,4 @@
-"""Fine-tune a T5 on your own pairs or any task of DATASET_VALS (constants.py), from a checkpoint or from scratch.
+r"""Fine-tune a T5 on your own pairs or any task of DATASET_VALS (constants.py), from a checkpoint or from scratch.
 
     python fine_tune_t5.py                         # built-in task, from the demo checkpoint if there is one
     python fine_tune_t5.py --train_file 'pairs/*.jsonl' --validation_file dev.jsonl \

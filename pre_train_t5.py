@@ -1,4 +1,4 @@
-"""Pre-train a T5 with span corruption, prefix LM or UL2, from scratch or from a checkpoint.
+r"""Pre-train a T5 with span corruption, prefix LM or UL2, from scratch or from a checkpoint.
 
     python pre_train_t5.py                         # tiny model, built-in English, a laptop's CPU
     python pre_train_t5.py recipes/my.yaml --learning_rate 1e-2

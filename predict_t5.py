@@ -1,4 +1,4 @@
-"""Answer the inputs of a file with a fine-tuned checkpoint: a line of answers.jsonl for each input, in their order.
+r"""Answer the inputs of a file with a fine-tuned checkpoint: a line of answers.jsonl for each input, in their order.
 
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --input_file inputs.txt --output_file answers.jsonl
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --input_file new.csv --source_column body --num_beams 4
@@ -69,7 +69,7 @@ class PredictionArguments:
     bf16: bool = option(False, "Weights in bfloat16.")
     attn_implementation: str | None = option(None, "Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS)
     use_cpu: bool = option(False, "Generate on the CPU although there is a GPU.")
-    seed: int = option(42, "Of --do_sample.", at_least=0)
+    seed: int = option(42, "Seed of --do_sample.", at_least=0)
 
     def __post_init__(self):
         if self.source_column and len(self.source_column) == 1:

@@ -20,10 +20,10 @@ class ModelArguments:
     model_name_or_path: str | None = option(None, "Folder or Hub name of the checkpoint. Not set: from scratch.")
     config_name: str | None = option(None, f"From scratch: {_SHAPES}, or a folder/Hub name.")
     config_overrides: str | None = option(None, "From scratch: changes to the shape, such as d_model=64,num_layers=2.")
-    tokenizer_name: str | None = option(None, "Or a SentencePiece .model. Not set: the checkpoint's, or one trained.")
+    tokenizer_name: str | None = option(None, "Folder, Hub name or .model file. Not set: the checkpoint's, or a new one.")
     vocab_size: int = option(4096, "Tokens of a tokenizer that is trained, or number of ready-made ids.", at_least=2)
-    byte_fallback: bool | None = option(None, "It writes rare letters as bytes. Not set: where letters are too many.")
-    train_only: str | None = option(None, "Train only weights whose names this regular expression finds: cross_attn.")
+    byte_fallback: bool | None = option(None, "A new tokenizer writes rare letters as bytes. Not set: if it needs to.")
+    train_only: str | None = option(None, "Train only the weights whose names match a pattern, such as cross_attn.")
     dropout_rate: float | None = option(None, "Not set: pre-training 0, fine-tuning the model's.", at_least=0, below=1)
     attn_implementation: str | None = option(
         None, "Attention; t5_fused needs dropout 0. Not set: HF's choice.", choices=ATTENTION_IMPLEMENTATIONS

@@ -35,7 +35,7 @@ class TaskArguments:
     train_file: list[str] | None = option(None, "Training rows, your own pairs or the task's: files, folders, globs.")
     validation_file: list[str] | None = option(None, "Validation rows, as --train_file.")
     source_file: list[str] | None = option(None, "Own pairs side by side: text files with a source on each line.")
-    target_file: list[str] | None = option(None, "As many files with the targets.")
+    target_file: list[str] | None = option(None, "The targets: as many files, line by line.")
     validation_source_file: list[str] | None = option(None, "As --source_file.")
     validation_target_file: list[str] | None = option(None, "As --target_file.")
     hub_dataset: str | None = option(None, "Own pairs of the Hub, or of a saved `datasets` folder.")

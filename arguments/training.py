@@ -107,7 +107,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     output_dir: str | None = option(None, _OUTPUT)
     overwrite_output_dir: bool = option(False, "Start anew in an --output_dir that holds an earlier run's files.")
     dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
-    optim: str | None = option(None, "Not set: the first.", choices=OPTIMIZERS)
+    optim: str | None = option(None, "Not set: adamw_rms_scaled; with LoRA or ZeRO-3 adamw_torch.", choices=OPTIMIZERS)
     learning_rate: float | None = option(None, "Peak. Not set: docs/defaults.md has it.", at_least=0, at_most=100)
     lr_scheduler_type: str | None = option(
         None, "Schedule: cosine, inverse_sqrt (T5's), linear, constant, or any of HF's.", choices=tuple(SchedulerType)
@@ -135,12 +135,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     fused_cross_projections: bool = option(False, "All cross-attention K, V in one product.")
     bf16_residual: bool = option(False, "With --bf16: the residual stream in bfloat16 too.")
     kernel_timings: str | None = option(
-        None, "With t5_fused: a folder for the times of its kernels, by which it chooses."
+        None, "Folder: t5_fused times its kernels once, and takes the quickest."
     )
     generation_cache: str = option("dynamic", "Static: compiled on a GPU.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
     speed: str = option("auto", "Attention, compilation, micro-batch: what suits the machine.", choices=SPEEDS)
-    assume_gpu: str | None = option(None, "--dry_run for it.", choices=tuple(GPUS))
+    assume_gpu: str | None = option(None, "With --dry_run: plan for this GPU.", choices=tuple(GPUS))
 
     trust_checkpoint: bool = option(False, "Resume from DeepSpeed files that can run code of whoever wrote them.")
 
