@@ -20,7 +20,7 @@ class ModelArguments:
     model_name_or_path: str | None = option(None, "Folder or Hub name of the checkpoint. Not set: from scratch.")
     config_name: str | None = option(None, f"From scratch: {_SHAPES}, or a folder/Hub name.")
     config_overrides: str | None = option(None, "From scratch: changes to the shape, such as d_model=64,num_layers=2.")
-    tokenizer_name: str | None = option(None, "Folder, Hub name or .model file. Not set: the checkpoint's, or a new one.")
+    tokenizer_name: str | None = option(None, "Folder, Hub name, .model file. Not set: the checkpoint's, or a new one.")
     vocab_size: int = option(4096, "Tokens of a tokenizer that is trained, or number of ready-made ids.", at_least=2)
     byte_fallback: bool | None = option(None, "A new tokenizer writes rare letters as bytes. Not set: if it needs to.")
     train_only: str | None = option(None, "Train only the weights whose names match a pattern, such as cross_attn.")

@@ -134,9 +134,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     fused_projections: bool = option(False, "Q, K, V in one product; wi_0, wi_1 too.")
     fused_cross_projections: bool = option(False, "All cross-attention K, V in one product.")
     bf16_residual: bool = option(False, "With --bf16: the residual stream in bfloat16 too.")
-    kernel_timings: str | None = option(
-        None, "Folder: t5_fused times its kernels once, and takes the quickest."
-    )
+    kernel_timings: str | None = option(None, "Folder: t5_fused times its kernels once, and takes the quickest.")
     generation_cache: str = option("dynamic", "Static: compiled on a GPU.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
     speed: str = option("auto", "Attention, compilation, micro-batch: what suits the machine.", choices=SPEEDS)
