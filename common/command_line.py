@@ -77,8 +77,9 @@ def check_value(name: str, value: Any, limits: dict) -> None:
                 words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in together.items()]
                 words[0] += f" {limits['unit']}" if "unit" in limits else ""
                 raise ValueError(f"--{name} {item}: must be {' and '.join(words)}")
-        if item not in limits.get("choices", [item]):
-            raise ValueError(f"--{name} {item}: must be one of {', '.join(limits['choices'])}")
+        choices = limits.get("choices", [item])
+        if item not in choices:
+            raise ValueError(f"--{name} {item}: must be one of {', '.join(choices)}{did_you_mean(str(item), choices)}")
 
 
 def refuse(flags: Any, names: str, reason: str) -> None:

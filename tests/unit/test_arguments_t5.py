@@ -259,6 +259,7 @@ class LimitsTest(TestCase):
         (dict(length=0.5), "--length 0.5: must be at least 1 token and below inf"),
         (dict(length=math.inf), "--length inf: must be at least 1 token and below inf"),
         (dict(way="an"), "--way an: must be one of one, other"),
+        (dict(way="othr"), "--way othr: must be one of one, other (did you mean other?)"),
     )
     def test_refused(self, flags, message):
         with self.assertRaises(ValueError) as caught:
