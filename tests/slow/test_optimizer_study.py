@@ -1,4 +1,4 @@
-"""benchmarks/optimizers.py and learning_rates.py on made-up runs: what is run, what is read from it, what is said."""
+"""The studies of benchmarks/ (optimizers, learning rates, adaptation) on made-up runs: what is run, read and said."""
 
 import contextlib
 import io
@@ -10,8 +10,10 @@ from pathlib import Path
 from unittest import mock
 
 from absl.testing import parameterized
+from helpers import sentences
+from transformers import AutoConfig
 
-from benchmarks import learning_rates, optimizers, settings
+from benchmarks import adaptation, learning_rates, optimizers, settings
 
 FINAL = {"adamw_rms_scaled": 4.0, "muon": 4.2}  # held-out losses after 300 steps, less a tenth of the seed
 
@@ -126,6 +128,32 @@ class LearningRatesTest(parameterized.TestCase):
     def test_the_lowest_point_between_the_rates(self, lowest):
         losses = {rate: 2 + math.log(rate / lowest) ** 2 for rate in (0.01, 0.02, 0.04, 0.08)}
         self.assertAlmostEqual(learning_rates.best_rate(losses), lowest)
+
+
+class AdaptationTest(parameterized.TestCase):
+    def study(self, run=made_up_run) -> dict:
+        flags = ["--folder", self.folder / "runs", "--output", self.folder / "study.json", "--seeds", 1, "--settings"]
+        flags += ["muon:1e-2", "--train_file", self.folder / "text.txt", "--decoder_steps", 2]
+        with mock.patch.multiple(adaptation, run=run, VOCABULARY=500, LENGTH=16):
+            return adaptation.main(list(map(str, flags)))
+
+    def test_both_starts_are_one_model_and_only_one_has_read(self):
+        (self.folder / "text.txt").write_text("\n".join(sentences(300)))
+        record = self.study()
+        rows = [row["setting"] for row in record["pre_training"]]
+        self.assertCountEqual(rows, ["adapted muon 1e-2", "from scratch muon 1e-2"])
+        self.assertEqual(record["decoder_tokens"], 2 * adaptation.BATCH * 16)
+        runs = self.folder / "runs"
+        flags = {
+            start: " ".join(json.loads((runs / f"{start}_muon_1e-2_1" / "flags.json").read_text())[2])
+            for start in ("adapted", "from_scratch")
+        }
+        self.assertEndsWith(flags["adapted"], f"--model_name_or_path {runs / 'adapted_1'}")
+        self.assertIn(f"--config_name {runs / 'adapted_1'}", flags["from_scratch"])
+        self.assertEqual(AutoConfig.from_pretrained(runs / "adapted_1").model_type, "t5gemma")
+        self.assertTrue((self.folder / "study.png").is_file())
+        with mock.patch.object(adaptation, "trained_decoder", side_effect=AssertionError):
+            self.study(run=lambda *_: None)  # once more: the decoder that is there is not trained again
 
 
 class RunTest(parameterized.TestCase):
