@@ -416,6 +416,14 @@ class RunTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             arguments("never_written", **flags)
 
+    @parameterized.parameters("activation_checkpointing", "gradient_checkpointing")
+    def test_keys_and_values_made_once_go_with_one_backward_pass(self, name):
+        flags = {name: True, f"{name}_kwargs": {"use_reentrant": True}}
+        arguments("never_written", **flags)
+        message = "--fused_cross_projections True: not with use_reentrant"
+        with self.assertRaisesRegex(ValueError, message):
+            arguments("never_written", fused_cross_projections=True, **flags)
+
     def test_zero_3_and_fsdp_are_refused(self):
         args = arguments("never_written")
         args.optim, args.hf_deepspeed_config = "adamw_torch", mock.Mock(get_value=lambda *_: 3)
