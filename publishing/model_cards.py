@@ -18,7 +18,7 @@ from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.reports import human_count, human_time, read_json, read_metrics, short_number
 from constants import BUILTIN_CORPUS, DATASET_VALS
 from modeling.families import family_of, is_tied, shape_of
-from tasks.registry import as_list
+from tasks.registry import as_list, source_text
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 # Flags that say where things were and how they were shown, not what was trained.
@@ -149,9 +149,9 @@ def _example(task: tuple[str, str] | None, entry: dict, gap: str) -> str:
     """A source text of the task: "rte sentence1: ... sentence2: ..."; for pre-training a text with gaps."""
     if not task:
         return f"The cat {gap.format(0)} on the {gap.format(1)}."
-    prefix = entry.get("prefix", "" if task[1] == OWN else task[1])
-    text = prefix + "".join(f" {key}: ..." if key else ": ..." for key in entry.get("inputs", {"": "..."}))
-    return text.strip(" :") if not prefix else text
+    if "inputs" not in entry:  # a mixture, or a task that DATASET_VALS no longer has
+        return f"{task[1]}: ..."
+    return source_text(entry, dict.fromkeys(entry["inputs"].values(), "..."))
 
 
 def _data(arguments: dict, task: tuple[str, str] | None, entry: dict) -> str:
