@@ -363,7 +363,7 @@ def _check_step(args: T5TrainingArguments) -> None:
     if args.bf16_residual and not args.bf16:
         raise ValueError("--bf16_residual goes with --bf16: in float32 there is nothing to cast")
     kwargs = (getattr(args, f"{what}_checkpointing_kwargs", None) for what in ("activation", "gradient"))
-    if any(given and given.get("use_reentrant") for given in kwargs):
+    if any(isinstance(given, dict) and given.get("use_reentrant") for given in kwargs):
         refuse(args, "fused_cross_projections", "not with use_reentrant, whose backward pass of each layer would go "
                "through the keys and values that are made once: leave one of them out")  # fmt: skip
     if zero_stage(args) == 3 or wants_fsdp(args):
