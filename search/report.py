@@ -12,7 +12,7 @@ import numpy as np
 from common.curves import COLOURS, new_figure, save_figure
 from common.reports import aligned, human_time, write_aside
 from search.study import SILENCE, best_of, silence
-from search.sweep_files import best_value, command_line, draw, shown
+from search.sweep_files import best_value, command_line, draw, read_lines, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def table_of(trials: list["FrozenTrial"], sweep: dict, folder: Path) -> list[lis
     for trial in trials:
         run, end = trial.user_attrs["run"], trial.user_attrs.get("end") if trial.state.is_finished() else None
         state = end["state"] if end else "running" if silence(folder, run) < SILENCE else "interrupted"
-        value = trial.value if end else best_value(folder / run, sweep)
+        value = trial.value if end else best_value(read_lines(folder / run), sweep)
         metric = ["-" if value is None else shown(float(value))] if sweep["metric"] else []
         parameters = [shown(trial.user_attrs["values"][name]) for name in sweep["searched"]]
         rows.append([str(trial.number), state, *parameters, *metric, human_time(end["seconds"]) if end else "-", run])

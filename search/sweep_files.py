@@ -292,15 +292,15 @@ def read_lines(folder: Path) -> list[dict]:
     return read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
 
 
-def history(folder: Path, key: str) -> list[float]:
-    """All finite values of a metric that a run has logged."""
-    values = [line.get(key) for line in read_lines(folder)]
+def history(lines: list[dict], key: str) -> list[float]:
+    """All finite values of a metric among the lines that a run has logged."""
+    values = [line.get(key) for line in lines]
     return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
-def best_value(folder: Path, sweep: dict) -> float | None:
-    """The best finite value of the metric that a run has logged, by which it counts, as in W&B's own search."""
-    return min(history(folder, sweep["key"]), key=lambda value: sweep["sign"] * value, default=None)
+def best_value(lines: list[dict], sweep: dict) -> float | None:
+    """The best finite value of the metric among a run's lines, by which it counts, as in W&B's own search."""
+    return min(history(lines, sweep["key"]), key=lambda value: sweep["sign"] * value, default=None)
 
 
 def brackets(stop: dict) -> list[int]:

@@ -81,7 +81,8 @@ def outcome(folder: Path, run: str, sweep: dict, code: int) -> tuple[str, float 
         named = [line for line in lines if re.match(r"[\w.]*(error|Error|Exception): |[\w.]+: error: ", line)]
         named = [line for line in named if not re.search("CalledProcessError|ChildFailedError", line)]
         return "failed", None, (named or lines)[-1]
-    lines, key, value = read_lines(folder / run), sweep["key"], best_value(folder / run, sweep)
+    lines, key = read_lines(folder / run), sweep["key"]
+    value = best_value(lines, sweep)
     if not key or value is not None:
         return "finished", value if value is None else float(value), None
     there = ", ".join(dict.fromkeys(name for line in lines for name in line)) or "nothing"
@@ -111,7 +112,7 @@ def run_trial(trial: "FrozenTrial", sweep: dict, folder: Path) -> tuple[str, flo
     try:
         beat(folder, run, process.pid)
         metrics, size, parts = folder / run / "metrics.jsonl", -1, []
-        values = history(folder / run, sweep["key"])
+        values = history(read_lines(folder / run), sweep["key"])
         while process.returncode is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL)
@@ -121,15 +122,17 @@ def run_trial(trial: "FrozenTrial", sweep: dict, folder: Path) -> tuple[str, flo
                     os.utime(folder / f"{run}.beat")
             before, size, known = size, metrics.stat().st_size if metrics.is_file() else 0, len(values)
             if size != before:
-                lines, values = read_lines(folder / run), history(folder / run, sweep["key"])
+                lines = read_lines(folder / run)
+                values = history(lines, sweep["key"])
                 parts = [f"{key} {shown(lines[-1][key])}" for key in ("step", "epoch") if lines and key in lines[-1]]
                 parts += [f"{sweep['metric']['name']} {shown(values[-1])}"] if values else []
             is_new = len(values) > known
             show("  ".join([title, *parts, human_time(time.monotonic() - began)]), is_new and not sys.stdout.isatty())
             if is_new and sweep["early_terminate"] and process.returncode is None:
-                everyone = [history(path.parent, sweep["key"]) for path in folder.glob("[0-9]*-*/metrics.jsonl")]
+                runs = map(read_lines, folder.glob("[0-9]*-*"))
+                everyone = [history(of_run, sweep["key"]) for of_run in runs]
                 if is_hopeless(values, everyone, sweep["early_terminate"], sweep["sign"]):
-                    return "stopped", best_value(folder / run, sweep), None
+                    return "stopped", best_value(lines, sweep), None
     except Told:
         if "SLURM_JOB_ID" in os.environ:  # SLURM signals the trial too; a second signal would keep it from saving
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,21 +1,23 @@
 """What every test has: a core, a folder of its own, and one for all of them that goes when they are over."""
 
 import contextlib
+import gc
 import getpass
 import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import pytest
+from warm_python import quick_runs
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests that run side by side must not wait for each other
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The longest files begin, so that with `-n 2 --no-loadscope-reorder` no worker is left with one at the end.
 LONGEST = "launchers checkpoints zoo wandb_agent fuzz sweep_t5 tracking trainer_t5 step streams triton_kernel "
 LONGEST += "attention_t5 benchmark_t5"
+WHOLE = ("test_callbacks", "test_first_contact", "test_samples")
 
 
 def pytest_configure(config):
@@ -30,6 +32,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: order.index(item.path.stem) if item.path.stem in order else len(order))
 
 
+def pytest_collection_finish():
+    """What all tests have imported is never searched for garbage again: each run would take 0.4 s for that."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def folder(request):
     """`self.folder`, an empty folder for each test of a class; a class that made one for all its tests keeps it."""
@@ -42,9 +50,10 @@ def folder(request):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_picture_a_run():
-    """Runs draw loss.png at their end only: at every save it would take longer than the steps of a tiny model."""
-    callbacks = sys.modules.get("runs.callbacks")  # nobody trains who has not imported it
-    saves = callbacks and mock.patch.object(callbacks.LossCurveCallback, "on_save", callbacks.TrainerCallback.on_save)
-    with saves or contextlib.nullcontext():
+def quick(request):
+    """Runs leave out what takes longer than the steps of a tiny model, but in the tests of just that."""
+    with contextlib.ExitStack() as stack:
+        if "runs.callbacks" in sys.modules and request.path.stem not in WHOLE:  # nobody else trains
+            for patch in quick_runs():
+                stack.enter_context(patch)
         yield

@@ -137,13 +137,16 @@ def rouge(rouge_type: str) -> Callable:
     sentence ends, as T5's tokenizers write no line breaks (T5: at " . " alone, as CNN/Daily Mail is written).
     """
 
-    def score(answer: str, reference: str) -> float:
+    @functools.cache
+    def scorer():
         from rouge_score.rouge_scorer import RougeScorer
 
+        return RougeScorer([rouge_type], tokenizer=_rouge_tokenizer())
+
+    def score(answer: str, reference: str) -> float:
         if rouge_type == "rougeLsum":
             answer, reference = (re.sub(r"(?<=[.!?])\s+", "\n", text) for text in (answer, reference))
-        scorer = RougeScorer([rouge_type], tokenizer=_rouge_tokenizer())
-        return scorer.score(reference, answer)[rouge_type].fmeasure
+        return scorer().score(reference, answer)[rouge_type].fmeasure
 
     score.__name__ = rouge_type
     return mean_of_best(score)

@@ -34,6 +34,27 @@ def preload(*more: str) -> None:
             importlib.import_module(name)
 
 
+def quick_runs() -> list:
+    """Patches of what takes longer than the steps of a tiny model: runs draw one small loss.png, at their end, without
+    measuring its texts first; and samples.md shows a few tokens."""
+    from pathlib import Path
+    from unittest import mock
+
+    from common import curves
+    from runs import callbacks, samples
+
+    def small(figure, path) -> None:
+        figure.set_layout_engine(None)
+        curves.write_aside(Path(path), lambda aside: figure.savefig(aside, format=Path(path).suffix[1:], dpi=20))
+
+    on_save = callbacks.TrainerCallback.on_save
+    return [
+        mock.patch.object(callbacks.LossCurveCallback, "on_save", on_save),
+        mock.patch.object(curves, "save_figure", small),
+        mock.patch.object(samples, "NEW_TOKENS", 8),
+    ]
+
+
 @functools.cache
 def warm_python() -> str:
     """Path of a program that takes the words of `python`; the server starts with the first call and ends with us."""
@@ -89,6 +110,8 @@ def serve(folder: str) -> tuple[list[str], dict, str]:
         listener.bind(f"{folder}/socket")
         listener.listen(64)
         preload()
+        for patch in quick_runs():
+            patch.start()
         if "deepspeed" in sys.modules:  # a faster sum over ranks, which would be compiled for a minute first
             sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
