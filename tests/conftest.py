@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from warm_python import quick_runs
+from warm_python import SHARED, quick_runs, start_server
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests that run side by side must not wait for each other
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -25,6 +25,9 @@ def pytest_configure(config):
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t5_tests_")
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
+    has_workers = getattr(config.option, "numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ
+    if has_workers and any("unit" not in word for word in config.args):  # the unit tests start no processes
+        os.environ[SHARED] = start_server()
 
 
 def pytest_collection_modifyitems(items):

@@ -1,6 +1,6 @@
 """A `python` whose processes have torch, transformers and our scripts imported: they start in 0.1 s instead of 10 s.
 
-    python tests/support/warm_python.py FOLDER         # the server; says when it is ready, and ends with its stdin
+    python tests/support/warm_python.py FOLDER         # the server; says when it listens, and ends with its stdin
     T5_WARM_PYTHON=FOLDER/socket python tests/support/warm_python.py -c 'import torch'   # as `python -c 'import torch'`
 
 The second form hands words, environment, folder and standard streams to the server. A fork of the server becomes the
@@ -18,9 +18,12 @@ import signal
 import socket
 import sys
 
+SHARED = "T5_WARM_PROGRAM"  # where the environment names a program that is there already
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-PRELOADED = "pre_train_t5 fine_tune_t5 evaluate_t5 transformers.models.t5.modeling_t5 torch.distributed.run".split()
-PRELOADED += "matplotlib.figure matplotlib.backends.backend_agg deepspeed".split()
+PRELOADED = "pre_train_t5 fine_tune_t5 evaluate_t5 predict_t5 transformers.models.t5.modeling_t5 deepspeed".split()
+PRELOADED += (
+    "torch.distributed.run accelerate.commands.launch matplotlib.figure matplotlib.backends.backend_agg".split()
+)
 
 
 # ---------------------------------------------------------------- for tests
@@ -55,9 +58,8 @@ def quick_runs() -> list:
     ]
 
 
-@functools.cache
-def warm_python() -> str:
-    """Path of a program that takes the words of `python`; the server starts with the first call and ends with us."""
+def start_server() -> str:
+    """Path of a program that takes the words of `python`. Its server ends with this process."""
     import atexit
     import subprocess
     import tempfile
@@ -73,10 +75,17 @@ def warm_python() -> str:
     server = subprocess.Popen([sys.executable, __file__, folder.name], env=environment, **pipes)
     atexit.register(folder.cleanup)
     atexit.register(server.kill)
-    assert "ready\n" in iter(server.stdout.readline, ""), "the server of warm_python.py did not start"
+    assert server.stdout.readline() == "listening\n", "the server of warm_python.py did not start"
     program.write_text(f'#!/bin/sh\nT5_WARM_PYTHON={address} exec {sys.executable} -I -S {__file__} "$@"\n')
     program.chmod(0o755)
     return str(program)
+
+
+@functools.cache
+def warm_python() -> str:
+    """The program of the server that conftest.py has started for all workers, else of one that this call starts. The
+    first process waits for its imports."""
+    return os.environ.get(SHARED) or start_server()
 
 
 # ---------------------------------------------------------------- the client
@@ -109,6 +118,7 @@ def serve(folder: str) -> tuple[list[str], dict, str]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/socket")
         listener.listen(64)
+        print("listening", flush=True)
         preload()
         for patch in quick_runs():
             patch.start()
@@ -118,7 +128,6 @@ def serve(folder: str) -> tuple[list[str], dict, str]:
         gc.collect()
         gc.freeze()  # what is not visited is not copied
         sys.executable = f"{folder}/python"
-        print("ready", flush=True)
         while True:
             ready, *_ = select.select([listener, 0], [], [], 0.5)
             with contextlib.suppress(ChildProcessError):
