@@ -26,6 +26,7 @@ import torch
 import torture
 from absl.testing import absltest, parameterized
 from safetensors.torch import load_file, save_file
+from warm_python import warm_python
 
 import pre_train_t5
 from arguments.training import FineTuningArguments, PreTrainingArguments
@@ -47,6 +48,7 @@ from training.checkpoints import (
     rotate,
     save_loss_state,
 )
+from training.output_lock import LOCK
 
 
 class TestCase(parameterized.TestCase):
@@ -305,15 +307,18 @@ class RunTest(TestCase):
         flags = ["--output_dir", str(self.folder / "out"), "--max_steps", "3000", "--save_steps", "1000"]
         argv = torture.changed(self.commands["pre_train"], *flags)
         launch = "launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no".split()
-        command = [sys.executable, str(torture.BIN / "accelerate"), *launch, str(torture.ROOT / "pre_train_t5.py")]
-        command += argv
+        # The launcher is warm; the training is its child, a Python of its own.
+        code = f"import runpy, sys; sys.executable = {sys.executable!r}; del sys.argv[0]"
+        code += "; runpy.run_path(sys.argv[0], run_name='__main__')"
+        command = [warm_python(), "-c", code]
+        command += [torture.BIN / "accelerate", *launch, torture.ROOT / "pre_train_t5.py", *argv]
         with (self.folder / "log").open("w") as log:
             launcher = subprocess.Popen(command, stdout=log, stderr=log)
         self.wait_for_step(3)
-        training = [child.pid for child in psutil.Process(launcher.pid).children()]
+        training = psutil.Process(json.loads((self.folder / "out" / LOCK).read_text())["pid"])
         launcher.terminate()
         launcher.wait()
-        psutil.wait_procs([psutil.Process(pid) for pid in training if psutil.pid_exists(pid)])
+        psutil.wait_procs([training])
         self.assertIn("SIGTERM: saved and stopped", (self.folder / "log").read_text())
         self.assertIsNotNone(newest_whole_checkpoint(self.folder / "out"))
 

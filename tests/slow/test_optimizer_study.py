@@ -5,6 +5,7 @@ import io
 import json
 import math
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -12,6 +13,7 @@ from unittest import mock
 from absl.testing import parameterized
 from helpers import sentences
 from transformers import AutoConfig
+from warm_python import warm_python
 
 from benchmarks import adaptation, learning_rates, optimizers, settings
 
@@ -168,6 +170,7 @@ class RunTest(parameterized.TestCase):
             settings.run("pre_train_t5.py", "muon:1e-2", 1, self.folder, [])
 
     def test_a_run_that_fails_is_named_with_its_last_words(self):
+        self.enter_context(mock.patch.object(sys, "executable", warm_python()))
         with contextlib.redirect_stdout(io.StringIO()), self.assertRaisesRegex(ValueError, "code 2.*--nonsense"):
             settings.run("pre_train_t5.py", "muon:1e-2", 1, self.folder, ["--nonsense", "1"])
         self.assertIn("--nonsense", (self.folder.parent / "run_1.5e-2_1.log").read_text())

@@ -7,12 +7,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from absl.testing import absltest, parameterized
 from helpers import run_main, write_tiny_model
+from warm_python import warm_python
 
 import constants
 import evaluate_t5
@@ -98,7 +98,7 @@ class ScriptsTest(parameterized.TestCase):
         self.assertEqual([answer["prediction"] for answer in answers],
                          [json.loads(line)["prediction"] for line in predictions])  # fmt: skip
         argv[argv.index("--output_file") + 1] = self.folder / "two.jsonl"
-        launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+        launch = [warm_python(), "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
         run = subprocess.run([*launch, ROOT / "predict_t5.py", *map(str, argv)], capture_output=True, text=True,
                              env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)  # fmt: skip
         self.assertEqual(run.returncode, 0, run.stderr)

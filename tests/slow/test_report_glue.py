@@ -23,6 +23,7 @@ from unittest import mock
 from absl.testing import parameterized
 from helpers import run_main, write_tiny_model
 from matplotlib.image import imread
+from warm_python import warm_python
 
 import evaluate_t5
 import fine_tune_t5
@@ -223,9 +224,9 @@ class InterruptionTest(TestCase):
         self.assertEqual(signal.getsignal(signal.SIGTERM), before)
 
     def test_a_real_run_in_a_process_of_its_own(self):
-        report, _, _ = run_main(
-            report_glue.main, *self.argv("real", "--seeds", "5", "--submission", "false", tasks="cola")
-        )
+        argv = self.argv("real", "--seeds", "5", "--submission", "false", tasks="cola")
+        with mock.patch.object(sys, "executable", warm_python()):
+            report, _, _ = run_main(report_glue.main, *argv)
         self.assertEqual(list(report["tasks"]["cola"]["score"]["seeds"]), [5])
         self.assertIsNone(report["tasks"]["cola"]["score"]["deviation"])
 

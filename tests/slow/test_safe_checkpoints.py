@@ -8,8 +8,6 @@ import os
 import pickle
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,34 +162,31 @@ class StateTest(TestCase):
         self.assertEqual(difference(self.folder), "its manifest.json lists no files")
 
 
-HOLD = """
-import sys
-from argparse import Namespace
-from training.output_lock import lock_output_dir
-args = Namespace(output_dir=sys.argv[1], dry_run=False)
-lock_output_dir(args)
-print("locked", flush=True)
-sys.stdin.read()
-"""
-
-
 class LockTest(TestCase):
+    def holder(self, args) -> int:
+        """The process of another run, a fork that has locked the folder."""
+        locked, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.environ["SLURM_JOB_ID"] = "123"
+            lock_output_dir(args)
+            os.write(write, b"locked")
+            signal.pause()
+        self.assertEqual(os.read(locked, 6), b"locked")
+        return pid
+
     def test_two_runs_in_one_folder(self):
         args = self.training()
         out = Path(args.output_dir)
         out.mkdir()
-        environment = os.environ | {"SLURM_JOB_ID": "123"}
-        command = [sys.executable, "-c", HOLD, str(out)]
-        holder = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=-1, stdout=-1, text=True)
-        self.addCleanup(holder.communicate)
-        self.assertEqual(holder.stdout.readline(), "locked\n")
-        with self.assertRaisesRegex(ValueError, f"--output_dir .*out: another run .*process {holder.pid} on .*job 123"):
+        holder = self.holder(args)
+        with self.assertRaisesRegex(ValueError, f"--output_dir .*out: another run .*process {holder} on .*job 123"):
             prepare_output_dir(args)
         with mock.patch.dict(os.environ, RANK="1"):
             lock_output_dir(args)  # only rank 0 locks
         lock_output_dir(self.training(dry_run=True))
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
         self.assertTrue((out / LOCK).exists())
         self.assertIsNone(prepare_output_dir(args), "a dead run holds nothing, and its lock file is no content")
         self.assertEqual(json.loads((out / LOCK).read_text())["pid"], os.getpid())

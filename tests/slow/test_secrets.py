@@ -10,6 +10,7 @@ from unittest import mock
 
 import torture
 from absl.testing import absltest, parameterized
+from warm_python import warm_python
 
 from arguments.training import PreTrainingArguments
 from common.command_line import parse_arguments
@@ -46,7 +47,7 @@ class SecretTest(parameterized.TestCase):
         environment |= {"TRACKIO_DIR": str(self.folder / "trackio"), "HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
         environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])}
         environment |= {"WANDB_MODE": "offline"}
-        done = subprocess.run([sys.executable, "-c", RUN, *map(str, flags)], env=environment, cwd=self.folder,
+        done = subprocess.run([warm_python(), "-c", RUN, *map(str, flags)], env=environment, cwd=self.folder,
                               capture_output=True, text=True)  # fmt: skip
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
         self.assertNotIn(SECRET, done.stdout + done.stderr)

@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from absl.testing import absltest, parameterized
+from test_attention_strides import triton_error
 from test_attention_t5 import eager, inputs, masks
 
 import benchmarks.attention
@@ -32,9 +33,11 @@ needs_triton = absltest.skipUnless(triton_is_installed(), "triton is not install
 
 @needs_triton
 class InterpreterTest(absltest.TestCase):
-    def interpreted(self, function: str):
-        """What a function of this file prints as JSON in a process of its own, whose first import of Triton counts."""
-        code = f"import sys; sys.path[:0] = {sys.path!r}; import test_triton_kernel as t; t.{function}()"
+    @classmethod
+    def setUpClass(cls):
+        """What the functions below return in a process of their own, whose first import of Triton counts."""
+        super().setUpClass()
+        code = f"import sys; sys.path[:0] = {sys.path!r}; import test_triton_kernel as t; t.print_all()"
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code],
             env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
@@ -42,12 +45,17 @@ class InterpreterTest(absltest.TestCase):
             capture_output=True,
             text=True,
         )
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return json.loads(done.stdout.splitlines()[-1])
+        assert done.returncode == 0, done.stderr
+        cls.interpreted = json.loads(done.stdout.splitlines()[-1])
+
+    def test_it_takes_strides(self):
+        errors = self.interpreted["triton_error"]
+        self.assertEqual(errors["copies"], 0)  # the same program on the same numbers
+        self.assertLess(errors["float64"], 1e-5)
 
     def test_the_benchmark_of_its_tiles(self):
-        rows = self.interpreted("benchmark_tiles")
-        self.assertLen(rows, 2 * (1 + 1 + len(benchmarks.attention.TILES) + 2))
+        rows = self.interpreted["benchmark_tiles"]
+        self.assertLen(rows, 2 * (1 + 1 + len(SOME_TILES) + 2))
         self.assertEqual([row["name"] for row in rows if row["chosen"]], [
             "encoder d(bias) triton 32 x 32, 4 warps, 2 stages", "decoder d(bias) triton 16 x 16, 4 warps, 2 stages"
         ])  # fmt: skip
@@ -56,13 +64,13 @@ class InterpreterTest(absltest.TestCase):
             self.assertLess(row["error_of_dbias"], 1e-5, row)
 
     def test_values_equal_eager_attention_in_float64(self):
-        errors = self.interpreted("compare_with_eager")
+        errors = self.interpreted["compare_with_eager"]
         self.assertLen(errors, 9)
         for case, error in errors.items():
             self.assertLess(error, 2e-5, case)  # float32 steps by 8e-6 at scores of -100; NaN is not less
 
     def test_one_pass_equals_eager_attention_in_float64_and_itself_bit_by_bit(self):
-        found = self.interpreted("compare_one_pass")
+        found = self.interpreted["compare_one_pass"]
         self.assertLen(found, len(ONE_PASS_CASES) + 1)
         for case, (errors, same_bits) in found.items():
             self.assertTrue(same_bits, case)
@@ -71,6 +79,7 @@ class InterpreterTest(absltest.TestCase):
                 self.assertLess(error, 2e-5, f"{gradient} of {case}")
 
 
+SOME_TILES = benchmarks.attention.TILES[-2:]
 ONE_PASS_CASES = (  # queries, keys, d_kv, causal, mask, blocks
     (37, 37, 8, False, "none", (32, 32)),
     (70, 70, 16, True, "none", (32, 64)),  # three blocks of queries, two of keys
@@ -82,9 +91,15 @@ ONE_PASS_CASES = (  # queries, keys, d_kv, causal, mask, blocks
 )
 
 
-def compare_one_pass() -> None:
-    """Prints {case: ({gradient: largest error against float64, relative to the largest value}, same bits where it runs
-    twice)} as JSON; q, k and v are parts of a joined product, which has NaN in the gaps."""
+def print_all() -> None:
+    """Prints {function: what it returns} as JSON."""
+    functions = (benchmark_tiles, compare_with_eager, compare_one_pass, triton_error)
+    print(json.dumps({function.__name__: function() for function in functions}))
+
+
+def compare_one_pass() -> dict:
+    """{case: ({gradient: largest error against float64, relative to the largest value}, same bits where it runs
+    twice)}; q, k and v are parts of a joined product, which has NaN in the gaps."""
     from modeling.kernels.triton_one_pass import one_pass_triton, tile_of
 
     found = {}
@@ -111,8 +126,7 @@ def compare_one_pass() -> None:
         ours, again = (torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors, grad) for _ in range(2))
     *expected, of_bias = torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors, grad)
     expected += [spread_sums(diagonal_sums(of_bias[0]), 20)[None]]
-    found["operator"] = errors_and_bits(ours, again, expected)
-    print(json.dumps(found))
+    return found | {"operator": errors_and_bits(ours, again, expected)}
 
 
 def errors_and_bits(ours, again, expected) -> tuple[dict[str, float], bool]:
@@ -123,8 +137,8 @@ def errors_and_bits(ours, again, expected) -> tuple[dict[str, float], bool]:
     return errors, all(map(torch.equal, ours, again))
 
 
-def compare_with_eager() -> None:
-    """Prints {case: largest error of Triton's d(bias) against float64, relative to the largest value} as JSON."""
+def compare_with_eager() -> dict[str, float]:
+    """{case: largest error of Triton's d(bias) against float64, relative to the largest value}."""
     from modeling.kernels.triton_bias_gradient import bias_gradient_triton, tile_of
 
     errors = {}
@@ -158,15 +172,15 @@ def compare_with_eager() -> None:
     with use_attention_kernel(bias_gradient="triton"):
         (found,) = torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors[3:], grad)
     (expected,) = torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors[3:], grad)
-    errors["operator"] = float((found - expected).abs().max() / expected.abs().max())
-    print(json.dumps(errors))
+    return errors | {"operator": float((found - expected).abs().max() / expected.abs().max())}
 
 
-def benchmark_tiles() -> None:
-    """Prints the rows that `benchmark_t5.py attention` has of d(bias) where Triton is chosen."""
-    with mock.patch.object(benchmarks.attention, "choose_bias_gradient", lambda *_: "triton"):
-        args = Namespace(model="tiny", batch=2, source_length=40, target_length=9, device=torch.device("cpu"), rounds=1)
-        print(json.dumps(benchmarks.attention.measure_bias_gradients(args, FLOAT32)))
+def benchmark_tiles() -> list[dict]:
+    """The rows that `benchmark_t5.py attention` has of d(bias) where Triton is chosen, with SOME_TILES."""
+    chosen = dict(choose_bias_gradient=lambda *_: "triton", TILES=SOME_TILES)
+    with mock.patch.multiple(benchmarks.attention, **chosen):
+        args = Namespace(model="tiny", batch=1, source_length=40, target_length=9, device=torch.device("cpu"), rounds=1)
+        return benchmarks.attention.measure_bias_gradients(args, FLOAT32)
 
 
 def compiled(
@@ -241,15 +255,17 @@ class MachineCodeTest(parameterized.TestCase):
         for kernel in compiled(90, dtype, width, causal, mask):
             used = resources(kernel)
             self.assertEqual(used["STACK"], 0, f"{kernel.name} spills: {used}")
+            self.assertLessEqual(kernel.metadata.shared, SHARED_MEMORY[90] * 1024)
             if kernel.name == "_bias_gradient" and dtype == BF16:
                 self.assertIn("wgmma.mma_async", kernel.asm["ptx"])
                 self.assertIn("cp.async", kernel.asm["ptx"])  # the next example's blocks arrive meanwhile
 
     @parameterized.product(
-        architecture=tuple(SHARED_MEMORY), numbers=((BF16, 64), (BF16, 128), (FLOAT32, 64)), length=(114, 512)
+        place=[*((architecture, 512) for architecture in SHARED_MEMORY if architecture != 90), (80, 114), (90, 114)],
+        numbers=((BF16, 64), (BF16, 128), (FLOAT32, 64)),
     )
-    def test_it_compiles_for_every_gpu_and_fits(self, architecture, numbers, length):
-        dtype, width = numbers
+    def test_it_compiles_for_every_gpu_and_fits(self, place, numbers):
+        (architecture, length), (dtype, width) = place, numbers
         kernels = compiled(architecture, dtype, width, True, None, length)
         self.assertEqual([kernel.name for kernel in kernels], ["_row_sums", "_bias_gradient"])
         for kernel in kernels:
