@@ -17,7 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The longest files begin, so that with `-n 2 --no-loadscope-reorder` no worker is left with one at the end.
 LONGEST = "launchers checkpoints zoo wandb_agent fuzz sweep_t5 tracking trainer_t5 step streams triton_kernel "
 LONGEST += "attention_t5 benchmark_t5"
-WHOLE = ("test_callbacks", "test_first_contact", "test_samples")
+WHOLE = [f"test_{name}" for name in ("callbacks", "first_contact", "samples", "scripts", "report_glue")]
 
 
 def pytest_configure(config):

@@ -18,7 +18,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import constants
 from arguments.text import PreTrainingDataArguments
-from corpora import blocks, streams
+from corpora import blocks, hub, streams
 from corpora.own_ids import id_format
 from corpora.streams import MixedLane
 from data_t5 import find_text
@@ -53,6 +53,8 @@ class TestCase(parameterized.TestCase):
         cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.enterClassContext(mock.patch.object(blocks, "BLOCK_BYTES", 1_500))
         cls.enterClassContext(mock.patch.object(streams, "ENCODE_BATCH", 300))
+        cls.enterClassContext(mock.patch.object(hub, "SAVED_SHARDS", streams.LANES))  # datasets copies each for a while
+        cls.enterClassContext(mock.patch.object(blocks, "FEW_SHARDS", streams.LANES))
         generator = np.random.default_rng(0)
         ids = [generator.integers(0, IDS, generator.integers(3, 150)).tolist() for _ in range(300)]
         for name, seed in (("a", 1), ("b", 2)):

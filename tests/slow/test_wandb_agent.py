@@ -20,6 +20,15 @@ from common.reports import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# `wandb`, whose agent looks at its trials more often than every 5 s.
+AGENT = """
+import sys
+from wandb.cli.cli import cli
+from wandb.wandb_agent import Agent
+Agent.POLL_INTERVAL = 0.2
+cli()
+"""
+
 
 class AgentTest(absltest.TestCase):
     def setUp(self):
@@ -59,7 +68,8 @@ class AgentTest(absltest.TestCase):
             environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
             environment |= server.environment | {"HOME": str(self.folder), "PYTHONUNBUFFERED": "1"}
             environment["PATH"] = f"{self.folder}{os.pathsep}{os.environ['PATH']}"
-            command = [sys.executable, "-m", "wandb", "agent", "us/ours/abc"]
+            environment["WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL"] = "0.5"
+            command = [sys.executable, "-c", AGENT, "agent", "us/ours/abc"]
             self.agent = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
             self.addCleanup(self.end_all)
             self.wait_for(lambda: len(server.history["trial-2"]) > 4, "values of the second trial")
