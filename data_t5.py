@@ -50,8 +50,8 @@ def find_text(args: PreTrainingDataArguments, model_args: ModelArguments) -> "Te
 class Text:
     """What the user named as text: corpora, their weights, and the tokenizer that reads them.
 
-    After `examples`: train and validation, the data sets; files, {split: [a TokenFile of each corpus]}, of a stream for
-    validation only.
+    After `examples`: train and validation, the data sets; files, {split: [a TokenFile of each corpus]}, where a stream
+    has only validation.
     """
 
     files: dict[str, list[TokenFile]]
@@ -104,7 +104,7 @@ class Text:
 
     @property
     def tokens_per_example(self) -> float:
-        """Raw tokens on average, of a stream as its validation text has them."""
+        """Mean raw tokens of an example; for a stream, of one of its validation text."""
         of_objective = self.objective.tokens_length
         return getattr(self.train, "tokens_length", getattr(self.validation, "tokens_length", of_objective))
 

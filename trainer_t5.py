@@ -199,7 +199,7 @@ class T5Trainer(SavingTrainer):
             self.end_data_workers()
 
     def _finalize_training(self, *args, **kwargs):
-        """Overrides Trainer to end a run that a signal or the time limit stopped with exit code 75. There is no closing
+        """Overrides Trainer to exit with code 75 if a signal or the time limit has stopped the run. There is no closing
         line, the best model is not loaded and, above all, the checkpoint just saved is not deleted for a better one."""
         self._stop_if_non_finite()
         if self.preemption.reason is not None:
@@ -237,8 +237,8 @@ class T5Trainer(SavingTrainer):
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
-        """Overrides Trainer to count the batches of the step for the log. The batches of a stream are sent to the
-        device first, since the host would wait while Trainer sends what it has counted."""
+        """Overrides Trainer to count the batches of the step for the log. They are sent to the device
+        first: if Trainer counted their tokens on the host, the host would wait to send the count."""
         send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
         batches, num_items = super().get_batch_samples(map(send, epoch_iterator), num_batches, device)
         for callback in self.callback_handler.callbacks:
@@ -343,7 +343,7 @@ class T5Trainer(SavingTrainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs,
     ) -> dict[str, float]:
-        """Overrides Seq2SeqTrainer, which counts the rows twice that fill up the last batch of several ranks."""
+        """Overrides Seq2SeqTrainer, which counts twice the rows repeated to fill the last batch of all ranks."""
         if isinstance(eval_dataset, str) and eval_dataset in self.evaluation_tasks:
             task = self.evaluation_tasks[eval_dataset]
             self.compute_metrics, self.class_label_ids = task.compute_metrics, task.class_label_ids
@@ -398,8 +398,8 @@ class T5Trainer(SavingTrainer):
         """Statistics [B, 5 + n] of a batch by teacher forcing, on its labels and on every class label in one forward
         pass, and the encoder's output [B, S, d_model], or None where there is nothing to score.
 
-        The texts are joined into one decoder sequence with a block-diagonal causal mask. Relative positions are the
-        same within each text, so encoder and cross-attention keys are computed once. If every row's label is a class
+        The texts are joined into one decoder sequence with a block-diagonal causal mask, so encoder and cross-attention
+        keys are computed once; relative positions within each text stay the same. If every row's label is a class
         label, it is scored from that class's logits; otherwise the labels are fed as well.
         """
         rows, device = len(inputs["input_ids"]), inputs["input_ids"].device

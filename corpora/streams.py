@@ -34,7 +34,7 @@ from corpora.long_text import goes_on, is_blank
 from corpora.tokenizers import cut_at_spaces
 
 LANES = 24
-TURNS = 4096  # examples of a lane among which each corpus has the share of its weight
+TURNS = 4096  # examples of a lane in which each corpus has the share of its weight
 ENCODE_BATCH = 20_000  # characters tokenised at once for packing, so at most this many are read too early
 Place = list  # [pass, block of the lane in this pass, place of the row in the block, units of the row to skip]
 Rows = Iterator[tuple[Place, dict]]
@@ -161,7 +161,7 @@ class LaneSource:
 
 
 class Lane:
-    """One of the small streams of a corpus, whose examples are taken by numbers that never decrease.
+    """One of the small streams of a corpus. The numbers of the examples that are taken must never decrease.
 
     state: where the buffer begins, [number of its first example, place of its first unit], as `state` returned it.
     """
@@ -210,8 +210,8 @@ class Lane:
 class MixedLane:
     """The lanes of several corpora as one: the corpora take turns by their weights.
 
-    turns: [TURNS] numbers of corpora in the shares of the weights; every lane takes them in orders of its own, a new
-    one for every TURNS examples. states: of the corpora's lanes.
+    turns: [TURNS] numbers of corpora in proportion to their weights; every lane shuffles them in its own way, anew for
+    every TURNS examples. states: of the corpora's lanes.
     """
 
     def __init__(self, sources: list[LaneSource], turns: np.ndarray, lane: int, states: list | None = None):
@@ -311,7 +311,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
             after = first + self.batch_size * self.ranks
             numbers = range(first + self.rank, after, self.ranks)
             units = [lanes[number % self.lanes].take(number // self.lanes) for number in numbers]
-            # All lanes go on to this rank's last example before `after`, so that workers do not change the state.
+            # Every lane reads on to this rank's last example before `after`: the state must not depend on the workers.
             for number in range(after + self.rank - self.lanes * self.ranks, after, self.ranks):
                 if number >= 0:
                     lanes[number % self.lanes].seek(number // self.lanes)

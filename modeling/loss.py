@@ -195,7 +195,7 @@ def compute_loss_in_forward(
 
     model.compute_loss = compute
     if compile_options is not None:
-        # torch counts the graphs of a code object: with one of its own a model does not pay for those before it.
+        # torch counts the graphs of a code object: with its own copy, a model does not count those of earlier models.
         code = compute.__code__.replace()
         own = types.FunctionType(code, compute.__globals__, compute.__name__, None, compute.__closure__)
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, shapes)

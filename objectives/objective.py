@@ -1,7 +1,7 @@
 """What an objective is: everything that depends on which tokens are masked, behind one interface.
 
-A new objective is a subclass and its line in objectives/registry.py, or, for a mixture of denoisers, an entry of
-OBJECTIVES in constants.py (CONTRIBUTING.md shows both).
+A new objective is a subclass, its line in objectives/registry.py and its name in arguments/text.py, or, for a mixture
+of denoisers, an entry of OBJECTIVES in constants.py (CONTRIBUTING.md shows both).
 
 Legend of shapes: B rows of a batch, R raw tokens of a row, S and T input and target length, V vocabulary.
 """

@@ -3,7 +3,7 @@
     chosen = choose(gpu, job, args, launcher)        # [Choice(name, value, reason), ...]; changes nothing
     row = make_fast(model, job, model_args, args)    # chooses, applies it, and returns the line for the plan
 
-A flag that is given wins. Chosen is only what leaves a run's numbers alone but for rounding: the global batch, the
+A flag that is given wins. Only what changes a run's numbers by no more than rounding is chosen: the global batch, the
 order of the rows and the weights stay; a resumed run keeps what it had. Whatever changes more is a flag of its own.
 """
 
@@ -28,9 +28,9 @@ from training.checkpoints import run_of
 
 MOST_WORKERS = 8  # data workers of a process
 PREFETCHED = 4  # batches that a worker makes ahead
-# Compiling takes a minute or two for each shape of a batch, of training and of evaluation. It is begun where the
-# uncompiled run would take so long, in seconds, at a rate that is assumed: a share of the GPU's peak, or FLOP/s of a
-# CPU's core, and at least so long for a step's launches.
+# Compiling takes a minute or two for each shape of a batch, of training and of evaluation. A run is compiled if it
+# would take REPAYS_COMPILING seconds or more uncompiled, at an assumed speed: a share of the GPU's peak, or FLOP/s of a
+# CPU's core. A GPU's step takes at least SHORTEST_STEP, for its launches.
 # A CPU of two cores compiles for 30 to 120 s, its step then takes two thirds of the time (results/LOG.md, 2026-11-22).
 REPAYS_COMPILING = 600.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
@@ -228,7 +228,7 @@ def _packing(gpu: Gpu | None, job: Job, args, _launcher: Launcher, _chosen: dict
 
 
 def _micro_batch(gpu: Gpu, job: Job, args, launcher: Launcher, chosen: dict) -> tuple[tuple[int, int], str]:
-    """(sequences, accumulated) of one product, as many sequences as the memory plan allows."""
+    """(sequences, accumulation steps): the largest micro-batch that the memory plan allows."""
     asked = (args.per_device_train_batch_size, args.gradient_accumulation_steps)
     if args.auto_find_batch_size:
         return asked, "--auto_find_batch_size tries what fits"
@@ -290,7 +290,7 @@ def find_launcher(args) -> Launcher:
 
 
 def make_fast(model, job: Job, model_args, args) -> str:
-    """Applies to model and flags what `choose` finds, of all processes what the first one finds; the plan's row."""
+    """Applies to model and flags, in all processes, what `choose` finds in the first one; returns the plan's row."""
     keep_kernel_timings(args.kernel_timings)
     if args.speed == "plain":
         return "plain: nothing is chosen"

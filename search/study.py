@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 BEAT = 10.0  # seconds between two signs of life of an agent
 SILENCE = 180.0  # seconds without a sign of life after which another machine's agent counts as dead
 PID_SPACE = Path("/proc/self/ns/pid")
-HERE = f"{socket.gethostname()} {PID_SPACE.readlink() if PID_SPACE.is_symlink() else ''}"  # where a pid means the same
+# Within it pids are comparable.
+HERE = f"{socket.gethostname()} {PID_SPACE.readlink() if PID_SPACE.is_symlink() else ''}"
 
 
 # ---------------------------------------------------------------- signs of life

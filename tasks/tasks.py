@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Task:
     """One task: its entry in DATASET_VALS, the flags for it, and what was read of it. ValueError for a wrong entry.
 
-    rows: {split: rows as they are}; data: {split: their tokens}; examples: {split: rows before any limit}.
+    rows: {split: rows as they are}; data: {split: their tokens}; examples: {split: number of rows before any limit}.
     """
 
     corpus: Corpus | None = None  # of the training rows, if they are streamed
@@ -94,7 +94,7 @@ class Task:
         columns = [column for column in (*entry["inputs"].values(), entry["target"]) if column in rows[0]]
         values = {column: [row[column] for row in rows] for column in columns}
         lengths = examples.max_lengths(entry, split)
-        # None: a field that entries had. Keys, and with them the fingerprints in run.json, stay those of earlier runs.
+        # None stands for a field that is gone: keys, and so the fingerprints in run.json, stay those of earlier runs.
         texts = [*(entry.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")), None]
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
         key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
@@ -302,7 +302,7 @@ class Tasks:
 
     @property
     def documents(self) -> dict[str, int]:
-        """{split, or of several tasks task/split: rows before any limit}."""
+        """{split, or of several tasks task/split: number of rows before any limit}."""
         return self._by_name(lambda task: task.examples)
 
     @property
@@ -315,7 +315,7 @@ class Tasks:
         return flops_per_sequence(config, source_length, target_length)
 
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-        """Hashes of the data sets, by the same names, of all that is trained on ("train") and of the tokenizer."""
+        """Hashes of each data set, named as in `documents`, of all that is trained on ("train"), of the tokenizer."""
         prints = self._by_name(lambda task: {split: rows._fingerprint for split, rows in task.data.items()})
         corpus = self.tasks[0].corpus
         prints["train"] = self.train._fingerprint if corpus is None else corpus.fingerprint

@@ -30,7 +30,7 @@ from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
 RUN_FILES = "metrics.jsonl all_results.json run.json loss.png predictions.jsonl trackers.json samples.md README.md"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# The libraries pass on the system's message, but not its number; torch not even that: it compares places in the file.
+# The libraries pass on the system's message without its number; torch only compares its place in the file.
 _FULL_MESSAGES = ("unexpected pos ", "PytorchStreamWriter failed writing", *map(os.strerror, _FULL))
 
 
@@ -61,7 +61,7 @@ def discard(checkpoint: Path) -> None:
 
 
 def rotate(output_dir: Path, keep: int | None, best: str | None) -> None:
-    """Deletes the oldest checkpoints but `keep` (None: keeps all). The newest and the best one always stay."""
+    """Deletes the oldest checkpoints until `keep` are left (None: keeps all). The newest and the best always stay."""
     if not keep or keep < 1:
         return
     checkpoints = checkpoints_of(output_dir)

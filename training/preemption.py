@@ -1,7 +1,7 @@
 """Pre-emption: SIGTERM, SIGUSR1, Ctrl-C and a job's time limit end a run after the current step, with a checkpoint.
 
-The script then exits with code 75 (EX_TEMPFAIL of sysexits.h: try again later). slurm/train.slurm requeues such a
-job, and its next start resumes from the newest whole checkpoint (training/checkpoints.py).
+T5Trainer._finalize_training then exits with code 75 (EX_TEMPFAIL of sysexits.h: try again later). slurm/train.slurm
+requeues such a job, and its next start resumes from the newest whole checkpoint (training/checkpoints.py).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Saving and resuming: checkpoints on the disk, and their copies on the Hub."""
+"""What Trainer saves and resumes from: what a checkpoint holds, when it is published, and its copy on the Hub."""
 
 import shutil
 from collections.abc import Callable
