@@ -237,8 +237,8 @@ class T5Trainer(SavingTrainer):
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
-        """Overrides Trainer to count the batches of the step for the log. They are sent to the device
-        first: if Trainer counted their tokens on the host, the host would wait to send the count."""
+        """Overrides Trainer to count the batches of the step for the log. They are sent to the device first: if
+        Trainer counted their tokens on the host, the host would wait to send the count."""
         send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
         batches, num_items = super().get_batch_samples(map(send, epoch_iterator), num_batches, device)
         for callback in self.callback_handler.callbacks:

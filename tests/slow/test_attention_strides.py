@@ -1,9 +1,8 @@
 """Tests that attention takes parts of a joined product as they lie, without copying them.
 
-Hermetic; seconds, and some more where Triton's interpreter runs.
+Hermetic; seconds.
 """
 
-from pathlib import Path
 from unittest import mock
 
 import torch
@@ -14,7 +13,6 @@ from modeling.fused_projections import fuse_cross_projections, fuse_projections
 from modeling.kernels import library
 from modeling.kernels.attention import attention, use_attention_kernel
 
-UNIT = Path(__file__).resolve().parent
 B, S, H, D = 3, 20, 2, 16
 
 

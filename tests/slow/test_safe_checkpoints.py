@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -163,30 +164,34 @@ class StateTest(TestCase):
 
 
 class LockTest(TestCase):
-    def holder(self, args) -> int:
+    def holder(self, args) -> multiprocessing.Process:
         """The process of another run, a fork that has locked the folder."""
-        locked, write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
+        fork = multiprocessing.get_context("fork")
+        locked = fork.Event()
+
+        def hold() -> None:
             os.environ["SLURM_JOB_ID"] = "123"
             lock_output_dir(args)
-            os.write(write, b"locked")
+            locked.set()
             signal.pause()
-        self.assertEqual(os.read(locked, 6), b"locked")
-        return pid
+
+        process = fork.Process(target=hold, daemon=True)
+        process.start()
+        self.assertTrue(locked.wait(60))
+        return process
 
     def test_two_runs_in_one_folder(self):
         args = self.training()
         out = Path(args.output_dir)
         out.mkdir()
         holder = self.holder(args)
-        with self.assertRaisesRegex(ValueError, f"--output_dir .*out: another run .*process {holder} on .*job 123"):
+        with self.assertRaisesRegex(ValueError, f"--output_dir .*out: another run .*process {holder.pid} on .*job 123"):
             prepare_output_dir(args)
         with mock.patch.dict(os.environ, RANK="1"):
             lock_output_dir(args)  # only rank 0 locks
         lock_output_dir(self.training(dry_run=True))
-        os.kill(holder, signal.SIGKILL)
-        os.waitpid(holder, 0)
+        holder.kill()
+        holder.join()
         self.assertTrue((out / LOCK).exists())
         self.assertIsNone(prepare_output_dir(args), "a dead run holds nothing, and its lock file is no content")
         self.assertEqual(json.loads((out / LOCK).read_text())["pid"], os.getpid())

@@ -4,6 +4,7 @@ The second part has Triton compile what `bias_gradient_triton` and `one_pass_tri
 GPUs that need not be there, and looks at what came out: tensor cores, registers, shared memory.
 """
 
+import itertools
 import json
 import os
 import re
@@ -55,7 +56,7 @@ class InterpreterTest(absltest.TestCase):
 
     def test_the_benchmark_of_its_tiles(self):
         rows = self.interpreted["benchmark_tiles"]
-        self.assertLen(rows, 2 * (1 + 1 + len(SOME_TILES) + 2))
+        self.assertLen(rows, 2 * (1 + 1 + len(benchmarks.attention.TILES) + 2))
         self.assertEqual([row["name"] for row in rows if row["chosen"]], [
             "encoder d(bias) triton 32 x 32, 4 warps, 2 stages", "decoder d(bias) triton 16 x 16, 4 warps, 2 stages"
         ])  # fmt: skip
@@ -79,7 +80,6 @@ class InterpreterTest(absltest.TestCase):
                 self.assertLess(error, 2e-5, f"{gradient} of {case}")
 
 
-SOME_TILES = benchmarks.attention.TILES[-2:]
 ONE_PASS_CASES = (  # queries, keys, d_kv, causal, mask, blocks
     (37, 37, 8, False, "none", (32, 32)),
     (70, 70, 16, True, "none", (32, 64)),  # three blocks of queries, two of keys
@@ -176,9 +176,8 @@ def compare_with_eager() -> dict[str, float]:
 
 
 def benchmark_tiles() -> list[dict]:
-    """The rows that `benchmark_t5.py attention` has of d(bias) where Triton is chosen, with SOME_TILES."""
-    chosen = dict(choose_bias_gradient=lambda *_: "triton", TILES=SOME_TILES)
-    with mock.patch.multiple(benchmarks.attention, **chosen):
+    """The rows that `benchmark_t5.py attention` has of d(bias) where Triton is chosen."""
+    with mock.patch.object(benchmarks.attention, "choose_bias_gradient", lambda *_: "triton"):
         args = Namespace(model="tiny", batch=1, source_length=40, target_length=9, device=torch.device("cpu"), rounds=1)
         return benchmarks.attention.measure_bias_gradients(args, FLOAT32)
 
@@ -261,7 +260,7 @@ class MachineCodeTest(parameterized.TestCase):
                 self.assertIn("cp.async", kernel.asm["ptx"])  # the next example's blocks arrive meanwhile
 
     @parameterized.product(
-        place=[*((architecture, 512) for architecture in SHARED_MEMORY if architecture != 90), (80, 114), (90, 114)],
+        place=[place for place in itertools.product(SHARED_MEMORY, (114, 512)) if place != (90, 512)],  # as above
         numbers=((BF16, 64), (BF16, 128), (FLOAT32, 64)),
     )
     def test_it_compiles_for_every_gpu_and_fits(self, place, numbers):

@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # `wandb`, whose agent looks at its trials more often than every 5 s.
 AGENT = """
-import sys
 from wandb.cli.cli import cli
 from wandb.wandb_agent import Agent
 Agent.POLL_INTERVAL = 0.2

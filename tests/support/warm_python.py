@@ -21,9 +21,8 @@ import sys
 SHARED = "T5_WARM_PROGRAM"  # where the environment names a program that is there already
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 PRELOADED = "pre_train_t5 fine_tune_t5 evaluate_t5 predict_t5 transformers.models.t5.modeling_t5 deepspeed".split()
-PRELOADED += (
-    "torch.distributed.run accelerate.commands.launch matplotlib.figure matplotlib.backends.backend_agg".split()
-)
+PRELOADED += "torch.distributed.run accelerate.commands.launch matplotlib.backends.backend_agg".split()
+PRELOADED += ["matplotlib.figure"]
 
 
 # ---------------------------------------------------------------- for tests
