@@ -55,10 +55,9 @@ def folder(request):
 @pytest.fixture(autouse=True, scope="module")
 def quick(request):
     """Runs leave out what takes longer than the steps of a tiny model, but in the tests of just that."""
+    topic = request.path.stem.removeprefix("test_")
     with contextlib.ExitStack() as stack:
-        if (
-            "runs.callbacks" in sys.modules and request.path.stem.removeprefix("test_") not in WHOLE.split()
-        ):  # nobody else trains
+        if "runs.callbacks" in sys.modules and topic not in WHOLE.split():  # nobody else trains
             for patch in quick_runs():
                 stack.enter_context(patch)
         yield
