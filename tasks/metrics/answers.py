@@ -18,7 +18,7 @@ from tasks.transforms import strip_diacritics
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # A minus after a letter, a digit, a bracket or % is a hyphen or a subtraction. \u2212 is Unicode's own minus.
-_NUMBER = re.compile(r"(?:(?<![\w)\]%])[-\u2212]\$?)?\.?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"(?:(?<![\w)\]%])[-\u2212]\$?)?(?:\d[\d,]*(?:\.\d+)?|(?<!\.)\.\d[\d,]*)")
 _PLAIN_NUMBER = str.maketrans({",": None, "$": None, "\u2212": "-"})
 _DETERMINERS = frozenset(
     "a an few her his each every many much my our some that the their these this those which whose your".split()
