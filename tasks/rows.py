@@ -49,7 +49,8 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[di
     if split == "train" and task.get("train_with") and "train" not in own:
         other = task["train_with"]
         return load_rows(other, DATASET_VALS[args.benchmark][other], args, split)
-    held_out = task.get("held_out") if eval_splits(task)[0] not in own else None
+    evaluated = eval_splits(task)[0]
+    held_out = task.get("held_out") if split in ("train", evaluated) and evaluated not in own else None
     source = "train" if held_out else split
     reader = SplitReader(name, task, args, source)
     limit = args.max_eval_samples if args.streaming and source in own else None

@@ -208,6 +208,16 @@ class ReadTest(TestCase):
         self.assertEqual(self.rows(flags)[2], ("e2", ["d2"]))
         self.assertLen(self.rows(flags, "validation"), 2)
 
+    def test_what_is_held_out_of_the_training_rows_is_no_test_split(self):
+        import datasets
+
+        rows = datasets.Dataset.from_list(PAIRS)
+        datasets.DatasetDict(train=rows, test=rows.select([7, 3])).save_to_disk("saved")
+        flags = f"--hub_dataset saved --validation_split_percentage 50 {COLUMNS}"
+        self.assertEqual([source for source, _ in self.rows(flags, "test")], ["question 7?", "question 3?"])
+        with self.assertRaisesRegex(ValueError, "no file for the split test; there is train"):
+            self.rows(f"--train_file pairs.jsonl {COLUMNS}", "test")
+
     def test_beside_named_tasks(self):
         tasks = self.tasks(f"--benchmark builtin --dataset_name package_topic --train_file pairs.jsonl {COLUMNS}")
         self.assertEqual([task.name for task in tasks], ["package_topic", "pairs"])
