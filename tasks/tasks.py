@@ -100,7 +100,11 @@ class Task:
         key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
 
         def build(folder: Path) -> None:
-            tokenised = datasets.Dataset.from_dict(values).map(
+            # As texts: Arrow would make 3 a 3.0 beside a 2.5, and refuse a text beside a number or a list.
+            written = {name: [[str(item) for item in registry.as_list(row[name])] for row in rows] for name in columns}
+            if entry["target"] in written:
+                written[entry["target"]] = [registry.reference_texts(self.name, entry, row)[0] for row in rows]
+            tokenised = datasets.Dataset.from_dict(written).map(
                 examples.build_tokenize_function(self.name, entry, self.tokenizer, *lengths),
                 batched=True,
                 num_proc=args.preprocessing_num_workers if args.preprocessing_num_workers > 1 else None,

@@ -13,6 +13,7 @@ from unittest import mock
 import pyarrow
 import pyarrow.parquet
 from absl.testing import absltest, parameterized
+from transformers import ByT5Tokenizer
 
 import constants
 from arguments.task import TaskArguments, check_tasks
@@ -217,6 +218,22 @@ class ReadTest(TestCase):
         self.assertEqual([source for source, _ in self.rows(flags, "test")], ["question 7?", "question 3?"])
         with self.assertRaisesRegex(ValueError, "no file for the split test; there is train"):
             self.rows(f"--train_file pairs.jsonl {COLUMNS}", "test")
+
+    @parameterized.parameters(
+        ([["a"], ["b", "c"], "d"], "text", ["a", "b", "d"]),
+        ([1, "x", 1], "class", ["1", "x", "1"]),
+        ([3, "2.5", 0.1], "number", ["3.0", "2.4", "0.0"]),
+    )
+    def test_values_of_different_kinds_become_the_same_texts_as_in_a_stream(self, targets, kind, wanted):
+        sources = [1, 2.5, ["a", 3]]  # Arrow knows one type in a column
+        Path("odd.jsonl").write_text(lines([{"q": q, "a": a} for q, a in zip(sources, targets, strict=True)]))
+        flags = "--train_file odd.jsonl --validation_file odd.jsonl --source_column q --target_column a"
+        (task,) = self.tasks(f"{flags} --target_type {kind} --data_cache_dir cache")
+        task.read(["validation"])
+        task.tokenise(ByT5Tokenizer())
+        texts = {name: ByT5Tokenizer().batch_decode(list(task.data["validation"][name]), skip_special_tokens=True)
+                 for name in ("input_ids", "labels")}  # fmt: skip
+        self.assertEqual(texts, {"input_ids": ["1", "2.5", "a 3"], "labels": wanted})
 
     def test_beside_named_tasks(self):
         tasks = self.tasks(f"--benchmark builtin --dataset_name package_topic --train_file pairs.jsonl {COLUMNS}")
