@@ -110,11 +110,15 @@ def base_of(name_or_path: str | Path) -> str | None:
 
 
 def merged(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
-    """The model with a folder's matrices added to its own."""
+    """The model with a folder's matrices added to its own. What could be trained still can."""
     from peft import PeftModel
 
     _check_base(checksum(model), folder)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.config.__dict__.pop("base_checksum", None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft sets it itself
-        return PeftModel.from_pretrained(model, str(folder), torch_device="cpu").merge_and_unload()
+        whole = PeftModel.from_pretrained(model, str(folder), torch_device="cpu").merge_and_unload()
+    for parameter in trained:  # peft has frozen them
+        parameter.requires_grad_(True)
+    return whole

@@ -64,6 +64,7 @@ class LowRankTest(parameterized.TestCase):
         again = load_model(str(self.folder / "lora"))
         torch.testing.assert_close(logits_of(again), wanted, rtol=1e-4, atol=1e-5)
         self.assertEqual(again.state_dict().keys(), plain.state_dict().keys())
+        self.assertEqual(count_parameters(again, trained_only=True), count_parameters(plain))  # peft freezes them
         by_peft = PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained(base), self.folder / "lora")
         by_peft.base_model.model.lm_head.weight = plain.lm_head.weight  # which transformers would tie
         torch.testing.assert_close(logits_of(by_peft), wanted, rtol=1e-4, atol=1e-5)
