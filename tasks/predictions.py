@@ -117,8 +117,9 @@ class InputReader:
         for one in as_list(read):
             found = {column: value_of(one, name) for column, name in zip(self.inputs, names, strict=True)}
             for name, value in zip(names, found.values(), strict=True):
-                if value is MISSING or value is None:
-                    problem = "is empty" if value is None else "is not there" + did_you_mean(name, list(map(str, row)))
+                if value is MISSING or None in as_list(value):
+                    missing = value is MISSING
+                    problem = "is not there" + did_you_mean(name, list(map(str, row))) if missing else "is empty"
                     raise ValueError(f"{place}: the column {name} {problem}; there is {listed(row)}: name yours with "
                                      "--source_column")  # fmt: skip
             yield self._made(one if isinstance(read, list) else row, found)

@@ -273,15 +273,17 @@ class SplitReader:
         task, hidden, picked = self.task, may_hide_answers(self.task, self.split), {}
         for column in columns_of(task):
             value = value_of(row, column)
-            if hidden and (value is MISSING or value is None) and column not in task["inputs"].values():
+            lacking = None in as_list(value)  # or an item of it
+            if hidden and (value is MISSING or lacking) and column not in task["inputs"].values():
                 continue
             if value is MISSING:
                 names = as_list(self.renamed.get(column, column))
                 missing = next((name for name in names if value_of(row, name) is MISSING), names[0])
                 hint = _holds_records(row, task.get("records"))
                 raise no_column(place, str(missing), row, f"which task {self.name} needs", hint)
-            if value is None or (value == [] and column == task["target"] and not hidden):
-                raise ValueError(f"{place}: the column {column} is empty, which task {self.name} needs")
+            if lacking or (value == [] and column == task["target"] and not hidden):
+                partly = " in part" if value else ""
+                raise ValueError(f"{place}: the column {column} is empty{partly}, which task {self.name} needs")
             picked[column] = value
         if not hidden:
             try:

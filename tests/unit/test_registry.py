@@ -494,6 +494,8 @@ class OwnEntryTest(TestCase):
         ("missing", {"doc": {"txt": "a"}, "refs": "x"}, {}, r"dev.jsonl, row 1: no column doc.text.*is doc, refs"),
         ("no_record", {"doc": "a", "refs": "x"}, {}, "no column doc.text"),
         ("no_reference", {"doc": {"text": "a"}, "refs": []}, {}, "row 1: the column refs is empty"),
+        ("a_null_reference", {"doc": {"text": "a"}, "refs": ["x", None]}, {}, "column refs is empty in part"),
+        ("a_null_text", {"doc": [{"text": "a"}, {"text": None}], "refs": "x"}, {}, "doc.text is empty in part"),
         ("function", {"text": "a"}, {"preprocess": "wsc"},
          "row 1: no column 'span2_index', which the preprocess wsc needs; there is text"),
         ("own_function", {"text": "a"}, {"preprocess": lambda row: {"doc.text": row["txt"]}},
