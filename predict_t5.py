@@ -41,6 +41,7 @@ from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate
 from tasks.examples import decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
 from tasks.registry import as_list, source_text
+from tasks.task_records import TASK_RECORD
 
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
@@ -171,9 +172,12 @@ def settings_of(plan: Plan) -> dict:
     """What decides the answers, as answers.jsonl.settings.json holds it."""
     names = "model_name_or_path tokenizer_name input_file source_column source_prefix dataset_name backend bf16 seed"
     settings = {name: getattr(plan.args, name) for name in names.split()} | plan.search
+    folder, patterns = Path(plan.args.model_name_or_path), ("*model*.safetensors", "*model*.bin", TASK_RECORD)
+    weights = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     settings |= {
         "max_source_length": plan.entry["max_source_length"],
         "input": contents_digest([Path(plan.args.input_file)]),
+        "weights": contents_digest(weights),  # the folder may hold another training's by now
     }
     return json.loads(json.dumps(settings))
 

@@ -122,6 +122,17 @@ class PredictTest(TestCase):
         self.assertIn("answers.jsonl: holds answers with num_beams None, not 2; name another file", error)
         self.assertLen(self.predict(path, "--num_beams", "2", "--overwrite_output_file", "true")[1], 23)
 
+    def test_answers_of_a_model_that_was_trained_again_are_not_continued(self):
+        self.with_record(benchmark="glue", dataset_name="cola")
+        path = self.write("in.csv", "sentence\nold fox\n")
+        self.predict(path)
+        self.assertEqual(self.predict(path)[0]["answered"], 0)
+        model = load_model(str(self.model))
+        with torch.no_grad():
+            model.lm_head.weight.mul_(-1)
+        model.save_pretrained(self.model)
+        self.assertIn("answers.jsonl: holds answers with weights ", self.predict(path, code=2)[2])
+
     def test_samples_do_not_depend_on_where_a_run_stopped(self):
         path = self.write("in.txt", "\n".join(LINES))
         self.enterContext(mock.patch.object(predict_t5, "WINDOW", 2))
