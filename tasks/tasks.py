@@ -199,7 +199,8 @@ class Tasks:
         if len(self) == 1 and self.tasks[0].entry["target_type"] != "class":
             args.predict_with_generate = True  # only class labels can be scored without generating
         if not args.chose_metric:
-            args.metric_for_best_model, args.greater_is_better = f"eval_{self.main_metric}", True
+            args.metric_for_best_model = f"eval_{self.main_metric}"
+            args.greater_is_better = args.greater_is_better or "greater_is_better" not in args.given
         if args.metric_for_best_model.endswith(ERROR_METRICS):
             args.greater_is_better = False
 

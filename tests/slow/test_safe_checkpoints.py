@@ -310,7 +310,11 @@ class ChangedFileTest(TestCase):
 
 
 class MetricTest(TestCase):
-    @parameterized.parameters((["--metric_for_best_model", "loss"], "loss", False), ([], "eval_accuracy", True))
+    @parameterized.parameters(
+        (["--metric_for_best_model", "loss"], "loss", False),
+        ([], "eval_accuracy", True),
+        (["--greater_is_better", "false"], "eval_accuracy", False),  # as of an error rate that evaluate.load brings
+    )
     def test_the_metric_that_was_asked_for_stays(self, words, metric, greater):
         import fine_tune_t5
 
