@@ -128,10 +128,14 @@ def target_text(name: str, task: dict, row: dict) -> str:
     labels, text = task["labels"], str(value).strip()
     if text in labels:  # JSON's true is SuperGLUE's "True"; of labels that are numbers, 2 is "2" and no index
         return text
-    if text.isdecimal() and int(text) < len(labels):
+    # Of labels 1, 2, 3 nobody knows whether a 0 is an index: the 1 beside it would be another label's.
+    numbers = ((int(label), index) for index, label in enumerate(labels) if label.isdecimal())
+    counts = all(number == index or number >= len(labels) for number, index in numbers)
+    if text.isdecimal() and int(text) < len(labels) and counts:
         return labels[int(text)]
-    raise ValueError(f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)} "
-                     f"nor an index below {len(labels)}")  # fmt: skip
+    nor = f" nor an index below {len(labels)}" if counts else ""
+    raise ValueError(f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)}"
+                     f"{nor}")  # fmt: skip
 
 
 def format_number_target(value: float) -> str:

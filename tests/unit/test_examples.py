@@ -467,6 +467,13 @@ class TargetTextTest(parameterized.TestCase):
             target_text("mine", self.CLASSES, {"label": value})
         self.assertEqual(str(caught.exception), message)
 
+    def test_an_index_beside_names_that_are_other_indices(self):
+        self.assertEqual(target_text("mine", self.CLASSES | {"labels": ["10", "20"]}, {"label": 0}), "10")
+        stars = self.CLASSES | {"labels": ["1", "2", "3"]}
+        self.assertEqual(target_text("mine", stars, {"label": 2}), "2")
+        with self.assertRaisesRegex(ValueError, "label is 0, which is none of the labels 1, 2, 3$"):
+            target_text("mine", stars, {"label": 0})
+
     @parameterized.parameters("many", "", None)
     def test_no_number(self, value):
         with self.assertRaisesRegex(ValueError, f"task mine: score is {value!r}, which is not a number"):
