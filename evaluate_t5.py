@@ -25,9 +25,10 @@ from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
+from arguments.own_pairs import OWN
 from arguments.task import TaskArguments, check_task, check_tasks, split_task
 from arguments.training import FineTuningArguments, T5TrainingArguments
-from common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
+from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments
 from common.processes import finish_process_group, is_first_process, print_once, run_script
 from common.reports import end_summary
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS
@@ -181,6 +182,8 @@ def build_job(
     """The task's entry, checkpoint and splits, checked. AX is answered by mnli's checkpoint. given: names of flags."""
     limit = task_args.max_eval_samples  # also for --split train
     args = dataclasses.replace(task_args, dataset_name=name, max_train_samples=limit)
+    if name != OWN and OWN in comma_words(task_args.dataset_name):  # these are the files of the pairs beside it
+        args.train_file = args.validation_file = None
     trained = DATASET_VALS.get(args.benchmark, {}).get(name, {}).get("train_with", name)
     model = evaluation.model_name_or_path.replace("{task}", trained)
     if "{task}" in evaluation.model_name_or_path:

@@ -73,6 +73,8 @@ class ScriptsTest(parameterized.TestCase):
         ("side_by_side", "--source_file in.en --target_file in.de --max_target_length 4", "eval_bleu"),
         ("mixture", "--train_file rows.jsonl --source_column text --target_column kind --labels tree,moon "
          f"--benchmark glue --dataset_name cola --data_dir {workspace()}/glue", "eval_pairs_accuracy"),
+        ("mixture_and_validation_file", "--train_file rows.jsonl --validation_file dev.jsonl --source_column text "
+         f"--target_column kind --labels tree,moon --task glue/cola --data_dir {workspace()}/glue", "eval_cola_loss"),
         ("stream", "--train_file rows.jsonl --validation_file dev.jsonl --source_column text --target_column color "
          "--streaming --max_target_length 4", "eval_rougeL"),
     )  # fmt: skip
