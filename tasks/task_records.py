@@ -73,6 +73,8 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     left_out = {*given, *(_PLACES if set(_PLACES) & set(given) else ())}
     if names and OWN not in names:
         left_out |= {*_OWN_PAIRS.split(), *_PLACES[1:]}  # of the pairs beside the tasks asked for
+    if names == {OWN}:
+        left_out.add("data_dir")  # of the tasks beside the pairs
     if values["split"] or values["do_predict"]:
         left_out.add("max_eval_samples")
     flags = {name: value for name, value in record.items() if name not in left_out}

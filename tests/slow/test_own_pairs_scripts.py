@@ -86,6 +86,9 @@ class ScriptsTest(parameterized.TestCase):
         self.assertContainsSubset(wanted.keys(), found.keys())
         for name, value in wanted.items():
             self.assertAlmostEqual(found[name], value, places=5, msg=name)
+        if "glue" in flags:
+            alone = self.evaluate("--dataset_name", "pairs")["eval_accuracy"]
+            self.assertAlmostEqual(alone, wanted["eval_pairs_accuracy"], places=5)
 
     def test_other_rows_and_answers(self):
         flags = "--train_file rows.jsonl --source_column text --target_column color --max_target_length 4"
