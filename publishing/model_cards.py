@@ -15,6 +15,7 @@ from arguments.own_pairs import OWN, own_entry
 from arguments.task import TaskArguments, task_arguments
 from arguments.text import PreTrainingDataArguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
+from common.command_line import comma_words
 from common.reports import human_count, human_time, read_json, read_metrics, short_number
 from constants import BUILTIN_CORPUS, DATASET_VALS
 from modeling.families import family_of, is_tied, shape_of
@@ -156,8 +157,11 @@ def _example(task: tuple[str, str] | None, entry: dict, gap: str) -> str:
 
 def _data(arguments: dict, task: tuple[str, str] | None, entry: dict) -> str:
     """The training data, as the end of a sentence."""
-    if files := arguments.get("train_file"):
-        return f"the files {', '.join(f'`{Path(str(file)).name}`' for file in as_list(files))}"
+    flags = (arguments.get(flag) for flag in ("train_file", "source_file", "target_file"))
+    if files := [file for paths in flags if paths for file in as_list(paths)]:
+        is_mixed = task and task[1] != OWN and OWN in comma_words(task[1])
+        mixture = f"`{'/'.join(task)}`, {OWN} being " if is_mixed else ""
+        return f"{mixture}the files {', '.join(f'`{Path(str(file)).name}`' for file in files)}"
     if task:
         hub = entry.get("hub")
         return f"`{'/'.join(task)}`" + (f" ([{hub[0]}](https://huggingface.co/datasets/{hub[0]}))" if hub else "")
