@@ -5,6 +5,7 @@ It leaves out what these files do not know, and shortens local paths to file nam
 
 import contextlib
 import dataclasses
+import json
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -92,7 +93,7 @@ def model_card(
         parameters=human_count(run.get("parameters") or sum(p.numel() for p in model.parameters())),
         by_id=by_id,
         gap=family.gap,
-        example=_example(task, entry, family.gap),
+        example=json.dumps(_example(task, entry, family.gap), ensure_ascii=False),
         data=_data(arguments, task, entry),
         steps=steps,
         tokens=human_count(steps * run["tokens_per_step"]) if run.get("tokens_per_step") else None,

@@ -378,6 +378,13 @@ class CardTest(TestCase):
         (result,) = front["model-index"][0]["results"]
         self.assertEqual(result["metrics"][0]["value"], 0.5)
 
+    def test_a_prefix_with_quotes_is_valid_python(self):
+        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
+        arguments = dict(benchmark="own", dataset_name="pairs", source_column=["a"], target_column=["b"])
+        run = dict(arguments=arguments | dict(train_file=["x.csv"], source_prefix='As in "Emma"\n: '))
+        card = model_card("me/mine", dict(run=run, results={}, metrics=[]), model)
+        self.assertIn(r'inputs = tokenizer("As in \"Emma\"\n: ...", return_tensors="pt")', card)
+
     # ------------------------------------------------------------ uploads
     def train(self, *more, code=None):
         words = [
