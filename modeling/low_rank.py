@@ -114,11 +114,13 @@ def merged(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     from peft import PeftModel
 
     _check_base(checksum(model), folder)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained, is_tied = [p for p in model.parameters() if p.requires_grad], model.config.tie_word_embeddings
     model.config.__dict__.pop("base_checksum", None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft sets it itself
+        warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")  # see below
         whole = PeftModel.from_pretrained(model, str(folder), torch_device="cpu").merge_and_unload()
     for parameter in trained:  # peft has frozen them
         parameter.requires_grad_(True)
+    whole.config.tie_word_embeddings = is_tied  # peft asks the encoder's embedding, but T5Gemma's head is the decoder's
     return whole

@@ -9,6 +9,7 @@ from helpers import SHAPE
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
+from zoo import write_checkpoint
 
 from arguments.model import ModelArguments, check_model
 from arguments.training import FineTuningArguments, check_training
@@ -68,6 +69,23 @@ class LowRankTest(parameterized.TestCase):
         by_peft = PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained(base), self.folder / "lora")
         by_peft.base_model.model.lm_head.weight = plain.lm_head.weight  # which transformers would tie
         torch.testing.assert_close(logits_of(by_peft), wanted, rtol=1e-4, atol=1e-5)
+
+    @parameterized.parameters(("t5gemma",))
+    def test_merged_and_saved_with_a_tied_head_that_is_no_t5s(self, family):
+        """Its head has the name of a layer of T5Gemma 2's picture encoder, which is not trained."""
+        base = self.folder / "base"
+        write_checkpoint(base, family)
+        model = self.trained(str(base))
+        wanted = logits_of(model)
+        model.save_pretrained(self.folder / "lora")
+        saved = load_file(self.folder / "lora/adapter_model.safetensors")
+        self.assertEmpty([name for name in saved if "vision" in name or "lm_head" in name])
+        again = load_model(str(self.folder / "lora"))
+        torch.testing.assert_close(logits_of(again), wanted, rtol=1e-4, atol=1e-5)
+        again.save_pretrained(self.folder / "whole")
+        whole = load_model(str(self.folder / "whole"))
+        torch.testing.assert_close(logits_of(whole), wanted, rtol=1e-4, atol=1e-5)
+        self.assertEqual(count_parameters(again, trained_only=True), count_parameters(whole, trained_only=True))
 
     def test_only_the_matrices_learn(self):
         model = self.trained(self.base())
