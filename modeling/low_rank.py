@@ -34,8 +34,11 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
 
     model.base_checksum = checksum(model)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    layers = sorted({n.rpartition(".")[2] for n, module in linears.items() if module is not output_head(model)})
-    options = dict(base_model_name_or_path=base, task_type="SEQ_2_SEQ_LM")
+    trained = {n for n, module in linears.items() if module is not output_head(model) and module.weight.requires_grad}
+    layers = sorted({name.rpartition(".")[2] for name in trained})
+    # Layers of T5Gemma 2 that read pictures, and stay as they are, have the names of layers that read text.
+    others = sorted(name for name in linears.keys() - trained if name.rpartition(".")[2] in layers)
+    options = dict(base_model_name_or_path=base, task_type="SEQ_2_SEQ_LM", exclude_modules=others or None)
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, **options), model)
     model.save_pretrained = partial(_save, model)
 

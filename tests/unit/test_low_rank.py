@@ -70,7 +70,7 @@ class LowRankTest(parameterized.TestCase):
         by_peft.base_model.model.lm_head.weight = plain.lm_head.weight  # which transformers would tie
         torch.testing.assert_close(logits_of(by_peft), wanted, rtol=1e-4, atol=1e-5)
 
-    @parameterized.parameters(("t5gemma",))
+    @parameterized.parameters("t5gemma", "t5gemma2")
     def test_merged_and_saved_with_a_tied_head_that_is_no_t5s(self, family):
         """Its head has the name of a layer of T5Gemma 2's picture encoder, which is not trained."""
         base = self.folder / "base"
