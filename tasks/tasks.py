@@ -85,6 +85,19 @@ class Task:
                 missing = [label for label in self.entry["labels"] if label not in used]
                 if missing:
                     print_once(f"task {self.name}, {split}: no row has the label {', '.join(missing)}")
+            self._tell_letters_lost_by_rouge(split)
+
+    def _tell_letters_lost_by_rouge(self, split: str) -> None:
+        """Prints that ROUGE means little where most letters of the targets are none to rouge_score's tokenizer."""
+        rouge = [metric for metric in self.entry["metrics"] if metric.startswith("rouge")]
+        if rouge and split in registry.eval_splits(self.entry):
+            texts = (registry.target_text(self.name, self.entry, row) for row in self.rows[split])
+            letters = [letter for text in texts for letter in text if letter.isalpha()]
+            lost = sum(not letter.isascii() for letter in letters)
+            if lost > len(letters) / 2:
+                share = f"{100 * lost / len(letters):.0f} % of the targets' letters are others"
+                print_once(f"task {self.name}, {split}: {', '.join(rouge)} counts words of a-z and 0-9 alone, and "
+                           f"{share}: name other --metrics, the first of which chooses the best model")  # fmt: skip
 
     def _tokens(self, split: str) -> "Dataset":
         """The tokens of the rows, kept in `--data_cache_dir` under a key of everything that decides them."""

@@ -235,6 +235,20 @@ class ReadTest(TestCase):
                  for name in ("input_ids", "labels")}  # fmt: skip
         self.assertEqual(texts, {"input_ids": ["1", "2.5", "a 3"], "labels": wanted})
 
+    @parameterized.parameters(
+        ("в 2020 году", "rougeL,bleu", True), ("în anul 2020 și", "rougeL", False), ("в 2020 году", "bleu", False)
+    )
+    def test_rouge_of_letters_that_it_does_not_know(self, text, metrics, told):
+        Path("text.jsonl").write_text(lines([{"q": "x", "a": text}]))
+        flags = "--train_file text.jsonl --validation_file text.jsonl --source_column q --target_column a --metrics"
+        (task,) = self.tasks(f"{flags} {metrics} --data_cache_dir cache")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            task.read(["train", "validation"])
+            task.tokenise(ByT5Tokenizer())
+        message = "task pairs, validation: rougeL counts words of a-z and 0-9 alone, and 100 % of the targets' letters"
+        self.assertEqual(printed.getvalue().count(message), int(told))
+
     def test_beside_named_tasks(self):
         tasks = self.tasks(f"--benchmark builtin --dataset_name package_topic --train_file pairs.jsonl {COLUMNS}")
         self.assertEqual([task.name for task in tasks], ["package_topic", "pairs"])
