@@ -12,7 +12,7 @@ import torch
 from requests.utils import get_netrc_auth
 from transformers import PreTrainedModel
 
-from arguments.training import T5TrainingArguments, check_warmup, global_batch_size, wants_fsdp
+from arguments.training import BY_METRIC, T5TrainingArguments, check_warmup, global_batch_size, wants_fsdp
 from common.checkpoint_folders import checkpoints_of
 from common.command_line import check_folder, exit_on_user_error
 from common.processes import answers, finish_process_group, is_first_process, print_once
@@ -48,6 +48,7 @@ from tasks.tasks import Tasks
 from trainer_t5 import T5Trainer
 from training.batch_size import find_micro_batch
 from training.checkpoints import delete, is_disk_full, old_files, resumed_batch_notice
+from training.optimizers import check_schedule
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 
@@ -131,7 +132,7 @@ class TrainingRun(Run):
             with exit_on_user_error():
                 find_micro_batch(self.trainer)
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
-        warmup = 0 if args.lr_scheduler_type == "constant" else args.get_warmup_steps(steps)
+        warmup = 0 if args.lr_scheduler_type in ("constant", *BY_METRIC) else args.get_warmup_steps(steps)
         self._install_callbacks()
         memory, disk = needed_memory(self.trainer), needed_disk(self.trainer)
         memory_there = find_gpu(args).memory if args.assume_gpu else memory_available(args.device)
@@ -163,6 +164,7 @@ class TrainingRun(Run):
         )
         with exit_on_user_error():
             check_warmup(args, steps)
+            check_schedule(args, steps)
             if disk > disk_there:
                 raise ValueError(f"--output_dir {self.output_dir} will need {human_bytes(disk)} and has "
                                  f"{human_bytes(disk_there)} free: use another disk, a smaller --save_total_limit or "

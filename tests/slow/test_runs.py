@@ -18,6 +18,7 @@ from warm_python import warm_python
 
 import pre_train_t5
 from common.checkpoint_folders import checkpoints_of
+from common.reports import read_metrics
 from modeling import loss
 from runs import run as runs
 
@@ -200,6 +201,37 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertEqual(code, 2)
         self.assertRegex(err, message)
         self.assertEqual(self.files(), before)
+
+    @parameterized.parameters(
+        ("cosine_with_min_lr", "min_lr or min_lr_rate"), ("warmup_stable_decay", "num_decay_steps"),
+        ("polynomial --lr_scheduler_kwargs {\"powr\":2}", "powr"),
+    )  # fmt: skip
+    def test_a_schedule_without_what_it_needs_is_refused_before_anything_is_deleted(self, flags, missing):
+        self.assertEqual(self.run_script()[0], 0)
+        before = self.files()
+        code, _, err = self.run_script("--overwrite_output_dir", "--lr_scheduler_type", *flags.split())
+        self.assertEqual(code, 2)
+        self.assertRegex(err, rf"--lr_scheduler_type {flags.split()[0]} with --lr_scheduler_kwargs '.*{missing}")
+        self.assertEqual(self.files(), before)
+
+    @parameterized.parameters(("reduce_lr_on_plateau", [0.02, 0.01, 0.005]), ("greedy", [0.02, 0.04, 0.02]))
+    def test_a_schedule_may_follow_the_evaluations(self, name, expected):
+        """Its state is saved, so a resumed run ends as one that was not stopped."""
+        follow = ["--lr_scheduler_type", name, "--lr_scheduler_kwargs", '{"patience":0,"threshold":9,"factor":0.5}']
+        follow += ["--eval_steps", "1", "--logging_steps", "1"]
+        argv = torture.changed(self.argv, *follow)
+        _, code, out, err = call(pre_train_t5.main, *argv, "--output_dir", self.out)
+        self.assertIsNone(code, err)
+        self.assertRegex(out, rf"schedule +{name} over 3 steps, no warm-up\n")
+        rates = [line["learning_rate"] for line in read_metrics(self.out / "metrics.jsonl") if "loss" in line]
+        self.assertEqual(rates, expected)
+        whole = torture.outcome(self.out)
+        argv += ["--output_dir", self.out, "--resume_from_checkpoint", self.out / "checkpoint-2"]
+        self.assertIsNone(call(pre_train_t5.main, *argv)[1])
+        self.assertEqual(torture.outcome(self.out), whole)
+        _, code, _, err = call(pre_train_t5.main, *torture.changed(self.argv, *follow, "--eval_strategy", "no"))
+        self.assertEqual(code, 2)
+        self.assertIn(f"--lr_scheduler_type {name}: follows the evaluations, of which", err)
 
     def test_what_lies_there_is_not_needed_twice(self):
         self.assertEqual(self.run_script()[0], 0)
