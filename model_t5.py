@@ -214,6 +214,11 @@ def check_model_source(args: Any, training_args: object = None, packed: str | No
     else:
         return
     check_options(config, args.attn_implementation, training_args, packed)
+    if args.lora_rank and is_local_model(args.model_name_or_path) and training_args:
+        base, folder = Path(args.model_name_or_path).resolve(), Path(training_args.output_dir).resolve()
+        if folder in (base, *base.parents):
+            raise ValueError(f"--output_dir {training_args.output_dir} holds the checkpoint that the matrices of "
+                             f"--lora_rank {args.lora_rank} will need: name another folder")  # fmt: skip
 
 
 def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTrainedConfig:

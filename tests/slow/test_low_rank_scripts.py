@@ -91,6 +91,14 @@ class LowRankScriptsTest(parameterized.TestCase):
         for name, tensor in load_file(self.folder / "again/model.safetensors").items():
             self.assertTrue(torch.equal(loaded[name], tensor), name)
 
+    @parameterized.parameters("base", "")
+    def test_the_checkpoint_that_the_matrices_need_is_not_overwritten(self, folder):
+        """Matrices beside their own checkpoint could not be read; below --output_dir it would be deleted."""
+        argv = self.argv("unused")
+        argv[argv.index("--output_dir") + 1] = str(self.folder / folder)
+        _, _, errors = run_main(fine_tune_t5.main, *argv, "--overwrite_output_dir", code=2)
+        self.assertRegex(errors, "--output_dir .* holds the checkpoint that the matrices of --lora_rank 4 will need")
+
     def test_evaluated_answered_and_exported(self):
         model, common = ["--model_name_or_path", self.folder / "whole"], ["--use_cpu", "true"]
         cache = ["--data_cache_dir", self.folder / "cache", "--report_to", "none", "--disable_tqdm", "true"]
