@@ -48,7 +48,7 @@ from tasks.tasks import Tasks
 from trainer_t5 import T5Trainer
 from training.batch_size import find_micro_batch
 from training.checkpoints import delete, is_disk_full, old_files, resumed_batch_notice
-from training.optimizers import check_schedule
+from training.optimizers import check_muon, check_schedule, layer_matrices
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 
@@ -165,6 +165,7 @@ class TrainingRun(Run):
         with exit_on_user_error():
             check_warmup(args, steps)
             check_schedule(args, steps)
+            check_muon(args, self.trainer.model)
             if disk > disk_there:
                 raise ValueError(f"--output_dir {self.output_dir} will need {human_bytes(disk)} and has "
                                  f"{human_bytes(disk_there)} free: use another disk, a smaller --save_total_limit or "
@@ -292,9 +293,11 @@ def described_model(model: PreTrainedModel) -> str:
 
 def _state_bytes(trainer: T5Trainer) -> int:
     """Bytes of the optimizer's state, which is float32."""
-    if has_low_rank(trainer.model) and trainer.args.optim == "muon":
-        return 4 * count_parameters(trainer.model, True)  # all of them are matrices of layers, with one moment
-    shapes = [tuple(p.shape) for p in trainer.model.parameters() if p.requires_grad]
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    if trainer.args.optim == "muon":  # of the layers' matrices one moment, of all else two
+        matrices = layer_matrices(trainer.model)
+        return sum(4 * p.numel() * (1 if id(p) in matrices else 2) for p in trained)
+    shapes = [tuple(p.shape) for p in trained]
     return optimizer_bytes(trainer.args.optim, shapes, trainer.model.config)
 
 

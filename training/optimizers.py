@@ -232,6 +232,13 @@ def layer_matrices(model: torch.nn.Module) -> set[int]:
     return {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head}
 
 
+def check_muon(args, model: torch.nn.Module) -> None:
+    """ValueError if `--optim muon` has nothing to train that it is for."""
+    matrices = layer_matrices(model)
+    if args.optim == "muon" and not any(id(p) in matrices for p in model.parameters() if p.requires_grad):
+        raise ValueError("--optim muon: is for the matrices of layers, and --train_only trains none; give another one")
+
+
 def optimizer_class_and_kwargs(args, model: torch.nn.Module | None = None) -> tuple[type, dict] | None:
     """What Trainer's `optimizer_cls_and_kwargs` takes for `args.optim`; None leaves torch's AdamW to Trainer itself.
 

@@ -233,6 +233,11 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertEqual(code, 2)
         self.assertIn(f"--lr_scheduler_type {name}: follows the evaluations, of which", err)
 
+    def test_muon_with_nothing_to_train_is_refused(self):
+        code, _, err = self.run_script("--optim", "muon", "--train_only", "layer_norm")
+        self.assertEqual(code, 2)
+        self.assertIn("--optim muon: is for the matrices of layers, and --train_only trains none", err)
+
     def test_what_lies_there_is_not_needed_twice(self):
         self.assertEqual(self.run_script()[0], 0)
         with mock.patch.object(runs, "disk_free", return_value=runs.bytes_below(self.out)):
