@@ -314,7 +314,8 @@ def needed_disk(trainer: T5Trainer) -> float:
     """Bytes of the model, and of the checkpoints while one more is being written."""
     args = trainer.args
     kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
-    model = 4 * count_parameters(trainer.model, trained_only=not args.deepspeed)  # DeepSpeed keeps frozen weights too
+    # LoRA's matrices are saved alone, but DeepSpeed keeps frozen weights too.
+    model = 4 * count_parameters(trainer.model, trained_only=has_low_rank(trainer.model) and not args.deepspeed)
     return model + kept * (model + (0 if args.save_only_model else _state_bytes(trainer)))
 
 

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 import torture
 from absl.testing import parameterized
-from helpers import call
+from helpers import SHAPE, call
 from safetensors.torch import load_file
 from transformers import T5ForConditionalGeneration
 from warm_python import warm_python
@@ -19,6 +19,7 @@ from warm_python import warm_python
 import pre_train_t5
 from common.checkpoint_folders import checkpoints_of
 from common.reports import read_metrics
+from model_t5 import build_config, count_parameters, create_model, train_only
 from modeling import loss
 from runs import run as runs
 
@@ -232,6 +233,17 @@ class BeforeARunTest(parameterized.TestCase):
         _, code, _, err = call(pre_train_t5.main, *torture.changed(self.argv, *follow, "--eval_strategy", "no"))
         self.assertEqual(code, 2)
         self.assertIn(f"--lr_scheduler_type {name}: follows the evaluations, of which", err)
+
+    @parameterized.parameters(("muon", 4), ("adamw_torch", 8))
+    def test_disk_of_a_model_of_which_some_matrices_are_trained(self, optim, state):
+        """A checkpoint holds all weights, and the optimizer's state of those that are trained."""
+        model = create_model(build_config("tiny", 300, SHAPE))
+        train_only(model, "SelfAttention.[qkvo]")
+        args = SimpleNamespace(optim=optim, save_strategy="steps", save_total_limit=1, load_best_model_at_end=False,
+                               save_only_model=False, deepspeed=None)  # fmt: skip
+        whole, trained = 4 * count_parameters(model), state * count_parameters(model, trained_only=True)
+        needed = runs.needed_disk(SimpleNamespace(model=model, args=args))
+        self.assertEqual(needed, whole + 2 * (whole + trained))
 
     def test_muon_with_nothing_to_train_is_refused(self):
         code, _, err = self.run_script("--optim", "muon", "--train_only", "layer_norm")
