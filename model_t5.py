@@ -180,16 +180,18 @@ def get_model(
 
 
 def train_only(model: PreTrainedModel, pattern: str) -> None:
-    """Freezes all weights but those whose names the regular expression finds; ValueError if there are none."""
+    """Freezes all weights but those whose names the regular expression finds; ValueError if it finds none that is not
+    frozen already, as those beside LoRA's matrices are."""
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     try:
-        chosen = {name for name, _ in model.named_parameters() if re.search(pattern, name)}
+        chosen = {name for name in weights if re.search(pattern, name)}
     except re.error as error:
         raise ValueError(f"--train_only {pattern}: not a regular expression ({error})") from None
     if not chosen:
-        some = ", ".join(name for name, _ in itertools.islice(model.named_parameters(), 3))
+        some = ", ".join(itertools.islice(weights, 3))
         raise ValueError(f"--train_only {pattern}: no weight has such a name; there are {some} ...")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter.requires_grad and name in chosen)
+    for name, weight in weights.items():
+        weight.requires_grad_(name in chosen)
 
 
 def switch_vocabulary(model: PreTrainedModel, args: Any, tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -214,6 +216,11 @@ def check_model_source(args: Any, training_args: object = None, packed: str | No
     else:
         return
     check_options(config, args.attn_implementation, training_args, packed)
+    if args.lora_rank and is_local_model(args.model_name_or_path) and training_args:
+        base, folder = Path(args.model_name_or_path).resolve(), Path(training_args.output_dir).resolve()
+        if folder in (base, *base.parents):
+            raise ValueError(f"--output_dir {training_args.output_dir} holds the checkpoint that the matrices of "
+                             f"--lora_rank {args.lora_rank} will need: name another folder")  # fmt: skip
 
 
 def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTrainedConfig:

@@ -32,6 +32,7 @@ LARGEST_SEED = 2**32 - 1  # of numpy
 # {flag whose default depends on the job (check_training): the value that transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
+BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the evaluations, without a warm-up of ours
 SPEEDS = ("auto", "plain")
 GPUS = {name.lower().replace(" ", ""): name for name in HARDWARE_PEAKS}  # {value of --assume_gpu: its name there}
 _OUTPUT = "Where everything is written. Must be empty, resumed or overwritten."
@@ -280,6 +281,11 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     if args.lr_scheduler_type == "inverse_sqrt" and not args.warmup_steps:
         raise ValueError("--warmup_steps 0: --lr_scheduler_type inverse_sqrt falls from the end of the warm-up on, to "
                          "1 % of the peak in a hundred times as many steps; T5 has 10000")  # fmt: skip
+    if args.lr_scheduler_type in BY_METRIC:  # transformers has checked this while the schedule was open
+        if args.eval_strategy == IntervalStrategy.NO:
+            raise ValueError(f"--lr_scheduler_type {args.lr_scheduler_type}: follows the evaluations, of which "
+                             "--eval_strategy no makes none")  # fmt: skip
+        args.metric_for_best_model = args.metric_for_best_model or "loss"
     if args.max_steps < 1 and args.max_steps != -1:
         raise ValueError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
     if args.max_steps > 0:
@@ -287,6 +293,9 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     if args.max_steps > 0 and "pre-training" in job:
         refuse(args, "num_train_epochs", f"--max_steps {args.max_steps} decides the length of pre-training; for epochs "
                "add --max_steps -1")  # fmt: skip
+    if "pre-training" in job and args.train_sampling_strategy in ("group_by_length", "batch_rebalance"):
+        raise ValueError(f"--train_sampling_strategy {args.train_sampling_strategy}: the rows of pre-training all have "
+                         "one length; leave it out")  # fmt: skip
     if args.push_to_hub:
         check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
     else:

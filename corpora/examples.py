@@ -46,9 +46,9 @@ class Examples(torch.utils.data.Dataset):
         """{"input_ids": [B, R], "key": [B], ...}; torch's DataLoader calls this with the numbers of a whole batch."""
         raise NotImplementedError
 
-    def sampler(self, seed: int, batch: int) -> "EpochSampler":
+    def sampler(self, seed: int, batch: int, in_order: bool = False) -> "EpochSampler":
         """The order of the examples; every epoch has a whole number of global batches."""
-        return EpochSampler(len(self), seed, group=batch, count_epochs=True)
+        return EpochSampler(len(self), seed, group=batch, count_epochs=True, in_order=in_order)
 
 
 class ChunkDataset(Examples):
@@ -121,14 +121,15 @@ class EpochSampler(torch.utils.data.Sampler):
     group: size of a global batch; an epoch has whole ones, and each epoch leaves out other examples.
     count_epochs: yield epoch * N + example (as `ChunkDataset` takes it) instead of the example.
     buckets: [N] bucket of each example; each batch of `batch` examples then comes from one bucket.
+    in_order: the examples as they are, in every epoch.
     """
 
     def __init__(
         self, num_examples: int, seed: int, group: int = 1, count_epochs: bool = False,
-        buckets: np.ndarray | None = None, batch: int = 1,
+        buckets: np.ndarray | None = None, batch: int = 1, in_order: bool = False,
     ):  # fmt: skip
         self.num_examples, self.seed, self.group, self.count_epochs = num_examples, seed, group, count_epochs
-        self.buckets, self.batch, self.epoch = buckets, batch, 0
+        self.buckets, self.batch, self.in_order, self.epoch = buckets, batch, in_order, 0
 
     def _in_batches_of_one_bucket(self, order: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """The same examples in random batches of one bucket each, then batches of what remains, a shorter one last."""
@@ -151,7 +152,8 @@ class EpochSampler(torch.utils.data.Sampler):
 
     def __iter__(self) -> Iterator[int]:
         generator = np.random.default_rng([self.seed, self.epoch])
-        order = generator.permutation(self.num_examples)[: len(self)]
+        order = np.arange(self.num_examples) if self.in_order else generator.permutation(self.num_examples)
+        order = order[: len(self)]
         if self.buckets is not None:
             order = self._in_batches_of_one_bucket(order, generator)
         first = self.epoch * self.num_examples if self.count_epochs else 0

@@ -12,7 +12,7 @@ import torch
 from requests.utils import get_netrc_auth
 from transformers import PreTrainedModel
 
-from arguments.training import T5TrainingArguments, check_warmup, global_batch_size, wants_fsdp
+from arguments.training import BY_METRIC, T5TrainingArguments, check_warmup, global_batch_size, wants_fsdp
 from common.checkpoint_folders import checkpoints_of
 from common.command_line import check_folder, exit_on_user_error
 from common.processes import answers, finish_process_group, is_first_process, print_once
@@ -48,6 +48,7 @@ from tasks.tasks import Tasks
 from trainer_t5 import T5Trainer
 from training.batch_size import find_micro_batch
 from training.checkpoints import delete, is_disk_full, old_files, resumed_batch_notice
+from training.optimizers import check_muon, check_schedule, layer_matrices
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 
@@ -131,7 +132,7 @@ class TrainingRun(Run):
             with exit_on_user_error():
                 find_micro_batch(self.trainer)
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
-        warmup = 0 if args.lr_scheduler_type == "constant" else args.get_warmup_steps(steps)
+        warmup = 0 if args.lr_scheduler_type in ("constant", *BY_METRIC) else args.get_warmup_steps(steps)
         self._install_callbacks()
         memory, disk = needed_memory(self.trainer), needed_disk(self.trainer)
         memory_there = find_gpu(args).memory if args.assume_gpu else memory_available(args.device)
@@ -163,6 +164,8 @@ class TrainingRun(Run):
         )
         with exit_on_user_error():
             check_warmup(args, steps)
+            check_schedule(args, steps)
+            check_muon(args, self.trainer.model)
             if disk > disk_there:
                 raise ValueError(f"--output_dir {self.output_dir} will need {human_bytes(disk)} and has "
                                  f"{human_bytes(disk_there)} free: use another disk, a smaller --save_total_limit or "
@@ -290,9 +293,11 @@ def described_model(model: PreTrainedModel) -> str:
 
 def _state_bytes(trainer: T5Trainer) -> int:
     """Bytes of the optimizer's state, which is float32."""
-    if has_low_rank(trainer.model) and trainer.args.optim == "muon":
-        return 4 * count_parameters(trainer.model, True)  # all of them are matrices of layers, with one moment
-    shapes = [tuple(p.shape) for p in trainer.model.parameters() if p.requires_grad]
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    if trainer.args.optim == "muon":  # of the layers' matrices one moment, of all else two
+        matrices = layer_matrices(trainer.model)
+        return sum(4 * p.numel() * (1 if id(p) in matrices else 2) for p in trained)
+    shapes = [tuple(p.shape) for p in trained]
     return optimizer_bytes(trainer.args.optim, shapes, trainer.model.config)
 
 
@@ -309,7 +314,8 @@ def needed_disk(trainer: T5Trainer) -> float:
     """Bytes of the model, and of the checkpoints while one more is being written."""
     args = trainer.args
     kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
-    model = 4 * count_parameters(trainer.model, trained_only=not args.deepspeed)  # DeepSpeed keeps frozen weights too
+    # LoRA's matrices are saved alone, but DeepSpeed keeps frozen weights too.
+    model = 4 * count_parameters(trainer.model, trained_only=has_low_rank(trainer.model) and not args.deepspeed)
     return model + kept * (model + (0 if args.save_only_model else _state_bytes(trainer)))
 
 

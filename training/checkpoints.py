@@ -179,7 +179,11 @@ _SHAPE = (
 # Flags that decide which examples a run sees, in which order, and how they are corrupted.
 _DECIDES_EXAMPLES = (
     "seed data_seed objective input_seq_length noise_density mean_noise_span_length packing eos_between_documents "
-    "mixing mixing_cap mixing_temperature"
+    "mixing mixing_cap mixing_temperature train_sampling_strategy length_buckets"
+).split()
+# Those that decide which part of a text is trained on: its fingerprint is of all of it, a task's of its training rows.
+_DECIDES_PART = (
+    "text_column input_ids_column input_ids_dtype max_train_samples validation_split_percentage validation_split_count"
 ).split()
 
 
@@ -211,7 +215,12 @@ def check_resumed(
         if name in saved and name in fingerprints and saved[name] != fingerprints[name]:
             raise ValueError(f"{resumed} its run had {described} of other contents: resume with the flags of that run, "
                              f"or take only the weights with {weights_only}")  # fmt: skip
-    for name in _DECIDES_EXAMPLES:
+    if saved and ("validation" in saved) != ("validation" in fingerprints):
+        had = "" if "validation" in saved else "no "
+        raise ValueError(f"{resumed} its run had {had}validation text of its own; without any, a part of the training "
+                         "text is held out: resume with the flags of that run, or take only the weights with "
+                         f"{weights_only}")  # fmt: skip
+    for name in _DECIDES_EXAMPLES + _DECIDES_PART * ("objective" in now):  # a flag of text
         if name in flags and name in now and flags[name] != now[name]:
             raise ValueError(f"{resumed} its run had --{name} {flags[name]}, now it is {now[name]}, and other examples "
                              f"would follow: resume with {flags[name]}, or take only the weights with "

@@ -1,5 +1,6 @@
 """Optimizers and schedules of T5: RMS-scaled AdamW, Adafactor as T5 uses it, the field's learning-rate schedules."""
 
+import json
 import math
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
+from arguments.training import BY_METRIC
 from modeling.families import output_head
 
 OWN_SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant", "constant_with_warmup")
@@ -230,6 +232,13 @@ def layer_matrices(model: torch.nn.Module) -> set[int]:
     return {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head}
 
 
+def check_muon(args, model: torch.nn.Module) -> None:
+    """ValueError if `--optim muon` has nothing to train that it is for."""
+    matrices = layer_matrices(model)
+    if args.optim == "muon" and not any(id(p) in matrices for p in model.parameters() if p.requires_grad):
+        raise ValueError("--optim muon: is for the matrices of layers, and --train_only trains none; give another one")
+
+
 def optimizer_class_and_kwargs(args, model: torch.nn.Module | None = None) -> tuple[type, dict] | None:
     """What Trainer's `optimizer_cls_and_kwargs` takes for `args.optim`; None leaves torch's AdamW to Trainer itself.
 
@@ -277,7 +286,18 @@ def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int):
     """The schedule of `--lr_scheduler_type`: ours above, every other name as transformers defines it."""
     name, warmup_steps = args.lr_scheduler_type, args.get_warmup_steps(total_steps)
     if name not in OWN_SCHEDULES or args.lr_scheduler_kwargs:
-        return get_scheduler(name, optimizer, warmup_steps, total_steps, args.lr_scheduler_kwargs)
+        way = {"mode": "max" if args.greater_is_better else "min"} if name in BY_METRIC else {}
+        return get_scheduler(name, optimizer, warmup_steps, total_steps, way | (args.lr_scheduler_kwargs or {}))
     start, floor = args.warmup_start_factor, args.final_learning_rate_factor
     factor = learning_rate_factor(name, total_steps, warmup_steps, start, floor)
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def check_schedule(args, total_steps: int) -> None:
+    """ValueError if transformers' schedule lacks or does not know some of `--lr_scheduler_kwargs`."""
+    try:
+        build_scheduler(args, torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate), total_steps)
+    except (TypeError, ValueError) as error:
+        given = json.dumps(args.lr_scheduler_kwargs or {})
+        flags = f"--lr_scheduler_type {args.lr_scheduler_type} with --lr_scheduler_kwargs '{given}'"
+        raise ValueError(f"{flags}: {error}") from None

@@ -8,7 +8,7 @@ from transformers import Seq2SeqTrainer
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from arguments.training import global_batch_size
-from corpora.examples import EpochSampler
+from corpora.examples import EpochSampler, Examples
 from tasks.batching import BucketCollator, FilledRows, PackingCollator
 from training.preemption import outlive_signals
 
@@ -57,9 +57,11 @@ class RowOrderTrainer(Seq2SeqTrainer):
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if hasattr(dataset, "order"):
             return dataset.order
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        if isinstance(dataset, Examples) and self.args.train_sampling_strategy == "sequential":
+            return dataset.sampler(seed, global_batch_size(self.args), in_order=True)
         if self.args.train_sampling_strategy != "random":
             return super()._get_train_sampler(dataset)
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         if hasattr(dataset, "sampler"):
             return dataset.sampler(seed, global_batch_size(self.args))
         if isinstance(self.train_collator, BucketCollator):

@@ -18,7 +18,7 @@ from common.command_line import exit_on_user_error
 from common.manifests import share
 from common.processes import is_first_process, print_once
 from common.reports import write_json
-from modeling.low_rank import has_low_rank, load_low_rank, low_rank_state
+from modeling.low_rank import CONFIG, WEIGHTS, has_low_rank, load_low_rank, low_rank_state
 from publishing.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
 from publishing.model_cards import model_card, read_run
 from tasks.task_records import TASK_RECORD
@@ -36,12 +36,16 @@ class SavingTrainer(RowOrderTrainer):
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
-        """Overrides Trainer to save the shared embedding once, since ZeRO's state names it three times."""
+        """Overrides Trainer to save the shared embedding once, since ZeRO's state names it three times. LoRA's matrices
+        that an earlier run left in the folder would be loaded in place of the model: they go."""
         if state_dict is not None:
             state_dict = {n: tensor for n, tensor in state_dict.items() if n not in self.model.all_tied_weights_keys}
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
         share(folder.glob("*.safetensors"))
+        if self.args.should_save and not has_low_rank(self.model):
+            for name in (CONFIG, WEIGHTS):
+                (folder / name).unlink(missing_ok=True)
         if self.task_record and self.args.should_save:
             write_json(folder / TASK_RECORD, self.task_record)
 

@@ -339,11 +339,19 @@ class RunTest(TestCase):
 
     def test_flags_that_would_bring_other_examples_are_refused(self):
         self.run_to_end("--max_steps", "6")
-        changes = (("noise_density", "0.15", "0.3"), ("seed", "42", "43"), ("input_seq_length", "32", "40"))
+        changes = (("noise_density", "0.15", "0.3"), ("seed", "42", "43"), ("input_seq_length", "32", "40"),
+                   ("validation_split_percentage", "5.0", "20.0"), ("max_train_samples", "None", "500"),
+                   ("train_sampling_strategy", "random", "sequential"))  # fmt: skip
         for flag, before, now in changes:
             self.run_to_end("--resume_from_checkpoint", f"--{flag}", now, code=2)
             said = (self.folder / "log").read_text()
             self.assertRegex(said, rf"its run had --{flag} {before}, now it is {now}, and other examples would follow")
+
+    def test_the_held_out_part_of_the_text_is_not_trained_on_after_a_resume(self):
+        self.run_to_end("--max_steps", "6")
+        text = self.commands["pre_train"][self.commands["pre_train"].index("--train_file") + 1]
+        self.run_to_end("--resume_from_checkpoint", "--validation_file", text, code=2)
+        self.assertIn("its run had no validation text of its own", (self.folder / "log").read_text())
 
     def test_another_global_batch_is_said(self):
         self.run_to_end("--max_steps", "6")

@@ -21,6 +21,7 @@ import fine_tune_t5
 import pre_train_t5
 import predict_t5
 from constants import OPTIMIZERS
+from model_t5 import load_model
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 ROWS = [{"text": f"the {color} {thing} number {n}", "kind": thing} for n in range(8) for color in ("red", "old")
@@ -80,6 +81,23 @@ class LowRankScriptsTest(parameterized.TestCase):
         self.assertEqual(reported(results), reported(self.results))
         errors = self.fine_tune("resumed", "--resume_from_checkpoint", rank=8, code=2)[1]
         self.assertRegex(errors, "it holds the state of --lora_rank 4, from which --lora_rank 8 cannot resume")
+
+    def test_a_later_run_of_all_weights_leaves_no_matrices_that_would_be_loaded_in_its_place(self):
+        shutil.copytree(self.folder / "whole", self.folder / "again")
+        argv = self.argv("again")
+        del argv[(place := argv.index("--lora_rank")) : place + 2]
+        run_main(fine_tune_t5.main, *argv, "--overwrite_output_dir")
+        loaded = load_model(str(self.folder / "again")).state_dict()
+        for name, tensor in load_file(self.folder / "again/model.safetensors").items():
+            self.assertTrue(torch.equal(loaded[name], tensor), name)
+
+    @parameterized.parameters("base", "")
+    def test_the_checkpoint_that_the_matrices_need_is_not_overwritten(self, folder):
+        """Matrices beside their own checkpoint could not be read; below --output_dir it would be deleted."""
+        argv = self.argv("unused")
+        argv[argv.index("--output_dir") + 1] = str(self.folder / folder)
+        _, _, errors = run_main(fine_tune_t5.main, *argv, "--overwrite_output_dir", code=2)
+        self.assertRegex(errors, "--output_dir .* holds the checkpoint that the matrices of --lora_rank 4 will need")
 
     def test_evaluated_answered_and_exported(self):
         model, common = ["--model_name_or_path", self.folder / "whole"], ["--use_cpu", "true"]

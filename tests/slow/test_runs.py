@@ -11,13 +11,15 @@ from unittest import mock
 import torch
 import torture
 from absl.testing import parameterized
-from helpers import call
+from helpers import SHAPE, call
 from safetensors.torch import load_file
 from transformers import T5ForConditionalGeneration
 from warm_python import warm_python
 
 import pre_train_t5
 from common.checkpoint_folders import checkpoints_of
+from common.reports import read_metrics
+from model_t5 import build_config, count_parameters, create_model, train_only
 from modeling import loss
 from runs import run as runs
 
@@ -200,6 +202,53 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertEqual(code, 2)
         self.assertRegex(err, message)
         self.assertEqual(self.files(), before)
+
+    @parameterized.parameters(
+        ("cosine_with_min_lr", "min_lr or min_lr_rate"), ("warmup_stable_decay", "num_decay_steps"),
+        ("polynomial --lr_scheduler_kwargs {\"powr\":2}", "powr"),
+    )  # fmt: skip
+    def test_a_schedule_without_what_it_needs_is_refused_before_anything_is_deleted(self, flags, missing):
+        self.assertEqual(self.run_script()[0], 0)
+        before = self.files()
+        code, _, err = self.run_script("--overwrite_output_dir", "--lr_scheduler_type", *flags.split())
+        self.assertEqual(code, 2)
+        self.assertRegex(err, rf"--lr_scheduler_type {flags.split()[0]} with --lr_scheduler_kwargs '.*{missing}")
+        self.assertEqual(self.files(), before)
+
+    @parameterized.parameters(("reduce_lr_on_plateau", [0.02, 0.01, 0.005]), ("greedy", [0.02, 0.04, 0.02]))
+    def test_a_schedule_may_follow_the_evaluations(self, name, expected):
+        """Its state is saved, so a resumed run ends as one that was not stopped."""
+        follow = ["--lr_scheduler_type", name, "--lr_scheduler_kwargs", '{"patience":0,"threshold":9,"factor":0.5}']
+        follow += ["--eval_steps", "1", "--logging_steps", "1"]
+        argv = torture.changed(self.argv, *follow)
+        _, code, out, err = call(pre_train_t5.main, *argv, "--output_dir", self.out)
+        self.assertIsNone(code, err)
+        self.assertRegex(out, rf"schedule +{name} over 3 steps, no warm-up\n")
+        rates = [line["learning_rate"] for line in read_metrics(self.out / "metrics.jsonl") if "loss" in line]
+        self.assertEqual(rates, expected)
+        whole = torture.outcome(self.out)
+        argv += ["--output_dir", self.out, "--resume_from_checkpoint", self.out / "checkpoint-2"]
+        self.assertIsNone(call(pre_train_t5.main, *argv)[1])
+        self.assertEqual(torture.outcome(self.out), whole)
+        _, code, _, err = call(pre_train_t5.main, *torture.changed(self.argv, *follow, "--eval_strategy", "no"))
+        self.assertEqual(code, 2)
+        self.assertIn(f"--lr_scheduler_type {name}: follows the evaluations, of which", err)
+
+    @parameterized.parameters(("muon", 4), ("adamw_torch", 8))
+    def test_disk_of_a_model_of_which_some_matrices_are_trained(self, optim, state):
+        """A checkpoint holds all weights, and the optimizer's state of those that are trained."""
+        model = create_model(build_config("tiny", 300, SHAPE))
+        train_only(model, "SelfAttention.[qkvo]")
+        args = SimpleNamespace(optim=optim, save_strategy="steps", save_total_limit=1, load_best_model_at_end=False,
+                               save_only_model=False, deepspeed=None)  # fmt: skip
+        whole, trained = 4 * count_parameters(model), state * count_parameters(model, trained_only=True)
+        needed = runs.needed_disk(SimpleNamespace(model=model, args=args))
+        self.assertEqual(needed, whole + 2 * (whole + trained))
+
+    def test_muon_with_nothing_to_train_is_refused(self):
+        code, _, err = self.run_script("--optim", "muon", "--train_only", "layer_norm")
+        self.assertEqual(code, 2)
+        self.assertIn("--optim muon: is for the matrices of layers, and --train_only trains none", err)
 
     def test_what_lies_there_is_not_needed_twice(self):
         self.assertEqual(self.run_script()[0], 0)

@@ -17,7 +17,7 @@ from transformers import AutoModelForSeq2SeqLM, Gemma2Config, Gemma2ForCausalLM,
 import adapt_decoder
 from arguments.model import ModelArguments
 from corpora.tokenizers import load_tokenizer
-from model_t5 import get_model, load_model
+from model_t5 import get_model, load_model, train_only
 from modeling.adaptation import adapt, source_name
 
 SIZES = dict(vocab_size=200, hidden_size=64, head_dim=8, num_attention_heads=4, num_key_value_heads=2,
@@ -141,6 +141,8 @@ class ScriptTest(parameterized.TestCase):
         for pattern, reason in (("nothing", "no weight has such a name; there are model"), ("(", "not a regular")):
             with self.assertRaisesRegex(ValueError, f"--train_only .*: {reason}"):
                 get_model(ModelArguments(model_name_or_path=str(out), train_only=pattern), self.tokenizer)
+        with self.assertRaisesRegex(ValueError, "--train_only mlp: no weight has such a name; there are .*cross_attn"):
+            train_only(model, "mlp")  # all of these are frozen
 
     def test_what_cannot_be_adapted(self):
         LlamaConfig().save_pretrained(self.folder / "llama")

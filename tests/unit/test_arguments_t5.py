@@ -338,6 +338,7 @@ class ChecksTest(TestCase):
         ("warmup", dict(warmup_start_factor=1.5), "--warmup_start_factor 1.5: must be at least 0 and at most 1"),
         ("patience", dict(early_stopping_patience=0), "--early_stopping_patience 0: must be at least 1 evaluation"),
         ("epochs", dict(num_train_epochs=2.0, max_steps=9), "--num_train_epochs 2.0: .* 9 .* add --max_steps -1"),
+        ("by_length", dict(train_sampling_strategy="group_by_length"), "--train_sampling_strategy group.* one length"),
     )  # fmt: skip
     def test_training(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import datasets
@@ -40,6 +41,7 @@ from corpora.sources import find_sources, tokenizer_for
 from corpora.token_files import split_documents, tokenised
 from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
+from training.row_order import RowOrderTrainer
 
 VOCAB_SIZE = 900
 COMPRESS = {
@@ -694,6 +696,15 @@ class ChunkDatasetTest(TestCase):
         chunks, again, other = (ChunkDataset(np.arange(100), 10, seed=seed) for seed in (3, 3, 4))
         self.assertEqual(chunks[4]["key"], again.__getitems__([9, 4])["key"][1])
         self.assertNotEqual(chunks[4]["key"], other[4]["key"])
+
+    def test_rows_in_their_own_order_are_masked_anew_in_every_epoch(self):
+        flags = dict(train_sampling_strategy="sequential", seed=1, data_seed=None, train_batch_size=2)
+        args = SimpleNamespace(**flags, gradient_accumulation_steps=2, world_size=1)
+        trainer = SimpleNamespace(args=args, train_dataset=ChunkDataset(np.arange(10 * 4), 4))
+        sampler = RowOrderTrainer._get_train_sampler(trainer)
+        self.assertEqual(list(sampler), list(range(8)))
+        sampler.set_epoch(2)
+        self.assertEqual(list(sampler), list(range(20, 28)))
 
     def test_the_same_batches_from_any_number_of_workers(self):
         tokenizer = load_tokenizer(str(TRAINED / "plain"))

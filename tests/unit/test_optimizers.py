@@ -465,6 +465,14 @@ class ScheduleTest(parameterized.TestCase):
         steps = range(0, 40, 3)
         self.assert_rates(self.rates(steps, total=40, **flags), [reference.lr_lambdas[0](step) for step in steps])
 
+    @parameterized.parameters((None, "min"), (False, "min"), (True, "max"))
+    def test_a_schedule_that_follows_the_main_metric_knows_its_direction(self, greater_is_better, mode):
+        args = arguments(lr_scheduler_type="reduce_lr_on_plateau")
+        self.assertEqual(args.metric_for_best_model, "loss")
+        args.greater_is_better = greater_is_better
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        self.assertEqual(build_scheduler(args, optimizer, 9).mode, mode)
+
     def test_unknown_schedule_is_refused(self):
         with self.assertRaisesRegex(ValueError, "--lr_scheduler_type cosin: must be one of linear, cosine, "):
             arguments(lr_scheduler_type="cosin")
