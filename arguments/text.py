@@ -34,7 +34,7 @@ class PreTrainingDataArguments:
     shuffle_buffer_size: int = option(10_000, "Streaming: chunks shuffled at a time, over all ranks.", at_least=1)
     validation_split_percentage: float = option(5.0, "Held out if no validation text is given.", above=0, below=100)
     validation_split_count: int | None = option(None, "Or hold out N documents.", at_least=1, unit="document")
-    max_train_samples: int | None = option(None, "Use the first N training documents only.", at_least=1)
+    max_train_samples: int | None = option(None, "Use the first N training documents of each corpus only.", at_least=1)
     max_eval_samples: int | None = option(None, "Use the first N validation chunks only, of all corpora.", at_least=1)
     objective: str = option("span_corruption", "What is masked.", choices=OBJECTIVES)
     input_seq_length: int = option(512, "Tokens of an input, EOS included.", at_least=3, at_most=LONGEST)

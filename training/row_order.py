@@ -8,7 +8,7 @@ from transformers import Seq2SeqTrainer
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from arguments.training import global_batch_size
-from corpora.examples import EpochSampler, Examples
+from corpora.examples import EpochSampler
 from tasks.batching import BucketCollator, FilledRows, PackingCollator
 from training.preemption import outlive_signals
 
@@ -58,11 +58,12 @@ class RowOrderTrainer(Seq2SeqTrainer):
         if hasattr(dataset, "order"):
             return dataset.order
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        if isinstance(dataset, Examples) and self.args.train_sampling_strategy == "sequential":
+        strategy, has_sampler = self.args.train_sampling_strategy, hasattr(dataset, "sampler")
+        if has_sampler and strategy == "sequential":  # not for a mixture, which Tasks.complete refuses
             return dataset.sampler(seed, global_batch_size(self.args), in_order=True)
-        if self.args.train_sampling_strategy != "random":
+        if strategy != "random":
             return super()._get_train_sampler(dataset)
-        if hasattr(dataset, "sampler"):
+        if has_sampler:
             return dataset.sampler(seed, global_batch_size(self.args))
         if isinstance(self.train_collator, BucketCollator):
             buckets = np.searchsorted(self.train_collator.source_lengths, row_lengths(dataset))
