@@ -110,6 +110,8 @@ class Task:
         # None stands for a field that is gone: keys, and so the fingerprints in run.json, stay those of earlier runs.
         texts = [*(entry.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")), None]
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
+        kinds = ({type(item) for value in column for item in registry.as_list(value)} for column in values.values())
+        decisive += ["as texts"] * any(len(of_column) > 1 for of_column in kinds)  # earlier caches have 1.0 for 1
         key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
 
         def build(folder: Path) -> None:
