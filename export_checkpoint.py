@@ -144,7 +144,9 @@ def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> 
     has the bits of the checkpoint, rounded to `dtype`."""
     model = original.model
     wanted = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
-    model.to(dtype).save_pretrained(folder)
+    for parameter in model.parameters():  # not the buffers: T5Gemma's frequencies would stay rounded
+        parameter.data = parameter.data.to(dtype)
+    model.save_pretrained(folder)
     original.tokenizer.save_pretrained(folder)
     again = load_model(str(folder)).eval()
     found = again.state_dict()

@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 import yaml
+import zoo
 from absl.testing import parameterized
 from fake_hub import FakeHub
 from helpers import run_main, sentences
@@ -92,6 +93,15 @@ class HuggingFaceTest(TestCase):
         for name, tensor in before.items():
             self.assertTrue(torch.equal(tensor.bfloat16(), after[name]), name)
         self.assertEqual(json.loads((self.out / "config.json").read_text())["dtype"], "bfloat16")
+
+    @parameterized.parameters(*zoo.GEMMA)
+    def test_bfloat16_leaves_the_frequencies_of_t5gemma(self, family):
+        zoo.write_checkpoint(self.folder / "gemma", family)
+        found, _, _ = self.export(self.folder / "gemma", "--dtype", "bfloat16")
+        self.assertEqual(found["huggingface"]["largest_difference"], 0)
+        self.assertEqual(
+            {tensor.dtype for tensor in load_file(self.out / "model.safetensors").values()}, {torch.bfloat16}
+        )
 
     def test_a_run_that_has_not_ended_gives_its_newest_whole_checkpoint(self):
         run_folder = self.folder / "run"
