@@ -366,6 +366,19 @@ class CardTest(TestCase):
             exec(compile(code, "README.md", "exec"), {})  # what the card says works
         self.assertNotEmpty(printed.getvalue())
 
+    def test_of_a_checkpoint_has_its_own_numbers(self):
+        folder = self.folder / "run" / "checkpoint-2"
+        shutil.copytree(workspace() / "whole", folder)
+        (folder / "trainer_state.json").write_text('{"global_step": 2}')
+        (folder.parent / "run.json").write_text(json.dumps({"arguments": {"max_steps": 4}}))
+        (folder.parent / "all_results.json").write_text('{"eval_loss": 0.5}')
+        losses = [{"step": step, "eval_loss": loss} for step, loss in ((2, 1.25), (4, 0.5))]
+        (folder.parent / "metrics.jsonl").write_text("\n".join(map(json.dumps, losses)) + "\n")
+        self.export(folder)
+        card = (self.out / "README.md").read_text()
+        self.assertIn("| loss | 1.25 |\n\nFrom the last evaluation before this checkpoint was written", card)
+        self.assertIn("\n2 steps in", card)
+
     def test_changed_flags_are_the_scripts_own(self):
         arguments = json.loads((self.run_folder / "run.json").read_text())["arguments"]
         changed = changed_flags(arguments)
