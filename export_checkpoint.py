@@ -205,6 +205,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         others = [kind for kind in args.formats if kind != "huggingface"]
         if others:
             refuse_lacking(model.config, "engines", f"--formats {others[0]}")
+        record["run"]["parameters"] = count_parameters(model)  # the run's own count has LoRA's matrices too
         plan = {"checkpoint": checkpoint, "model": f"{human_count(count_parameters(model))} parameters"}
         start_summary(plan | {"compared on": f"{len(texts)} texts: {texts_from}"}, title="export")
         with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
