@@ -30,7 +30,7 @@ class SpansTest(parameterized.TestCase):
         self.assertEqual(samples.spans(ids, [99, 98, 97], 1), expected)
 
     def test_section(self):
-        rows = [["The [1] by [2].", "1", "old | bridge", "house"], ["The [1] by [2].", "2", "1200", ""]]
+        rows = [["The\n[1] by [2].", "1", "old |\nbridge", "house"], ["The\n[1] by [2].", "2", "1200", ""]]
         self.assertEqual(
             samples.as_markdown(600, rows),
             "## Step 600\n\nThe [1] by [2].\n\n| gap | masked | filled in |\n|---|---|---|\n"
