@@ -114,7 +114,7 @@ class SamplesCallback(TrainerCallback):
 
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         if state.is_world_process_zero and self.path.exists():
-            sections = re.split(r"(?m)^(?=## Step )", self.path.read_text(encoding="utf-8"))
+            sections = re.split(r"(?m)^(?=## Step \d+$)", self.path.read_text(encoding="utf-8"))
             kept = [text for text in sections if text and int(text.split()[2]) <= state.global_step]
             self._write(kept if state.global_step else [])
 
