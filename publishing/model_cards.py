@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 from arguments.model import ModelArguments
 from arguments.own_pairs import OWN, own_entry
-from arguments.task import TaskArguments, task_arguments
+from arguments.task import TaskArguments, find_entry, task_arguments, task_names
 from arguments.text import PreTrainingDataArguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.command_line import comma_words
 from common.reports import human_count, human_time, read_json, read_metrics, short_number
-from constants import BUILTIN_CORPUS, DATASET_VALS
+from constants import BUILTIN_CORPUS
 from modeling.families import family_of, is_tied, shape_of
 from tasks.registry import as_list, source_text
 
@@ -64,9 +64,8 @@ def model_card(
     """
     run, metrics = record["run"], record["metrics"]
     arguments, task = run.get("arguments", {}), task_of(run)
-    entry = DATASET_VALS.get(task[0], {}).get(task[1], {}) if task else {}
-    if task and task[1] == OWN:
-        entry = own_entry(task_arguments(arguments))
+    first = _first_entry(task, arguments) if task else {}
+    entry = first if task and len(task_names(*task)) == 1 else {}
     last_evaluation = next((line for line in reversed(metrics) if any(key.startswith("eval_") for key in line)), {})
     numbers = {
         key: float(value)
@@ -93,7 +92,7 @@ def model_card(
         parameters=human_count(run.get("parameters") or sum(p.numel() for p in model.parameters())),
         by_id=by_id,
         gap=family.gap,
-        example=json.dumps(_example(task, entry, family.gap), ensure_ascii=False),
+        example=json.dumps(_example(task, first, family.gap), ensure_ascii=False),
         data=_data(arguments, task, entry),
         steps=steps,
         tokens=human_count(steps * run["tokens_per_step"]) if run.get("tokens_per_step") else None,
@@ -108,6 +107,16 @@ def model_card(
         shown_search=shown_search,
     )
     return f"{card}\n"
+
+
+def _first_entry(task: tuple[str, str], arguments: dict) -> dict:
+    """The entry of a task, or of the first one of a mixture; {} if DATASET_VALS no longer has it."""
+    name = task_names(*task)[0]
+    if name == OWN:
+        return own_entry(task_arguments(arguments))
+    with contextlib.suppress(ValueError):
+        return find_entry(task[0], name)
+    return {}
 
 
 def _front_matter(
@@ -151,8 +160,7 @@ def _example(task: tuple[str, str] | None, entry: dict, gap: str) -> str:
     """A source text of the task: "rte sentence1: ... sentence2: ..."; for pre-training a text with gaps."""
     if not task:
         return f"The cat {gap.format(0)} on the {gap.format(1)}."
-    if "inputs" not in entry:  # a mixture, or a task that DATASET_VALS no longer has
-        return f"{task[1]}: ..."
+    entry = {"inputs": {"": "text"}} | entry  # own pairs whose columns only the rows tell have none
     return source_text(entry, dict.fromkeys(entry["inputs"].values(), "..."))
 
 

@@ -408,6 +408,20 @@ class CardTest(TestCase):
         card = model_card("me/mine", dict(run=run, results={}, metrics=[]), model)
         self.assertIn(r'inputs = tokenizer("As in \"Emma\"\n: ...", return_tensors="pt")', card)
 
+    @parameterized.parameters(
+        ("glue", "cola,pairs", "cola sentence: ..."),
+        ("glue", "pairs,cola", "tell: ..."),
+        ("glue", "all", "cola sentence: ..."),
+        ("glue", "super_glue/rte", "rte hypothesis: ... premise: ..."),
+        ("own", "pairs", "tell: ..."),  # columns that only the rows tell
+        ("gone", "task", "..."),
+    )
+    def test_the_example_is_what_the_first_task_reads(self, benchmark, name, text):
+        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
+        arguments = dict(benchmark=benchmark, dataset_name=name, train_file=["x.csv"], source_prefix="tell: ")
+        card = model_card("me/mine", dict(run=dict(arguments=arguments), results={}, metrics=[]), model)
+        self.assertIn(f'inputs = tokenizer("{text}", return_tensors="pt")', card)
+
     # ------------------------------------------------------------ uploads
     def train(self, *more, code=None):
         words = [
