@@ -18,7 +18,7 @@ from arguments.text import PreTrainingDataArguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.command_line import comma_words
 from common.reports import human_count, human_time, read_json, read_metrics, short_number
-from constants import BUILTIN_CORPUS
+from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from modeling.families import family_of, is_tied, shape_of
 from tasks.registry import as_list, source_text
 
@@ -76,8 +76,12 @@ def model_card(
     versions, commit = run.get("versions") or {}, (run.get("git") or {}).get("commit")
     versions = [f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions]
     versions += [f"T5 Foundry at commit `{commit[:12]}`"] if commit else []
+    objective = arguments.get("objective") or "span_corruption"
+    denoisers = [DENOISERS[name] for name in OBJECTIVES.get(objective, ("span_corruption",))]
+    shown = max(denoisers, key=_masks_spans)  # the first that does, if one does
     # ByT5's sentinels are other tokens than its tokenizer's <extra_id_n>.
-    by_id = not task and getattr(model.config, "sentinel_ids", None) and not hasattr(model.config, "input_ids_offset")
+    has_marks = getattr(model.config, "sentinel_ids", None) and not hasattr(model.config, "input_ids_offset")
+    by_id = has_marks and not task and _masks_spans(shown)
     family = family_of(model.config)
     card = ModelCard.from_template(
         _front_matter(name, arguments, task, entry, numbers, given),
@@ -92,7 +96,9 @@ def model_card(
         parameters=human_count(run.get("parameters") or sum(p.numel() for p in model.parameters())),
         by_id=by_id,
         gap=family.gap,
-        example=json.dumps(_example(task, first, family.gap), ensure_ascii=False),
+        objective=objective.replace("_", " "),
+        masks_spans=_masks_spans(shown),
+        example=json.dumps(_example(task, first, family.gap, shown), ensure_ascii=False),
         data=_data(arguments, task, entry),
         steps=steps,
         tokens=human_count(steps * run["tokens_per_step"]) if run.get("tokens_per_step") else None,
@@ -109,6 +115,11 @@ def model_card(
     return f"{card}\n"
 
 
+def _masks_spans(denoiser: dict) -> bool:
+    """Whether it masks spans; the others, prefix LM, mask the end of a text."""
+    return "mean_noise_span_length" in denoiser
+
+
 def _first_entry(task: tuple[str, str], arguments: dict) -> dict:
     """The entry of a task, or of the first one of a mixture; {} if DATASET_VALS no longer has it."""
     name = task_names(*task)[0]
@@ -123,6 +134,7 @@ def _front_matter(
     name: str, arguments: dict, task: tuple[str, str] | None, entry: dict, numbers: dict[str, float], given: dict
 ) -> ModelCardData:
     hub = (entry.get("hub") or [None])[0] if task else arguments.get("dataset_name")
+    objective = arguments.get("objective") or "span_corruption"
     local = arguments.get("train_file") or arguments.get("data_dir") or hub == BUILTIN_CORPUS or Path(str(hub)).exists()
     base = arguments.get("model_name_or_path") or ""
     is_folder = Path(base).exists() or base.startswith((".", "/", "~", "out/")) or base.count("/") > 1
@@ -140,7 +152,7 @@ def _front_matter(
     return ModelCardData(
         library_name="transformers",
         pipeline_tag=hub_task(task, entry),
-        tags=["t5", "t5-foundry", *(["span-corruption"] if arguments and not task else [])],
+        tags=["t5", "t5-foundry", *([objective.replace("_", "-")] if arguments and not task else [])],
         datasets=[hub] if hub and not local else None,
         base_model=None if is_folder else base or None,
         metrics=entry.get("metrics"),
@@ -156,10 +168,12 @@ def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
     return task[0] if task and task[0] in ("summarization", "translation") else "text-generation"
 
 
-def _example(task: tuple[str, str] | None, entry: dict, gap: str) -> str:
-    """A source text of the task: "rte sentence1: ... sentence2: ..."; for pre-training a text with gaps."""
+def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: dict) -> str:
+    """A source text of the task: "rte sentence1: ... sentence2: ..."; for pre-training one of the denoiser, behind its
+    mode token."""
     if not task:
-        return f"The cat {gap.format(0)} on the {gap.format(1)}."
+        text = f"The cat {gap.format(0)} on the {gap.format(1)}." if _masks_spans(denoiser) else "The cat sat on the"
+        return f"{denoiser['mode']} {text}" if "mode" in denoiser else text
     entry = {"inputs": {"": "text"}} | entry  # own pairs whose columns only the rows tell have none
     return source_text(entry, dict.fromkeys(entry["inputs"].values(), "..."))
 

@@ -422,6 +422,22 @@ class CardTest(TestCase):
         card = model_card("me/mine", dict(run=dict(arguments=arguments), results={}, metrics=[]), model)
         self.assertIn(f'inputs = tokenizer("{text}", return_tensors="pt")', card)
 
+    @parameterized.parameters(
+        (None, "span corruption", "The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
+        ("ul2", "ul2", "[NLU] The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
+        ("prefix_lm", "prefix lm", "The cat sat on the", "The model writes how the text goes on"),
+        ("gone", "gone", "The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
+    )
+    def test_of_each_objective(self, objective, name, text, explained):
+        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
+        arguments = dict(max_steps=4) | ({"objective": objective} if objective else {})
+        card = model_card("me/mine", dict(run=dict(arguments=arguments), results={}, metrics=[]), model)
+        self.assertIn(f"parameters, pre-trained with {name}. Made with", card)
+        self.assertIn(f"- {name.replace(' ', '-')}\n", card)
+        self.assertIn(f'inputs = tokenizer("{text}", return_tensors="pt")', card)
+        self.assertIn(explained, card)
+        self.assertEqual("extra_id" in card, objective != "prefix_lm")
+
     # ------------------------------------------------------------ uploads
     def train(self, *more, code=None):
         words = [
