@@ -32,7 +32,7 @@ from corpora.files import column_texts
 from corpora.hub import load_dataset_splits
 from corpora.long_text import first_documents
 from corpora.sources import described, find_corpora, find_sources
-from corpora.tokenizers import load_tokenizer, train_tokenizer
+from corpora.tokenizers import LEAST_COVERAGE, load_tokenizer, train_tokenizer
 from corpora.unknown import lost_letters, named
 from model_t5 import build_config, load_model
 from modeling.new_vocabulary import change_vocabulary
@@ -63,7 +63,10 @@ class TokenizerArguments:
     )
     normalization: str = option("nmt_nfkc", "SentencePiece's rule; nmt_nfkc is T5's.", choices=NORMALIZATIONS)
     character_coverage: float | None = option(
-        None, "Share of letters with a piece. Not set: all, or with bytes the most frequent.", at_least=0.9, at_most=1
+        None,
+        "Share of letters with a piece. Not set: all, or with bytes the most frequent.",
+        at_least=LEAST_COVERAGE,
+        at_most=1,
     )
     max_sentences: int = option(1_000_000, "Lines that SentencePiece samples from the text.", at_least=1)
     config_name: str | None = option(None, "Also write the config.json of this shape, with the tokenizer's vocabulary.")

@@ -27,7 +27,7 @@ from arguments.training import PreTrainingArguments
 from common.cached_folders import made_aside
 from common.command_line import check_output_dir, check_repository_name, exit_on_user_error, option, parse_arguments
 from common.processes import print_once
-from common.reports import end_summary, human_count, start_summary
+from common.reports import end_summary, human_count, read_json, start_summary
 from constants import DATASET_VALS
 from corpora.files import check_file, is_plain_text, read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer
@@ -144,7 +144,9 @@ def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> 
     has the bits of the checkpoint, rounded to `dtype`."""
     model = original.model
     wanted = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
-    model.to(dtype).save_pretrained(folder)
+    for parameter in model.parameters():  # not the buffers: T5Gemma's frequencies would stay rounded
+        parameter.data = parameter.data.to(dtype)
+    model.save_pretrained(folder)
     original.tokenizer.save_pretrained(folder)
     again = load_model(str(folder)).eval()
     found = again.state_dict()
@@ -193,12 +195,17 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         folders = (Path(checkpoint), Path(checkpoint).parent)
         run = next((folder for folder in folders if (folder / "run.json").is_file()), folders[0])
         tokenizer, record = find_tokenizer(args, checkpoint), read_run(run)
+        step = read_json(folders[0] / "trainer_state.json").get("global_step")
+        if run != folders[0] and step is not None:  # a checkpoint-N: the run's results are not its own
+            lines = itertools.takewhile(lambda line: "train_loss" not in line, record["metrics"])
+            record |= {"results": {}, "metrics": [line for line in lines if line.get("step", 0) <= step]}
         texts, texts_from = texts_to_compare(args, record["run"])
         model = load_any_checkpoint(checkpoint, args.config_name, args.trust_checkpoint)
         fit_vocabulary(model, len(tokenizer))
         others = [kind for kind in args.formats if kind != "huggingface"]
         if others:
             refuse_lacking(model.config, "engines", f"--formats {others[0]}")
+        record["run"]["parameters"] = count_parameters(model)  # the run's own count has LoRA's matrices too
         plan = {"checkpoint": checkpoint, "model": f"{human_count(count_parameters(model))} parameters"}
         start_summary(plan | {"compared on": f"{len(texts)} texts: {texts_from}"}, title="export")
         with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:

@@ -26,6 +26,7 @@ TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece skips longer lines, so they 
 LINE_PART = 1_024  # characters of a part of such a line
 BYTES = 256  # tokens of a tokenizer that writes unknown letters as bytes
 COVERAGE = 0.9995  # SentencePiece's advice for scripts of thousands of letters
+LEAST_COVERAGE = 0.98  # that SentencePiece takes
 
 
 def train_tokenizer(
@@ -91,8 +92,8 @@ def letters_and_bytes(
     """(byte_fallback, character_coverage), chosen if not given such that no letter of a text is lost.
 
     If its letters are no more than a tenth of the tokens, or than the 256 that bytes would take, each gets a token
-    (coverage 1). If they are more, the most frequent ones get that many tokens, and the others are written as bytes;
-    with `byte_fallback` False SentencePiece's 0.9995 decides which are lost.
+    (coverage 1). If they are more, the most frequent ones get that many tokens, or as many as LEAST_COVERAGE takes, and
+    the others are written as bytes; with `byte_fallback` False SentencePiece's 0.9995 decides which are lost.
     """
     tokens = vocab_size - NUM_SENTINELS
     room = max(BYTES, tokens // 10)
@@ -103,7 +104,7 @@ def letters_and_bytes(
     if few:
         return byte_fallback, 1.0
     frequent = sum(count for _, count in letters.most_common(room))
-    return byte_fallback, frequent / letters.total() if byte_fallback else COVERAGE
+    return byte_fallback, max(LEAST_COVERAGE, frequent / letters.total()) if byte_fallback else COVERAGE
 
 
 def _sample(lines: Iterable[str], most: int, most_characters: int | None) -> list[str]:

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 from arguments.model import ModelArguments
 from arguments.own_pairs import OWN, own_entry
-from arguments.task import TaskArguments, task_arguments
+from arguments.task import TaskArguments, find_entry, task_arguments, task_names
 from arguments.text import PreTrainingDataArguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.command_line import comma_words
 from common.reports import human_count, human_time, read_json, read_metrics, short_number
-from constants import BUILTIN_CORPUS, DATASET_VALS
+from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from modeling.families import family_of, is_tied, shape_of
 from tasks.registry import as_list, source_text
 
@@ -64,9 +64,8 @@ def model_card(
     """
     run, metrics = record["run"], record["metrics"]
     arguments, task = run.get("arguments", {}), task_of(run)
-    entry = DATASET_VALS.get(task[0], {}).get(task[1], {}) if task else {}
-    if task and task[1] == OWN:
-        entry = own_entry(task_arguments(arguments))
+    first = _first_entry(task, arguments) if task else {}
+    entry = first if task and len(task_names(*task)) == 1 else {}
     last_evaluation = next((line for line in reversed(metrics) if any(key.startswith("eval_") for key in line)), {})
     numbers = {
         key: float(value)
@@ -77,8 +76,12 @@ def model_card(
     versions, commit = run.get("versions") or {}, (run.get("git") or {}).get("commit")
     versions = [f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions]
     versions += [f"T5 Foundry at commit `{commit[:12]}`"] if commit else []
+    objective = arguments.get("objective") or "span_corruption"
+    denoisers = [DENOISERS[name] for name in OBJECTIVES.get(objective, ("span_corruption",))]
+    shown = max(denoisers, key=_masks_spans)  # the first that does, if one does
     # ByT5's sentinels are other tokens than its tokenizer's <extra_id_n>.
-    by_id = not task and getattr(model.config, "sentinel_ids", None) and not hasattr(model.config, "input_ids_offset")
+    has_marks = getattr(model.config, "sentinel_ids", None) and not hasattr(model.config, "input_ids_offset")
+    by_id = has_marks and not task and _masks_spans(shown)
     family = family_of(model.config)
     card = ModelCard.from_template(
         _front_matter(name, arguments, task, entry, numbers, given),
@@ -93,7 +96,9 @@ def model_card(
         parameters=human_count(run.get("parameters") or sum(p.numel() for p in model.parameters())),
         by_id=by_id,
         gap=family.gap,
-        example=json.dumps(_example(task, entry, family.gap), ensure_ascii=False),
+        objective=objective.replace("_", " "),
+        masks_spans=_masks_spans(shown),
+        example=json.dumps(_example(task, first, family.gap, shown), ensure_ascii=False),
         data=_data(arguments, task, entry),
         steps=steps,
         tokens=human_count(steps * run["tokens_per_step"]) if run.get("tokens_per_step") else None,
@@ -110,10 +115,26 @@ def model_card(
     return f"{card}\n"
 
 
+def _masks_spans(denoiser: dict) -> bool:
+    """Whether it masks spans; the others, prefix LM, mask the end of a text."""
+    return "mean_noise_span_length" in denoiser
+
+
+def _first_entry(task: tuple[str, str], arguments: dict) -> dict:
+    """The entry of a task, or of the first one of a mixture; {} if DATASET_VALS no longer has it."""
+    name = task_names(*task)[0]
+    if name == OWN:
+        return own_entry(task_arguments(arguments))
+    with contextlib.suppress(ValueError):
+        return find_entry(task[0], name)
+    return {}
+
+
 def _front_matter(
     name: str, arguments: dict, task: tuple[str, str] | None, entry: dict, numbers: dict[str, float], given: dict
 ) -> ModelCardData:
     hub = (entry.get("hub") or [None])[0] if task else arguments.get("dataset_name")
+    objective = arguments.get("objective") or "span_corruption"
     local = arguments.get("train_file") or arguments.get("data_dir") or hub == BUILTIN_CORPUS or Path(str(hub)).exists()
     base = arguments.get("model_name_or_path") or ""
     is_folder = Path(base).exists() or base.startswith((".", "/", "~", "out/")) or base.count("/") > 1
@@ -131,7 +152,7 @@ def _front_matter(
     return ModelCardData(
         library_name="transformers",
         pipeline_tag=hub_task(task, entry),
-        tags=["t5", "t5-foundry", *(["span-corruption"] if arguments and not task else [])],
+        tags=["t5", "t5-foundry", *([objective.replace("_", "-")] if arguments and not task else [])],
         datasets=[hub] if hub and not local else None,
         base_model=None if is_folder else base or None,
         metrics=entry.get("metrics"),
@@ -147,12 +168,13 @@ def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
     return task[0] if task and task[0] in ("summarization", "translation") else "text-generation"
 
 
-def _example(task: tuple[str, str] | None, entry: dict, gap: str) -> str:
-    """A source text of the task: "rte sentence1: ... sentence2: ..."; for pre-training a text with gaps."""
+def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: dict) -> str:
+    """A source text of the task: "rte sentence1: ... sentence2: ..."; for pre-training one of the denoiser, behind its
+    mode token."""
     if not task:
-        return f"The cat {gap.format(0)} on the {gap.format(1)}."
-    if "inputs" not in entry:  # a mixture, or a task that DATASET_VALS no longer has
-        return f"{task[1]}: ..."
+        text = f"The cat {gap.format(0)} on the {gap.format(1)}." if _masks_spans(denoiser) else "The cat sat on the"
+        return f"{denoiser['mode']} {text}" if "mode" in denoiser else text
+    entry = {"inputs": {"": "text"}} | entry  # own pairs whose columns only the rows tell have none
     return source_text(entry, dict.fromkeys(entry["inputs"].values(), "..."))
 
 

@@ -76,10 +76,15 @@ def as_markdown(step: int, rows: list[list[str]]) -> str:
     """The section of one evaluation."""
     lines = [f"## Step {step}", ""]
     for text in dict.fromkeys(row[0] for row in rows):
-        table = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row[1:])} |" for row in rows
+        table = [f"| {' | '.join(_line(cell).replace('|', chr(92) + '|') for cell in row[1:])} |" for row in rows
                  if row[0] == text]  # fmt: skip
-        lines += [" ".join(text.split()), "", "| gap | masked | filled in |", "|---|---|---|", *table, ""]
+        lines += [_line(text), "", "| gap | masked | filled in |", "|---|---|---|", *table, ""]
     return "\n".join(lines) + "\n"
+
+
+def _line(text: str) -> str:
+    """The text with a space for all white space: ByT5 masks and writes line breaks."""
+    return " ".join(text.split())
 
 
 class SamplesCallback(TrainerCallback):
@@ -109,7 +114,7 @@ class SamplesCallback(TrainerCallback):
 
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         if state.is_world_process_zero and self.path.exists():
-            sections = re.split(r"(?m)^(?=## Step )", self.path.read_text(encoding="utf-8"))
+            sections = re.split(r"(?m)^(?=## Step \d+$)", self.path.read_text(encoding="utf-8"))
             kept = [text for text in sections if text and int(text.split()[2]) <= state.global_step]
             self._write(kept if state.global_step else [])
 

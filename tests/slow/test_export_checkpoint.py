@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 import yaml
+import zoo
 from absl.testing import parameterized
 from fake_hub import FakeHub
 from helpers import run_main, sentences
@@ -92,6 +93,15 @@ class HuggingFaceTest(TestCase):
         for name, tensor in before.items():
             self.assertTrue(torch.equal(tensor.bfloat16(), after[name]), name)
         self.assertEqual(json.loads((self.out / "config.json").read_text())["dtype"], "bfloat16")
+
+    @parameterized.parameters(*zoo.GEMMA)
+    def test_bfloat16_leaves_the_frequencies_of_t5gemma(self, family):
+        zoo.write_checkpoint(self.folder / "gemma", family)
+        found, _, _ = self.export(self.folder / "gemma", "--dtype", "bfloat16")
+        self.assertEqual(found["huggingface"]["largest_difference"], 0)
+        self.assertEqual(
+            {tensor.dtype for tensor in load_file(self.out / "model.safetensors").values()}, {torch.bfloat16}
+        )
 
     def test_a_run_that_has_not_ended_gives_its_newest_whole_checkpoint(self):
         run_folder = self.folder / "run"
@@ -356,6 +366,19 @@ class CardTest(TestCase):
             exec(compile(code, "README.md", "exec"), {})  # what the card says works
         self.assertNotEmpty(printed.getvalue())
 
+    def test_of_a_checkpoint_has_its_own_numbers(self):
+        folder = self.folder / "run" / "checkpoint-2"
+        shutil.copytree(workspace() / "whole", folder)
+        (folder / "trainer_state.json").write_text('{"global_step": 2}')
+        (folder.parent / "run.json").write_text(json.dumps({"arguments": {"max_steps": 4}}))
+        (folder.parent / "all_results.json").write_text('{"eval_loss": 0.5}')
+        losses = [{"step": step, "eval_loss": loss} for step, loss in ((2, 1.25), (4, 0.5))]
+        (folder.parent / "metrics.jsonl").write_text("\n".join(map(json.dumps, losses)) + "\n")
+        self.export(folder)
+        card = (self.out / "README.md").read_text()
+        self.assertIn("| loss | 1.25 |\n\nFrom the last evaluation before this checkpoint was written", card)
+        self.assertIn("\n2 steps in", card)
+
     def test_changed_flags_are_the_scripts_own(self):
         arguments = json.loads((self.run_folder / "run.json").read_text())["arguments"]
         changed = changed_flags(arguments)
@@ -384,6 +407,36 @@ class CardTest(TestCase):
         run = dict(arguments=arguments | dict(train_file=["x.csv"], source_prefix='As in "Emma"\n: '))
         card = model_card("me/mine", dict(run=run, results={}, metrics=[]), model)
         self.assertIn(r'inputs = tokenizer("As in \"Emma\"\n: ...", return_tensors="pt")', card)
+
+    @parameterized.parameters(
+        ("glue", "cola,pairs", "cola sentence: ..."),
+        ("glue", "pairs,cola", "tell: ..."),
+        ("glue", "all", "cola sentence: ..."),
+        ("glue", "super_glue/rte", "rte hypothesis: ... premise: ..."),
+        ("own", "pairs", "tell: ..."),  # columns that only the rows tell
+        ("gone", "task", "..."),
+    )
+    def test_the_example_is_what_the_first_task_reads(self, benchmark, name, text):
+        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
+        arguments = dict(benchmark=benchmark, dataset_name=name, train_file=["x.csv"], source_prefix="tell: ")
+        card = model_card("me/mine", dict(run=dict(arguments=arguments), results={}, metrics=[]), model)
+        self.assertIn(f'inputs = tokenizer("{text}", return_tensors="pt")', card)
+
+    @parameterized.parameters(
+        (None, "span corruption", "The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
+        ("ul2", "ul2", "[NLU] The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
+        ("prefix_lm", "prefix lm", "The cat sat on the", "The model writes how the text goes on"),
+        ("gone", "gone", "The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
+    )
+    def test_of_each_objective(self, objective, name, text, explained):
+        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
+        arguments = dict(max_steps=4) | ({"objective": objective} if objective else {})
+        card = model_card("me/mine", dict(run=dict(arguments=arguments), results={}, metrics=[]), model)
+        self.assertIn(f"parameters, pre-trained with {name}. Made with", card)
+        self.assertIn(f"- {name.replace(' ', '-')}\n", card)
+        self.assertIn(f'inputs = tokenizer("{text}", return_tensors="pt")', card)
+        self.assertIn(explained, card)
+        self.assertEqual("extra_id" in card, objective != "prefix_lm")
 
     # ------------------------------------------------------------ uploads
     def train(self, *more, code=None):

@@ -20,8 +20,9 @@ import export_checkpoint
 import fine_tune_t5
 import pre_train_t5
 import predict_t5
+from common.reports import human_count
 from constants import OPTIMIZERS
-from model_t5 import load_model
+from model_t5 import count_parameters, load_model
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 ROWS = [{"text": f"the {color} {thing} number {n}", "kind": thing} for n in range(8) for color in ("red", "old")
@@ -115,6 +116,10 @@ class LowRankScriptsTest(parameterized.TestCase):
         self.assertIn("pipeline_tag: text-classification", card)
         self.assertIn("type: text-classification", card)
         self.assertNotIn("text2text", card)
+        whole = json.loads((self.folder / "whole/run.json").read_text())["parameters"]
+        shown = human_count(count_parameters(load_model(str(self.folder / "export"))))
+        self.assertNotEqual(shown, human_count(whole))
+        self.assertIn(f"encoder-decoder model of {shown} parameters", card)
         answers = []
         for name in ("whole", "export"):
             output = self.folder / f"{name}.jsonl"

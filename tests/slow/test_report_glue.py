@@ -131,6 +131,18 @@ class ReportTest(TestCase):
             self.assertLen(archive.read("CoLA.tsv").decode().splitlines(), 3)
         self.assertRegex(self.printed_of_whole, r"submission +\S+submission.zip \(in part, see ")
 
+    def test_a_whole_submission_after_one_in_part(self):
+        args = report_glue.ReportArguments(output_dir=str(self.folder / "submitted"))
+        for text, said in (("rte left out\n", "in part, see "), ("done\n", "(whole)")):
+
+            def execute(command: list[str], log: Path, text: str = text) -> int:  # noqa: ARG001
+                with log.open("a") as stream:
+                    stream.write(text)
+                return 0
+
+            with mock.patch.object(report_glue, "execute", execute):
+                self.assertIn(said, report_glue.submit(args, {"tasks": {}}))
+
     def test_finished_runs_are_not_repeated(self):
         shutil.copytree(self.folder / "whole", self.folder / "again")
         for path in (self.folder / "again").glob("*/seed_*.json"):  # as if it had been made there

@@ -9,6 +9,7 @@ import torch
 from absl.testing import parameterized
 from helpers import run_main
 from test_export_checkpoint import SHAPE, TestCase, workspace
+from transformers import TrainerState
 
 import evaluate_t5
 import pre_train_t5
@@ -30,12 +31,22 @@ class SpansTest(parameterized.TestCase):
         self.assertEqual(samples.spans(ids, [99, 98, 97], 1), expected)
 
     def test_section(self):
-        rows = [["The [1] by [2].", "1", "old | bridge", "house"], ["The [1] by [2].", "2", "1200", ""]]
+        rows = [["The\n[1] by [2].", "1", "old |\nbridge", "house"], ["The\n[1] by [2].", "2", "1200", ""]]
         self.assertEqual(
             samples.as_markdown(600, rows),
             "## Step 600\n\nThe [1] by [2].\n\n| gap | masked | filled in |\n|---|---|---|\n"
             "| 1 | old \\| bridge | house |\n| 2 | 1200 |  |\n\n",
         )
+
+
+class ResumedTest(TestCase):
+    def test_a_text_may_begin_as_a_section_does(self):
+        callback = object.__new__(samples.SamplesCallback)
+        callback.path = self.folder / samples.SAMPLES_FILE
+        texts = [samples.as_markdown(step, [["## Step one: [1].", "1", "a", "b"]]) for step in (2, 4)]
+        callback.path.write_text("".join(texts))
+        callback.on_train_begin(None, TrainerState(global_step=2))
+        self.assertEqual(callback.path.read_text(), texts[0])
 
 
 class PromptTest(TestCase):

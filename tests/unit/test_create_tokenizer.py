@@ -175,7 +175,7 @@ class SourcesTest(TestCase):
         ("letters", ["--vocab_size", "301", "--character_coverage", "1"],
          "--vocab_size 301: .* letters alone take [0-9]+"),
         ("rule", ["--normalization", "nfc"], "--normalization nfc: must be one of nmt_nfkc, nfkc, identity"),
-        ("coverage", ["--character_coverage", "1.5"], "--character_coverage 1.5: must be at least 0.9 and at most 1"),
+        ("coverage", ["--character_coverage", "1.5"], "--character_coverage 1.5: must be at least 0.98 and at most 1"),
         ("sentences", ["--max_sentences", "0"], "--max_sentences 0: must be at least 1"),
         ("documents", ["--max_train_samples", "0"], "--max_train_samples 0: must be at least 1"),
         ("streamed_files", ["--streaming"], "--streaming goes with a data set in --dataset_name"),

@@ -5,6 +5,7 @@ one step of both scripts and an evaluation.
 """
 
 import json
+import random
 import shutil
 from collections import Counter
 
@@ -23,7 +24,7 @@ from arguments.text import PreTrainingDataArguments
 from corpora import tokenizers
 from corpora.sources import find_sources, tokenizer_for
 from corpora.token_files import tokenised
-from corpora.tokenizers import letters_and_bytes, load_tokenizer, plain_encoder
+from corpora.tokenizers import letters_and_bytes, load_tokenizer, plain_encoder, train_tokenizer
 from corpora.unknown import Unknown, lost_letters, unknown_in_rows
 
 RARE = 'ZKWJ[]"ôó*'  # once each in 30,000 letters
@@ -65,11 +66,21 @@ class TrainedTest(TestCase):
         with_bytes = tokenizer_for([self.source(sentences(700))[1]["train"]], 700, self.folder, byte_fallback=True)
         self.assertNotIn(with_bytes.unk_token_id, with_bytes("🦩")["input_ids"])
 
+    def test_many_letters_for_a_small_vocabulary(self):
+        chooser = random.Random(0)
+        words = [MANY[number] + MANY[number + 1] for number in range(399)]
+        lines = ["".join(chooser.choices(words, k=10)) for _ in range(700)]
+        train_tokenizer(lines, self.folder / "small", 900)
+        tokenizer = load_tokenizer(str(self.folder / "small"))
+        self.assertEmpty(lost_letters(tokenizer, Counter("".join(lines))))
+        self.assertEqual(tokenizer.decode(tokenizer(lines[0])["input_ids"], skip_special_tokens=True), lines[0])
+
     @parameterized.parameters(
         # letters, vocabulary, (given bytes, coverage) -> (bytes, coverage)
         (100, 4_096, None, None, (False, 1.0)),
         (399, 4_096, None, None, (False, 1.0)),
         (400, 4_096, None, None, (True, 399 / 400)),
+        (3_000, 4_096, None, None, (True, 0.98)),  # SentencePiece takes no less
         (256, 600, None, None, (False, 1.0)),  # bytes would take as many words
         (400, 600, None, None, (False, 1.0)),  # too small for bytes and letters
         (100, 4_096, True, None, (True, 1.0)),
