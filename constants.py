@@ -51,6 +51,7 @@ VOCAB_SIZE_MULTIPLE = 64  # a tokenizer's size is rounded up to this, so that ma
 # `--attn_implementation`: transformers' two that are right for T5 (flex_attention is not), and modeling/attention.py's.
 ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa", "t5_fused")
 NUM_SENTINELS = 100  # <extra_id_0> ... <extra_id_99>
+LEAST_VOCAB_SIZE = 300  # of a tokenizer that is trained
 IGNORE_INDEX = -100  # labels that no loss and no metric counts
 
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Tokenizer
 
 from common.reports import first_line
-from constants import NUM_SENTINELS
+from constants import LEAST_VOCAB_SIZE, NUM_SENTINELS
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.long_text import LONGEST_PART, whole_parts
 from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_bos_id, find_eos_id
@@ -64,7 +64,8 @@ def train_tokenizer(
         reason = str(error).split("] ")[-1]
         if most := re.search(r"set it to a value <= (\d+)", str(error)):
             tokens = int(most[1]) + NUM_SENTINELS
-            reason = f"it is enough for {tokens} tokens; give --vocab_size {tokens} or less, or more text"
+            less = f"--vocab_size {tokens} or less, or " * (tokens >= LEAST_VOCAB_SIZE)
+            reason = f"it is enough for {tokens} tokens; give {less}more text"
         if least := re.search(r"required_chars. \d+ vs (\d+)", str(error)):
             reason = f"its letters alone take {int(least[1]) + NUM_SENTINELS}"
         raise ValueError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
