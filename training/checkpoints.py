@@ -60,14 +60,18 @@ def discard(checkpoint: Path) -> None:
         grave.parent.rmdir()
 
 
-def rotate(output_dir: Path, keep: int | None, best: str | None) -> None:
-    """Deletes the oldest checkpoints until `keep` are left (None: keeps all). The newest and the best always stay."""
-    if not keep or keep < 1:
-        return
-    checkpoints = checkpoints_of(output_dir)
-    protected = {checkpoints[-1], Path(best)} if best else {checkpoints[-1]}
-    surplus = max(0, len(checkpoints) - keep)
-    for checkpoint in [c for c in checkpoints if c not in protected][:surplus]:
+def rotate(newest: Path, keep: int | None, best: str | None) -> None:
+    """Deletes the oldest checkpoints until `keep` are left (None: keeps all). The one just written and the best always
+    stay. Those of later steps always go: the run has resumed before them, since they are damaged or given up, and a
+    next resume would take them for its newest."""
+    checkpoints = checkpoints_of(newest.parent)
+    place = checkpoints.index(newest)
+    for later in checkpoints[place + 1 :]:
+        print_once(f"{later} is deleted: the run has resumed before it, and {newest.name} is now its newest")
+        discard(later)
+    earlier = [c for c in checkpoints[:place] if not best or c != Path(best)]
+    surplus = max(0, place + 1 - keep) if keep else 0
+    for checkpoint in earlier[:surplus]:
         discard(checkpoint)
 
 

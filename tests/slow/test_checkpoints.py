@@ -140,16 +140,20 @@ class WholeCheckpointTest(TestCase):
         self.assertStartsWith((final / "model.safetensors").read_text(), "others!")
 
     @parameterized.parameters(
-        (None, None, [1, 2, 3, 4]),
-        (2, None, [3, 4]),
-        (1, None, [4]),
-        (1, 2, [2, 4]),
-        (2, 1, [1, 4]),
-        (9, 1, [1, 2, 3, 4]),
+        (4, None, None, [1, 2, 3, 4]),
+        (4, 2, None, [3, 4]),
+        (4, 1, None, [4]),
+        (4, 1, 2, [2, 4]),
+        (4, 2, 1, [1, 4]),
+        (4, 9, 1, [1, 2, 3, 4]),
+        # Resumed before a later checkpoint, which is damaged or given up:
+        (3, None, None, [1, 2, 3]),
+        (2, 1, None, [2]),
+        (3, 2, 1, [1, 3]),
     )
-    def test_rotation(self, keep, best, left):
+    def test_rotation(self, newest, keep, best, left):
         paths = {step: self.checkpoint(step) for step in (1, 2, 3, 4)}
-        rotate(self.folder / "out", keep, best and str(paths[best]))
+        rotate(paths[newest], keep, best and str(paths[best]))
         self.assertEqual([int(c.name.split("-")[1]) for c in checkpoints_of(self.folder / "out")], left)
 
     def test_a_full_disk_is_recognised(self):
