@@ -323,6 +323,13 @@ class ResumeTest(TrainerTest):
                     torch.testing.assert_close(weights(resumed)[name], weight, rtol=0, atol=0)
                 torch.testing.assert_close(seen_again[: 24 - 2 * step], seen[2 * step : 24], rtol=0, atol=0)
 
+    def test_the_evaluation_on_start_is_not_repeated_by_a_resume(self):
+        flags = dict(eval_dataset=chunks(4, 4), eval_on_start=True, eval_strategy="steps", eval_steps=2, max_steps=4)
+        whole = trained(self.folder, **flags, save_strategy="steps", save_steps=2)
+        resumed = trained(self.folder / "resumed", str(self.folder / "checkpoint-2"), **flags)
+        self.assertLen(curve(whole, "eval_loss"), 3)
+        self.assertEqual(curve(resumed, "eval_loss"), curve(whole, "eval_loss"))
+
     @parameterized.parameters("chunks", "ragged")
     def test_two_ranks_resume_within_the_second_epoch(self, kind):
         results = two_ranks_results()
