@@ -294,6 +294,11 @@ class T5Trainer(SavingTrainer):
             self._stop_if_non_finite()
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
+        """Overrides Trainer, which with `--save_strategy best` saves where this is true, and so not where a run is told
+        to stop after an evaluation that is no better."""
+        return super()._determine_best_metric(metrics, trial) or self.preemption.reason is not None
+
     def _stop_if_non_finite(self) -> None:
         """If the last norm is non-finite: saves the weights from before its step, prints the step and its examples, and
         exits with code 1. A step that the host has already counted is taken back first."""

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,8 +26,10 @@ from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingA
 from warm_python import warm_python
 
 from arguments.training import PreTrainingArguments, check_training, global_batch_size
+from common.checkpoint_folders import checkpoints_of
 from common.processes import finish_process_group
 from common.reports import read_metrics
+from constants import PREEMPTED_EXIT_CODE
 from corpora.examples import ChunkDataset
 from data_collator_t5 import shift_right
 from model_t5 import build_config, create_model
@@ -587,6 +590,24 @@ class RunTest(TrainerTest):
         for name, weight in weights(trainer).items():
             torch.testing.assert_close(weight, seen[4][name], rtol=0, atol=0)
         self.assertFalse(torch.equal(weights(trainer)["shared.weight"], seen[8]["shared.weight"]))
+
+    def test_a_stop_is_saved_where_the_evaluation_is_not_the_best(self):
+        trainer = make_trainer(
+            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=1, save_strategy="best",
+            metric_for_best_model="eval_score", greater_is_better=True,
+        )  # fmt: skip
+
+        def metrics(output) -> dict:
+            trainer.preemption._received = signal.SIGTERM  # in the first evaluation, so in step 2
+            return token_metrics(output.predictions[1]) | {"score": -trainer.state.global_step}
+
+        trainer.compute_metrics = metrics
+        self.start(trainer)
+        with self.assertRaises(SystemExit) as stop:
+            quietly(trainer.train)
+        self.assertEqual(stop.exception.code, PREEMPTED_EXIT_CODE)
+        self.assertEqual([path.name for path in checkpoints_of(self.folder)], ["checkpoint-1", "checkpoint-2"])
+        self.assertEndsWith(trainer.state.best_model_checkpoint, "checkpoint-1")
 
     def test_summary_and_run_json(self):
         trainer = make_trainer(self.folder, per_device_train_batch_size=8, gradient_accumulation_steps=4)
