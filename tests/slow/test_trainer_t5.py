@@ -185,6 +185,10 @@ def two_ranks(folder: Path) -> None:
         trainer = make_trainer(folder / "eval", rows=rows, eval_dataset=data, per_device_eval_batch_size=4)
         results[f"{name}_eval"] = quietly(trainer.evaluate)[0]
         results[f"{name}_predict"] = trainer.predict(data).predictions[1]
+    trainer = make_trainer(folder / "rebalanced", rows=ragged_rows(61, 5), per_device_train_batch_size=8)
+    trainer.args.train_sampling_strategy = "batch_rebalance"
+    rows = sum(len(batch["labels"]) for batch in trainer.get_train_dataloader())
+    results["rebalanced"] = trainer.accelerator.reduce(torch.tensor(rows)).item()
     if trainer.is_world_process_zero():
         torch.save(results, folder / "results.pt")
     finish_process_group()
@@ -225,6 +229,9 @@ class SameRunTest(TrainerTest):
         accumulated = trained(self.folder / "accumulated", rows=rows, **split)
         self.assert_same_run((curve(accumulated), weights(accumulated)), expected)
         self.assert_same_run(two_ranks_results()[kind], expected)
+
+    def test_batches_of_balanced_cost_hold_every_row_once_on_two_ranks(self):
+        self.assertEqual(two_ranks_results()["rebalanced"], 61)
 
     def test_two_ranks_train_with_copies_of_joined_weights_to_the_same_bits(self):
         found, expected = (two_ranks_results()[f"copies_{copies}"] for copies in (True, False))
