@@ -1,11 +1,13 @@
 """The order of rows in training and evaluation: the same for any number of ranks and data workers."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers import Seq2SeqTrainer
-from transformers.trainer_pt_utils import BatchRebalanceSampler
+from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from arguments.training import global_batch_size
@@ -62,6 +64,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         if isinstance(dataset, Examples) and self.args.train_sampling_strategy == "sequential":
             return dataset.sampler(seed, global_batch_size(self.args), in_order=True)
+        if self.args.train_sampling_strategy == "group_by_length":
+            return GroupedSampler(row_lengths(dataset).tolist(), seed, global_batch_size(self.args))
         if self.args.train_sampling_strategy != "random":
             return super()._get_train_sampler(dataset)
         if hasattr(dataset, "sampler"):
@@ -95,6 +99,23 @@ class RowOrderTrainer(Seq2SeqTrainer):
         finally:
             self.compute_metrics = compute
         return output._replace(**in_row_order(output.predictions, output.label_ids))
+
+
+class GroupedSampler(LengthGroupedSampler):
+    """Row numbers, those of similar length together in stretches of `group`; a new order in every epoch, a function of
+    (seed, epoch) alone. Trainer would draw it from dropout's random numbers, which differ by rank and after a resume.
+    """
+
+    def __init__(self, lengths: list[int], seed: int, group: int):
+        super().__init__(group, lengths=lengths, generator=torch.Generator())
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator.manual_seed(int(np.random.default_rng([self.seed, self.epoch]).integers(2**63)))
+        return super().__iter__()
 
 
 def _is_table(dataset: Dataset) -> bool:

@@ -233,6 +233,20 @@ class SameRunTest(TrainerTest):
     def test_batches_of_balanced_cost_hold_every_row_once_on_two_ranks(self):
         self.assertEqual(two_ranks_results()["rebalanced"], 61)
 
+    def test_rows_grouped_by_length_depend_on_seed_and_epoch_alone(self):
+        orders = []
+        for split in (dict(per_device_train_batch_size=32), dict(gradient_accumulation_steps=4)):
+            trainer = make_trainer(self.folder, rows=ragged_rows(192, 5), **dict(per_device_train_batch_size=8) | split)
+            trainer.args.train_sampling_strategy = "group_by_length"
+            sampler = trainer._get_train_sampler()
+            for epoch in (1, 2):
+                torch.rand(epoch)  # as dropout does
+                sampler.set_epoch(epoch)
+                orders.append(list(sampler))
+                self.assertCountEqual(orders[-1], range(192))
+        self.assertEqual(orders[:2], orders[2:])
+        self.assertNotEqual(orders[0], orders[1])
+
     def test_two_ranks_train_with_copies_of_joined_weights_to_the_same_bits(self):
         found, expected = (two_ranks_results()[f"copies_{copies}"] for copies in (True, False))
         self.assert_same_run(found, expected, rtol=0, atol=0)
