@@ -140,6 +140,11 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
         print_once(f"{folder} has no {MANIFEST}, by which its files could be checked")
     if args.deepspeed:
         missing = [] if any(folder.glob("global_step*")) else ["global_step* of DeepSpeed"]
+        saved_by = len(list(folder.glob("global_step*/*_optim_states.pt")))
+        if saved_by not in (0, args.world_size):
+            raise ValueError(f"{flag} {checkpoint}: saved by DeepSpeed on {saved_by} processes, and it resumes on as "
+                             f"many only, not on {args.world_size}: start {saved_by}, or take only the weights with "
+                             f"--model_name_or_path {checkpoint}")  # fmt: skip
         check_deepspeed_files(flag, folder, args.trust_checkpoint)
     else:
         optimizers = ["optimizer.pt", *["optimizer.bin"] * wants_fsdp(args)]

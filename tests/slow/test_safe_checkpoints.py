@@ -149,6 +149,17 @@ class StateTest(TestCase):
         with self.assertRaisesRegex(ValueError, f"{message}.*only the weights with --model_name_or_path .*-5"):
             check_saved_state(self.training(), checkpoint)
 
+    def test_shards_of_deepspeed_fit_one_number_of_processes(self):
+        checkpoint = Path(self.checkpoint("manifest.json"))
+        (checkpoint / "global_step5").mkdir()
+        for rank in range(2):
+            torch.save({}, checkpoint / "global_step5" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        args = SimpleNamespace(deepspeed="zero.json", trust_checkpoint=False, world_size=2)
+        check_saved_state(args, str(checkpoint))
+        args.world_size = 3
+        with self.assertRaisesRegex(ValueError, "on 2 processes, .* not on 3: start 2, or take only the weights with"):
+            check_saved_state(args, str(checkpoint))
+
     def test_a_whole_one(self):
         check_saved_state(self.training(), None)
         check_saved_state(self.training(), self.checkpoint("optimizer.pt", "scheduler.pt", "manifest.json"))
