@@ -156,6 +156,16 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
                          f"the weights with --model_name_or_path {checkpoint}")  # fmt: skip
 
 
+def check_optimizer_state(checkpoint: str | None, has_fsdp: bool) -> None:
+    """ValueError unless a checkpoint's optimizer was saved as this run will read it. accelerate decides whether FSDP2
+    is in force, so this is known later than the rest."""
+    name = "optimizer.bin" if has_fsdp else "optimizer.pt"
+    if checkpoint and not (Path(checkpoint) / name).is_file():
+        now, before = ("with", "without") if has_fsdp else ("without", "with")
+        raise ValueError(f"--resume_from_checkpoint {checkpoint}: it has no {name}: saved {before} FSDP, it cannot be "
+                         f"resumed {now} it: take only the weights with --model_name_or_path {checkpoint}")  # fmt: skip
+
+
 def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
     """The files and folders that this run replaces: those that a killed run left half-written and, unless the run
     resumes, all of an earlier run. [] on ranks other than 0 and for a `--dry_run`."""
