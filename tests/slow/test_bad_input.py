@@ -201,6 +201,7 @@ BAD_FLAGS = (
     ("schedule", dict(lr_scheduler_type="cosin"), "--lr_scheduler_type cosin: must be one of .*cosine"),
     ("tracker", dict(report_to="wandbb"), r"--report_to wandbb: no such tracker \(did you mean wandb\?\)"),
     ("attention", dict(attn_implementation="flash"), "--attn_implementation flash: must be one of .*t5_fused"),
+    ("deepspeed_alone", dict(deepspeed=f"{ROOT}/zero_stage2_config.json"), "--deepspeed: needs a launcher"),
     ("deepspeed_missing", dict(deepspeed="{bad}/nowhere.json"), "--deepspeed .*nowhere.json: no such file"),
     ("half_precision", dict(fp16=True), "--fp16: T5's activations overflow in float16"),
     ("best_metric", dict(metric_for_best_model="perplexty"), r"--metric_for_best_model perplexty: .*mean perplexity\?"),
