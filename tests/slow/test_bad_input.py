@@ -443,6 +443,14 @@ class RefusedTest(TestCase):
         with mock.patch.object(TestCase, "everything", return_value={}):  # nor could this test read it
             self.assert_refused(pre_train_t5, flags, r"--train_file .*secret.txt: cannot be read \(Permission denied\)")
 
+    def test_the_checkpoint_that_a_run_starts_from_is_not_deleted(self):
+        source = self.folder / "out" / "checkpoint-5"
+        shutil.copytree(workspace() / "model", source)
+        changes = dict(model_name_or_path=str(source), overwrite_output_dir=True)
+        changes |= dict(config_name=None, config_overrides=None, vocab_size=None)
+        for script, flags in ((pre_train_t5, self.pre_training), (fine_tune_t5, self.fine_tuning)):
+            self.assert_refused(script, flags(**changes), "--overwrite_output_dir would delete .*checkpoint-5")
+
     def test_an_earlier_run_survives_what_goes_wrong_after_overwrite_output_dir(self):
         for name in ("out/checkpoint-5/trainer_state.json", "out/metrics.jsonl", "out/all_results.json"):
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
