@@ -280,6 +280,9 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         args.lr_scheduler_type = TRAINING_DEFAULTS[job]["lr_scheduler_type"]
         if args.lr_scheduler_type == "constant" and args.warmup_steps:
             args.lr_scheduler_type = "constant_with_warmup"
+    elif args.lr_scheduler_type == "constant" and args.warmup_steps:
+        print_once(f"--warmup_steps {args.warmup_steps:g}: has no effect with --lr_scheduler_type constant; "
+                   "constant_with_warmup has a warm-up")  # fmt: skip
     if args.warmup_steps is None:
         args.warmup_steps = TRAINING_DEFAULTS[job]["warmup_steps"]
     if args.lr_scheduler_type == "inverse_sqrt" and not args.warmup_steps:
