@@ -239,7 +239,10 @@ def check_resumed(
         raise ValueError(f"{resumed} its run had {had}validation text of its own; without any, a part of the training "
                          "text is held out: resume with the flags of that run, or take only the weights with "
                          f"{weights_only}")  # fmt: skip
-    for name in _DECIDES_EXAMPLES + _DECIDES_PART * ("objective" in now):  # a flag of text
+    decisive = _DECIDES_EXAMPLES + _DECIDES_PART * ("objective" in now)  # a flag of text
+    if now.get("length_buckets"):  # each micro-batch is of one bucket
+        decisive = [*decisive, "per_device_train_batch_size"]
+    for name in decisive:
         if name in flags and name in now and flags[name] != now[name]:
             raise ValueError(f"{resumed} its run had --{name} {flags[name]}, now it is {now[name]}, and other examples "
                              f"would follow: resume with {flags[name]}, or take only the weights with "
