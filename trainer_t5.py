@@ -28,6 +28,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.trainer_utils import PredictionOutput, TrainOutput
 
 from arguments.training import T5TrainingArguments, global_batch_size
+from common.command_line import exit_on_user_error
 from common.processes import finish_process_group, is_first_process, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from data_collator_t5 import shift_right
@@ -296,7 +297,13 @@ class T5Trainer(SavingTrainer):
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
         """Overrides Trainer, which with `--save_strategy best` saves where this is true, and so not where a run is told
-        to stop after an evaluation that is no better."""
+        to stop after an evaluation that is no better. A metric that needs rows of a kind that is not there, as of one
+        corpus or denoiser, is the user's error."""
+        with exit_on_user_error():
+            name = self.args.metric_for_best_model
+            if name is not None and f"eval_{name.removeprefix('eval_')}" not in metrics:
+                raise ValueError(f"--metric_for_best_model {name}: the evaluation has no row for it; give another "
+                                 "metric, or more validation rows")  # fmt: skip
         return super()._determine_best_metric(metrics, trial) or self.preemption.reason is not None
 
     def _stop_if_non_finite(self) -> None:

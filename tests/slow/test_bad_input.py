@@ -204,6 +204,7 @@ BAD_FLAGS = (
     ("deepspeed_alone", dict(deepspeed=f"{ROOT}/zero_stage2_config.json"), "--deepspeed: needs a launcher"),
     ("deepspeed_missing", dict(deepspeed="{bad}/nowhere.json"), "--deepspeed .*nowhere.json: no such file"),
     ("half_precision", dict(fp16=True), "--fp16: T5's activations overflow in float16"),
+    ("best_metric_of_ids", dict(metric_for_best_model="nats_per_id"), "--metric_for_best_model nats_per_id: no metric"),
     ("best_metric", dict(metric_for_best_model="perplexty"), r"--metric_for_best_model perplexty: .*mean perplexity\?"),
 )  # fmt: skip
 CONTRADICTIONS = (

@@ -612,6 +612,16 @@ class RunTest(TrainerTest):
             torch.testing.assert_close(weight, seen[4][name], rtol=0, atol=0)
         self.assertFalse(torch.equal(weights(trainer)["shared.weight"], seen[8]["shared.weight"]))
 
+    def test_an_evaluation_without_the_main_metric_ends_in_one_line(self):
+        trainer = make_trainer(
+            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=1,
+            metric_for_best_model="loss_ul2_s",
+        )  # fmt: skip
+        with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as stop:
+            quietly(trainer.train)
+        self.assertEqual(stop.exception.code, 2)
+        self.assertIn("--metric_for_best_model loss_ul2_s: the evaluation has no row for it;", errors.getvalue())
+
     def test_a_stop_is_saved_where_the_evaluation_is_not_the_best(self):
         trainer = make_trainer(
             self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=1, save_strategy="best",
