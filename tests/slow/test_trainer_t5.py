@@ -22,7 +22,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from absl.testing import parameterized
-from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
+from accelerate import skip_first_batches
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerState,
+    set_seed,
+)
 from warm_python import warm_python
 
 from arguments.training import PreTrainingArguments, check_training, global_batch_size
@@ -189,6 +196,11 @@ def two_ranks(folder: Path) -> None:
     trainer.args.train_sampling_strategy = "batch_rebalance"
     rows = sum(len(batch["labels"]) for batch in trainer.get_train_dataloader())
     results["rebalanced"] = trainer.accelerator.reduce(torch.tensor(rows)).item()
+    loader, results["resumed_batches"] = trainer.get_train_dataloader(), []
+    for epoch in (0.5, 1.5):  # a run resumes within each
+        trainer.callback_handler.train_dataloader = loader
+        trainer.callback_handler.on_epoch_begin(trainer.args, TrainerState(epoch=epoch), trainer.control)
+        results["resumed_batches"].append(next(iter(skip_first_batches(loader, 1)))["input_ids"].tolist())
     if trainer.is_world_process_zero():
         torch.save(results, folder / "results.pt")
     finish_process_group()
@@ -232,6 +244,7 @@ class SameRunTest(TrainerTest):
 
     def test_batches_of_balanced_cost_hold_every_row_once_on_two_ranks(self):
         self.assertEqual(two_ranks_results()["rebalanced"], 61)
+        self.assertNotEqual(*two_ranks_results()["resumed_batches"])
 
     def test_rows_grouped_by_length_depend_on_seed_and_epoch_alone(self):
         orders = []
