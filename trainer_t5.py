@@ -183,8 +183,10 @@ class T5Trainer(SavingTrainer):
         if training_args.precompile:
             self.add_callback(_PrecompileCallback())
         self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=training_args.device), 0
-        # (norm of the last step, what its update changes on the host), until the norm is known to be finite.
-        self._unchecked: tuple[_OnItsWay | float | None, dict | None] = None, None
+        # (norm of the last step, what was there when it began, what its update changes on the host), until the norm is
+        # known to be finite.
+        self._unchecked: tuple[_OnItsWay | float | None, dict, dict | None] = None, {}, None
+        self._began = {}
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
@@ -245,6 +247,8 @@ class T5Trainer(SavingTrainer):
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
         """Overrides Trainer to count the batches of the step for the log. They are sent to the device first: if
         Trainer counted their tokens on the host, the host would wait to send the count."""
+        place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
+        self._began = {"place": place, "loss": self._tr_loss.clone(), "z_loss": self._tr_z_loss}
         send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
         batches, num_items = super().get_batch_samples(map(send, epoch_iterator), num_batches, device)
         for callback in self.callback_handler.callbacks:
@@ -273,18 +277,17 @@ class T5Trainer(SavingTrainer):
         norm = _OnItsWay(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
         optimizer = self._plain_optimizer
         if not isinstance(norm, _OnItsWay) or not getattr(optimizer, "_step_supports_amp_scaling", False):
-            self._unchecked = norm, None
+            self._unchecked = norm, self._began, None
             self._stop_if_non_finite()
             return grad_norm
         optimizer.found_inf = norm.non_finite
         before = {
             "rates": [group["lr"] for group in optimizer.param_groups],
             "schedule": self.lr_scheduler.state_dict(),
-            "place": getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None),
             "step": self.state.global_step,
             "epoch": self.state.epoch,
         }
-        self._unchecked = norm, before
+        self._unchecked = norm, self._began, before
         return grad_norm
 
     @property
@@ -310,9 +313,9 @@ class T5Trainer(SavingTrainer):
         return super()._determine_best_metric(metrics, trial) or self.preemption.reason is not None
 
     def _stop_if_non_finite(self) -> None:
-        """If the last norm is non-finite: saves the weights from before its step, prints the step and its examples, and
+        """If the last norm is non-finite: saves what was there before its step, prints the step and its examples, and
         exits with code 1. A step that the host has already counted is taken back first."""
-        (norm, before), self._unchecked = self._unchecked, (None, None)
+        (norm, began, before), self._unchecked = self._unchecked, (None, {}, None)
         value = norm.value() if isinstance(norm, _OnItsWay) else norm
         if value is None or math.isfinite(value):
             return
@@ -323,9 +326,11 @@ class T5Trainer(SavingTrainer):
             for group, rate in zip(optimizer.param_groups, before["rates"], strict=True):
                 group["lr"] = rate
             self.lr_scheduler.load_state_dict(before["schedule"])
-            if before["place"] is not None:
-                self.train_dataset.loader_in_use.state = before["place"]
             self.state.global_step, self.state.epoch = before["step"], before["epoch"]
+        if began["place"] is not None:
+            self.train_dataset.loader_in_use.state = began["place"]
+        self._tr_loss.copy_(began["loss"])
+        self._tr_z_loss = began["z_loss"]
         step, kept = self.state.global_step, "nothing was saved (--save_strategy no)"
         if self.args.save_strategy != "no":
             self._save_checkpoint(self.model_wrapped, None)

@@ -477,6 +477,22 @@ class RunTest(TestCase):
         going_on = self.run_to_end("--save_steps", "1000", "--resume_from_checkpoint", script=script)
         self.assertEqual(going_on["steps"], self.whole(script=script)["steps"])
 
+    @parameterized.parameters(("pre_train", 4), ("pre_train_stream", 4), ("pre_train_stream", 0))
+    def test_a_run_resumed_before_a_gradient_that_is_no_number_is_the_whole_run(self, script, step):
+        """Same examples, losses and weights, without dropout, whose random numbers the step has used."""
+        flags, plain = ["--max_steps", "7", "--dropout_rate", "0"], pre_train_t5.T5Trainer.training_step
+
+        def poisoned(trainer, model, *args, **kwargs):
+            loss = plain(trainer, model, *args, **kwargs)
+            if trainer.state.global_step == step:
+                next(model.parameters()).grad[0, 0] = float("nan")
+            return loss * float("nan") if trainer.state.global_step == step else loss
+
+        whole = self.run_to_end(*flags, script=script, output="whole")
+        with mock.patch.object(pre_train_t5.T5Trainer, "training_step", poisoned):
+            self.run_to_end(*flags, code=1, script=script)
+        self.assertEqual(self.run_to_end(*flags, "--resume_from_checkpoint", script=script), whole)
+
     def test_the_examples_named_are_those_of_the_step(self):
         data = ChunkDataset(np.arange(400, dtype=np.int32), 10, seed=5)  # 40 chunks: chunk n begins with 10 n
         args = PreTrainingArguments(output_dir=str(self.folder / "out"), per_device_train_batch_size=3,
