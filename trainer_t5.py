@@ -58,9 +58,14 @@ class _ResumeCallback(TrainerCallback):
     def __init__(self, trainer: "T5Trainer"):
         self.trainer = trainer
 
-    def on_train_begin(self, *_, **__) -> None:
-        """Restores the losses since the last log, so that the next log has the same mean as without interruption."""
+    def on_train_begin(self, _args, state: TrainerState, *_, **__) -> None:
+        """Restores the losses since the last log, so that the next log has the same mean as without interruption; and
+        finds the best checkpoint beside the resumed one, if their folder has been moved."""
         self.trainer.restore_loss_state()
+        resumed = self.trainer._resumed_from
+        best = resumed and Path(resumed).with_name(f"checkpoint-{state.best_global_step}")
+        if best and best.is_dir():
+            state.best_model_checkpoint = str(best)
         checkpoint_blocks_only(self.trainer.model)
 
     def on_epoch_begin(self, _args, state: TrainerState, *_, train_dataloader: DataLoader, **__) -> None:

@@ -360,6 +360,18 @@ class ResumeTest(TrainerTest):
                     torch.testing.assert_close(weights(resumed)[name], weight, rtol=0, atol=0)
                 torch.testing.assert_close(seen_again[: 24 - 2 * step], seen[2 * step : 24], rtol=0, atol=0)
 
+    def test_the_best_checkpoint_is_found_in_a_folder_that_was_moved(self):
+        flags = dict(eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=2, save_strategy="steps")
+        flags |= dict(save_steps=2, max_steps=6, load_best_model_at_end=True, learning_rate=3.0)
+        flags |= dict(save_total_limit=9, warmup_steps=0)
+        whole = trained(self.folder / "out", **flags)
+        self.assertLess(best := whole.state.best_global_step, 6)
+        (self.folder / "out").rename(self.folder / "moved")
+        moved = trained(self.folder / "moved", str(self.folder / "moved" / "checkpoint-6"), **flags)
+        self.assertEqual(moved.state.best_model_checkpoint, str(self.folder / "moved" / f"checkpoint-{best}"))
+        for name, weight in weights(whole).items():
+            torch.testing.assert_close(weights(moved)[name], weight, rtol=0, atol=0)
+
     def test_the_evaluation_on_start_is_not_repeated_by_a_resume(self):
         flags = dict(eval_dataset=chunks(4, 4), eval_on_start=True, eval_strategy="steps", eval_steps=2, max_steps=4)
         whole = trained(self.folder, **flags, save_strategy="steps", save_steps=2)
