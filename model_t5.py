@@ -206,9 +206,9 @@ def switch_vocabulary(model: PreTrainedModel, args: Any, tokenizer: PreTrainedTo
     return f"{tokens['kept']:,} tokens keep their embeddings, {tokens['new']:,} new ones start at their mean"
 
 
-def check_model_source(args: Any, training_args: object = None, packed: str | None = None) -> None:
+def check_model_source(args: Any, training_args: Any = None, packed: str | None = None) -> None:
     """ValueError for an unknown name, shape or architecture, or one that does not support other flags
-    (`check_options`), before any text or weight is read. args: the ModelArguments."""
+    (`check_options`), or that the run would delete, before any text or weight is read. args: the ModelArguments."""
     if args.model_name_or_path:
         config = _t5_config(args.model_name_or_path)
     elif args.config_name:
@@ -216,11 +216,14 @@ def check_model_source(args: Any, training_args: object = None, packed: str | No
     else:
         return
     check_options(config, args.attn_implementation, training_args, packed)
-    if args.lora_rank and is_local_model(args.model_name_or_path) and training_args:
+    if is_local_model(args.model_name_or_path) and training_args:
         base, folder = Path(args.model_name_or_path).resolve(), Path(training_args.output_dir).resolve()
-        if folder in (base, *base.parents):
+        if args.lora_rank and folder in (base, *base.parents):
             raise ValueError(f"--output_dir {training_args.output_dir} holds the checkpoint that the matrices of "
                              f"--lora_rank {args.lora_rank} will need: name another folder")  # fmt: skip
+        if training_args.overwrite_output_dir and folder == base.parent and base.name.startswith("checkpoint-"):
+            raise ValueError(f"--overwrite_output_dir would delete {args.model_name_or_path}, from which the training "
+                             "is to start: name another --output_dir")  # fmt: skip
 
 
 def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTrainedConfig:

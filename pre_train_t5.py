@@ -53,7 +53,10 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingData
     check_streaming(text_args, args)
     names, corpora = list(denoisers_of(text_args.objective)), list(find_corpora(text_args))
     known = [*LANGUAGE_MODEL_METRICS, *(f"loss_{name}" for name in names if len(names) > 1)]
-    known += [f"{corpus}_{metric}" for corpus in corpora if len(corpora) > 1 for metric in CORPUS_METRICS]
+    if len(corpora) > 1 and not text_args.validation_file:
+        known += [f"{corpus}_{metric}" for corpus in corpora for metric in CORPUS_METRICS]
+    other = "bits_per_byte" if id_format(text_args) else "nats_per_id"  # what is not counted of texts, or of ids
+    known = [name for name in known if not name.endswith(other)]
     check_best_metric(args.metric_for_best_model, known)
     args.greater_is_better = (args.metric_for_best_model or "loss").endswith("accuracy")
     return model_args, text_args, args

@@ -30,7 +30,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from arguments.own_pairs import prefix_of
 from arguments.training import FineTuningArguments
 from common.command_line import comma_words, exit_on_user_error, option, parse_arguments
-from common.processes import finish_process_group, is_first_process, run_script
+from common.processes import finish_process_group, has_accelerator, is_first_process, run_script
 from common.reports import end_summary, start_summary
 from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX
 from corpora.blocks import contents_digest
@@ -274,7 +274,7 @@ def main(argv: list[str] | None = None) -> dict:
     """{"inputs": how many there are, "answered": how many of them in this run}."""
     with exit_on_user_error():
         plan = parse_flags(argv)
-        args, state = plan.args, PartialState(cpu=plan.args.use_cpu)
+        args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
         tokenizer = load_tokenizer(args.tokenizer_name or str(task_folder(args)), "--model_name_or_path")
         sizes = [len(item.texts) for item in read_inputs(plan)]  # all are read before the long work
         with state.main_process_first():

@@ -28,6 +28,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.trainer_utils import PredictionOutput, TrainOutput
 
 from arguments.training import T5TrainingArguments, global_batch_size
+from common.command_line import exit_on_user_error
 from common.processes import finish_process_group, is_first_process, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from data_collator_t5 import shift_right
@@ -57,15 +58,23 @@ class _ResumeCallback(TrainerCallback):
     def __init__(self, trainer: "T5Trainer"):
         self.trainer = trainer
 
-    def on_train_begin(self, *_, **__) -> None:
-        """Restores the losses since the last log, so that the next log has the same mean as without interruption."""
+    def on_train_begin(self, _args, state: TrainerState, *_, **__) -> None:
+        """Restores the losses since the last log, so that the next log has the same mean as without interruption; and
+        finds the best checkpoint beside the resumed one, if their folder has been moved."""
         self.trainer.restore_loss_state()
+        resumed = self.trainer._resumed_from
+        best = resumed and Path(resumed).with_name(f"checkpoint-{state.best_global_step}")
+        if best and best.is_dir():
+            state.best_model_checkpoint = str(best)
         checkpoint_blocks_only(self.trainer.model)
 
     def on_epoch_begin(self, _args, state: TrainerState, *_, train_dataloader: DataLoader, **__) -> None:
         """Sets the sampler's epoch. Trainer does so too, but where several ranks resume within an epoch it does not
         reach the sampler: the data loader that skips the batches already seen is one wrapper more."""
         train_dataloader.set_epoch(int(state.epoch or 0))
+        inner = getattr(train_dataloader.batch_sampler, "batch_sampler", None)
+        if hasattr(inner, "set_epoch"):  # transformers' BatchRebalanceSampler, which makes the batches itself
+            inner.set_epoch(int(state.epoch or 0))
 
     def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
         """Sets the epochs of a stream. Trainer does not know its length and would count shares of --max_steps."""
@@ -179,8 +188,10 @@ class T5Trainer(SavingTrainer):
         if training_args.precompile:
             self.add_callback(_PrecompileCallback())
         self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=training_args.device), 0
-        # (norm of the last step, what its update changes on the host), until the norm is known to be finite.
-        self._unchecked: tuple[_OnItsWay | float | None, dict | None] = None, None
+        # (norm of the last step, what was there when it began, what its update changes on the host), until the norm is
+        # known to be finite.
+        self._unchecked: tuple[_OnItsWay | float | None, dict, dict | None] = None, {}, None
+        self._began = {}
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
@@ -191,8 +202,10 @@ class T5Trainer(SavingTrainer):
 
     # ------------------------------------------------------------ training
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
-        """Overrides Trainer to end the data workers, which ignore signals, however the training ends."""
+        """Overrides Trainer to end the data workers, which ignore signals, however the training ends. A resumed run has
+        had its `--eval_on_start`: a second one would be logged, and count against the patience."""
         self._resumed_from = resume_from_checkpoint
+        self.args.eval_on_start = self.args.eval_on_start and not resume_from_checkpoint
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
@@ -239,6 +252,8 @@ class T5Trainer(SavingTrainer):
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
         """Overrides Trainer to count the batches of the step for the log. They are sent to the device first: if
         Trainer counted their tokens on the host, the host would wait to send the count."""
+        place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
+        self._began = {"place": place, "loss": self._tr_loss.clone(), "z_loss": self._tr_z_loss}
         send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
         batches, num_items = super().get_batch_samples(map(send, epoch_iterator), num_batches, device)
         for callback in self.callback_handler.callbacks:
@@ -267,18 +282,17 @@ class T5Trainer(SavingTrainer):
         norm = _OnItsWay(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
         optimizer = self._plain_optimizer
         if not isinstance(norm, _OnItsWay) or not getattr(optimizer, "_step_supports_amp_scaling", False):
-            self._unchecked = norm, None
+            self._unchecked = norm, self._began, None
             self._stop_if_non_finite()
             return grad_norm
         optimizer.found_inf = norm.non_finite
         before = {
             "rates": [group["lr"] for group in optimizer.param_groups],
             "schedule": self.lr_scheduler.state_dict(),
-            "place": getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None),
             "step": self.state.global_step,
             "epoch": self.state.epoch,
         }
-        self._unchecked = norm, before
+        self._unchecked = norm, self._began, before
         return grad_norm
 
     @property
@@ -292,10 +306,21 @@ class T5Trainer(SavingTrainer):
             self._stop_if_non_finite()
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
+        """Overrides Trainer, which with `--save_strategy best` saves where this is true, and so not where a run is told
+        to stop after an evaluation that is no better. A metric that needs rows of a kind that is not there, as of one
+        corpus or denoiser, is the user's error."""
+        with exit_on_user_error():
+            name = self.args.metric_for_best_model
+            if name is not None and f"eval_{name.removeprefix('eval_')}" not in metrics:
+                raise ValueError(f"--metric_for_best_model {name}: the evaluation has no row for it; give another "
+                                 "metric, or more validation rows")  # fmt: skip
+        return super()._determine_best_metric(metrics, trial) or self.preemption.reason is not None
+
     def _stop_if_non_finite(self) -> None:
-        """If the last norm is non-finite: saves the weights from before its step, prints the step and its examples, and
+        """If the last norm is non-finite: saves what was there before its step, prints the step and its examples, and
         exits with code 1. A step that the host has already counted is taken back first."""
-        (norm, before), self._unchecked = self._unchecked, (None, None)
+        (norm, began, before), self._unchecked = self._unchecked, (None, {}, None)
         value = norm.value() if isinstance(norm, _OnItsWay) else norm
         if value is None or math.isfinite(value):
             return
@@ -306,9 +331,11 @@ class T5Trainer(SavingTrainer):
             for group, rate in zip(optimizer.param_groups, before["rates"], strict=True):
                 group["lr"] = rate
             self.lr_scheduler.load_state_dict(before["schedule"])
-            if before["place"] is not None:
-                self.train_dataset.loader_in_use.state = before["place"]
             self.state.global_step, self.state.epoch = before["step"], before["epoch"]
+        if began["place"] is not None:
+            self.train_dataset.loader_in_use.state = began["place"]
+        self._tr_loss.copy_(began["loss"])
+        self._tr_z_loss = began["z_loss"]
         step, kept = self.state.global_step, "nothing was saved (--save_strategy no)"
         if self.args.save_strategy != "no":
             self._save_checkpoint(self.model_wrapped, None)

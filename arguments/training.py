@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -155,6 +156,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
         if isinstance(self.deepspeed, str) and not self.deepspeed.lstrip().startswith("{"):
             check_file("--deepspeed", Path(self.deepspeed))
+        if self.deepspeed and "RANK" not in os.environ and not self.dry_run and find_spec("mpi4py") is None:
+            raise ValueError("--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 in the "
+                             "place of python")  # fmt: skip
         if not has_accelerator():
             self.use_cpu = True  # otherwise no backend is set up, and every launched process would run alone
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find out
@@ -276,6 +280,9 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         args.lr_scheduler_type = TRAINING_DEFAULTS[job]["lr_scheduler_type"]
         if args.lr_scheduler_type == "constant" and args.warmup_steps:
             args.lr_scheduler_type = "constant_with_warmup"
+    elif args.lr_scheduler_type == "constant" and args.warmup_steps:
+        print_once(f"--warmup_steps {args.warmup_steps:g}: has no effect with --lr_scheduler_type constant; "
+                   "constant_with_warmup has a warm-up")  # fmt: skip
     if args.warmup_steps is None:
         args.warmup_steps = TRAINING_DEFAULTS[job]["warmup_steps"]
     if args.lr_scheduler_type == "inverse_sqrt" and not args.warmup_steps:

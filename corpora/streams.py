@@ -318,6 +318,12 @@ class StreamDataset(torch.utils.data.IterableDataset):
             state = {"next_example": after, "lanes": [lane.state() for lane in lanes], "fingerprint": self.fingerprint}
             yield self.make_batch(np.array(numbers), units), state
 
+    def first_state(self) -> dict:
+        """The state before the first batch."""
+        states = self.lane_states or [None] * self.lanes
+        lanes = [MixedLane(self.sources, self.turns, lane, states[lane]).state() for lane in range(self.lanes)]
+        return {"next_example": self.next_example, "lanes": lanes, "fingerprint": self.fingerprint}
+
     def passes_of(self, state: dict) -> float:
         """Passes over the text up to a state, by this rank's lanes; of several corpora their mean under the weights."""
         passes = [
@@ -379,7 +385,7 @@ class StreamLoader(torch.utils.data.DataLoader):
             generator=torch.Generator(),  # of its own: the model's dropout must not depend on when reading began
             **other,
         )
-        self.state = None
+        self.state = dataset.first_state()
 
     def __iter__(self):
         iterator = super().__iter__()

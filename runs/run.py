@@ -47,7 +47,7 @@ from runs.trackers import finish_tracking, start_tracking
 from tasks.tasks import Tasks
 from trainer_t5 import T5Trainer
 from training.batch_size import find_micro_batch
-from training.checkpoints import delete, is_disk_full, old_files, resumed_batch_notice
+from training.checkpoints import check_optimizer_state, delete, is_disk_full, old_files, resumed_batch_notice
 from training.optimizers import check_muon, check_schedule, layer_matrices
 from training.output_lock import lock_output_dir, unlock_output_dir
 
@@ -166,6 +166,8 @@ class TrainingRun(Run):
             check_warmup(args, steps)
             check_schedule(args, steps)
             check_muon(args, self.trainer.model)
+            if not args.deepspeed:
+                check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)
             if disk > disk_there:
                 raise ValueError(f"--output_dir {self.output_dir} will need {human_bytes(disk)} and has "
                                  f"{human_bytes(disk_there)} free: use another disk, a smaller --save_total_limit or "

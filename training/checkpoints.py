@@ -60,14 +60,18 @@ def discard(checkpoint: Path) -> None:
         grave.parent.rmdir()
 
 
-def rotate(output_dir: Path, keep: int | None, best: str | None) -> None:
-    """Deletes the oldest checkpoints until `keep` are left (None: keeps all). The newest and the best always stay."""
-    if not keep or keep < 1:
-        return
-    checkpoints = checkpoints_of(output_dir)
-    protected = {checkpoints[-1], Path(best)} if best else {checkpoints[-1]}
-    surplus = max(0, len(checkpoints) - keep)
-    for checkpoint in [c for c in checkpoints if c not in protected][:surplus]:
+def rotate(newest: Path, keep: int | None, best: str | None) -> None:
+    """Deletes the oldest checkpoints until `keep` are left (None: keeps all). The one just written and the best always
+    stay. Those of later steps always go: the run has resumed before them, since they are damaged or given up, and a
+    next resume would take them for its newest."""
+    checkpoints = checkpoints_of(newest.parent)
+    place = checkpoints.index(newest)
+    for later in checkpoints[place + 1 :]:
+        print_once(f"{later} is deleted: the run has resumed before it, and {newest.name} is now its newest")
+        discard(later)
+    earlier = [c for c in checkpoints[:place] if not best or c != Path(best)]
+    surplus = max(0, place + 1 - keep) if keep else 0
+    for checkpoint in earlier[:surplus]:
         discard(checkpoint)
 
 
@@ -136,6 +140,11 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
         print_once(f"{folder} has no {MANIFEST}, by which its files could be checked")
     if args.deepspeed:
         missing = [] if any(folder.glob("global_step*")) else ["global_step* of DeepSpeed"]
+        saved_by = len(list(folder.glob("global_step*/*_optim_states.pt")))
+        if saved_by not in (0, args.world_size):
+            raise ValueError(f"{flag} {checkpoint}: saved by DeepSpeed on {saved_by} processes, and it resumes on as "
+                             f"many only, not on {args.world_size}: start {saved_by}, or take only the weights with "
+                             f"--model_name_or_path {checkpoint}")  # fmt: skip
         check_deepspeed_files(flag, folder, args.trust_checkpoint)
     else:
         optimizers = ["optimizer.pt", *["optimizer.bin"] * wants_fsdp(args)]
@@ -145,6 +154,16 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
         raise ValueError(f"{flag} {checkpoint}: it has no {' and no '.join(missing)} (saved with --save_only_model or "
                          "another launcher?), without which optimizer and schedule would start anew: take only "
                          f"the weights with --model_name_or_path {checkpoint}")  # fmt: skip
+
+
+def check_optimizer_state(checkpoint: str | None, has_fsdp: bool) -> None:
+    """ValueError unless a checkpoint's optimizer was saved as this run will read it. accelerate decides whether FSDP2
+    is in force, so this is known later than the rest."""
+    name = "optimizer.bin" if has_fsdp else "optimizer.pt"
+    if checkpoint and not (Path(checkpoint) / name).is_file():
+        now, before = ("with", "without") if has_fsdp else ("without", "with")
+        raise ValueError(f"--resume_from_checkpoint {checkpoint}: it has no {name}: saved {before} FSDP, it cannot be "
+                         f"resumed {now} it: take only the weights with --model_name_or_path {checkpoint}")  # fmt: skip
 
 
 def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
@@ -220,7 +239,10 @@ def check_resumed(
         raise ValueError(f"{resumed} its run had {had}validation text of its own; without any, a part of the training "
                          "text is held out: resume with the flags of that run, or take only the weights with "
                          f"{weights_only}")  # fmt: skip
-    for name in _DECIDES_EXAMPLES + _DECIDES_PART * ("objective" in now):  # a flag of text
+    decisive = _DECIDES_EXAMPLES + _DECIDES_PART * ("objective" in now)  # a flag of text
+    if now.get("length_buckets"):  # each micro-batch is of one bucket
+        decisive = [*decisive, "per_device_train_batch_size"]
+    for name in decisive:
         if name in flags and name in now and flags[name] != now[name]:
             raise ValueError(f"{resumed} its run had --{name} {flags[name]}, now it is {now[name]}, and other examples "
                              f"would follow: resume with {flags[name]}, or take only the weights with "

@@ -1,10 +1,13 @@
 """The order of rows in training and evaluation: the same for any number of ranks and data workers."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers import Seq2SeqTrainer
+from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from arguments.training import global_batch_size
@@ -28,7 +31,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
         self.data_collator = self.train_collator or for_evaluation
         rows, whole = self.train_dataset, self.args.train_batch_size * self.args.world_size
         order = self._get_train_sampler()
-        if self.args.world_size > 1 and len(order) % whole:
+        is_split = isinstance(order, BatchRebalanceSampler)  # over the ranks, in batches of any size
+        if self.args.world_size > 1 and not is_split and len(order) % whole:
             self.train_dataset = FilledRows(rows, -len(order) % whole, order)
         loader = super().get_train_dataloader()
         self.train_dataset, self.data_collator = rows, for_evaluation
@@ -61,6 +65,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
         strategy, has_sampler = self.args.train_sampling_strategy, hasattr(dataset, "sampler")
         if has_sampler and strategy == "sequential":  # not for a mixture, which Tasks.complete refuses
             return dataset.sampler(seed, global_batch_size(self.args), in_order=True)
+        if strategy == "group_by_length":
+            return GroupedSampler(row_lengths(dataset).tolist(), seed, global_batch_size(self.args))
         if strategy != "random":
             return super()._get_train_sampler(dataset)
         if has_sampler:
@@ -94,6 +100,23 @@ class RowOrderTrainer(Seq2SeqTrainer):
         finally:
             self.compute_metrics = compute
         return output._replace(**in_row_order(output.predictions, output.label_ids))
+
+
+class GroupedSampler(LengthGroupedSampler):
+    """Row numbers, those of similar length together in stretches of `group`; a new order in every epoch, a function of
+    (seed, epoch) alone. Trainer would draw it from dropout's random numbers, which differ by rank and after a resume.
+    """
+
+    def __init__(self, lengths: list[int], seed: int, group: int):
+        super().__init__(group, lengths=lengths, generator=torch.Generator())
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator.manual_seed(int(np.random.default_rng([self.seed, self.epoch]).integers(2**63)))
+        return super().__iter__()
 
 
 def _is_table(dataset: Dataset) -> bool:

@@ -85,7 +85,7 @@ class SavingTrainer(RowOrderTrainer):
             return
         if self.args.should_save:
             self._finish_current_push()  # of the previous checkpoint, which may be deleted now
-            rotate(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
+            rotate(final, self.args.save_total_limit, self.state.best_model_checkpoint)
             if self.args.push_to_hub:
                 self._push_from_checkpoint(str(final))
         self.accelerator.wait_for_everyone()

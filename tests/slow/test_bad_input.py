@@ -201,8 +201,10 @@ BAD_FLAGS = (
     ("schedule", dict(lr_scheduler_type="cosin"), "--lr_scheduler_type cosin: must be one of .*cosine"),
     ("tracker", dict(report_to="wandbb"), r"--report_to wandbb: no such tracker \(did you mean wandb\?\)"),
     ("attention", dict(attn_implementation="flash"), "--attn_implementation flash: must be one of .*t5_fused"),
+    ("deepspeed_alone", dict(deepspeed=f"{ROOT}/zero_stage2_config.json"), "--deepspeed: needs a launcher"),
     ("deepspeed_missing", dict(deepspeed="{bad}/nowhere.json"), "--deepspeed .*nowhere.json: no such file"),
     ("half_precision", dict(fp16=True), "--fp16: T5's activations overflow in float16"),
+    ("best_metric_of_ids", dict(metric_for_best_model="nats_per_id"), "--metric_for_best_model nats_per_id: no metric"),
     ("best_metric", dict(metric_for_best_model="perplexty"), r"--metric_for_best_model perplexty: .*mean perplexity\?"),
 )  # fmt: skip
 CONTRADICTIONS = (
@@ -441,6 +443,14 @@ class RefusedTest(TestCase):
         flags = self.pre_training(train_file=str(path))
         with mock.patch.object(TestCase, "everything", return_value={}):  # nor could this test read it
             self.assert_refused(pre_train_t5, flags, r"--train_file .*secret.txt: cannot be read \(Permission denied\)")
+
+    def test_the_checkpoint_that_a_run_starts_from_is_not_deleted(self):
+        source = self.folder / "out" / "checkpoint-5"
+        shutil.copytree(workspace() / "model", source)
+        changes = dict(model_name_or_path=str(source), overwrite_output_dir=True)
+        changes |= dict(config_name=None, config_overrides=None, vocab_size=None)
+        for script, flags in ((pre_train_t5, self.pre_training), (fine_tune_t5, self.fine_tuning)):
+            self.assert_refused(script, flags(**changes), "--overwrite_output_dir would delete .*checkpoint-5")
 
     def test_an_earlier_run_survives_what_goes_wrong_after_overwrite_output_dir(self):
         for name in ("out/checkpoint-5/trainer_state.json", "out/metrics.jsonl", "out/all_results.json"):

@@ -140,16 +140,20 @@ class WholeCheckpointTest(TestCase):
         self.assertStartsWith((final / "model.safetensors").read_text(), "others!")
 
     @parameterized.parameters(
-        (None, None, [1, 2, 3, 4]),
-        (2, None, [3, 4]),
-        (1, None, [4]),
-        (1, 2, [2, 4]),
-        (2, 1, [1, 4]),
-        (9, 1, [1, 2, 3, 4]),
+        (4, None, None, [1, 2, 3, 4]),
+        (4, 2, None, [3, 4]),
+        (4, 1, None, [4]),
+        (4, 1, 2, [2, 4]),
+        (4, 2, 1, [1, 4]),
+        (4, 9, 1, [1, 2, 3, 4]),
+        # Resumed before a later checkpoint, which is damaged or given up:
+        (3, None, None, [1, 2, 3]),
+        (2, 1, None, [2]),
+        (3, 2, 1, [1, 3]),
     )
-    def test_rotation(self, keep, best, left):
+    def test_rotation(self, newest, keep, best, left):
         paths = {step: self.checkpoint(step) for step in (1, 2, 3, 4)}
-        rotate(self.folder / "out", keep, best and str(paths[best]))
+        rotate(paths[newest], keep, best and str(paths[best]))
         self.assertEqual([int(c.name.split("-")[1]) for c in checkpoints_of(self.folder / "out")], left)
 
     def test_a_full_disk_is_recognised(self):
@@ -347,6 +351,13 @@ class RunTest(TestCase):
             said = (self.folder / "log").read_text()
             self.assertRegex(said, rf"its run had --{flag} {before}, now it is {now}, and other examples would follow")
 
+    def test_batches_of_one_bucket_are_resumed_in_their_size_alone(self):
+        self.run_to_end("--num_train_epochs", "1", "--length_buckets", "3", script="fine_tune")
+        size = ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "2"]
+        self.run_to_end("--resume_from_checkpoint", "--length_buckets", "3", *size, code=2, script="fine_tune")
+        said = "its run had --per_device_train_batch_size 16, now it is 8, and other examples would follow"
+        self.assertIn(said, (self.folder / "log").read_text())
+
     def test_the_held_out_part_of_the_text_is_not_trained_on_after_a_resume(self):
         self.run_to_end("--max_steps", "6")
         text = self.commands["pre_train"][self.commands["pre_train"].index("--train_file") + 1]
@@ -465,6 +476,22 @@ class RunTest(TestCase):
         # Without the poison it goes on from there, to the end of a run in which nothing happened.
         going_on = self.run_to_end("--save_steps", "1000", "--resume_from_checkpoint", script=script)
         self.assertEqual(going_on["steps"], self.whole(script=script)["steps"])
+
+    @parameterized.parameters(("pre_train", 4), ("pre_train_stream", 4), ("pre_train_stream", 0))
+    def test_a_run_resumed_before_a_gradient_that_is_no_number_is_the_whole_run(self, script, step):
+        """Same examples, losses and weights, without dropout, whose random numbers the step has used."""
+        flags, plain = ["--max_steps", "7", "--dropout_rate", "0"], pre_train_t5.T5Trainer.training_step
+
+        def poisoned(trainer, model, *args, **kwargs):
+            loss = plain(trainer, model, *args, **kwargs)
+            if trainer.state.global_step == step:
+                next(model.parameters()).grad[0, 0] = float("nan")
+            return loss * float("nan") if trainer.state.global_step == step else loss
+
+        whole = self.run_to_end(*flags, script=script, output="whole")
+        with mock.patch.object(pre_train_t5.T5Trainer, "training_step", poisoned):
+            self.run_to_end(*flags, code=1, script=script)
+        self.assertEqual(self.run_to_end(*flags, "--resume_from_checkpoint", script=script), whole)
 
     def test_the_examples_named_are_those_of_the_step(self):
         data = ChunkDataset(np.arange(400, dtype=np.int32), 10, seed=5)  # 40 chunks: chunk n begins with 10 n

@@ -96,14 +96,14 @@ class ScriptsTest(parameterized.TestCase):
         new = self.evaluate("--validation_file", workspace() / "dev.jsonl", "--output_dir", self.folder / "new")
         self.assertIn("eval_rougeL", new)
         predictions = (self.folder / "new/predictions.jsonl").read_text().splitlines()
-        argv = ["--model_name_or_path", self.folder / "out", "--use_cpu", "true", "--input_file", "dev.jsonl"]
-        argv += ["--output_file", self.folder / "one.jsonl", "--batch_size", "2"]
-        run_main(predict_t5.main, *argv)
+        argv = ["--model_name_or_path", self.folder / "out", "--input_file", "dev.jsonl", "--batch_size", "2"]
+        argv += ["--output_file", self.folder / "one.jsonl"]
+        run_main(predict_t5.main, "--use_cpu", "true", *argv)
         answers = [json.loads(line) for line in (self.folder / "one.jsonl").read_text().splitlines()]
         self.assertEqual([answer["prediction"] for answer in answers],
                          [json.loads(line)["prediction"] for line in predictions])  # fmt: skip
-        argv[argv.index("--output_file") + 1] = self.folder / "two.jsonl"
-        launch = [warm_python(), "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+        argv[-1] = self.folder / "two.jsonl"  # without --use_cpu: there is no accelerator
+        launch = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         run = subprocess.run([*launch, ROOT / "predict_t5.py", *map(str, argv)], capture_output=True, text=True,
                              env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)  # fmt: skip
         self.assertEqual(run.returncode, 0, run.stderr)

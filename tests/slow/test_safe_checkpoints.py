@@ -35,7 +35,7 @@ from publishing.exports import load_any_checkpoint
 from runs.callbacks import MetricsFileCallback
 from runs.trackers import TensorBoardTracker
 from search.sweep_files import choose_folder
-from training.checkpoints import check_saved_state, is_disk_full, prepare_output_dir, publish
+from training.checkpoints import check_optimizer_state, check_saved_state, is_disk_full, prepare_output_dir, publish
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 ROOT = Path(__file__).parents[2]
@@ -148,6 +148,25 @@ class StateTest(TestCase):
         checkpoint = self.checkpoint(*names)
         with self.assertRaisesRegex(ValueError, f"{message}.*only the weights with --model_name_or_path .*-5"):
             check_saved_state(self.training(), checkpoint)
+
+    @parameterized.parameters(("optimizer.pt", False), ("optimizer.bin", True))
+    def test_fsdp_reads_what_it_has_saved(self, name, has_fsdp):
+        checkpoint = self.checkpoint(name)
+        check_optimizer_state(checkpoint, has_fsdp)
+        check_optimizer_state(None, has_fsdp)
+        with self.assertRaisesRegex(ValueError, "no optimizer.* FSDP, it cannot be resumed with"):
+            check_optimizer_state(checkpoint, not has_fsdp)
+
+    def test_shards_of_deepspeed_fit_one_number_of_processes(self):
+        checkpoint = Path(self.checkpoint("manifest.json"))
+        (checkpoint / "global_step5").mkdir()
+        for rank in range(2):
+            torch.save({}, checkpoint / "global_step5" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        args = SimpleNamespace(deepspeed="zero.json", trust_checkpoint=False, world_size=2)
+        check_saved_state(args, str(checkpoint))
+        args.world_size = 3
+        with self.assertRaisesRegex(ValueError, "on 2 processes, .* not on 3: start 2, or take only the weights with"):
+            check_saved_state(args, str(checkpoint))
 
     def test_a_whole_one(self):
         check_saved_state(self.training(), None)

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,21 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from absl.testing import parameterized
-from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
+from accelerate import skip_first_batches
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerState,
+    set_seed,
+)
 from warm_python import warm_python
 
 from arguments.training import PreTrainingArguments, check_training, global_batch_size
+from common.checkpoint_folders import checkpoints_of
 from common.processes import finish_process_group
 from common.reports import read_metrics
+from constants import PREEMPTED_EXIT_CODE
 from corpora.examples import ChunkDataset
 from data_collator_t5 import shift_right
 from model_t5 import build_config, create_model
@@ -182,6 +192,15 @@ def two_ranks(folder: Path) -> None:
         trainer = make_trainer(folder / "eval", rows=rows, eval_dataset=data, per_device_eval_batch_size=4)
         results[f"{name}_eval"] = quietly(trainer.evaluate)[0]
         results[f"{name}_predict"] = trainer.predict(data).predictions[1]
+    trainer = make_trainer(folder / "rebalanced", rows=ragged_rows(61, 5), per_device_train_batch_size=8)
+    trainer.args.train_sampling_strategy = "batch_rebalance"
+    rows = sum(len(batch["labels"]) for batch in trainer.get_train_dataloader())
+    results["rebalanced"] = trainer.accelerator.reduce(torch.tensor(rows)).item()
+    loader, results["resumed_batches"] = trainer.get_train_dataloader(), []
+    for epoch in (0.5, 1.5):  # a run resumes within each
+        trainer.callback_handler.train_dataloader = loader
+        trainer.callback_handler.on_epoch_begin(trainer.args, TrainerState(epoch=epoch), trainer.control)
+        results["resumed_batches"].append(next(iter(skip_first_batches(loader, 1)))["input_ids"].tolist())
     if trainer.is_world_process_zero():
         torch.save(results, folder / "results.pt")
     finish_process_group()
@@ -222,6 +241,24 @@ class SameRunTest(TrainerTest):
         accumulated = trained(self.folder / "accumulated", rows=rows, **split)
         self.assert_same_run((curve(accumulated), weights(accumulated)), expected)
         self.assert_same_run(two_ranks_results()[kind], expected)
+
+    def test_batches_of_balanced_cost_hold_every_row_once_on_two_ranks(self):
+        self.assertEqual(two_ranks_results()["rebalanced"], 61)
+        self.assertNotEqual(*two_ranks_results()["resumed_batches"])
+
+    def test_rows_grouped_by_length_depend_on_seed_and_epoch_alone(self):
+        orders = []
+        for split in (dict(per_device_train_batch_size=32), dict(gradient_accumulation_steps=4)):
+            trainer = make_trainer(self.folder, rows=ragged_rows(192, 5), **dict(per_device_train_batch_size=8) | split)
+            trainer.args.train_sampling_strategy = "group_by_length"
+            sampler = trainer._get_train_sampler()
+            for epoch in (1, 2):
+                torch.rand(epoch)  # as dropout does
+                sampler.set_epoch(epoch)
+                orders.append(list(sampler))
+                self.assertCountEqual(orders[-1], range(192))
+        self.assertEqual(orders[:2], orders[2:])
+        self.assertNotEqual(orders[0], orders[1])
 
     def test_two_ranks_train_with_copies_of_joined_weights_to_the_same_bits(self):
         found, expected = (two_ranks_results()[f"copies_{copies}"] for copies in (True, False))
@@ -322,6 +359,25 @@ class ResumeTest(TrainerTest):
                 for name, weight in weights(whole).items():
                     torch.testing.assert_close(weights(resumed)[name], weight, rtol=0, atol=0)
                 torch.testing.assert_close(seen_again[: 24 - 2 * step], seen[2 * step : 24], rtol=0, atol=0)
+
+    def test_the_best_checkpoint_is_found_in_a_folder_that_was_moved(self):
+        flags = dict(eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=2, save_strategy="steps")
+        flags |= dict(save_steps=2, max_steps=6, load_best_model_at_end=True, learning_rate=3.0)
+        flags |= dict(save_total_limit=9, warmup_steps=0)
+        whole = trained(self.folder / "out", **flags)
+        self.assertLess(best := whole.state.best_global_step, 6)
+        (self.folder / "out").rename(self.folder / "moved")
+        moved = trained(self.folder / "moved", str(self.folder / "moved" / "checkpoint-6"), **flags)
+        self.assertEqual(moved.state.best_model_checkpoint, str(self.folder / "moved" / f"checkpoint-{best}"))
+        for name, weight in weights(whole).items():
+            torch.testing.assert_close(weights(moved)[name], weight, rtol=0, atol=0)
+
+    def test_the_evaluation_on_start_is_not_repeated_by_a_resume(self):
+        flags = dict(eval_dataset=chunks(4, 4), eval_on_start=True, eval_strategy="steps", eval_steps=2, max_steps=4)
+        whole = trained(self.folder, **flags, save_strategy="steps", save_steps=2)
+        resumed = trained(self.folder / "resumed", str(self.folder / "checkpoint-2"), **flags)
+        self.assertLen(curve(whole, "eval_loss"), 3)
+        self.assertEqual(curve(resumed, "eval_loss"), curve(whole, "eval_loss"))
 
     @parameterized.parameters("chunks", "ragged")
     def test_two_ranks_resume_within_the_second_epoch(self, kind):
@@ -580,6 +636,34 @@ class RunTest(TrainerTest):
         for name, weight in weights(trainer).items():
             torch.testing.assert_close(weight, seen[4][name], rtol=0, atol=0)
         self.assertFalse(torch.equal(weights(trainer)["shared.weight"], seen[8]["shared.weight"]))
+
+    def test_an_evaluation_without_the_main_metric_ends_in_one_line(self):
+        trainer = make_trainer(
+            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=1,
+            metric_for_best_model="loss_ul2_s",
+        )  # fmt: skip
+        with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as stop:
+            quietly(trainer.train)
+        self.assertEqual(stop.exception.code, 2)
+        self.assertIn("--metric_for_best_model loss_ul2_s: the evaluation has no row for it;", errors.getvalue())
+
+    def test_a_stop_is_saved_where_the_evaluation_is_not_the_best(self):
+        trainer = make_trainer(
+            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=1, save_strategy="best",
+            metric_for_best_model="eval_score", greater_is_better=True,
+        )  # fmt: skip
+
+        def metrics(output) -> dict:
+            trainer.preemption._received = signal.SIGTERM  # in the first evaluation, so in step 2
+            return token_metrics(output.predictions[1]) | {"score": -trainer.state.global_step}
+
+        trainer.compute_metrics = metrics
+        self.start(trainer)
+        with self.assertRaises(SystemExit) as stop:
+            quietly(trainer.train)
+        self.assertEqual(stop.exception.code, PREEMPTED_EXIT_CODE)
+        self.assertEqual([path.name for path in checkpoints_of(self.folder)], ["checkpoint-1", "checkpoint-2"])
+        self.assertEndsWith(trainer.state.best_model_checkpoint, "checkpoint-1")
 
     def test_summary_and_run_json(self):
         trainer = make_trainer(self.folder, per_device_train_batch_size=8, gradient_accumulation_steps=4)

@@ -382,6 +382,13 @@ class ChecksTest(TestCase):
         found = (args.optim, args.lr_scheduler_type, args.learning_rate, args.warmup_steps)
         self.assertEqual(found, (flags.get("optim", "adamw_rms_scaled"), schedule, rate, warmup))
 
+    @parameterized.parameters(("constant", 100, True), ("constant", 0, False), ("constant_with_warmup", 100, False))
+    def test_a_warm_up_without_effect_is_said(self, schedule, warmup, said):
+        args = FineTuningArguments(output_dir="out", report_to="none", lr_scheduler_type=schedule, warmup_steps=warmup)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            check_training(args, "fine-tuning a checkpoint")
+        self.assertEqual("--warmup_steps 100: has no effect with --lr_scheduler_type constant;" in out.getvalue(), said)
+
     def test_bf16_is_on_where_the_hardware_has_it(self):
         """T4 and V100 emulate it: torch's is_bf16_supported() says yes, with including_emulation=False no."""
         emulated = lambda including_emulation=True: including_emulation  # noqa: E731

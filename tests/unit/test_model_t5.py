@@ -407,6 +407,7 @@ class LoadingTest(ModelTest):
     def test_longt5_refuses_what_its_encoder_has_not(self, model_flags, others, message):
         folder = write_checkpoint(self.folder, LONGT5, random_state(LONGT5, tied=False))
         options = dict(torch_compile=False, fused_projections=False, fused_cross_projections=False)
+        options |= dict(output_dir="out", overwrite_output_dir=False)
         args = SimpleNamespace(**options | (others if isinstance(others, dict) else {}))
         packed = others if isinstance(others, str) else None
         for source in (dict(model_name_or_path=folder), dict(config_name=folder)):
