@@ -28,6 +28,7 @@ from tasks.task_records import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
+GIVEN_UP = "_given_up-"  # beginning of the name of a checkpoint that the run has resumed before
 RUN_FILES = "metrics.jsonl all_results.json run.json loss.png predictions.jsonl trackers.json samples.md README.md"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The libraries pass on the system's message without its number; torch only compares its place in the file.
@@ -62,13 +63,19 @@ def discard(checkpoint: Path) -> None:
 
 def rotate(newest: Path, keep: int | None, best: str | None) -> None:
     """Deletes the oldest checkpoints until `keep` are left (None: keeps all). The one just written and the best always
-    stay. Those of later steps always go: the run has resumed before them, since they are damaged or given up, and a
-    next resume would take them for its newest."""
+    stay. Those of later steps, before which the run has resumed, are damaged or given up, and a next resume would take
+    them for its newest: they are deleted, or where all are kept renamed."""
     checkpoints = checkpoints_of(newest.parent)
     place = checkpoints.index(newest)
     for later in checkpoints[place + 1 :]:
-        print_once(f"{later} is deleted: the run has resumed before it, and {newest.name} is now its newest")
-        discard(later)
+        kept = later.with_name(f"{GIVEN_UP}{later.name}")
+        what = "deleted" if keep else f"now called {kept.name}"
+        print_once(f"{later} is {what}: the run has resumed before it, and {newest.name} is now its newest")
+        if keep:
+            discard(later)
+        else:
+            shutil.rmtree(kept, ignore_errors=True)
+            later.rename(kept)
     earlier = [c for c in checkpoints[:place] if not best or c != Path(best)]
     surplus = max(0, place + 1 - keep) if keep else 0
     for checkpoint in earlier[:surplus]:
@@ -174,7 +181,8 @@ def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
     folder = Path(args.output_dir)
     found = [folder / SAVING]
     if checkpoint is None:
-        found += [*folder.glob("checkpoint-*"), *(folder / name for name in (*RUN_FILES.split(), TASK_RECORD))]
+        found += [*folder.glob("checkpoint-*"), *folder.glob(f"{GIVEN_UP}*")]
+        found += (folder / name for name in (*RUN_FILES.split(), TASK_RECORD))
         found += (folder / "tensorboard").rglob("*.tfevents.*")  # a second run's curves would be drawn over the first
     return [path for path in found if path.exists()]
 

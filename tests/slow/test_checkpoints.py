@@ -155,6 +155,8 @@ class WholeCheckpointTest(TestCase):
         paths = {step: self.checkpoint(step) for step in (1, 2, 3, 4)}
         rotate(paths[newest], keep, best and str(paths[best]))
         self.assertEqual([int(c.name.split("-")[1]) for c in checkpoints_of(self.folder / "out")], left)
+        given_up = [] if keep else [f"_given_up-checkpoint-{step}" for step in range(newest + 1, 5)]
+        self.assertEqual([path.name for path in (self.folder / "out").glob("_given_up*")], given_up)
 
     def test_a_full_disk_is_recognised(self):
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
