@@ -222,6 +222,8 @@ class TaskTest(TestCase):
          [{"data": [{"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}, {"c": "y", "qas": [{"q": "3"}]}]},
           {"q": "4", "c": "z"}],
          ["q: 1 c: x", "q: 2 c: x", "q: 3 c: y", "q: 4 c: z"]),
+        (dict(source_column=["q", "c"], target_column=["a"], records="page.qas"),
+         [{"page": {"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}}], ["q: 1 c: x", "q: 2 c: x"]),
         (dict(source_column=["q"], target_column=["a"], records="*"), [{"i": {"q": "1"}, "j": {"q": "2"}}, {"q": "3"}],
          ["1", "2", "3"]),
     )  # fmt: skip
