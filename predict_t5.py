@@ -284,15 +284,17 @@ def main(argv: list[str] | None = None) -> dict:
         answer = engine(plan, tokenizer, state.device) if output.done < len(sizes) else None
     start_summary(summary(plan, sizes, output.done), title="prediction")
     done = answered_before = min(output.done, len(sizes))
-    items = itertools.islice(read_inputs(plan), done, None)
+    size = WINDOW * args.batch_size * state.num_processes
+    begin = done - done % size if done < len(sizes) else done  # a window cut off is answered as a whole again
+    items = itertools.islice(read_inputs(plan), begin, None)
     shown = is_first_process() and sys.stderr.isatty()
-    options = dict(total=sum(sizes), initial=sum(sizes[:done]), unit=" texts", dynamic_ncols=True)
+    options = dict(total=sum(sizes), initial=sum(sizes[:begin]), unit=" texts", dynamic_ncols=True)
     with tqdm(disable=not shown, **options) as progress:
-        while window := list(itertools.islice(items, WINDOW * args.batch_size * state.num_processes)):
-            records = answer_window(window, answer, tokenizer, plan, progress, done)
+        while window := list(itertools.islice(items, size)):
+            records = answer_window(window, answer, tokenizer, plan, progress, begin)
             if state.is_main_process:
-                output.append(records)
-            done += len(window)
+                output.append(records[done - begin :])
+            done = begin = begin + len(window)
             progress.n = sum(sizes[:done])
     answered = len(sizes) - answered_before
     end_summary({"answers": f"{answered:,} new, {len(sizes):,} in {args.output_file}"})
