@@ -218,7 +218,11 @@ def log_probabilities(
 def with_ctranslate2(plan: Plan, tokenizer: PreTrainedTokenizerBase, _: object) -> Engine:
     """The function that answers tokenised texts, by CTranslate2, searching as transformers does."""
     engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
-    search = dict(num_beams=1, length_penalty=1.0, early_stopping=False) | plan.search
+    search, folder = dict(num_beams=1, length_penalty=1.0, early_stopping=False), task_folder(plan.args)
+    if (folder / "generation_config.json").is_file():  # which `generate` follows where a flag does not say otherwise
+        own = GenerationConfig.from_pretrained(folder)
+        search |= {name: value for name in search if (value := getattr(own, name)) is not None}
+    search |= plan.search
     options = ctranslate2_search(search if search["num_beams"] > 1 else None) | dict(num_hypotheses=plan.count)
     names = dict(max_new_tokens="max_decoding_length", min_new_tokens="min_decoding_length")
     names |= {name: name for name in ("repetition_penalty", "no_repeat_ngram_size")}

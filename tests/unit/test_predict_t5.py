@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from absl.testing import absltest, parameterized
 from helpers import run_main, write_tiny_model
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 import predict_t5
 from constants import DATASET_VALS
@@ -180,6 +180,13 @@ class PredictTest(TestCase):
         more = ("--backend", "ctranslate2", "--overwrite_output_file", "true", "--model_name_or_path")
         for folder in (workspace() / "export", workspace() / "export" / "ctranslate2"):
             self.assertEqual(self.predict(path, *more, folder)[1], wanted)
+        export = shutil.copytree(workspace() / "export", self.folder / "export")
+        own = GenerationConfig.from_pretrained(export)
+        own.update(num_beams=3, length_penalty=2.0, early_stopping=True)
+        own.save_pretrained(export)
+        searched = self.predict(path, *more[2:], export)[1]
+        self.assertNotEqual(searched, wanted)
+        self.assertEqual(self.predict(path, *more, export)[1], searched, "the checkpoint's own beams")
         _, _, error = self.predict(path, *more, workspace() / "model", code=2)
         self.assertIn("needs a folder that export_checkpoint.py --formats ctranslate2 wrote", error)
 
