@@ -218,7 +218,11 @@ def log_probabilities(
 def with_ctranslate2(plan: Plan, tokenizer: PreTrainedTokenizerBase, _: object) -> Engine:
     """The function that answers tokenised texts, by CTranslate2, searching as transformers does."""
     engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
-    search = dict(num_beams=1, length_penalty=1.0, early_stopping=False) | plan.search
+    search, folder = dict(num_beams=1, length_penalty=1.0, early_stopping=False), task_folder(plan.args)
+    if (folder / "generation_config.json").is_file():  # which `generate` follows where a flag does not say otherwise
+        own = GenerationConfig.from_pretrained(folder)
+        search |= {name: value for name in search if (value := getattr(own, name)) is not None}
+    search |= plan.search
     options = ctranslate2_search(search if search["num_beams"] > 1 else None) | dict(num_hypotheses=plan.count)
     names = dict(max_new_tokens="max_decoding_length", min_new_tokens="min_decoding_length")
     names |= {name: name for name in ("repetition_penalty", "no_repeat_ngram_size")}
@@ -284,15 +288,17 @@ def main(argv: list[str] | None = None) -> dict:
         answer = engine(plan, tokenizer, state.device) if output.done < len(sizes) else None
     start_summary(summary(plan, sizes, output.done), title="prediction")
     done = answered_before = min(output.done, len(sizes))
-    items = itertools.islice(read_inputs(plan), done, None)
+    size = WINDOW * args.batch_size * state.num_processes
+    begin = done - done % size if done < len(sizes) else done  # a window cut off is answered as a whole again
+    items = itertools.islice(read_inputs(plan), begin, None)
     shown = is_first_process() and sys.stderr.isatty()
-    options = dict(total=sum(sizes), initial=sum(sizes[:done]), unit=" texts", dynamic_ncols=True)
+    options = dict(total=sum(sizes), initial=sum(sizes[:begin]), unit=" texts", dynamic_ncols=True)
     with tqdm(disable=not shown, **options) as progress:
-        while window := list(itertools.islice(items, WINDOW * args.batch_size * state.num_processes)):
-            records = answer_window(window, answer, tokenizer, plan, progress, done)
+        while window := list(itertools.islice(items, size)):
+            records = answer_window(window, answer, tokenizer, plan, progress, begin)
             if state.is_main_process:
-                output.append(records)
-            done += len(window)
+                output.append(records[done - begin :])
+            done = begin = begin + len(window)
             progress.n = sum(sizes[:done])
     answered = len(sizes) - answered_before
     end_summary({"answers": f"{answered:,} new, {len(sizes):,} in {args.output_file}"})

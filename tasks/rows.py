@@ -317,6 +317,8 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
                          f"{listed(there)}")  # fmt: skip
     outer = {} if first == "*" else {name: value for name, value in record.items() if name != first}
     inner = record if first == "*" else record[first]
+    if first != "*" and rest and isinstance(inner, dict) and rest[0] in inner:  # one record, not records by their names
+        inner = [inner]
     for row in inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else [inner]:
         if not isinstance(row, dict):
             raise ValueError(f"{place}: the field {first} holds no records, but a value of type {type(row).__name__}")

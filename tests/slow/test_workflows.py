@@ -29,7 +29,7 @@ import fine_tune_t5
 import pre_train_t5
 from arguments.model import ModelArguments
 from arguments.task import TaskArguments
-from arguments.text import PreTrainingDataArguments
+from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.command_line import parse_arguments
 from model_t5 import build_config, count_parameters, create_model, flops_per_sequence, load_model
@@ -116,6 +116,15 @@ class RecipeTest(TestCase):
         if "\nbf16: true" in recipe_text(name) and words[0] in ("pre_train_t5.py", "fine_tune_t5.py"):
             argv.append("--bf16=false")  # which a machine without a GPU refuses
         self.assertLen(parse_arguments(classes, argv), len(classes))
+
+    def test_own_text_takes_the_place_of_the_italian_data_set(self):
+        text = workspace() / "text.txt"
+        (words,) = re.findall(r"(--train_file '.*)", recipe_text("italian_t5_base"))
+        flags = shlex.split(words.replace("corpus/*.jsonl.gz", str(text)))
+        argv = [str(ROOT / "recipes" / "italian_t5_base.yaml"), *flags]
+        data = parse_arguments([ModelArguments, PreTrainingDataArguments, PreTrainingArguments], argv)[1]
+        check_pre_training_data(data)
+        self.assertEqual(data.train_file, [str(text)])
 
     @parameterized.parameters(*RECIPES)
     def test_runs_for_a_few_steps(self, name):

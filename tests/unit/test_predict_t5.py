@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from absl.testing import absltest, parameterized
 from helpers import run_main, write_tiny_model
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 import predict_t5
 from constants import DATASET_VALS
@@ -133,12 +133,13 @@ class PredictTest(TestCase):
         model.save_pretrained(self.model)
         self.assertIn("answers.jsonl: holds answers with weights ", self.predict(path, code=2)[2])
 
-    def test_samples_do_not_depend_on_where_a_run_stopped(self):
+    @parameterized.parameters(8, 11)  # at the end of a window, or within the writing of one
+    def test_samples_do_not_depend_on_where_a_run_stopped(self, kept):
         path = self.write("in.txt", "\n".join(LINES))
         self.enterContext(mock.patch.object(predict_t5, "WINDOW", 2))
         _, wanted, _ = self.predict(path, "--do_sample", "true")
         out = self.folder / "answers.jsonl"
-        out.write_text("".join(line + "\n" for line in out.read_text().splitlines()[:8]))
+        out.write_text("".join(line + "\n" for line in out.read_text().splitlines()[:kept]))
         _, rows, _ = self.predict(path, "--do_sample", "true")
         self.assertEqual(rows, wanted)
 
@@ -179,6 +180,13 @@ class PredictTest(TestCase):
         more = ("--backend", "ctranslate2", "--overwrite_output_file", "true", "--model_name_or_path")
         for folder in (workspace() / "export", workspace() / "export" / "ctranslate2"):
             self.assertEqual(self.predict(path, *more, folder)[1], wanted)
+        export = shutil.copytree(workspace() / "export", self.folder / "export")
+        own = GenerationConfig.from_pretrained(export)
+        own.update(num_beams=3, length_penalty=2.0, early_stopping=True)
+        own.save_pretrained(export)
+        searched = self.predict(path, *more[2:], export)[1]
+        self.assertNotEqual(searched, wanted)
+        self.assertEqual(self.predict(path, *more, export)[1], searched, "the checkpoint's own beams")
         _, _, error = self.predict(path, *more, workspace() / "model", code=2)
         self.assertIn("needs a folder that export_checkpoint.py --formats ctranslate2 wrote", error)
 
@@ -222,6 +230,8 @@ class TaskTest(TestCase):
          [{"data": [{"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}, {"c": "y", "qas": [{"q": "3"}]}]},
           {"q": "4", "c": "z"}],
          ["q: 1 c: x", "q: 2 c: x", "q: 3 c: y", "q: 4 c: z"]),
+        (dict(source_column=["q", "c"], target_column=["a"], records="page.qas"),
+         [{"page": {"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}}], ["q: 1 c: x", "q: 2 c: x"]),
         (dict(source_column=["q"], target_column=["a"], records="*"), [{"i": {"q": "1"}, "j": {"q": "2"}}, {"q": "3"}],
          ["1", "2", "3"]),
     )  # fmt: skip
