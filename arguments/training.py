@@ -156,9 +156,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
         if isinstance(self.deepspeed, str) and not self.deepspeed.lstrip().startswith("{"):
             check_file("--deepspeed", Path(self.deepspeed))
-        if self.deepspeed and "RANK" not in os.environ and not self.dry_run and find_spec("mpi4py") is None:
-            raise ValueError("--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 in the "
-                             "place of python")  # fmt: skip
         if not has_accelerator():
             self.use_cpu = True  # otherwise no backend is set up, and every launched process would run alone
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find out
@@ -267,6 +264,9 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS. ValueError for contradictions."""
     if wants_fsdp(args):
         _check_fsdp(args)
+    if args.deepspeed and "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None:
+        raise ValueError("--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 in the place "
+                         "of python")  # fmt: skip
     if job not in TRAINING_DEFAULTS:
         raise ValueError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
     if job.endswith(LORA):
