@@ -27,7 +27,7 @@ from arguments.training import PreTrainingArguments
 from common.cached_folders import made_aside
 from common.command_line import check_output_dir, check_repository_name, exit_on_user_error, option, parse_arguments
 from common.processes import print_once
-from common.reports import end_summary, human_count, read_json, start_summary
+from common.reports import end_summary, human_count, lines_until, read_json, start_summary
 from constants import DATASET_VALS
 from corpora.files import check_file, is_plain_text, read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer
@@ -197,8 +197,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         tokenizer, record = find_tokenizer(args, checkpoint), read_run(run)
         step = read_json(folders[0] / "trainer_state.json").get("global_step")
         if run != folders[0] and step is not None:  # a checkpoint-N: the run's results are not its own
-            lines = itertools.takewhile(lambda line: "train_loss" not in line, record["metrics"])
-            record |= {"results": {}, "metrics": [line for line in lines if line.get("step", 0) <= step]}
+            record |= {"results": {}, "metrics": lines_until(record["metrics"], step)}
         texts, texts_from = texts_to_compare(args, record["run"])
         model = load_any_checkpoint(checkpoint, args.config_name, args.trust_checkpoint)
         fit_vocabulary(model, len(tokenizer))

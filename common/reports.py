@@ -5,6 +5,7 @@ write_json(output_dir / "run.json", run_record(flags, model, 80_128, fingerprint
 
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -202,6 +203,12 @@ def read_metrics(path: str | Path) -> list[dict]:
             raise ValueError(f"{path}, line {number} is not JSON: {line[:60]!r}") from error
         records.append(with_floats(record))
     return records
+
+
+def lines_until(lines: list[dict], step: int) -> list[dict]:
+    """The lines of a metrics.jsonl that were there when a run saved at `step`."""
+    before_the_end = itertools.takewhile(lambda line: "train_loss" not in line, lines)
+    return [line for line in before_the_end if line.get("step", 0) <= step]
 
 
 # ---------------------------------------------------------------- run.json and the printed blocks

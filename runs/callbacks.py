@@ -5,7 +5,6 @@ of_rank_0 = [MetricsFileCallback(output_dir), LossCurveCallback(output_dir), T5P
 install_callbacks(trainer, [throughput, *of_rank_0])
 """
 
-import itertools
 import json
 import logging
 import math
@@ -32,7 +31,16 @@ from transformers import (
 from transformers.trainer_utils import has_length
 
 from common.curves import draw_curves
-from common.reports import SHORT_NAMES, human_time, plain_json, read_metrics, short_number, side_file, write_aside
+from common.reports import (
+    SHORT_NAMES,
+    human_time,
+    lines_until,
+    plain_json,
+    read_metrics,
+    short_number,
+    side_file,
+    write_aside,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +119,7 @@ class MetricsFileCallback(TrainerCallback):
 
 def metrics_until(path: Path, step: int) -> list[dict]:
     """The lines of a metrics.jsonl that a run keeps when it resumes at `step`; [] if there is no such file."""
-    lines = read_metrics(path) if path.exists() else []
-    before_the_end = itertools.takewhile(lambda line: "train_loss" not in line, lines)
-    return [line for line in before_the_end if line.get("step", 0) <= step]
+    return lines_until(read_metrics(path), step) if path.exists() else []
 
 
 # ---------------------------------------------------------------- speed
