@@ -18,8 +18,9 @@ from arguments.text import PreTrainingDataArguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.command_line import comma_words
 from common.reports import human_count, human_time, read_json, read_metrics, short_number
-from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
+from constants import BUILTIN_CORPUS, OBJECTIVES
 from modeling.families import family_of, is_tied, shape_of
+from objectives.denoisers import Denoiser, denoisers_of
 from tasks.registry import as_list, source_text
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
@@ -77,14 +78,15 @@ def model_card(
     versions = [f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions]
     versions += [f"T5 Foundry at commit `{commit[:12]}`"] if commit else []
     objective = arguments.get("objective") or "span_corruption"
-    denoisers = [DENOISERS[name] for name in OBJECTIVES.get(objective, ("span_corruption",))]
-    shown = max(denoisers, key=_masks_spans)  # the first that does, if one does
+    known = objective if objective in OBJECTIVES else "span_corruption"
+    denoisers = [denoiser for denoiser, _ in denoisers_of(known).values()]
+    shown = min(denoisers, key=lambda denoiser: denoiser.is_prefix)  # the first that masks spans, if one does
     # ByT5's sentinels are other tokens than its tokenizer's <extra_id_n>.
     has_marks = getattr(model.config, "sentinel_ids", None) and not hasattr(model.config, "input_ids_offset")
-    by_id = has_marks and not task and _masks_spans(shown)
+    by_id = has_marks and not task and not shown.is_prefix
     family = family_of(model.config)
     card = ModelCard.from_template(
-        _front_matter(name, arguments, task, entry, numbers, given),
+        _front_matter(name, arguments, objective, task, entry, numbers, given),
         TEMPLATE,
         name=name,
         run=run,
@@ -97,7 +99,7 @@ def model_card(
         by_id=by_id,
         gap=family.gap,
         objective=objective.replace("_", " "),
-        masks_spans=_masks_spans(shown),
+        masks_spans=not shown.is_prefix,
         example=json.dumps(_example(task, first, family.gap, shown), ensure_ascii=False),
         data=_data(arguments, task, entry),
         steps=steps,
@@ -115,11 +117,6 @@ def model_card(
     return f"{card}\n"
 
 
-def _masks_spans(denoiser: dict) -> bool:
-    """Whether it masks spans; the others, prefix LM, mask the end of a text."""
-    return "mean_noise_span_length" in denoiser
-
-
 def _first_entry(task: tuple[str, str], arguments: dict) -> dict:
     """The entry of a task, or of the first one of a mixture; {} if DATASET_VALS no longer has it."""
     name = task_names(*task)[0]
@@ -131,10 +128,10 @@ def _first_entry(task: tuple[str, str], arguments: dict) -> dict:
 
 
 def _front_matter(
-    name: str, arguments: dict, task: tuple[str, str] | None, entry: dict, numbers: dict[str, float], given: dict
-) -> ModelCardData:
+    name: str, arguments: dict, objective: str, task: tuple[str, str] | None, entry: dict, numbers: dict[str, float],
+    given: dict,
+) -> ModelCardData:  # fmt: skip
     hub = (entry.get("hub") or [None])[0] if task else arguments.get("dataset_name")
-    objective = arguments.get("objective") or "span_corruption"
     local = arguments.get("train_file") or arguments.get("data_dir") or hub == BUILTIN_CORPUS or Path(str(hub)).exists()
     base = arguments.get("model_name_or_path") or ""
     is_folder = Path(base).exists() or base.startswith((".", "/", "~", "out/")) or base.count("/") > 1
@@ -168,12 +165,12 @@ def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
     return task[0] if task and task[0] in ("summarization", "translation") else "text-generation"
 
 
-def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: dict) -> str:
+def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: Denoiser) -> str:
     """A source text of the task: "rte sentence1: ... sentence2: ..."; for pre-training one of the denoiser, behind its
     mode token."""
     if not task:
-        text = f"The cat {gap.format(0)} on the {gap.format(1)}." if _masks_spans(denoiser) else "The cat sat on the"
-        return f"{denoiser['mode']} {text}" if "mode" in denoiser else text
+        text = "The cat sat on the" if denoiser.is_prefix else f"The cat {gap.format(0)} on the {gap.format(1)}."
+        return f"{denoiser.mode} {text}" if denoiser.mode else text
     entry = {"inputs": {"": "text"}} | entry  # own pairs whose columns only the rows tell have none
     return source_text(entry, dict.fromkeys(entry["inputs"].values(), "..."))
 
