@@ -72,9 +72,6 @@ class _ResumeCallback(TrainerCallback):
         """Sets the sampler's epoch. Trainer does so too, but where several ranks resume within an epoch it does not
         reach the sampler: the data loader that skips the batches already seen is one wrapper more."""
         train_dataloader.set_epoch(int(state.epoch or 0))
-        inner = getattr(train_dataloader.batch_sampler, "batch_sampler", None)
-        if hasattr(inner, "set_epoch"):  # transformers' BatchRebalanceSampler, which makes the batches itself
-            inner.set_epoch(int(state.epoch or 0))
 
     def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
         """Sets the epochs of a stream. Trainer does not know its length and would count shares of --max_steps."""

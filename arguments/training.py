@@ -102,7 +102,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "save_strategy": dict(help="When to save.", choices=tuple(SaveStrategy)),
         "seed": dict(help="Seed of weights, data order, dropout and corruption.", at_least=0, at_most=LARGEST_SEED),
         "torch_compile": dict(help="Compile the model with torch.compile. Not set: --speed decides."),
-        "train_sampling_strategy": dict(choices=("random", "sequential", "group_by_length", "batch_rebalance")),
+        "train_sampling_strategy": dict(choices=("random", "sequential", "group_by_length")),
         "weight_decay": dict(help="Weight decay, not of biases and layer norms.", at_least=0, at_most=1000),
     }
 
@@ -300,9 +300,9 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     if args.max_steps > 0 and "pre-training" in job:
         refuse(args, "num_train_epochs", f"--max_steps {args.max_steps} decides the length of pre-training; for epochs "
                "add --max_steps -1")  # fmt: skip
-    if "pre-training" in job and args.train_sampling_strategy in ("group_by_length", "batch_rebalance"):
-        raise ValueError(f"--train_sampling_strategy {args.train_sampling_strategy}: the rows of pre-training all have "
-                         "one length; leave it out")  # fmt: skip
+    if "pre-training" in job and args.train_sampling_strategy == "group_by_length":
+        raise ValueError("--train_sampling_strategy group_by_length: the rows of pre-training all have one length; "
+                         "leave it out")  # fmt: skip
     if args.push_to_hub:
         check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
     else:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers import Seq2SeqTrainer
-from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from arguments.training import global_batch_size
@@ -31,8 +31,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
         self.data_collator = self.train_collator or for_evaluation
         rows, whole = self.train_dataset, self.args.train_batch_size * self.args.world_size
         order = self._get_train_sampler()
-        is_split = isinstance(order, BatchRebalanceSampler)  # over the ranks, in batches of any size
-        if self.args.world_size > 1 and not is_split and len(order) % whole:
+        if self.args.world_size > 1 and len(order) % whole:
             self.train_dataset = FilledRows(rows, -len(order) % whole, order)
         loader = super().get_train_dataloader()
         self.train_dataset, self.data_collator = rows, for_evaluation

@@ -288,6 +288,7 @@ class LimitsTest(TestCase):
             (dict(seed=-1), "--seed -1: must be at least 0"),
             (dict(per_device_eval_batch_size=0), "--per_device_eval_batch_size 0: must be at least 1"),
             (dict(train_sampling_strategy="by_length"), "--train_sampling_strategy by_length: must be one of random, "),
+            (dict(train_sampling_strategy="batch_rebalance"), "batch_rebalance: must be one of random, "),
         ):
             with self.assertRaisesRegex(ValueError, message):
                 self.training(**flags)
