@@ -14,6 +14,7 @@ checkpoint when it is trained with the new tokenizer (--model_name_or_path and -
 """
 
 import itertools
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from corpora.tokenizers import LEAST_COVERAGE, load_tokenizer, train_tokenizer
 from corpora.unknown import lost_letters, named
 from model_t5 import build_config, load_model
 from modeling.new_vocabulary import change_vocabulary
+from tasks.task_records import TASK_RECORD
 
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: as it is.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
@@ -114,6 +116,8 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
         changed = f"{tokens['kept']:,} rows kept, {tokens['new']:,} new ones at their mean"
         flags = f"--model_name_or_path {args.output_dir}"
         model.save_pretrained(folder)
+        if (record := Path(args.model_name_or_path) / TASK_RECORD).is_file():
+            shutil.copy(record, folder)
     tokenizer.save_pretrained(folder)
     rows = {"tokens": f"{len(tokenizer):,}, {len(new)} of them new: {' '.join(map(repr, new))}", "checkpoint": changed}
     return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {flags} ..."}

@@ -221,7 +221,10 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         rows = {kind: described(result) for kind, result in found.items()}
         address = None
         if args.push_to_hub:
-            address = upload(Path(args.output_dir), args.push_to_hub, args.hub_private or None, "Model, with its card")
+            try:
+                address = upload(Path(args.output_dir), args.push_to_hub, args.hub_private or None, "Model and card")
+            except ValueError as error:
+                raise ValueError(f"{error}; --overwrite_output_dir lets the same command try again") from None
     end_summary(rows | {"written to": args.output_dir, "uploaded to": address}, title="exported")
     return found
 

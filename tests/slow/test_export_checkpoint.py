@@ -491,6 +491,14 @@ class CardTest(TestCase):
         self.assertRegex(printed, "an upload to nobody/out failed")
         self.assertRegex(error, "the model is whole in .*; later: python export_checkpoint.py")
 
+    def test_a_failed_upload_of_an_export_can_be_repeated(self):
+        with FakeHub(refuse={"/commit/": 403}):
+            _, _, error = self.export(workspace() / "whole", "--push_to_hub", "me/mine", code=2)
+        self.assertRegex(error, "the model is whole in .*; --overwrite_output_dir lets the same command try again")
+        with FakeHub() as hub:
+            self.export(workspace() / "whole", "--push_to_hub", "me/mine", "--overwrite_output_dir")
+        self.assertLen(hub.commits, 1)
+
 
 class BadInputTest(TestCase):
     @parameterized.named_parameters(

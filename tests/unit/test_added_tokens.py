@@ -61,6 +61,7 @@ class AddedTokensTest(parameterized.TestCase):
         torch.manual_seed(0)
         model = create_model(build_config("tiny", 300, SHAPE))
         model.save_pretrained(self.folder / "old")
+        (self.folder / "old" / "task.json").write_text('{"dataset_name": "cola"}')
         flags = ("--model_name_or_path", self.folder / "old", "--add_tokens", "\\n", "{", "}")
         _, printed, _ = self.run_script(*flags)
         self.assertIn(r"303, 3 of them new: '\n' '{' '}'", printed)
@@ -70,6 +71,7 @@ class AddedTokensTest(parameterized.TestCase):
         for weight, old in ((again.shared.weight, model.shared.weight), (again.lm_head.weight, model.lm_head.weight)):
             self.assertTrue(torch.equal(weight[:300], old[:300]))
             torch.testing.assert_close(weight[300:303], old[:300].mean(0).expand(3, -1))
+        self.assertEqual((self.folder / "new" / "task.json").read_text(), '{"dataset_name": "cola"}')
 
     def test_the_tokenizer_alone(self):
         _, printed, _ = self.run_script("--from_tokenizer", self.folder / "old", "--add_tokens", "{")
