@@ -86,6 +86,15 @@ class PredictTest(TestCase):
         self.assertEqual([row["prediction"] for row in rows], [*wanted, ""])
         self.assertEqual(result, {"inputs": 24, "answered": 24})
 
+    def test_texts_are_drawn_only_if_asked_for(self):
+        """T5Gemma 2's generation_config.json says do_sample."""
+        self.with_record(benchmark="glue", dataset_name="cola")
+        GenerationConfig(do_sample=True, decoder_start_token_id=0, eos_token_id=1).save_pretrained(self.model)
+        path = self.write("in.csv", "sentence\n" + "\n".join(LINES))
+        _, rows, _ = self.predict(path)
+        wanted = plain_answers([f"cola sentence: {line}" for line in LINES])
+        self.assertEqual([row["prediction"] for row in rows], wanted)
+
     def test_rows_keep_their_columns(self):
         path = self.write("in.csv", "id,body,title\n7,old fox,x\n8,very old fox,y\n")
         _, rows, printed = self.predict(path, "--source_column", "body", "--source_prefix", "say: ")
