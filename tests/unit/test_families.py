@@ -30,6 +30,7 @@ from modeling.new_vocabulary import change_vocabulary
 from modeling.segment_masks import enable_packing
 from objectives.denoisers import DenoiserMixture, PackedChunks, with_mode_tokens
 from runs.memory import block_parameters, matrix_parameters
+from tasks.examples import non_canonical_outputs
 from training.checkpoints import check_resumed
 
 WORDS = 300
@@ -225,6 +226,12 @@ class BosTest(parameterized.TestCase):
         self.assertEqual(encode_targets(words, [text], 5), [[*plain[:4], 1]])
         (marked,) = plain_encoder(words)(["a <unused3> <bos> b"])
         self.assertEmpty({2, 10} & {*marked})
+
+    def test_generated_labels_are_their_own_tokens_behind_the_start_token(self):
+        words, labels = tokenizer(), [line.split()[1] for line in zoo.lines()[:2]]
+        written = np.array([[2, *encode_targets(words, labels[:1])[0], filler] for filler in (0, -100)])
+        task = dict(target_type="class", labels=labels)
+        self.assertEqual(non_canonical_outputs(task, words, written), {"non_canonical_outputs": 0})
 
     def test_targets_of_a_tokenizer_that_writes_bos_and_eos(self):
         """CodeT5's is RoBERTa's, <s> ... </s>; so are the targets that its models were fine-tuned on."""
