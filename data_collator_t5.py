@@ -229,9 +229,10 @@ def find_eos_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def find_bos_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id that the tokenizer puts before every input (Gemma's); None where it puts EOS behind it (T5's)."""
+    """The id that the tokenizer puts before every input (Gemma's); None where it puts EOS behind it (T5's), also where
+    it puts both (CodeT5's)."""
     bos = getattr(tokenizer, "bos_token_id", None)
-    return bos if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else None
+    return bos if bos is not None and tokenizer("")["input_ids"] == [bos] else None
 
 
 def shift_right(labels: torch.Tensor, decoder_start_token_id: int, pad_token_id: int) -> torch.Tensor:

@@ -30,7 +30,7 @@ from common.processes import print_once, run_script
 from constants import DEMO_CHECKPOINTS, LORA
 from corpora.sources import default_tokenizer
 from corpora.tokenizers import load_tokenizer
-from model_t5 import check_model_source, get_model, is_local_model, set_generation_length
+from model_t5 import check_model_source, forget_search, get_model, is_local_model, set_generation_length
 from runs.run import TrainingRun
 from runs.speed import job_of, make_fast
 from tasks.tasks import Task, Tasks
@@ -85,6 +85,7 @@ def main(argv: list[str] | None = None) -> dict:
             tasks.load(tokenizer, args)
         check_resumed(checkpoint, model.config, tasks.fingerprints(tokenizer), model_args, task_args, args)
         tasks.resume(checkpoint)
+        forget_search(model, greedy=not any(task.predict_with_generate for task in tasks.judged.values()))
         set_generation_length(model, tasks.generation_length)
         train_collator = tasks.train_collator(args, model)
 

@@ -373,6 +373,16 @@ def set_generation_length(model: PreTrainedModel, tokens: int) -> None:
     model.generation_config.max_new_tokens = None  # of an older checkpoint: it would win
 
 
+def forget_search(model: PreTrainedModel, greedy: bool) -> None:
+    """Takes out of the generation settings what belongs to answers that are no longer trained: their least length, and
+    that they are drawn. greedy: beams, penalties and forbidden repetitions too, with which labels are not scored."""
+    own = model.generation_config
+    if greedy:
+        kept = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_length")
+        model.generation_config = own = GenerationConfig(**{name: getattr(own, name) for name in kept})
+    own.update(min_length=None, min_new_tokens=None, do_sample=None, temperature=None, top_k=None, top_p=None)
+
+
 def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) -> None:
     """ValueError if the tokenizer has ids without an embedding in the model. modes: how many of its tokens are mode
     tokens that an objective has added."""

@@ -193,7 +193,7 @@ def with_transformers(plan: Plan, tokenizer: PreTrainedTokenizerBase, device: to
     @torch.no_grad()
     def answer(sources: list[list[int]]) -> tuple[list[str], list[float | None]]:
         batch = tokenizer.pad({"input_ids": sources}, return_tensors="pt", pad_to_multiple_of=8).to(device)
-        written = model.generate(**batch, **plan.search)
+        written = model.generate(**batch, **{"do_sample": False} | plan.search)
         texts = decode_texts(plan.entry, tokenizer, written.cpu().numpy())
         scores = log_probabilities(model, batch, written, plan.count) if plan.count > 1 else [None] * len(texts)
         return texts, scores
@@ -219,14 +219,16 @@ def with_ctranslate2(plan: Plan, tokenizer: PreTrainedTokenizerBase, _: object) 
     """The function that answers tokenised texts, by CTranslate2, searching as transformers does."""
     engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
     search, folder = dict(num_beams=1, length_penalty=1.0, early_stopping=False), task_folder(plan.args)
+    search |= dict(min_new_tokens=0, repetition_penalty=1.0, no_repeat_ngram_size=0)
     if (folder / "generation_config.json").is_file():  # which `generate` follows where a flag does not say otherwise
         own = GenerationConfig.from_pretrained(folder)
+        search["min_new_tokens"] = max(0, (own.min_length or 0) - 1)  # it counts the start token too
         search |= {name: value for name in search if (value := getattr(own, name)) is not None}
     search |= plan.search
     options = ctranslate2_search(search if search["num_beams"] > 1 else None) | dict(num_hypotheses=plan.count)
     names = dict(max_new_tokens="max_decoding_length", min_new_tokens="min_decoding_length")
     names |= {name: name for name in ("repetition_penalty", "no_repeat_ngram_size")}
-    options |= {theirs: search[name] for name, theirs in names.items() if name in search}
+    options |= {theirs: search[name] for name, theirs in names.items()}
 
     def answer(sources: list[list[int]]) -> tuple[list[str], list[float | None]]:
         ids = engine.tokens(sources, options)

@@ -391,7 +391,7 @@ class T5Trainer(SavingTrainer):
     def _prepare_prediction(self, gen_kwargs: dict) -> None:
         """Sets the arguments of `generate`, and gathers the rows of all ranks without those that fill up a batch."""
         longest = self.args.generation_max_length or self._max_length
-        chosen = {"max_length": longest, "num_beams": self.args.generation_num_beams}
+        chosen = {"max_length": longest, "num_beams": self.args.generation_num_beams, "do_sample": False}
         self._gen_kwargs = {name: value for name, value in chosen.items() if value is not None} | gen_kwargs
         self.gather_function = self.accelerator.gather_for_metrics
 

@@ -273,7 +273,8 @@ class CTranslate2Engine:
 
     def tokens(self, sources: list[list[int]], search: dict) -> list[list[int]]:
         """Tokens of every hypothesis, the best first, EOS included. search: arguments of translate_batch."""
-        options = dict(max_decoding_length=NEW_TOKENS, max_input_length=0, return_end_token=True) | search
+        options = dict(max_decoding_length=NEW_TOKENS, min_decoding_length=0, max_input_length=0) | search
+        options |= dict(return_end_token=True)
         results = self.translator.translate_batch(self._named(sources), **options)
         return [[self.ids[name] for name in names] for result in results for names in result.hypotheses]
 

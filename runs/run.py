@@ -159,6 +159,7 @@ class TrainingRun(Run):
         self.announce(
             plan,
             large_step_notice(args, self.sequences, self.tokens_per_step),
+            long_evaluation_notice(args, self.sequences, steps, self._rows_to_score()),
             data.unknown and data.unknown.warning(),
             resumed_batch_notice(self.checkpoint, self.sequences),
         )
@@ -196,6 +197,11 @@ class TrainingRun(Run):
         if is_first_process():
             with side_file(self.output_dir / "run.json") as path:
                 write_json(path, record)
+
+    def _rows_to_score(self) -> int:
+        """Rows of an evaluation, of all its data sets."""
+        found = self.trainer.eval_dataset
+        return sum(map(len, found.values())) if isinstance(found, dict) else len(found or ())
 
     def _install_callbacks(self) -> None:
         args, ranks = self.args, self.args.world_size
@@ -331,6 +337,20 @@ def large_step_notice(args: T5TrainingArguments, sequences: int, tokens: int | N
     what = f"{count:,} {'tokens' if by_tokens else 'sequences'}"
     return (f"a step has {what}, and the default learning rate was shown with {shown:,}: choose --learning_rate "
             "yourself, or take a smaller --per_device_train_batch_size or --gradient_accumulation_steps")  # fmt: skip
+
+
+def long_evaluation_notice(args: T5TrainingArguments, sequences: int, steps: int, rows: int) -> str | None:
+    """The notice that scoring `rows` validation rows in every --eval_steps takes more than a fifth of the time that
+    training takes, whose backward pass costs twice its forward pass; None if it does not, or texts are generated."""
+    every = args.eval_steps and (args.eval_steps if args.eval_steps >= 1 else args.eval_steps * steps)
+    if args.eval_strategy != "steps" or args.predict_with_generate or every > steps:
+        return None
+    forward_passes = 3 * every * sequences  # that take as long as the training from one evaluation to the next
+    if rows <= forward_passes / 5:
+        return None
+    return (f"each evaluation scores {rows:,} validation rows, and one in every {every:g} steps makes the run "
+            f"{rows / forward_passes:.0%} longer: with --max_eval_samples {max(1, round(forward_passes / 20))} it "
+            "would be 5%")  # fmt: skip
 
 
 def sharding(trainer: T5Trainer) -> str:

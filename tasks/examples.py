@@ -14,6 +14,7 @@ from transformers.trainer_utils import EvalPrediction
 
 from constants import IGNORE_INDEX
 from corpora.tokenizers import encode_targets
+from data_collator_t5 import find_bos_id
 from tasks.metrics.scoring import STATISTICS, score_predictions, token_metrics
 from tasks.registry import reference_texts, source_text, target_text
 
@@ -88,7 +89,8 @@ def non_canonical_outputs(task: dict, tokenizer: PreTrainedTokenizerBase, ids: n
     if task["target_type"] != "class":
         return {}
     canonical, eos = encode_targets(tokenizer, task["labels"]), tokenizer.eos_token_id
-    written = [[int(token) for token in row if token not in (IGNORE_INDEX, tokenizer.pad_token_id)] for row in ids]
+    no_text = (IGNORE_INDEX, tokenizer.pad_token_id, find_bos_id(tokenizer))  # T5's start token, or Gemma's
+    written = [[int(token) for token in row if token not in no_text] for row in ids]
     written = [row[: row.index(eos) + 1] if eos in row else row for row in written]  # beams fill up with EOS
     pairs = zip(decode_texts(task, tokenizer, ids), written, strict=True)
     return {"non_canonical_outputs": sum(text in task["labels"] and row not in canonical for text, row in pairs)}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from absl.testing import absltest, parameterized
 from helpers import run_main, write_tiny_model
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from warm_python import warm_python
 
 import constants
@@ -53,9 +54,10 @@ class ScriptsTest(parameterized.TestCase):
         self.cache = ["--data_cache_dir", str(self.folder / "cache"), "--use_cpu", "true", "--disable_tqdm", "true"]
 
     def fine_tune(self, flags: list[str]) -> tuple[dict, str]:
-        common = "--model_name_or_path base --max_steps 4 --per_device_train_batch_size 4 --report_to none "
+        common = "--max_steps 4 --per_device_train_batch_size 4 --report_to none "
         common += "--eval_strategy steps --eval_steps 4 --save_strategy steps --save_steps 4 --learning_rate 1e-2"
         argv = [*common.split(), *self.cache, "--output_dir", self.folder / "out", *flags]
+        argv += [] if "--model_name_or_path" in flags else ["--model_name_or_path", "base"]
         results, printed, _ = run_main(fine_tune_t5.main, *argv)
         return reported(results), printed
 
@@ -89,6 +91,27 @@ class ScriptsTest(parameterized.TestCase):
         if "glue" in flags:
             alone = self.evaluate("--dataset_name", "pairs")["eval_accuracy"]
             self.assertAlmostEqual(alone, wanted["eval_pairs_accuracy"], places=5)
+
+    @parameterized.parameters(("text", {}), ("class", dict(num_beams=4, no_repeat_ngram_size=1, length_penalty=2.0)))
+    def test_answers_are_not_searched_by_the_rules_of_the_checkpoints_earlier_task(self, kind, rules):
+        """A summarizer's least length, and Gemma's sampling; of labels, which are scored as if greedy, all others."""
+        rules |= dict(decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, max_length=200, min_length=30)
+        rules |= dict(do_sample=True, top_k=64, top_p=0.95)
+        flags = "--train_file rows.jsonl --validation_file dev.jsonl --source_column text --target_column kind "
+        flags += f"--target_type {kind} --max_target_length 8 --overwrite_output_dir --model_name_or_path"
+        earlier, found = self.folder / "earlier", []
+        shutil.copytree("base", earlier)
+        (earlier / "generation_config.json").write_text(json.dumps(rules))
+        for base in ("base", earlier):
+            self.fine_tune([*flags.split(), base])
+            argv = ["--model_name_or_path", self.folder / "out", "--input_file", "dev.jsonl", "--use_cpu", "true"]
+            out = self.folder / f"{len(found)}.jsonl"
+            run_main(predict_t5.main, *argv, "--output_file", out)
+            tokenizer = AutoTokenizer.from_pretrained(self.folder / "out")
+            model = AutoModelForSeq2SeqLM.from_pretrained(self.folder / "out")
+            text = tokenizer("the red tree number 0", return_tensors="pt")
+            found.append([out.read_text(), self.evaluate("--predict_with_generate"), model.generate(**text).tolist()])
+        self.assertEqual(*found)
 
     def test_other_rows_and_answers(self):
         flags = "--train_file rows.jsonl --source_column text --target_column color --max_target_length 4"

@@ -137,6 +137,22 @@ class BeforeARunTest(parameterized.TestCase):
         if said:
             self.assertRegex(notice, r"a step has [\d,]+ \w+, .* was shown with [\d,]+: choose --learning")
 
+    @parameterized.parameters(
+        (200_000, {}, "26%"),  # 5 % of 10 GB of English
+        (150_000, {}, None),
+        (200_000, dict(eval_steps=0.5), None),
+        (2_000_000, dict(eval_steps=0.1), "79%"),
+        (200_000, dict(eval_strategy="epoch"), None),
+        (200_000, dict(predict_with_generate=True), None),
+        (200_000, dict(eval_steps=70_000), None),  # the last step's, which is due anyway
+    )
+    def test_evaluations_that_take_long_are_said(self, rows, changes, longer):
+        args = dict(eval_strategy="steps", eval_steps=2000, predict_with_generate=False) | changes
+        notice = runs.long_evaluation_notice(SimpleNamespace(**args), 128, 65_536, rows)
+        self.assertEqual(notice is not None, longer is not None)
+        if longer:
+            self.assertRegex(notice, f"^each evaluation scores .* {longer} longer: with --max_eval_samples [0-9]+ it")
+
     def run_with_room_for(self, sequences: int, *flags: str) -> tuple[int, str, str]:
         """A run in whose memory a forward pass of more than so many sequences does not fit."""
         forward = T5ForConditionalGeneration.forward

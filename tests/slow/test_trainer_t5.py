@@ -529,6 +529,13 @@ class ClassScoringTest(TrainerTest):
         np.testing.assert_array_equal(tokens[:, :4], reference.numpy())
         self.assertFalse(tokens[:, 4:].any())
 
+    def test_evaluated_texts_are_not_drawn(self):
+        """T5Gemma 2's generation_config.json says do_sample."""
+        trainer = task_trainer(self.folder, 1, None, predict_with_generate=True, generation_max_length=8)
+        wanted = trainer.predict(ragged_rows(10, seed=11)).predictions[0]
+        trainer.model.generation_config.update(do_sample=True, temperature=9.0)
+        np.testing.assert_array_equal(trainer.predict(ragged_rows(10, seed=11)).predictions[0], wanted)
+
     @parameterized.product(labelled=(True, False), beams=(1, 3))
     def test_texts_come_from_one_encoder_pass_at_the_runs_precision(self, labelled, beams):
         """generate() alone would read the source once more, and below autocast in float32: not what was trained."""

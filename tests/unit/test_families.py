@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 import zoo
 from absl.testing import parameterized
+from tokenizers import ByteLevelBPETokenizer
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig
+from transformers import AutoConfig, RobertaTokenizer
 
 import constants
 from constants import IGNORE_INDEX
@@ -29,6 +30,7 @@ from modeling.new_vocabulary import change_vocabulary
 from modeling.segment_masks import enable_packing
 from objectives.denoisers import DenoiserMixture, PackedChunks, with_mode_tokens
 from runs.memory import block_parameters, matrix_parameters
+from tasks.examples import non_canonical_outputs
 from training.checkpoints import check_resumed
 
 WORDS = 300
@@ -224,6 +226,29 @@ class BosTest(parameterized.TestCase):
         self.assertEqual(encode_targets(words, [text], 5), [[*plain[:4], 1]])
         (marked,) = plain_encoder(words)(["a <unused3> <bos> b"])
         self.assertEmpty({2, 10} & {*marked})
+
+    def test_generated_labels_are_their_own_tokens_behind_the_start_token(self):
+        words, labels = tokenizer(), [line.split()[1] for line in zoo.lines()[:2]]
+        written = np.array([[2, *encode_targets(words, labels[:1])[0], filler] for filler in (0, -100)])
+        task = dict(target_type="class", labels=labels)
+        self.assertEqual(non_canonical_outputs(task, words, written), {"non_canonical_outputs": 0})
+
+    def test_targets_of_a_tokenizer_that_writes_bos_and_eos(self):
+        """CodeT5's is RoBERTa's, <s> ... </s>; so are the targets that its models were fine-tuned on."""
+        folder, special = self.enterContext(tempfile.TemporaryDirectory()), ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
+        backend = ByteLevelBPETokenizer()
+        backend.train_from_iterator(zoo.lines(), 300, special_tokens=special, show_progress=False)
+        words = RobertaTokenizer(backend.get_vocab(), [], pad_token="<pad>", extra_special_tokens=["<extra_id_0>"])
+        words.save_pretrained(folder)
+        words = load_tokenizer(folder)
+        texts = list(zoo.lines()[:3])
+        wanted = words(texts)["input_ids"]
+        self.assertEqual({(ids[0], ids[-1]) for ids in wanted}, {(1, 2)})
+        self.assertEqual(encode_targets(words, texts), wanted)
+        self.assertEqual(encode_targets(words, texts[:1], 5), [[*wanted[0][:4], 2]])
+        collator = T5DataCollator(words, 8, mean_noise_span_length=2)
+        batch = collator({"input_ids": np.full((1, collator.tokens_length), 9)})
+        self.assertEqual((batch["input_ids"][0, -1], batch["labels"][0, -1]), (2, 2))
 
     @parameterized.parameters(*zoo.GEMMA)
     def test_another_vocabulary(self, name):

@@ -17,7 +17,7 @@ import predict_t5
 from constants import DATASET_VALS
 from corpora.tokenizers import load_tokenizer
 from model_t5 import load_model
-from publishing.exports import Original, write_ctranslate2
+from publishing.exports import CTranslate2Engine, Original, pytorch_tokens, write_ctranslate2
 from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
@@ -85,6 +85,15 @@ class PredictTest(TestCase):
         self.assertGreater(len(set(wanted)), 3)
         self.assertEqual([row["prediction"] for row in rows], [*wanted, ""])
         self.assertEqual(result, {"inputs": 24, "answered": 24})
+
+    def test_texts_are_drawn_only_if_asked_for(self):
+        """T5Gemma 2's generation_config.json says do_sample."""
+        self.with_record(benchmark="glue", dataset_name="cola")
+        GenerationConfig(do_sample=True, decoder_start_token_id=0, eos_token_id=1).save_pretrained(self.model)
+        path = self.write("in.csv", "sentence\n" + "\n".join(LINES))
+        _, rows, _ = self.predict(path)
+        wanted = plain_answers([f"cola sentence: {line}" for line in LINES])
+        self.assertEqual([row["prediction"] for row in rows], wanted)
 
     def test_rows_keep_their_columns(self):
         path = self.write("in.csv", "id,body,title\n7,old fox,x\n8,very old fox,y\n")
@@ -187,8 +196,37 @@ class PredictTest(TestCase):
         searched = self.predict(path, *more[2:], export)[1]
         self.assertNotEqual(searched, wanted)
         self.assertEqual(self.predict(path, *more, export)[1], searched, "the checkpoint's own beams")
+        others = [wanted, searched]
+        for rule in (dict(repetition_penalty=3.0), dict(no_repeat_ngram_size=2)):
+            GenerationConfig(decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, **rule).save_pretrained(export)
+            searched = self.predict(path, *more[2:], export)[1]
+            self.assertNotIn(searched, others)
+            others.append(searched)
+            self.assertEqual(self.predict(path, *more, export)[1], searched, f"the checkpoint's own {rule}")
         _, _, error = self.predict(path, *more, workspace() / "model", code=2)
         self.assertIn("needs a folder that export_checkpoint.py --formats ctranslate2 wrote", error)
+
+    @parameterized.parameters(0, 4)
+    def test_ctranslate2_ends_where_transformers_does(self, least):
+        """At once, which CTranslate2's own default forbids, or behind the least length of generation_config.json."""
+        export = shutil.copytree(self.model, self.folder / "export")
+        tokenizer, model = load_tokenizer(str(export)), load_model(str(export)).eval()
+        with torch.no_grad():
+            model.lm_head.weight.zero_()
+            model.lm_head.weight[1, 0], model.lm_head.weight[5, 0], model.lm_head.weight[6, 1] = 9, -9, 1e-3
+        model.generation_config.min_length = least
+        model.save_pretrained(export)
+        original = Original(model, tokenizer, [tokenizer(line)["input_ids"] for line in LINES])
+        write_ctranslate2(original, export / "ctranslate2", None)
+        wanted = pytorch_tokens(model, original.sources)
+        self.assertIn([1], wanted)
+        found = CTranslate2Engine(export / "ctranslate2").tokens(original.sources, dict(beam_size=1))
+        self.assertEqual(found, wanted)
+        path, more = self.write("in.txt", "\n".join(LINES)), ("--model_name_or_path", export)
+        answers = self.predict(path, *more)[1]
+        more = ("--backend", "ctranslate2", "--overwrite_output_file", "true", *more)
+        self.assertEqual(self.predict(path, *more)[1], answers)
+        self.assertEqual("" in [row["prediction"] for row in answers], least == 0)
 
 
 class TaskTest(TestCase):
