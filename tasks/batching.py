@@ -1,6 +1,6 @@
 """Batches of task rows: in few shapes, as `torch.compile` asks for, or several examples in a row, without padding.
 
-    lengths = bucket_lengths([len(row["input_ids"]) for row in rows], 4)            # [24, 48, 72, 128]
+    lengths = bucket_lengths(row_lengths(rows), 4)                              # [24, 48, 72, 128]
     collator = BucketCollator(0, 0, source_lengths=lengths, target_length=8, rows=32)
     collator = PackingCollator(0, 0, cost=partial(flops_per_sequence, config))
 
@@ -25,6 +25,15 @@ MULTIPLE = 8  # of lengths, which suits the matrix units
 def round_up(lengths: int | np.ndarray) -> int | np.ndarray:
     """The next multiples of MULTIPLE: 33 -> 40."""
     return -(-lengths // MULTIPLE) * MULTIPLE
+
+
+def row_lengths(rows: torch.utils.data.Dataset | list[dict], column: str = "input_ids") -> np.ndarray:
+    """[rows] tokens that each row has in `column`. rows: a list, or a table of `datasets`, which knows them unread."""
+    if isinstance(rows, list):
+        return np.array([len(row[column]) for row in rows])
+    from pyarrow import compute  # of `datasets`, which a GPU machine may lack
+
+    return compute.list_value_length(rows.with_format("arrow")[column]).to_numpy()
 
 
 def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:

@@ -28,7 +28,7 @@ from corpora.unknown import Unknown, named, unknown_in_rows
 from model_t5 import flops_per_sequence
 from modeling.segment_masks import enable_packing
 from tasks import examples, registry
-from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
+from tasks.batching import BucketCollator, PackingCollator, bucket_lengths, row_lengths
 from tasks.metrics.scoring import ERROR_METRICS, check_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, average_of, mixing_rates
 from tasks.own_pairs import as_source, completed, name_of, translated
@@ -283,8 +283,8 @@ class Tasks:
             return None
         if isinstance(self.train, Mixture):
             raise ValueError(f"--length_buckets {args.length_buckets}: for one task; a mixture draws its rows itself")
-        sources, targets = ([len(ids) for ids in self.train[column]] for column in ("input_ids", "labels"))
-        lengths, (longest,) = bucket_lengths(sources, args.length_buckets), bucket_lengths(targets, 1)
+        lengths = bucket_lengths(row_lengths(self.train), args.length_buckets)
+        (longest,) = bucket_lengths(row_lengths(self.train, "labels"), 1)
         return BucketCollator(*padding, lengths, longest, args.train_batch_size)
 
     # ------------------------------------------------------------ evaluation

@@ -12,7 +12,7 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from arguments.training import global_batch_size
 from corpora.examples import EpochSampler
-from tasks.batching import BucketCollator, FilledRows, PackingCollator
+from tasks.batching import BucketCollator, FilledRows, PackingCollator, row_lengths
 from training.preemption import outlive_signals
 
 
@@ -118,17 +118,7 @@ class GroupedSampler(LengthGroupedSampler):
         return super().__iter__()
 
 
-def _is_table(dataset: Dataset) -> bool:
-    """Whether this is a `datasets` table of rows; found out without that package, which a GPU machine may lack."""
-    return hasattr(dataset, "column_names") and hasattr(dataset, "__len__")
-
-
-def row_lengths(rows: Dataset | list[dict]) -> np.ndarray:
-    """[rows] tokens of each row's source."""
-    sources = rows["input_ids"] if _is_table(rows) else (row["input_ids"] for row in rows)
-    return np.array([len(ids) for ids in sources])
-
-
 def _has_rows(dataset: Dataset | list[dict]) -> bool:
-    """Whether these are rows in memory, with known lengths, rather than chunks of one length or a stream."""
-    return isinstance(dataset, list) or _is_table(dataset)
+    """Whether these are rows with known lengths, rather than chunks of one length or a stream. A table of `datasets` is
+    found out without that package, which a GPU machine may lack."""
+    return isinstance(dataset, list) or hasattr(dataset, "column_names") and hasattr(dataset, "__len__")

@@ -17,7 +17,7 @@ from constants import IGNORE_INDEX
 from corpora.examples import EpochSampler
 from modeling.loss import compute_loss_in_forward
 from modeling.segment_masks import enable_packing
-from tasks.batching import BucketCollator, FilledRows, PackingCollator, bucket_lengths, share_out
+from tasks.batching import BucketCollator, FilledRows, PackingCollator, bucket_lengths, row_lengths, share_out
 
 
 class FilledRowsTest(parameterized.TestCase):
@@ -62,6 +62,13 @@ class BucketLengthsTest(parameterized.TestCase):
     def test_examples(self):
         self.assertEqual(bucket_lengths([3, 5, 30, 31, 33], 2), [8, 40])
         self.assertEqual(bucket_lengths([7], 4), [8])
+
+    def test_lengths_of_rows_in_a_list_and_in_a_table_whatever_its_order(self):
+        rows = [{"input_ids": [1] * n, "labels": [1] * (n % 3 + 1)} for n in (4, 9, 1, 6)]
+        table = Dataset.from_list(rows)
+        for found, wanted in ((rows, [4, 9, 1, 6]), (table, [4, 9, 1, 6]), (table.select([2, 0]), [1, 4])):
+            self.assertEqual(row_lengths(found).tolist(), wanted)
+        self.assertEqual(row_lengths(table.select(range(1, 3)), "labels").tolist(), [1, 2])
 
 
 def bucket_collator(rows: int = 8) -> BucketCollator:
