@@ -135,6 +135,8 @@ def parse_flags(argv: list[str] | None) -> Plan:
     if "num_beams" not in search and not search.get("do_sample") and record.get("generation_num_beams"):
         search["num_beams"] = record["generation_num_beams"]
     search.setdefault("max_new_tokens", entry["max_target_length"])
+    if (least := search.get("min_new_tokens", 0)) > search["max_new_tokens"]:
+        raise ValueError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
     GenerationConfig(**search).validate(strict=True)
     if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
         raise ValueError("--backend ctranslate2: goes with neither --do_sample, which would draw others than "
@@ -260,6 +262,8 @@ def answer_window(
         set_seed(hash((plan.args.seed, first, number)) % 2**32)  # of the place alone: a continued run draws the same
         written = list(zip(*answer([ids[text] for text in batches[number]]), strict=True))
         candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
+        if plan.count > 1 and plan.search.get("do_sample"):  # beams come in order
+            candidates = [sorted(drawn, key=lambda one: -one[1]) for drawn in candidates]
         found += zip(batches[number], candidates, strict=True)
         progress.update(sum(map(len, batches[number : number + state.num_processes])))
     by_text = dict(gather_object(found) if state.num_processes > 1 else found)

@@ -171,6 +171,13 @@ class PredictTest(TestCase):
                 loss = model(**batch, labels=labels).loss
                 self.assertAlmostEqual(best["log_probability"], -loss.item() * labels.numel(), places=2)
 
+    def test_drawn_texts_come_the_likeliest_first(self):
+        path, flags = self.write("in.txt", "\n".join(LINES[:6])), ["--do_sample", "true", "--num_return_sequences", "4"]
+        for row in self.predict(path, *flags)[1]:
+            scores = [found["log_probability"] for found in row["n_best"]]
+            self.assertEqual(scores, sorted(scores, reverse=True))
+            self.assertEqual(row["prediction"], row["n_best"][0]["prediction"])
+
     def test_a_text_ends_at_any_end_that_the_model_knows(self):
         """As those of instruction-tuned T5Gemmas, <eos> or <end_of_turn>: what fills up the row is not counted."""
         tokenizer, model = load_tokenizer(str(self.model)), load_model(str(self.model))
@@ -329,6 +336,8 @@ class TaskTest(TestCase):
         (dict(benchmark="glue", dataset_name="rte"), "in.csv", "a,b\n1,2\n", ["--source_column", "a"], "2 columns"),
         (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", [], "task.json is gone: --benchmark gone: not in"),
         (dict(), "in.txt", "x\n", ["--num_return_sequences", "3"], "num_return_sequences"),
+        (dict(), "in.jsonl", '{"text": "x", "n_best": 1}\n', [], "row 1: has a column n_best"),
+        (dict(), "in.txt", "x\n", ["--min_new_tokens", "9"], "--min_new_tokens 9: must be at most 6"),
         (dict(), "in.txt", "x\n", ["--length_penalty", "3"], "length_penalty"),
         (dict(), "in.txt", "x\n", ["--top_p", "3"], "--top_p 3.0: must be above 0 and at most 1"),
         (dict(), "in.txt", "x\n", ["--backend", "ctranslate2", "--do_sample"], "goes with neither --do_sample"),
