@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
-from transformers.trainer_utils import PredictionOutput, TrainOutput
+from transformers.trainer_utils import PredictionOutput, SaveStrategy, TrainOutput
 
 from arguments.training import T5TrainingArguments, global_batch_size
 from common.command_line import exit_on_user_error
@@ -305,13 +305,17 @@ class T5Trainer(SavingTrainer):
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
         """Overrides Trainer, which with `--save_strategy best` saves where this is true, and so not where a run is told
-        to stop after an evaluation that is no better. A metric that needs rows of a kind that is not there, as of one
-        corpus or denoiser, is the user's error."""
+        to stop after an evaluation that is no better. With `--load_best_model_at_end` only evaluations of steps that
+        are saved count: after a better one between them Trainer would end with an older checkpoint or the last weights.
+        A metric that needs rows of a kind that is not there, as of one corpus or denoiser, is the user's error."""
         with exit_on_user_error():
             name = self.args.metric_for_best_model
             if name is not None and f"eval_{name.removeprefix('eval_')}" not in metrics:
                 raise ValueError(f"--metric_for_best_model {name}: the evaluation has no row for it; give another "
                                  "metric, or more validation rows")  # fmt: skip
+        saves_the_best = self.args.save_strategy == SaveStrategy.BEST
+        if self.args.load_best_model_at_end and not (saves_the_best or self.control.should_save):
+            return False
         return super()._determine_best_metric(metrics, trial) or self.preemption.reason is not None
 
     def _stop_if_non_finite(self) -> None:

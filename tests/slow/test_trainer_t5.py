@@ -640,6 +640,19 @@ class RunTest(TrainerTest):
             torch.testing.assert_close(weight, seen[4][name], rtol=0, atol=0)
         self.assertFalse(torch.equal(weights(trainer)["shared.weight"], seen[8]["shared.weight"]))
 
+    def test_the_best_checkpoint_is_the_best_of_those_saved(self):
+        scores = iter([0.8, 0.5, 0.9, 0.6, 0.7, 0.4])  # saved: 0.5, 0.6 and 0.4
+        trainer = make_trainer(
+            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=1, save_strategy="steps",
+            save_steps=2, load_best_model_at_end=True, metric_for_best_model="eval_score", greater_is_better=True,
+            max_steps=6,
+        )  # fmt: skip
+        trainer.compute_metrics = lambda output: token_metrics(output.predictions[1]) | {"score": next(scores)}
+        self.start(trainer)
+        quietly(trainer.train)
+        self.assertEndsWith(trainer.state.best_model_checkpoint or "none", "checkpoint-4")
+        self.assertEqual(trainer.state.best_metric, 0.6)
+
     def test_an_evaluation_without_the_main_metric_ends_in_one_line(self):
         trainer = make_trainer(
             self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=1,
