@@ -176,8 +176,6 @@ class T5Trainer(SavingTrainer):
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # the model compiles its own loss
         self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(training_args, self.model)
         self.class_label_ids, self.train_collator = class_label_ids, train_collator
-        if training_args.generation_cache != "dynamic":
-            self.model.generation_config.cache_implementation = training_args.generation_cache
         self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
         self.preemption = PreemptionCallback()
         self.add_callback(_ResumeCallback(self))
@@ -396,6 +394,8 @@ class T5Trainer(SavingTrainer):
         """Sets the arguments of `generate`, and gathers the rows of all ranks without those that fill up a batch."""
         longest = self.args.generation_max_length or self._max_length
         chosen = {"max_length": longest, "num_beams": self.args.generation_num_beams, "do_sample": False}
+        # Not into the model's generation_config, which is saved with every checkpoint.
+        chosen["cache_implementation"] = "static" if self.args.generation_cache == "static" else None
         self._gen_kwargs = {name: value for name, value in chosen.items() if value is not None} | gen_kwargs
         self.gather_function = self.accelerator.gather_for_metrics
 

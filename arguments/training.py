@@ -14,7 +14,15 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, Scheduler
 
 from arguments.task import TaskArguments
 from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
-from common.command_line import check_folder, check_limits, check_repository_name, did_you_mean, option, refuse
+from common.command_line import (
+    check_folder,
+    check_limits,
+    check_repository_name,
+    check_value,
+    did_you_mean,
+    option,
+    refuse,
+)
 from common.deepspeed_build import watch_deepspeed_build
 from common.processes import end_with_launcher, has_accelerator, print_once
 from common.reports import is_secret
@@ -33,6 +41,9 @@ LARGEST_SEED = 2**32 - 1  # of numpy
 # {flag whose default depends on the job (check_training): the value that transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
+_COMPILE_MODES = ("default", "lite", "max-autotune-no-cudagraphs", *_CUDA_GRAPHS)
+# Parts of Trainer that T5Trainer does not have: it would stop at its first batch or evaluation.
+_NOT_IN_T5TRAINER = "batch_eval_metrics eval_do_concat_batches generation_config remove_unused_columns use_liger_kernel"
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the evaluations, without a warm-up of ours
 SPEEDS = ("auto", "plain")
 GPUS = {name.lower().replace(" ", ""): name for name in HARDWARE_PEAKS}  # {value of --assume_gpu: its name there}
@@ -102,6 +113,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "save_strategy": dict(help="When to save.", choices=tuple(SaveStrategy)),
         "seed": dict(help="Seed of weights, data order, dropout and corruption.", at_least=0, at_most=LARGEST_SEED),
         "torch_compile": dict(help="Compile the model with torch.compile. Not set: --speed decides."),
+        "torch_compile_mode": dict(choices=_COMPILE_MODES),
         "train_sampling_strategy": dict(choices=("random", "sequential", "group_by_length")),
         "weight_decay": dict(help="Weight decay, not of biases and layer norms.", at_least=0, at_most=1000),
     }
@@ -151,6 +163,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         if self.fp16 or self.fp16_full_eval:
             raise ValueError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
         check_limits(self)  # before transformers, whose messages differ
+        refuse(self, _NOT_IN_T5TRAINER, "no part of this training: leave it out")
         self.report_to = _trackers(self.report_to)
         if self.disable_tqdm is None and not sys.stderr.isatty():
             self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
@@ -392,6 +405,9 @@ def _check_step(args: T5TrainingArguments) -> None:
     if getattr(args, "packing", False):
         refuse(args, "length_buckets torch_compile auto_find_batch_size", "not with --packing true, which gives every "
                "batch a shape of its own: leave one of them out")  # fmt: skip
+    if args.torch_compile:
+        check_value("torch_compile_backend", args.torch_compile_backend,
+                    dict(choices=torch.compiler.list_backends(exclude_tags=None)))  # fmt: skip
     if args.torch_compile_mode in _CUDA_GRAPHS and args.gradient_accumulation_steps > 1:
         raise ValueError(f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
                          "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "

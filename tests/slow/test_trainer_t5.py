@@ -536,6 +536,18 @@ class ClassScoringTest(TrainerTest):
         trainer.model.generation_config.update(do_sample=True, temperature=9.0)
         np.testing.assert_array_equal(trainer.predict(ragged_rows(10, seed=11)).predictions[0], wanted)
 
+    @parameterized.parameters(1, 3)
+    def test_a_static_cache_changes_no_text_and_no_checkpoint(self, beams):
+        data, found = ragged_rows(10, seed=11), {}
+        for cache in ("dynamic", "static"):
+            options = dict(predict_with_generate=True, generation_max_length=6, generation_num_beams=beams)
+            trainer = task_trainer(self.folder, 1, data, generation_cache=cache, **options)
+            with mock.patch.object(trainer.model, "generate", wraps=trainer.model.generate) as generate:
+                found[cache] = trainer.predict(data).predictions[0]
+            self.assertEqual(generate.call_args.kwargs.get("cache_implementation"), {"static": "static"}.get(cache))
+            self.assertIsNone(trainer.model.generation_config.cache_implementation)
+        np.testing.assert_array_equal(found["static"], found["dynamic"])
+
     @parameterized.product(labelled=(True, False), beams=(1, 3))
     def test_texts_come_from_one_encoder_pass_at_the_runs_precision(self, labelled, beams):
         """generate() alone would read the source once more, and below autocast in float32: not what was trained."""

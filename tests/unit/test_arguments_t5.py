@@ -209,6 +209,15 @@ class TrainingArgumentsTest(TestCase):
         with self.assertRaisesRegex(ValueError, "--fp16: T5's activations overflow in float16. Use --bf16, or neither"):
             self.training(**flags)
 
+    @parameterized.parameters(
+        dict(batch_eval_metrics=True), dict(eval_do_concat_batches=False), dict(generation_config="a/folder"),
+        dict(remove_unused_columns=True), dict(use_liger_kernel=True),
+    )  # fmt: skip
+    def test_what_the_trainer_has_not_is_refused(self, **flags):
+        ((name, value),) = flags.items()
+        with self.assertRaisesRegex(ValueError, f"^--{name} {value}: no part of this training: leave it out$"):
+            self.training(**flags)
+
     @parameterized.parameters("optim", "lr_scheduler_type", "eval_strategy", "save_strategy", "logging_strategy")
     def test_names_are_checked(self, flag):
         with self.assertRaisesRegex(ValueError, f"^--{flag} adam: must be one of ([a-z_]+, )+[a-z_]+$"):
@@ -339,6 +348,8 @@ class ChecksTest(TestCase):
         ("warmup", dict(warmup_start_factor=1.5), "--warmup_start_factor 1.5: must be at least 0 and at most 1"),
         ("patience", dict(early_stopping_patience=0), "--early_stopping_patience 0: must be at least 1 evaluation"),
         ("epochs", dict(num_train_epochs=2.0, max_steps=9), "--num_train_epochs 2.0: .* 9 .* add --max_steps -1"),
+        ("compile_mode", dict(torch_compile_mode="max"), "--torch_compile_mode max: must be one of default, "),
+        ("compile_backend", dict(torch_compile_backend="inductr"), "--torch_compile_backend inductr: .* mean inductor"),
         ("by_length", dict(train_sampling_strategy="group_by_length"), "--train_sampling_strategy group.* one length"),
     )  # fmt: skip
     def test_training(self, flags, message):
