@@ -278,12 +278,15 @@ class StreamDataset(torch.utils.data.IterableDataset):
     def of_run(
         cls, corpora: list, make_batch: Callable, args: TrainingArguments, shuffle_buffer_size: int, **others: Any
     ) -> "StreamDataset":
-        """The stream of this rank of a run. ValueError if a corpus gives no example."""
+        """The stream of this rank of a run. ValueError if a corpus gives no example, or its weight leaves it none."""
         seed = args.seed if args.data_seed is None else args.data_seed
         ranks = max(1, args.world_size)
         stream = cls(corpora, make_batch, args.train_batch_size, seed, shuffle_buffer_size, args.process_index, ranks,
                      **others)  # fmt: skip
-        for source in stream.sources:
+        for number, source in enumerate(stream.sources):
+            if number not in stream.turns:
+                raise ValueError(f"{source.corpus.description}: its weight, {stream.weights[number]:.2g} of all, gives "
+                                 f"none of {TURNS:,} examples: raise it, or leave the corpus out")  # fmt: skip
             source.check_not_empty()
         return stream
 
