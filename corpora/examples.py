@@ -156,7 +156,10 @@ class EpochSampler(torch.utils.data.Sampler):
         order = order[: len(self)]
         if self.buckets is not None:
             order = self._in_batches_of_one_bucket(order, generator)
-        first = self.epoch * self.num_examples if self.count_epochs else 0
-        # Python's integers take 36 bytes each, so only a block of them is made at a time.
-        blocks = (order[start : start + SAMPLER_BLOCK] for start in range(0, len(order), SAMPLER_BLOCK))
-        return (number for block in blocks for number in (block + first).tolist())
+        return numbers_of(order, first=self.epoch * self.num_examples if self.count_epochs else 0)
+
+
+def numbers_of(order: np.ndarray, first: int = 0) -> Iterator[int]:
+    """`first` + each number. Python's integers take 36 bytes each, so only a block of them is made at a time."""
+    blocks = (order[start : start + SAMPLER_BLOCK] for start in range(0, len(order), SAMPLER_BLOCK))
+    return (number for block in blocks for number in (block + first).tolist())

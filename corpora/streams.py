@@ -239,10 +239,10 @@ class MixedLane:
         round_, rest = divmod(number, len(self.turns))
         if self._round[0] != round_:
             order = self.lanes[0].source.random(2, self.lane, round_).permutation(self.turns)
-            given = np.cumsum(order[:, None] == np.arange(len(self.lanes)), axis=0)
-            self._round = round_, order, round_ * self.counts + given
+            which = order[:, None] == np.arange(len(self.lanes))
+            self._round = round_, order, np.cumsum(which, axis=0, dtype=np.uint16)  # int64 of 300 corpora: 236 MB
         _, order, given = self._round
-        return int(order[rest]), given[rest].tolist()
+        return int(order[rest]), (round_ * self.counts + given[rest]).tolist()
 
 
 class StreamDataset(torch.utils.data.IterableDataset):
@@ -278,12 +278,15 @@ class StreamDataset(torch.utils.data.IterableDataset):
     def of_run(
         cls, corpora: list, make_batch: Callable, args: TrainingArguments, shuffle_buffer_size: int, **others: Any
     ) -> "StreamDataset":
-        """The stream of this rank of a run. ValueError if a corpus gives no example."""
+        """The stream of this rank of a run. ValueError if a corpus gives no example, or its weight leaves it none."""
         seed = args.seed if args.data_seed is None else args.data_seed
         ranks = max(1, args.world_size)
         stream = cls(corpora, make_batch, args.train_batch_size, seed, shuffle_buffer_size, args.process_index, ranks,
                      **others)  # fmt: skip
-        for source in stream.sources:
+        for number, source in enumerate(stream.sources):
+            if number not in stream.turns:
+                raise ValueError(f"{source.corpus.description}: its weight, {stream.weights[number]:.2g} of all, gives "
+                                 f"none of {TURNS:,} examples: raise it, or leave the corpus out")  # fmt: skip
             source.check_not_empty()
         return stream
 

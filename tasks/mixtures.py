@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from arguments.task import TaskArguments
 from arguments.text import PreTrainingDataArguments
-from corpora.examples import ChunkDataset, EpochSampler, shares
+from corpora.examples import ChunkDataset, EpochSampler, numbers_of, shares
 from corpora.sources import find_sources
 from corpora.token_files import tokenised
 from corpora.tokenizers import tokenizer_fingerprint
@@ -100,7 +100,7 @@ class MixtureSampler(EpochSampler):
         starts = np.cumsum([0, *self.sizes[:-1]])
         chosen = [start + self._of_task(task) for task, start in enumerate(starts)]
         order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self))
-        return iter(np.concatenate(chosen)[order].tolist())
+        return numbers_of(np.concatenate(chosen)[order])
 
     def _of_task(self, task: int) -> np.ndarray:
         """The task's rows of this epoch: a stretch of its passes, each in an order of its own."""

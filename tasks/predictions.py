@@ -22,6 +22,7 @@ from tasks.own_pairs import translated
 from tasks.registry import as_list, preprocess_of, source_text
 from tasks.rows import (
     MISSING,
+    check_text,
     is_text_corpus,
     nested_rows,
     preprocessed,
@@ -122,6 +123,7 @@ class InputReader:
                     problem = "is not there" + did_you_mean(name, list(map(str, row))) if missing else "is empty"
                     raise ValueError(f"{place}: the column {name} {problem}; there is {listed(row)}: name yours with "
                                      "--source_column")  # fmt: skip
+                check_text(value, name, place)
             yield self._made(one if isinstance(read, list) else row, found)
 
     def _made(self, row: dict, found: dict) -> Input:

@@ -284,6 +284,8 @@ class SplitReader:
             if lacking or (value == [] and column == task["target"] and not hidden):
                 partly = " in part" if value else ""
                 raise ValueError(f"{place}: the column {column} is empty{partly}, which task {self.name} needs")
+            if column in (*task["inputs"].values(), task["target"]):
+                check_text(value, column, place)
             picked[column] = value
         if not hidden:
             try:
@@ -291,6 +293,15 @@ class SplitReader:
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from None
         return picked
+
+
+def check_text(value: object, column: str, place: str) -> None:
+    """ValueError if a value, or an item of a list, is a record, a list or bytes, whose text would be Python's."""
+    for item in as_list(value):
+        if isinstance(item, dict | list | bytes):
+            within = f" (such as {column}.{next(iter(item))})" if isinstance(item, dict) and item else ""
+            raise ValueError(f"{place}: the column {column} holds no text, but a value of type {type(item).__name__}"
+                             f"{within}")  # fmt: skip
 
 
 def no_column(place: str, column: str, row: dict, why: str, hint: str = "") -> ValueError:

@@ -9,6 +9,7 @@ import json
 import random
 import shutil
 import tempfile
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from unittest import mock
@@ -102,6 +103,13 @@ class SamplerTest(parameterized.TestCase):
             total = 12 * self.COUNTS[task]
             self.assertLen(times, size)
             self.assertEqual(set(times.values()), {total // size, -(-total // size)})
+
+    def test_an_epoch_takes_little_memory(self):
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        numbers = iter(MixtureSampler([400_000], [400_000], 0))
+        next(numbers)
+        self.assertLess(tracemalloc.get_traced_memory()[0], 20 * 400_000)  # a list of them: 40 bytes each
 
     def test_an_epoch_is_a_function_of_seed_and_number(self):
         orders = self.epochs(5)

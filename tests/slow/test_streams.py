@@ -391,6 +391,14 @@ class UnitsTest(TestCase):
             args = FineTuningArguments(output_dir=str(self.folder / "out"), max_steps=2, report_to="none")
             StreamDataset.of_run([(corpus, units)], list, args, 1)
 
+    def test_a_weight_that_gives_no_example_is_refused(self):
+        units = one_by_one(lambda row: [row["text"]])
+        corpora = [(FileCorpus("--train_file", write_jsonl(self.folder)), units) for _ in range(2)]
+        args = FineTuningArguments(output_dir=str(self.folder / "out"), max_steps=2, report_to="none")
+        StreamDataset.of_run(corpora, list, args, 1, weights=[0.9998, 0.0002])
+        with self.assertRaisesRegex(ValueError, "a.jsonl, .*: its weight, 0.0001 of all, gives none of 4,096 examples"):
+            StreamDataset.of_run(corpora, list, args, 1, weights=[0.9999, 0.0001])
+
     def test_lanes_fill_their_buffers_at_different_times(self):
         stream = self.stream(buffer=480)
         lanes = [Lane(stream.sources[0], lane) for lane in range(stream.lanes)]
