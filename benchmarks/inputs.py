@@ -240,6 +240,9 @@ def load_for(path: Path, args: Namespace) -> dict:
     """Reads batches as pre_train_t5.py does for --seconds; rate, and private and mapped memory at the end."""
     collator, before = T5DataCollator(bare_tokenizer(VOCABULARY), args.source_length), process_memory()
     chunks = ChunkDataset(np.memmap(path, dtype=np.uint16, mode="r"), collator.tokens_length)
+    if len(chunks) < args.batch:
+        size = f"{path.stat().st_size / 1e9:g} GB has {len(chunks):,} sequences"
+        raise ValueError(f"--gigabytes: a corpus of {size}, fewer than --batch {args.batch}: use more gigabytes")
     sampler = EpochSampler(len(chunks), seed=1, group=args.batch, count_epochs=True)
     options = dict(num_workers=args.workers, prefetch_factor=4 if args.workers else None, drop_last=True)
     loader = torch.utils.data.DataLoader(chunks, args.batch, sampler=sampler, collate_fn=collator, **options)

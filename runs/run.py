@@ -128,7 +128,7 @@ class TrainingRun(Run):
         memory, or a warm-up as long as the run, is the user's error, exit code 2.
         """
         args, data = self.args, self.data
-        if args.auto_find_batch_size:
+        if args.auto_find_batch_size and not args.assume_gpu:  # this machine says nothing about another
             with exit_on_user_error():
                 find_micro_batch(self.trainer)
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)

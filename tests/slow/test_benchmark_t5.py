@@ -413,6 +413,7 @@ class FlagsTest(BenchmarkTest):
         (["all", "--minutes", "-1"], "--minutes -1.0: must be above 0"),
         (["load", "--gigabytes", "nan"], "--gigabytes nan: must be above 0"),
         (["load", "--gigabytes", "9000000"], "--gigabytes 9e.06: .* has .* GB free; use less, or another --folder"),
+        (["load", "--gigabytes", "0.00001"], "--gigabytes: .* 1e-05 GB has 8 sequences, fewer than --batch 128"),
         (["load", "--workers", "-2"], "--workers -2: must be at least 0"),
         (["collator", "--source_length", "2"], "--source_length 2: must be at least 3"),
         (["collator", "--nanot5", "."], r"--nanot5 \.: has no nanoT5/utils/copied_utils.py; name a checkout"),

@@ -230,6 +230,8 @@ class AppliedTest(parameterized.TestCase):
         _, out, _ = run_main(pre_train_t5.main, *words, "t4", "--speed", "plain", code=0)
         self.assertRegex(out, r"speed +plain: nothing is chosen")
         self.assertRegex(out, r"batch +128 sequences a step \(32 x 4 accumulated x 1 processes\)")
+        with mock.patch("runs.run.find_micro_batch", side_effect=AssertionError("tried on this machine")):
+            run_main(pre_train_t5.main, *words, "h200", "--auto_find_batch_size", code=0)
         _, _, err = run_main(pre_train_t5.main, *self.flags(assume_gpu="h200"), code=2)
         self.assertIn("--assume_gpu h200: is a plan for another machine: add --dry_run", err)
 
