@@ -26,10 +26,10 @@ from common.reports import human_count
 from constants import BUILTIN_CORPUS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.examples import WeightedExamples, evaluation_shares
-from corpora.files import column_texts
-from corpora.own_ids import IdDocument, IdEncoder, corpus_files, id_format, ids_tokenizer, row_ids
+from corpora.files import text_of
+from corpora.own_ids import IdDocument, IdEncoder, corpus_files, id_format, ids_of_row, ids_tokenizer
 from corpora.sources import builtin_sources, described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
-from corpora.streams import StreamDataset, packed
+from corpora.streams import StreamDataset, Units, packed
 from corpora.token_files import TokenFile, TokenWriter, tokenised
 from corpora.tokenizers import ids_of, load_tokenizer, plain_encoder, tokenizer_fingerprint
 from corpora.unknown import Unknown, named
@@ -233,15 +233,15 @@ class StreamedText(Text):
     def _train_tokenizer(self, args):  # noqa: ARG002
         raise ValueError("--streaming needs --tokenizer_name: create_tokenizer.py trains one on a sample of the text")
 
-    def _document(self, row: dict):
-        """The text or IdDocument of a row. ValueError if its column is missing, or holds something else."""
+    def _document(self, corpus: Corpus, row: dict):
+        """The text or IdDocument of the row just read. ValueError if its column is missing, or holds something else."""
         column = self._column
         if column not in row:
             flag = "--input_ids_column" if self.ids else "--text_column"
-            raise ValueError(f"{flag} {column}: a row has the columns {listed(row)}")
+            raise ValueError(f"{flag} {column}: {corpus.here()} has the columns {listed(row)}")
         if isinstance(row[column], IdDocument):
             return row[column]
-        return next((row_ids if self.ids else column_texts)([row], column, "a row of the stream"))
+        return (ids_of_row if self.ids else text_of)(row[column], column, corpus.here())
 
     @cached_property
     def _encode(self) -> Callable[[list], list[np.ndarray]]:
@@ -267,17 +267,18 @@ class StreamedText(Text):
         file = io.BytesIO()
         writer = TokenWriter(file, self.tokenizer, lambda documents: flat(self._encode(documents)), self._eos)
 
-        def tokens_in(row: dict) -> int:
+        def tokens_in(corpus: Corpus, row: dict) -> int:
             begin = file.tell()
-            writer.add(self._document(row))
+            writer.add(self._document(corpus, row))
             writer.flush()
             return (file.tell() - begin) // writer.dtype.itemsize
 
         if "validation" in sources:
-            read = itertools.accumulate(tokens_in(row) for _, row in sources["validation"].all_rows())
+            corpus = sources["validation"]
+            read = itertools.accumulate(tokens_in(corpus, row) for _, row in corpus.all_rows())
             next((tokens for tokens in read if tokens >= wanted), None)
         else:
-            sources["train"].hold_out(wanted, tokens_in)
+            sources["train"].hold_out(wanted, partial(tokens_in, sources["train"]))
         writer.close()
         return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **writer.info)
 
@@ -288,10 +289,13 @@ class StreamedText(Text):
             batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
             return batch | {"key": example_keys(args.seed, numbers)}
 
-        units = packed(self._document, self._encode, objective.window, objective.cut, self._eos)
+        def units(corpus: Corpus) -> Units:
+            read = partial(self._document, corpus)
+            return packed(read, self._encode, objective.window, objective.cut, self._eos)
+
         column = self.ids or self.args.text_column
         stream = StreamDataset.of_run(
-            [(sources["train"], units) for sources in self.sources.values()], make_batch, args,
+            [(sources["train"], units(sources["train"])) for sources in self.sources.values()], make_batch, args,
             self.args.shuffle_buffer_size, weights=self.weights,
             description=f"{objective.identity} {column} {self._eos} {tokenizer_fingerprint(self.tokenizer)}",
         )  # fmt: skip

@@ -64,6 +64,7 @@ class Corpus:
     def __init__(self, number_of_blocks: int):
         self.number_of_blocks = number_of_blocks
         self.first_block, self.first_place = 0, None  # everything before is held out
+        self.last_read = 0, 0
 
     def __len__(self) -> int:
         return self.number_of_blocks - self.first_block
@@ -72,9 +73,15 @@ class Corpus:
         """(place, row) of a block from `start` on."""
         if block == 0 and start is None:
             start = self.first_place
-        return self._rows(block + self.first_block, start)
+        for place, row in self._rows(block + self.first_block, start):
+            self.last_read = block + self.first_block, place
+            yield place, row
 
     def _rows(self, block: int, start: int | None) -> Rows:
+        raise NotImplementedError
+
+    def here(self) -> str:
+        """Where the row that was read last lies, as messages say it: "a.csv at byte 1,024"."""
         raise NotImplementedError
 
     def share_read(self, block: int, place: int | None) -> float:  # noqa: ARG002
@@ -152,6 +159,14 @@ class FileCorpus(Corpus):
             yield from _row_group(block, start or 0)
         else:  # whole
             yield from itertools.islice(enumerate(self.read_whole(block.path)), start or 0, None)
+
+    def here(self) -> str:
+        number, place = self.last_read
+        block = self.blocks[number]
+        if block.kind in ("text", "jsonl", "csv"):
+            return f"{block.path} at byte {place:,}"
+        group = f", row group {block.start:,}" if block.kind == "parquet" else ""
+        return f"{block.path}{group}, row {place + 1:,}"
 
     def share_read(self, block: int, place: int | None) -> float:
         _, _, start, end = self.blocks[block + self.first_block]
@@ -324,6 +339,10 @@ class HubCorpus(Corpus):
         super().__init__(self.dataset.num_shards)
         self.fingerprint = hashlib.sha256(repr((name, config, split, len(self))).encode()).hexdigest()
         self.description = f"{name}, {split}, a stream of {len(self):,} shards"
+
+    def here(self) -> str:
+        shard, place = self.last_read
+        return f"{self.description}: shard {shard:,}, row {place + 1:,}"
 
     def _rows(self, block: int, start: int | None) -> Rows:
         place = start or 0

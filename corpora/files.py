@@ -434,8 +434,12 @@ def read_documents(path: Path, text_column: str) -> Iterator[str]:
 
 def column_texts(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[str]:
     """The texts of a column, "" for a missing one. ValueError for any other value."""
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row[column], str | None):
-            kind = type(row[column]).__name__
-            raise ValueError(f"{where}, row {number}: the column {column} holds no text, but a value of type {kind}")
-        yield row[column] or ""
+    return (text_of(row[column], column, f"{where}, row {number}") for number, row in enumerate(rows, start=1))
+
+
+def text_of(value: object, column: str, place: str) -> str:
+    """The text of a column in the row at a place, "" for a missing one. ValueError for any other value."""
+    if not isinstance(value, str | None):
+        kind = type(value).__name__
+        raise ValueError(f"{place}: the column {column} holds no text, but a value of type {kind}")
+    return value or ""

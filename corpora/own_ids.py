@@ -140,14 +140,17 @@ def _parquet_documents(path: Path, column: str) -> Iterator[IdDocument]:
 
 def row_ids(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[IdDocument]:
     """The ids in a column of rows. ValueError for a value that is not a list of whole numbers of 64 bits."""
-    for number, row in enumerate(rows, start=1):
-        values = row[column]
-        if not isinstance(values, list) or not all(type(value) is int for value in values):
-            raise ValueError(f"{where}, row {number}: the column {column} holds no list of whole numbers")
-        try:
-            yield IdDocument(np.array(values, dtype=np.int64), f"{where}, row {number}")
-        except OverflowError:
-            raise ValueError(f"{where}, row {number}: the column {column} holds a number beyond 64 bits") from None
+    return (ids_of_row(row[column], column, f"{where}, row {number}") for number, row in enumerate(rows, start=1))
+
+
+def ids_of_row(values: object, column: str, place: str) -> IdDocument:
+    """The ids of a column in the row at a place. ValueError unless they are a list of whole numbers of 64 bits."""
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise ValueError(f"{place}: the column {column} holds no list of whole numbers")
+    try:
+        return IdDocument(np.array(values, dtype=np.int64), place)
+    except OverflowError:
+        raise ValueError(f"{place}: the column {column} holds a number beyond 64 bits") from None
 
 
 # ---------------------------------------------------------------- vocabulary

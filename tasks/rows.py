@@ -412,17 +412,19 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
 
 def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> list[dict]:
     """The rows of a text corpus's first documents, to evaluate on; the corpus begins after them."""
-    rows_of = row_splitter(name, task, args, "validation")
+    rows_of = row_splitter(name, task, args, "validation", corpus.here)
     held_out = corpus.hold_out(args.max_eval_samples or HELD_OUT, lambda record: len(rows_of(record)))
     return [row for record in held_out for row in rows_of(record)]
 
 
-def row_splitter(name: str, task: dict, args: TaskArguments, split: str = "train") -> Callable[[dict], list[dict]]:
-    """The function that makes the rows of a split from a record of the stream."""
+def row_splitter(
+    name: str, task: dict, args: TaskArguments, split: str = "train", here: Callable[[], str] = lambda: "a row"
+) -> Callable[[dict], list[dict]]:
+    """The function that makes the rows of a split from a record of the stream. here: says where the record lies."""
     reader = SplitReader(name, task, args, split, files_of="train")
 
     def rows_of(record: dict) -> list[dict]:
-        rows = list(reader.rows_of(record, f"task {name}, a row of the stream"))
+        rows = list(reader.rows_of(record, f"task {name}, {here()}"))
         return training_rows(task, rows) if split == "train" else rows
 
     return rows_of

@@ -147,7 +147,7 @@ class Task:
         def batch(_: np.ndarray, rows: list[dict]) -> list[dict]:
             return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
-        units = one_by_one(row_splitter(self.name, self.entry, self.args))
+        units = one_by_one(row_splitter(self.name, self.entry, self.args, here=self.corpus.here))
         described = f"{registry.preprocess_of(self.entry)[1]} {self.entry.get('max_piece_length')}"
         size = self.args.shuffle_buffer_size
         return StreamDataset.of_run([(self.corpus, units)], batch, args, size, description=described)

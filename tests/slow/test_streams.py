@@ -496,12 +496,15 @@ class ScriptTest(parameterized.TestCase):
         ("piece", "fine_tune", "--max_piece_length 0", "--max_piece_length 0: must be at least 1 character"),
         ("share", "pre_train", "--validation_split_percentage 3",
          "--validation_split_percentage 3.0: the length of a st"),
-        ("column", "pre_train", "--train_file {folder}/a.jsonl --text_column b", "--text_column b: a row has the col"),
+        ("column", "pre_train", "--train_file {folder}/a.jsonl --text_column b", "b: .*a.jsonl at byte 0 has the col"),
+        ("row", "pre_train", "--train_file {folder}/b.jsonl", "b.jsonl at byte 14: the column text holds no text, but"),
+        ("task", "fine_tune", "--train_file {folder}/b.jsonl", "task restore_diacritics, .*b.jsonl at byte 14: "),
         ("none", "fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|too little text"),
         ("hub", "pre_train", "--dataset_name {folder}/saved --train_file", "exclude each other|expected at least one"),
     )  # fmt: skip
     def test_refused_in_one_line(self, script, flags, message):
         (self.folder / "a.jsonl").write_text('{"text": "a"}\n')
+        (self.folder / "b.jsonl").write_text('{"text": "a"}\n{"text": {}}\n')
         (self.folder / "stars.txt").write_text("* * *\n")
         flags = flags.format(folder=self.folder).split()
         code, text = self.run_script(script, *flags, "--output_dir", str(self.folder / "out"))
