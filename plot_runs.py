@@ -70,6 +70,8 @@ def read_run(folder: Path, x: str) -> dict:
     lines = read_metrics(folder / "metrics.jsonl")
     if not lines:
         raise ValueError(f"{folder / 'metrics.jsonl'} is empty: the run has logged nothing yet")
+    if not all(isinstance(line.get("step"), int) for line in lines):
+        raise ValueError(f"{folder / 'metrics.jsonl'} has a line without a step: is it of a training run?")
     if x == "tokens":
         tokens_per_step = read_json(folder / "run.json").get("tokens_per_step")
         if not tokens_per_step:

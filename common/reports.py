@@ -191,7 +191,7 @@ def with_floats(record: dict) -> dict:
 def read_metrics(path: str | Path) -> list[dict]:
     """The lines of a metrics.jsonl, with "NaN", "Infinity" and "-Infinity" as floats again.
 
-    Drops a last line cut short by the end of its run. ValueError for any other line that is not JSON.
+    Drops a last line cut short by the end of its run. ValueError for any other line that is no JSON object.
     """
     lines, records = Path(path).read_text(encoding="utf-8", errors="replace").splitlines(), []
     for number, line in enumerate(lines, start=1):
@@ -201,6 +201,8 @@ def read_metrics(path: str | Path) -> list[dict]:
             if number == len(lines):
                 break
             raise ValueError(f"{path}, line {number} is not JSON: {line[:60]!r}") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number} is no JSON object: {line[:60]!r}")
         records.append(with_floats(record))
     return records
 

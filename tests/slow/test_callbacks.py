@@ -582,6 +582,8 @@ class PlotRunsTest(TestCase):
         ("no_folder_in_group", ["x={0}/a,{0}/gone"], "there is no folder .*gone"),
         ("no_metrics", ["{0}/bare"], "bare has no metrics.jsonl"),
         ("empty", ["{0}/empty"], "metrics.jsonl is empty"),
+        ("list", ["{0}/list"], r"metrics.jsonl, line 1 is no JSON object: '\[1, 2\]'"),
+        ("no_step", ["{0}/no_step"], "metrics.jsonl has a line without a step"),
         ("no_tokens", ["{0}/bad", "--x", "tokens"], "--x tokens needs tokens_per_step, which .*bad/run.json"),
         ("bad_json", ["{0}/bad"], "all_results.json is not JSON"),
         ("unknown_metric", ["{0}/a", "--metric", "bleu"], "--metric bleu is in none .* have: eval_accuracy"),
@@ -594,6 +596,9 @@ class PlotRunsTest(TestCase):
         (self.folder / "bare").mkdir()
         (self.folder / "empty").mkdir()
         (self.folder / "empty" / "metrics.jsonl").touch()
+        for name, line in (("list", "[1, 2]"), ("no_step", '{"loss": 1.0}')):
+            (self.folder / name).mkdir()
+            (self.folder / name / "metrics.jsonl").write_text(f"{line}\n")
         bad = write_run(self.folder / "bad", [4.0])
         (bad / "run.json").unlink()
         (bad / "all_results.json").write_text("{")
