@@ -37,3 +37,11 @@ def newest_whole_checkpoint(output_dir: Path) -> Path | None:
             return checkpoint
         print_once(f"{checkpoint} is damaged and skipped: {reason}")
     return None
+
+
+def newest_resumable_checkpoint(output_dir: Path) -> Path | None:
+    """The newest whole checkpoint with an optimizer, or None: --save_only_model leaves it out."""
+    for checkpoint in reversed(checkpoints_of(output_dir)):
+        if [*checkpoint.glob("optimizer*"), *checkpoint.glob("global_step*")] and damage(checkpoint) is None:
+            return checkpoint
+    return None

@@ -48,11 +48,10 @@ def end_group(process: subprocess.Popen) -> None:
 
 def resume_flags(folder: Path) -> dict:
     """Flags with which a script resumes in its folder, or starts anew if no checkpoint there holds the optimizer."""
-    from common.checkpoint_folders import checkpoints_of, damage  # torch: only where a trial begins
+    from common.checkpoint_folders import newest_resumable_checkpoint  # torch: only where a trial begins
 
-    for path in reversed(checkpoints_of(folder)):
-        if [*path.glob("optimizer*"), *path.glob("global_step*")] and damage(path) is None:
-            return {"resume_from_checkpoint": str(path)}
+    if checkpoint := newest_resumable_checkpoint(folder):
+        return {"resume_from_checkpoint": str(checkpoint)}
     return {"overwrite_output_dir": True} if folder.is_dir() and any(folder.iterdir()) else {}
 
 

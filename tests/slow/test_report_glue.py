@@ -184,6 +184,15 @@ class InterruptionTest(TestCase):
         self.assertIn("--overwrite_output_dir", self.commands[0])
         self.assertEqual(anew["tasks"]["cola"]["score"], whole["tasks"]["cola"]["score"])
 
+    def test_a_run_without_optimizers_is_made_anew(self):
+        flags, options = ("bare", "--seeds", "1", "--submission", "false"), dict(tasks="cola")
+        options["more"] = ("--save_only_model", "true")
+        whole = self.run_report(*flags, **options)
+        (self.folder / "bare" / "cola" / "seed_1" / "all_results.json").unlink()
+        anew = self.run_report(*flags, **options)
+        self.assertIn("--overwrite_output_dir", self.commands[0])
+        self.assertEqual(anew["tasks"]["cola"]["score"], whole["tasks"]["cola"]["score"])
+
     @parameterized.parameters(75, 3)
     def test_a_run_that_stops_or_fails_ends_the_report(self, code):
         def execute(command: list[str], log: Path) -> int:  # noqa: ARG001
