@@ -30,7 +30,7 @@ from pathlib import Path
 from arguments.model import ModelArguments
 from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments
-from common.checkpoint_folders import newest_resumable_checkpoint
+from common.checkpoint_folders import newest_whole_checkpoint
 from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
 from common.reports import end_summary, mean_and_deviation, read_json, start_summary, write_aside, write_json
@@ -121,7 +121,7 @@ def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
         folder = Path(args.output_dir) / task / f"seed_{seed}"
         run = Run(task, seed, folder, flags_of(args, more, task, seed, folder))
         record = folder.with_suffix(".json")
-        begun = record.is_file() and (run.results() or newest_resumable_checkpoint(folder))
+        begun = record.is_file() and (run.results() or newest_whole_checkpoint(folder, with_optimizer=True))
         if begun and read_json(record).get("flags") != run.flags:
             raise ValueError(f"--output_dir {args.output_dir}: {record} was made with other flags; name another "
                              "folder, or delete this one")  # fmt: skip
@@ -165,7 +165,7 @@ def last_line(log: Path) -> str:
 def train(run: Run) -> None:
     """Begins or resumes a run; SystemExit with 75 if a signal stopped it, with 1 if it failed."""
     flags, log = list(run.flags), run.folder.with_suffix(".log")
-    if checkpoint := newest_resumable_checkpoint(run.folder):
+    if checkpoint := newest_whole_checkpoint(run.folder, with_optimizer=True):
         flags += ["--resume_from_checkpoint", str(checkpoint)]
     elif run.folder.is_dir() and any(run.folder.iterdir()):
         flags.append("--overwrite_output_dir")

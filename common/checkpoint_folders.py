@@ -29,19 +29,14 @@ def damage(checkpoint: Path) -> str | None:
     return None
 
 
-def newest_whole_checkpoint(output_dir: Path) -> Path | None:
-    """The newest whole checkpoint, or None; a line names each damaged one that is newer."""
+def newest_whole_checkpoint(output_dir: Path, with_optimizer: bool = False) -> Path | None:
+    """The newest whole checkpoint, or None; a line names each damaged one that is newer. with_optimizer: not one of
+    --save_only_model, which cannot be resumed."""
     for checkpoint in reversed(checkpoints_of(output_dir)):
+        if with_optimizer and not [*checkpoint.glob("optimizer*"), *checkpoint.glob("global_step*")]:
+            continue
         reason = damage(checkpoint)
         if reason is None:
             return checkpoint
         print_once(f"{checkpoint} is damaged and skipped: {reason}")
-    return None
-
-
-def newest_resumable_checkpoint(output_dir: Path) -> Path | None:
-    """The newest whole checkpoint with an optimizer, or None: --save_only_model leaves it out."""
-    for checkpoint in reversed(checkpoints_of(output_dir)):
-        if [*checkpoint.glob("optimizer*"), *checkpoint.glob("global_step*")] and damage(checkpoint) is None:
-            return checkpoint
     return None

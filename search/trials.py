@@ -48,9 +48,9 @@ def end_group(process: subprocess.Popen) -> None:
 
 def resume_flags(folder: Path) -> dict:
     """Flags with which a script resumes in its folder, or starts anew if no checkpoint there holds the optimizer."""
-    from common.checkpoint_folders import newest_resumable_checkpoint  # torch: only where a trial begins
+    from common.checkpoint_folders import newest_whole_checkpoint  # torch: only where a trial begins
 
-    if checkpoint := newest_resumable_checkpoint(folder):
+    if checkpoint := newest_whole_checkpoint(folder, with_optimizer=True):
         return {"resume_from_checkpoint": str(checkpoint)}
     return {"overwrite_output_dir": True} if folder.is_dir() and any(folder.iterdir()) else {}
 
