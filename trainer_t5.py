@@ -183,10 +183,8 @@ class T5Trainer(SavingTrainer):
         if training_args.precompile:
             self.add_callback(_PrecompileCallback())
         self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=training_args.device), 0
-        # (norm of the last step, what was there when it began, what its update changes on the host), until the norm is
-        # known to be finite.
-        self._unchecked: tuple[_OnItsWay | float | None, dict, dict | None] = None, {}, None
-        self._began = {}
+        # What was there when the step began; (norm, the same) of the last step, until its norm is known to be finite.
+        self._began, self._unchecked = {}, (None, {})
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
@@ -277,17 +275,17 @@ class T5Trainer(SavingTrainer):
         norm = _OnItsWay(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
         optimizer = self._plain_optimizer
         if not isinstance(norm, _OnItsWay) or not getattr(optimizer, "_step_supports_amp_scaling", False):
-            self._unchecked = norm, self._began, None
+            self._unchecked = norm, self._began
             self._stop_if_non_finite()
             return grad_norm
         optimizer.found_inf = norm.non_finite
-        before = {
+        self._began |= {  # what the host will have changed before it knows the norm
             "rates": [group["lr"] for group in optimizer.param_groups],
             "schedule": self.lr_scheduler.state_dict(),
             "step": self.state.global_step,
             "epoch": self.state.epoch,
         }
-        self._unchecked = norm, self._began, before
+        self._unchecked = norm, self._began
         return grad_norm
 
     @property
@@ -319,18 +317,18 @@ class T5Trainer(SavingTrainer):
     def _stop_if_non_finite(self) -> None:
         """If the last norm is non-finite: saves what was there before its step, prints the step and its examples, and
         exits with code 1. A step that the host has already counted is taken back first."""
-        (norm, began, before), self._unchecked = self._unchecked, (None, {}, None)
+        (norm, began), self._unchecked = self._unchecked, (None, {})
         value = norm.value() if isinstance(norm, _OnItsWay) else norm
         if value is None or math.isfinite(value):
             return
-        if before is not None:
+        if "step" in began:
             optimizer = self._plain_optimizer
             if hasattr(optimizer, "uncount_step"):  # torch's own optimizers count on the device
                 optimizer.uncount_step()
-            for group, rate in zip(optimizer.param_groups, before["rates"], strict=True):
+            for group, rate in zip(optimizer.param_groups, began["rates"], strict=True):
                 group["lr"] = rate
-            self.lr_scheduler.load_state_dict(before["schedule"])
-            self.state.global_step, self.state.epoch = before["step"], before["epoch"]
+            self.lr_scheduler.load_state_dict(began["schedule"])
+            self.state.global_step, self.state.epoch = began["step"], began["epoch"]
         if began["place"] is not None:
             self.train_dataset.loader_in_use.state = began["place"]
         self._tr_loss.copy_(began["loss"])
