@@ -191,11 +191,12 @@ def with_transformers(plan: Plan, tokenizer: PreTrainedTokenizerBase, device: to
     fit_vocabulary(model, len(tokenizer))
     model = model.to(device, torch.bfloat16 if plan.args.bf16 else None).eval()
     model.generation_config.max_length = None  # of its evaluation; max_new_tokens counts here
+    search = {"do_sample": False} | plan.search
 
     @torch.no_grad()
     def answer(sources: list[list[int]]) -> tuple[list[str], list[float | None]]:
         batch = tokenizer.pad({"input_ids": sources}, return_tensors="pt", pad_to_multiple_of=8).to(device)
-        written = model.generate(**batch, **{"do_sample": False} | plan.search)
+        written = model.generate(**batch, **search)
         texts = decode_texts(plan.entry, tokenizer, written.cpu().numpy())
         scores = log_probabilities(model, batch, written, plan.count) if plan.count > 1 else [None] * len(texts)
         return texts, scores

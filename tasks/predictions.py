@@ -109,7 +109,7 @@ class InputReader:
     def _of_row(self, row: dict, place: str) -> Iterator[Input]:
         """The input that a row is, or those that the entry's preprocess makes of it."""
         if taken := {"prediction", "n_best"} & row.keys():
-            raise ValueError(f"{place}: has a column {taken.pop()}, under which the answer would be written: rename it")
+            raise ValueError(f"{place}: has a column {min(taken)}, under which the answer would be written: rename it")
         read, names = row, self.columns or self.inputs
         if not self.columns:
             read = row | renamed_columns(row, self.entry.get("file_columns", {}))
