@@ -27,7 +27,7 @@ from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.trainer_utils import PredictionOutput, SaveStrategy, TrainOutput
 
-from arguments.training import T5TrainingArguments, global_batch_size
+from arguments.training import T5TrainingArguments, best_metric_key, global_batch_size
 from common.command_line import exit_on_user_error
 from common.processes import finish_process_group, is_first_process, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
@@ -305,10 +305,10 @@ class T5Trainer(SavingTrainer):
         are saved count: after a better one between them Trainer would end with an older checkpoint or the last weights.
         A metric that needs rows of a kind that is not there, as of one corpus or denoiser, is the user's error."""
         with exit_on_user_error():
-            name = self.args.metric_for_best_model
-            if name is not None and f"eval_{name.removeprefix('eval_')}" not in metrics:
-                raise ValueError(f"--metric_for_best_model {name}: the evaluation has no row for it; give another "
-                                 "metric, or more validation rows")  # fmt: skip
+            key = best_metric_key(self.args)
+            if key is not None and key not in metrics:
+                raise ValueError(f"--metric_for_best_model {self.args.metric_for_best_model}: the evaluation has no row "
+                                 "for it; give another metric, or more validation rows")  # fmt: skip
         saves_the_best = self.args.save_strategy == SaveStrategy.BEST
         if self.args.load_best_model_at_end and not (saves_the_best or self.control.should_save):
             return False

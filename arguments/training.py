@@ -439,6 +439,12 @@ def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_arg
     training_args.ignore_data_skip = True  # of batches before a resumed step: the stream itself begins there
 
 
+def best_metric_key(args: Seq2SeqTrainingArguments) -> str | None:
+    """`--metric_for_best_model` as an evaluation's metrics have it: loss -> eval_loss; None if it is not set."""
+    name = args.metric_for_best_model
+    return None if name is None else f"eval_{name.removeprefix('eval_')}"
+
+
 def check_best_metric(name: str | None, known: list[str]) -> None:
     """ValueError if `--metric_for_best_model` is no metric of this run. known: names without "eval_"."""
     if name is not None and name.removeprefix("eval_") not in known:

@@ -30,6 +30,7 @@ from transformers import (
 )
 from transformers.trainer_utils import has_length
 
+from arguments.training import best_metric_key
 from common.curves import draw_curves
 from common.reports import (
     SHORT_NAMES,
@@ -57,7 +58,7 @@ class PatienceCallback(EarlyStoppingCallback):
             control.should_training_stop = True
 
     def on_evaluate(self, args: TrainingArguments, *rest, metrics: dict, **kwargs) -> None:
-        if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
+        if best_metric_key(args) in metrics:
             super().on_evaluate(args, *rest, metrics=metrics, **kwargs)
 
 
@@ -66,7 +67,7 @@ class TieCallback(TrainerCallback):
     Texts that are generated early often all score 0."""
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_, metrics: dict, **__) -> None:
-        value = metrics.get(f"eval_{(args.metric_for_best_model or '').removeprefix('eval_')}")
+        value = metrics.get(best_metric_key(args))
         if value is None or value != state.best_metric:
             return
         losses = [line["eval_loss"] for line in state.log_history[:-1]
