@@ -307,8 +307,8 @@ class T5Trainer(SavingTrainer):
         with exit_on_user_error():
             key = best_metric_key(self.args)
             if key is not None and key not in metrics:
-                raise ValueError(f"--metric_for_best_model {self.args.metric_for_best_model}: the evaluation has no row "
-                                 "for it; give another metric, or more validation rows")  # fmt: skip
+                raise ValueError(f"--metric_for_best_model {self.args.metric_for_best_model}: the evaluation has no "
+                                 "row for it; give another metric, or more validation rows")  # fmt: skip
         saves_the_best = self.args.save_strategy == SaveStrategy.BEST
         if self.args.load_best_model_at_end and not (saves_the_best or self.control.should_save):
             return False
