@@ -137,7 +137,8 @@ def create_model(config: PreTrainedConfig, attn_implementation: str | None = Non
     """A model with fresh weights. T5 v1.1 has a head of its own and a first loss near ln V + 1/2, 10.8 at 32,128 tokens
     (modeling/families.py)."""
     check_options(config, attn_implementation)
-    kwargs = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    attention = family_of(config).attention(attn_implementation)
+    kwargs = {"attn_implementation": attention} if attention else {}
     # A copy: _prepared writes the untied head into it, and a second model made of it would get three embeddings.
     model = AutoModelForSeq2SeqLM.from_config(_in_float32(copy.deepcopy(config)), **kwargs)
     return _prepared(model, is_new=True)
@@ -287,8 +288,8 @@ def load_model(
         return _load_merged(name_or_path, base, attn_implementation, config_from)
     do_not_wait_for_the_hub(name_or_path)
     options = dict(config=config, state_dict=state_dict, dtype=torch.float32, output_loading_info=True)
-    if attn_implementation:
-        options["attn_implementation"] = attn_implementation
+    if attention := family_of(config).attention(attn_implementation):
+        options["attn_implementation"] = attention
     if config_from:  # else transformers looks for it beside the weights
         options["generation_config"] = GenerationConfig.from_model_config(config)
         if (Path(config_from) / "generation_config.json").is_file():

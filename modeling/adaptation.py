@@ -14,6 +14,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, T5GemmaConfig
 from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
 
+from modeling.families import family_of
+
 SOURCES = {"gemma2": "Gemma 2"}  # decoder-only families whose layers are an encoder-decoder's, by model_type
 WARM_UP_STEPS = 1000  # of an unbalanced model's cross-attention (section 4 of the paper)
 # {part of a name in T5Gemma: the same in Gemma 2}
@@ -68,7 +70,9 @@ def adapt(
     """
     encoder = decoder if encoder is None else encoder
     balanced = _sizes(decoder.config) == _sizes(encoder.config)
-    model = AutoModelForSeq2SeqLM.from_config(adapted_config(decoder.config, encoder.config), dtype=decoder.dtype)
+    config = adapted_config(decoder.config, encoder.config)
+    attention = family_of(config).attention(None)
+    model = AutoModelForSeq2SeqLM.from_config(config, dtype=decoder.dtype, attn_implementation=attention)
     sources = {"encoder": encoder.state_dict(), "decoder": decoder.state_dict()}
     copied: dict[str, str | None] = {}
     for name, tensor in model.state_dict().items():

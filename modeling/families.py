@@ -106,6 +106,11 @@ class Family:
     gap: str = "<extra_id_{}>"
     rotary = False
 
+    def attention(self, asked: str | None) -> str | None:
+        """`asked`, else the only one the family has, else None for transformers' choice: up to 5.17 that is sdpa for
+        T5Gemma too, which leaves out its cap on attention scores without a word."""
+        return asked or (self.attentions[0] if len(self.attentions) == 1 else None)
+
     def shape(self, config: PreTrainedConfig) -> Shape:
         """The sizes of a configuration's model."""
         sizes = dict(

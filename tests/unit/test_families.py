@@ -17,13 +17,15 @@ import zoo
 from absl.testing import parameterized
 from tokenizers import ByteLevelBPETokenizer
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, RobertaTokenizer
+from transformers import AutoConfig, Gemma2Config, Gemma2ForCausalLM, RobertaTokenizer
+from transformers.models.t5gemma.modeling_t5gemma import T5GemmaPreTrainedModel
 
 import constants
 from constants import IGNORE_INDEX
 from corpora.tokenizers import encode_targets, load_tokenizer, plain_encoder
 from data_collator_t5 import T5DataCollator, find_bos_id, find_unused_ids
-from model_t5 import check_options, create_model, dropout_of, flops_per_sequence, set_dropout
+from model_t5 import check_options, create_model, dropout_of, flops_per_sequence, load_model, set_dropout
+from modeling.adaptation import adapt
 from modeling.families import FAMILIES, family_of, output_head, shape_of, stacks
 from modeling.loss import compute_loss_in_forward
 from modeling.new_vocabulary import change_vocabulary
@@ -91,6 +93,18 @@ class FamiliesTest(parameterized.TestCase):
             for option in family.lacks.keys() & {"fused_projections", "bf16_residual", "torch_compile"}:
                 with self.assertRaisesRegex(ValueError, f"--{option}: .*not .*{kind} models"):
                     check_options(config, training_args=SimpleNamespace(**{option: True}))
+
+    def test_attention_scores_are_capped_whatever_transformers_would_choose(self):
+        """Up to 5.17 it chose sdpa for T5Gemma, which has no cap."""
+        with mock.patch.object(T5GemmaPreTrainedModel, "_supports_sdpa", True), tempfile.TemporaryDirectory() as folder:
+            created = create_model(config_of("t5gemma"))
+            created.save_pretrained(folder)
+            adapted, _ = adapt(
+                Gemma2ForCausalLM(Gemma2Config(**created.config.decoder.to_dict() | {"model_type": "gemma2"}))
+            )
+            for model in (created, load_model(folder), adapted):
+                layers = [m for m in model.modules() if hasattr(m, "attn_logit_softcapping")]
+                self.assertEqual({m.config._attn_implementation for m in layers}, {"eager"})
 
     @parameterized.parameters(*zoo.GEMMA)
     def test_dropout_reaches_attention_and_comes_back_from_the_file(self, name):
