@@ -132,9 +132,14 @@ class SavingTrainer(RowOrderTrainer):
 
     # ------------------------------------------------------------ from the disk
     def _issue_warnings_after_load(self, load_result):
-        """Overrides Trainer not to report an embedding that shares another's tensor as missing from the file."""
+        """Overrides Trainer, which warns of tensors that a checkpoint lacks and trains on with those of the model, to
+        end the run. An embedding that shares another's tensor is in no file."""
         missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+        if missing:
+            with exit_on_user_error():
+                raise ValueError(f"the checkpoint lacks {len(missing)} of the model's tensors: {missing[:3]}; another "
+                                 "version of transformers may have named them otherwise when it was saved")  # fmt: skip
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=[]))
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """Overrides Trainer to load FSDP2's slices or LoRA's matrices."""

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from absl.testing import parameterized
 from accelerate import skip_first_batches
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForSeq2SeqLM,
     Seq2SeqTrainer,
@@ -374,6 +375,19 @@ class ResumeTest(TrainerTest):
         resumed = trained(self.folder / "resumed", str(self.folder / "checkpoint-2"), **flags)
         self.assertLen(curve(whole, "eval_loss"), 3)
         self.assertEqual(curve(resumed, "eval_loss"), curve(whole, "eval_loss"))
+
+    def test_a_checkpoint_without_some_weights_is_not_resumed(self):
+        """As another version of transformers would leave it, which names them otherwise."""
+        trained(self.folder, max_steps=1, save_strategy="steps", save_steps=1)
+        file = self.folder / "checkpoint-1" / "model.safetensors"
+        tensors = load_file(file)
+        tensors["encoder.final_norm.weight"] = tensors.pop("encoder.final_layer_norm.weight")
+        save_file(tensors, file, {"format": "pt"})
+        printed = io.StringIO()
+        with self.assertRaises(SystemExit) as ended, contextlib.redirect_stderr(printed):
+            trained(self.folder / "resumed", str(self.folder / "checkpoint-1"), max_steps=2)
+        self.assertEqual(ended.exception.code, 2)
+        self.assertIn("lacks 1 of the model's tensors: ['encoder.final_layer_norm.weight']", printed.getvalue())
 
     @parameterized.parameters("chunks", "ragged")
     def test_two_ranks_resume_within_the_second_epoch(self, kind):
