@@ -357,10 +357,23 @@ class Tasks:
             "stream": corpus and corpus.description,
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
             "empty": ", ".join(empty) or None,
+            "cut": "; ".join(filter(None, map(self._cut, self))) or None,
             "mixture": mixture,
             "steps": f"{self.training_args.num_train_epochs:g} epochs" if self.training_args.max_steps <= 0 else None,
             "metrics": metrics,
         }
+
+    def _cut(self, task: Task) -> str:
+        """What share of a task's training rows is as long as it may be: "12% of the sources at 512 tokens". Rows that
+        have just that length are counted too, which hardly any do."""
+        if "train" not in task.data:
+            return ""  # a stream, of which nothing is known
+        found = []
+        columns = {"input_ids": "sources", "labels": "targets"}
+        for (column, name), most in zip(columns.items(), examples.max_lengths(task.entry, "train"), strict=True):
+            share = float(np.mean(row_lengths(task.data["train"], column) >= most)) if most else 0
+            found += [f"{share:.0%} of the {name} at {most} tokens"] * (share >= 0.005)
+        return f"{task.name}: " * (len(self) > 1 and bool(found)) + ", ".join(found)
 
     def record(self) -> dict:
         """The content of task.json, by which evaluate_t5.py repeats the numbers."""

@@ -53,13 +53,13 @@ class ScriptsTest(parameterized.TestCase):
         self.enterContext(contextlib.chdir(workspace()))  # from where the files are relative paths
         self.cache = ["--data_cache_dir", str(self.folder / "cache"), "--use_cpu", "true", "--disable_tqdm", "true"]
 
-    def fine_tune(self, flags: list[str]) -> tuple[dict, str]:
+    def fine_tune(self, flags: list[str], code: int | None = None) -> tuple[dict, str]:
         common = "--max_steps 4 --per_device_train_batch_size 4 --report_to none "
         common += "--eval_strategy steps --eval_steps 4 --save_strategy steps --save_steps 4 --learning_rate 1e-2"
         argv = [*common.split(), *self.cache, "--output_dir", self.folder / "out", *flags]
         argv += [] if "--model_name_or_path" in flags else ["--model_name_or_path", "base"]
-        results, printed, _ = run_main(fine_tune_t5.main, *argv)
-        return reported(results), printed
+        results, printed, _ = run_main(fine_tune_t5.main, *argv, code=code)
+        return reported(results or {}), printed
 
     def evaluate(self, *flags) -> dict:
         with contextlib.chdir(self.folder):
@@ -91,6 +91,20 @@ class ScriptsTest(parameterized.TestCase):
         if "glue" in flags:
             alone = self.evaluate("--dataset_name", "pairs")["eval_accuracy"]
             self.assertAlmostEqual(alone, wanted["eval_pairs_accuracy"], places=5)
+
+    @parameterized.parameters(
+        ("", None), ("--max_source_length 12", "cut +25% of the sources at 12 tokens\n"),
+        ("--max_source_length 12 --max_target_length 8", "at 12 tokens, 50% of the targets at 8 tokens\n"),
+        ("--max_source_length 12 --max_target_length 2 --target_type class", "cut +25% of the sources at 12 tokens\n"),
+    )  # fmt: skip
+    def test_the_plan_says_how_many_rows_are_cut(self, flags, wanted):
+        rows = [("tree", "tree"), ("tree", "moon"), ("moon", "tree " * 10), ("moon " * 20, "tree " * 10)]
+        pairs = [json.dumps(dict(source=source, target=target)) + "\n" for source, target in rows * 4]
+        (self.folder / "cut.jsonl").write_text("".join(pairs))
+        file = self.folder / "cut.jsonl"
+        flags += f" --train_file {file} --validation_file {file} --source_column source --target_column target"
+        _, printed = self.fine_tune([*flags.split(), "--dry_run"], code=0)
+        (self.assertRegex if wanted else self.assertNotRegex)(printed, wanted or "\ncut ")
 
     @parameterized.parameters(("text", {}), ("class", dict(num_beams=4, no_repeat_ngram_size=1, length_penalty=2.0)))
     def test_answers_are_not_searched_by_the_rules_of_the_checkpoints_earlier_task(self, kind, rules):
