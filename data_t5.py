@@ -25,7 +25,7 @@ from common.command_line import listed
 from common.reports import human_count
 from constants import BUILTIN_CORPUS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
-from corpora.examples import WeightedExamples, evaluation_shares
+from corpora.examples import SomeExamples, WeightedExamples, evaluation_shares
 from corpora.files import text_of
 from corpora.own_ids import IdDocument, IdEncoder, corpus_files, id_format, ids_of_row, ids_tokenizer
 from corpora.sources import builtin_sources, described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
@@ -39,6 +39,7 @@ from model_t5 import flops_per_sequence
 from objectives.metrics import corpora_metrics
 from objectives.objective import Objective
 
+EVALUATED = 10_240  # validation examples of all corpora together, without --max_eval_samples; docs/defaults.md
 HELD_OUT = 512  # examples of a stream, where neither --validation_file nor --max_eval_samples says otherwise
 
 
@@ -134,10 +135,11 @@ class Text:
             parts = zip(self.names, self.weights, seen, strict=True)
             rows["corpora"] = ", ".join(f"{name} {weight:.1%}{times}" for name, weight, times in parts)
         objective, length = self.objective, self.tokens_per_example
-        per_step = round(self.batch * length)
+        per_step, scored = round(self.batch * length), len(self.validation)
+        of_all = f" of {self._held_out:,}" if self._held_out > scored and not self.args.streaming else ""
         return rows | objective.plan(self.rows) | {
             "chunks": f"{'a stream' if epochs is None else format(len(self.train), ',')} training, "
-            f"{len(self.validation):,} validation, of {length:.0f} tokens -> {objective.inputs_length} in, "
+            f"{scored:,}{of_all} validation, of {length:.0f} tokens -> {objective.inputs_length} in, "
             f"{objective.targets_length} out",
             "tokens": f"{human_count(per_step)} a step, {human_count(per_step * steps)} in all"
             + ("" if epochs is None else f" ({epochs:.1f} epochs)"),
@@ -151,8 +153,10 @@ class Text:
         ValueError if there are too few for one step, or none to evaluate on."""
         self.objective, self.training, self.batch = objective, args, global_batch_size(args)
         self.files = self._read()
-        held_out = zip(self.files["validation"], self._eval_samples(self.args.max_eval_samples), strict=True)
-        rows = [objective.rows(file.tokens, 0, most) for file, most in held_out]
+        rows = [objective.rows(file.tokens) for file in self.files["validation"]]
+        self._held_out = sum(map(len, rows))
+        most = self._eval_samples(self.args.max_eval_samples or EVALUATED)
+        rows = [SomeExamples(one, count) if len(one) > count else one for one, count in zip(rows, most, strict=True)]
         self.validation = ConcatDataset(rows) if self._is_joined else rows[0]
         if not len(self.validation) and args.eval_strategy != "no":
             tokens = sum(len(file.tokens) for file in self.files["validation"])
@@ -166,9 +170,9 @@ class Text:
         """Whether each corpus has held-out text of its own; a --validation_file is for all of them."""
         return self.is_mixed and not self.args.validation_file
 
-    def _eval_samples(self, most: int | None) -> list[int | None]:
+    def _eval_samples(self, most: int) -> list[int]:
         """Examples of each corpus, if `most` are evaluated on together."""
-        return evaluation_shares(self.weights, most) if most and self._is_joined else [most] * len(self.names)
+        return evaluation_shares(self.weights, most) if self._is_joined else [most] * len(self.names)
 
     def compute_metrics(self) -> Callable:
         """The function from predictions to metrics, of each corpus too if there are several."""

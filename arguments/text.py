@@ -35,7 +35,9 @@ class PreTrainingDataArguments:
     validation_split_percentage: float = option(5.0, "Held out if no validation text is given.", above=0, below=100)
     validation_split_count: int | None = option(None, "Or hold out N documents.", at_least=1, unit="document")
     max_train_samples: int | None = option(None, "Use the first N training documents of each corpus only.", at_least=1)
-    max_eval_samples: int | None = option(None, "Use the first N validation chunks only, of all corpora.", at_least=1)
+    max_eval_samples: int | None = option(
+        None, "Validation chunks to score, of all corpora, spread over the text. Not set: 10,240.", at_least=1
+    )
     objective: str = option("span_corruption", "What is masked.", choices=OBJECTIVES)
     input_seq_length: int = option(512, "Tokens of an input, EOS included.", at_least=3, at_most=LONGEST)
     noise_density: float = option(_SPANS["noise_density"], "Share of tokens masked.", above=0, below=1)

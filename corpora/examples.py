@@ -11,6 +11,7 @@ import torch
 
 from data_collator_t5 import example_keys
 
+GOLDEN = 0.6180339887498949  # the golden section of 1
 SAMPLER_BLOCK = 65_536  # examples whose numbers are handed out at once
 
 
@@ -54,9 +55,9 @@ class Examples(torch.utils.data.Dataset):
 class ChunkDataset(Examples):
     """Chunks of exactly `length` tokens of a flat array; a shorter rest is not used."""
 
-    def __init__(self, tokens: np.ndarray, length: int, seed: int = 0, max_chunks: int | None = None):
+    def __init__(self, tokens: np.ndarray, length: int, seed: int = 0):
         chunks = len(tokens) // length
-        self.chunks = tokens[: chunks * length].reshape(chunks, length)[:max_chunks]
+        self.chunks = tokens[: chunks * length].reshape(chunks, length)
         self.tokens_length, self.seed = length, seed
 
     def __len__(self) -> int:
@@ -65,6 +66,22 @@ class ChunkDataset(Examples):
     def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
         numbers = np.asarray(numbers)
         return {"input_ids": self.chunks[numbers % len(self)], "key": example_keys(self.seed, numbers)}
+
+
+class SomeExamples(Examples):
+    """`count` of the examples in their order, one from each of so many equal parts of them: at another place in each
+    part, so that no period in the examples, such as that of a mixture's kinds of rows, is hit."""
+
+    def __init__(self, examples: Examples, count: int):
+        self.examples, self.tokens_length = examples, examples.tokens_length
+        ends = np.arange(count + 1) * len(examples) // count
+        self.places = ends[:-1] + (np.arange(count) * GOLDEN % 1 * np.diff(ends)).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        return self.examples.__getitems__(self.places[np.asarray(numbers) % len(self)])
 
 
 class WeightedExamples(Examples):
@@ -110,7 +127,7 @@ class WeightedExamples(Examples):
 
 def _stride(size: int) -> int:
     """A step near the golden section of `size` that visits every place of a ring of that size once."""
-    step = max(1, round(size * 0.6180339887498949))
+    step = max(1, round(size * GOLDEN))
     return next(n for n in range(step, step + size + 1) if np.gcd(n, size) == 1)
 
 

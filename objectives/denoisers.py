@@ -187,14 +187,11 @@ class PackedChunks(Examples):
     a ring, so that a token meets other denoisers.
     """
 
-    def __init__(
-        self, tokens: np.ndarray, lengths: np.ndarray, pattern: np.ndarray, seed: int = 0, max_chunks: int | None = None
-    ):
+    def __init__(self, tokens: np.ndarray, lengths: np.ndarray, pattern: np.ndarray, seed: int = 0):
         self.tokens, self.lengths, self.pattern, self.seed = tokens, lengths, pattern, seed
         self.ends, self.tokens_length = np.cumsum(lengths[pattern]), float(lengths[pattern].mean())
         cycles, rest = divmod(len(tokens), int(self.ends[-1]))
-        rows = cycles * len(pattern) + int(np.searchsorted(self.ends, rest, side="right"))
-        self.rows = rows if max_chunks is None else min(rows, max_chunks)
+        self.rows = cycles * len(pattern) + int(np.searchsorted(self.ends, rest, side="right"))
 
     def __len__(self) -> int:
         return self.rows
@@ -272,8 +269,8 @@ class DenoiserMixture(PackedObjective):
         ).T
         self._mode = np.array([vocabulary.get(denoiser.mode, -1) for _, denoiser in examples])
 
-    def rows(self, tokens: np.ndarray, seed: int = 0, most: int | None = None) -> PackedChunks:
-        return PackedChunks(tokens, self.raw_lengths, self.pattern, seed, most)
+    def rows(self, tokens: np.ndarray, seed: int = 0) -> PackedChunks:
+        return PackedChunks(tokens, self.raw_lengths, self.pattern, seed)
 
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:
         """A row's first tokens and the pass decide its kind: later passes draw anew, a resumed stream the same."""

@@ -81,12 +81,11 @@ class DocumentRows(Examples):
     tokens_length: mean raw tokens of a row, without EOS between examples. unused: share of the text that is in no row.
     """
 
-    def __init__(self, tokens: np.ndarray, layout: RowLayout, eos_id: int, seed: int = 0, max_rows: int | None = None):
+    def __init__(self, tokens: np.ndarray, layout: RowLayout, eos_id: int, seed: int = 0):
         self.tokens, self.layout, self.seed = tokens, layout, seed
-        starts, counts, separators = find_rows(tokens, layout, eos_id)
+        self.starts, counts, separators = find_rows(tokens, layout, eos_id)
         lengths = layout.texts[counts]
         self.unused = 1 - lengths.sum() / max(len(tokens) - separators, 1)
-        self.starts, lengths, counts = starts[:max_rows], lengths[:max_rows], counts[:max_rows]
         self.tokens_length = float(lengths.mean()) if len(self) else float(layout.texts[1])
         self.examples_per_row = float(counts.mean()) if len(self) else 0.0
 
@@ -166,8 +165,8 @@ class DocumentSpans(PackedObjective, T5DataCollator):
         # A row, and what shows whether its last document continues in the next one.
         self.window = self.layout.width + self.layout.shortest + 1
 
-    def rows(self, tokens: np.ndarray, seed: int = 0, most: int | None = None) -> DocumentRows:
-        return DocumentRows(tokens, self.layout, self.eos_id, seed, most)
+    def rows(self, tokens: np.ndarray, seed: int = 0) -> DocumentRows:
+        return DocumentRows(tokens, self.layout, self.eos_id, seed)
 
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:  # noqa: ARG002
         ends = np.append(np.flatnonzero(tokens == self.eos_id), FAR)

@@ -39,8 +39,8 @@ class Objective:
         ...}, or of a list of such rows."""
         raise NotImplementedError
 
-    def rows(self, tokens: np.ndarray, seed: int = 0, most: int | None = None) -> Examples:
-        """The rows of a flat array of tokens, at most `most`."""
+    def rows(self, tokens: np.ndarray, seed: int = 0) -> Examples:
+        """The rows of a flat array of tokens."""
         raise NotImplementedError
 
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:

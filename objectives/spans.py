@@ -26,8 +26,8 @@ class SpanCorruption(T5DataCollator, Objective):
         self.window = self.tokens_length
         self._is_byte_level = is_byte_level(tokenizer)
 
-    def rows(self, tokens: np.ndarray, seed: int = 0, most: int | None = None) -> ChunkDataset:
-        return ChunkDataset(tokens, self.tokens_length, seed, most)
+    def rows(self, tokens: np.ndarray, seed: int = 0) -> ChunkDataset:
+        return ChunkDataset(tokens, self.tokens_length, seed)
 
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:  # noqa: ARG002
         return self.window, {"input_ids": tokens}

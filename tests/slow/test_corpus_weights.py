@@ -198,7 +198,7 @@ class RunTest(TestCase):
             changes = dict(objective="span_corruption", max_steps=1, save_strategy="no", max_eval_samples=10)
             more = ["--validation_file", *more] if more else []
             _, printed = self.run_script(name, weights, *more, **changes | dict(eval_steps=1))
-            self.assertRegex(printed, r"chunks +\d+ training, 10 validation")
+            self.assertRegex(printed, r"chunks +\d+ training, 10 of \d\d+ validation")
         examples = json.loads((self.folder / "two" / "run.json").read_text())["examples"]
         self.assertEqual(sum(examples.values()), 500)
         train = re.search(r"documents +(\d+) \((\d+) empty", printed)

@@ -219,6 +219,15 @@ class CachedTextTest(TestCase):
         for name, row in text.plan(10).items():
             self.assertTrue(row, name)
 
+    @parameterized.product(kind=("file", "weighted"), objective=tuple(OBJECTIVES))
+    def test_of_much_held_out_text_a_part_is_scored(self, kind, objective):
+        with mock.patch("data_t5.EVALUATED", 6):
+            many = dict(validation_split_percentage=50, max_eval_samples=None)
+            text, corrupt, _ = self.open(self.flags(kind, **many, **OBJECTIVES[objective]))
+        self.assertRegex(text.plan(10)["chunks"], r" 6 of \d\d+ validation")
+        batch = [text.validation[number] for number in range(len(text.validation))]
+        self.assertEqual(corrupt(batch)["input_ids"].shape, (6, LENGTH))
+
     def test_ready_made_ids_are_held_out_by_number(self):
         text, _, _ = self.open(self.flags("ids_json", validation_split_count=20))
         self.assertEqual(text.documents["validation"], 20)

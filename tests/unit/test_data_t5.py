@@ -33,7 +33,7 @@ from common.cached_folders import cached
 from common.manifests import write_manifest
 from constants import BUILTIN_CORPUS
 from corpora import hub, installed_docs, token_files
-from corpora.examples import ChunkDataset, EpochSampler
+from corpora.examples import ChunkDataset, EpochSampler, SomeExamples
 from corpora.files import read_documents, read_rows, read_tsv
 from corpora.hub import load_dataset_splits
 from corpora.long_text import Stretch
@@ -684,8 +684,19 @@ class ChunkDatasetTest(TestCase):
         self.assertEqual(chunks[3]["input_ids"].tolist(), list(range(30, 40)))
         np.testing.assert_array_equal(chunks.__getitems__([9, 0])["input_ids"], np.arange(100).reshape(10, 10)[[9, 0]])
         self.assertLen(ChunkDataset(np.arange(9), 10), 0)
-        self.assertLen(ChunkDataset(np.arange(107), 10, max_chunks=4), 4)
-        self.assertLen(ChunkDataset(np.arange(107), 10, max_chunks=400), 10)
+
+    @parameterized.parameters((1_000, 7), (1_000, 100), (997, 500), (10, 9), (2, 1))
+    def test_some_of_them_come_from_everywhere(self, size, count):
+        """With the masks that they have among all, and at most twice as far apart as if they were even."""
+        chunks = ChunkDataset(np.arange(10 * size), 10)
+        some = SomeExamples(chunks, count)
+        self.assertLen(some, count)
+        found = some.__getitems__([*range(count), 0])
+        places = found["input_ids"][:, 0] // 10
+        self.assertEqual(places[0], places[-1])
+        self.assertGreater(np.diff(places[:-1]).min(initial=1), 0)
+        self.assertLess(np.diff([0, *places[:-1], size]).max(), 2 * (size / count + 1))
+        np.testing.assert_array_equal(found["key"], chunks.__getitems__(places)["key"])
 
     def test_numbers_past_the_end_are_the_next_epochs(self):
         chunks = ChunkDataset(np.arange(100), 10, seed=3)

@@ -13,6 +13,7 @@ from absl.testing import parameterized
 from test_data_collator_t5 import EOS, T5_SENTINELS, make_tokenizer, restored
 
 import constants
+from corpora.examples import SomeExamples
 from data_collator_t5 import example_keys, masks_from_random, random_numbers
 from objectives.denoisers import (
     Denoiser,
@@ -208,12 +209,18 @@ class PackedChunksTest(TestCase):
                 if epoch == 0:
                     self.assertEqual(used.tolist(), list(range(len(used))))
 
+    @parameterized.parameters(10, 12, 18, 25, 100)
+    def test_a_part_of_them_has_all_kinds(self, count):
+        chunks = PackedChunks(np.arange(1_800), np.array([5, 8, 5]), np.array([0, 1, 2]))
+        kinds = SomeExamples(chunks, count).__getitems__(np.arange(count))["row"]
+        for kind in range(3):
+            self.assertAlmostEqual((kinds == kind).mean(), 1 / 3, delta=0.2)
+
     def test_later_epochs_begin_elsewhere(self):
         chunks = PackedChunks(np.arange(1_000), np.array([5, 7]), np.array([0, 1, 1]))
         begins = [chunks[epoch * len(chunks)]["input_ids"][0] for epoch in range(5)]
         self.assertEqual(begins[0], 0)
         self.assertLen(set(begins), 5)
-        self.assertLen(PackedChunks(np.arange(1_000), np.array([5, 7]), np.array([0, 1, 1]), max_chunks=4), 4)
 
 
 class RefusedTest(TestCase):
