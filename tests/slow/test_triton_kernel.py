@@ -22,6 +22,7 @@ from test_attention_strides import triton_error
 from test_attention_t5 import eager, inputs, masks
 
 import benchmarks.attention
+from model_t5 import build_config
 from modeling.kernels import library
 from modeling.kernels.attention import attention, triton_is_installed, use_attention_kernel
 from modeling.relative_bias import diagonal_sums, spread_sums
@@ -177,7 +178,11 @@ def compare_with_eager() -> dict[str, float]:
 
 def benchmark_tiles() -> list[dict]:
     """The rows that `benchmark_t5.py attention` has of d(bias) where Triton is chosen."""
-    with mock.patch.object(benchmarks.attention, "choose_bias_gradient", lambda *_: "triton"):
+    config = build_config("tiny", overrides={"num_heads": 2})  # the interpreter takes twice as long for four
+    with (
+        mock.patch.object(benchmarks.attention, "choose_bias_gradient", lambda *_: "triton"),
+        mock.patch.object(benchmarks.attention, "benchmark_config", lambda _: config),
+    ):
         args = Namespace(model="tiny", batch=1, source_length=40, target_length=9, device=torch.device("cpu"), rounds=1)
         return benchmarks.attention.measure_bias_gradients(args, FLOAT32)
 
