@@ -223,9 +223,9 @@ def check_model_source(args: Any, training_args: Any = None, packed: str | None 
             raise ValueError(f"--output_dir {training_args.output_dir} holds the checkpoint that the matrices of "
                              f"--lora_rank {args.lora_rank} will need: name another folder")  # fmt: skip
         if args.lora_rank and training_args.push_to_hub:
-            raise ValueError(f"--push_to_hub with --lora_rank {args.lora_rank} would upload matrices of a checkpoint that "
-                             f"only this machine has, {args.model_name_or_path}: name one of the Hub, or upload the "
-                             "merged model with export_checkpoint.py --push_to_hub")  # fmt: skip
+            raise ValueError(f"--push_to_hub with --lora_rank {args.lora_rank} would upload matrices of a checkpoint "
+                             f"that only this machine has, {args.model_name_or_path}: name one of the Hub, or upload "
+                             "the merged model with export_checkpoint.py --push_to_hub")  # fmt: skip
         if training_args.overwrite_output_dir and folder == base.parent and base.name.startswith("checkpoint-"):
             raise ValueError(f"--overwrite_output_dir would delete {args.model_name_or_path}, from which the training "
                              "is to start: name another --output_dir")  # fmt: skip

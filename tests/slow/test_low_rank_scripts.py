@@ -102,7 +102,7 @@ class LowRankScriptsTest(parameterized.TestCase):
 
     def test_matrices_of_a_checkpoint_that_only_this_machine_has_are_not_published(self):
         _, _, errors = run_main(fine_tune_t5.main, *self.argv("unused"), "--push_to_hub", code=2)
-        self.assertRegex(errors, "--push_to_hub with --lora_rank 4 would upload .* only this machine has, .*/base: name")
+        self.assertRegex(errors, "--push_to_hub with --lora_rank 4 would .* only this machine has, .*/base: name")
 
     def test_evaluated_answered_and_exported(self):
         model, common = ["--model_name_or_path", self.folder / "whole"], ["--use_cpu", "true"]
