@@ -49,6 +49,13 @@ class AddedTokensTest(parameterized.TestCase):
         text = "\n".join(LINES[:3])
         self.assertEqual(corpus_encoder(new)([text])[0].tolist(), new(text, add_special_tokens=False).input_ids)
 
+    def test_limits_and_special_tokens_stay(self):
+        self.old.model_max_length = 512
+        self.old.bos_token = "<extra_id_7>"  # umT5 has one
+        new = self.again(add_tokens(self.old, NEW)[0])
+        for name in ("model_max_length", "special_tokens_map", "extra_special_tokens", "all_special_ids"):
+            self.assertEqual(getattr(new, name), getattr(self.old, name), name)
+
     def test_bytes(self):
         new, added = add_tokens(ByT5Tokenizer(), ["```"])
         self.assertEqual(added, ["```"])
