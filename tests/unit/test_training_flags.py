@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 from unittest import mock
 
 import torch
@@ -30,6 +31,37 @@ class FlagsTest(parameterized.TestCase):
             training_arguments._CUDA_GRAPHS,
             [mode for mode, options in modes.items() if options.get("triton.cudagraphs")],
         )
+
+    @parameterized.parameters(
+        ("activation_checkpointing_kwargs", "nonsense", "must be a mapping in JSON"),
+        ("gradient_checkpointing_kwargs", "[1]", "must be a mapping in JSON"),
+        ("lr_scheduler_kwargs", "null", "must be a mapping in JSON"),
+        ("lr_scheduler_kwargs", "{", "not JSON: Expecting"),
+        ("accelerator_config", "nonsense", "no such file"),
+        ("accelerator_config", '{"foo": 1}', "unexpected keyword argument 'foo'"),
+        ("accelerator_config", '{"gradient_accumulation_kwargs": {"foo": 1}}', "unexpected keyword argument 'foo'"),
+        ("accelerator_config", '{"split_batches": true}', "split_batches and even_batches must stay"),
+        ("accelerator_config", '{"even_batches": false}', "split_batches and even_batches must stay"),
+        ("fsdp_config", "nonsense", "no such file"),
+        ("fsdp_config", "LIST", "holds no mapping"),
+        ("deepspeed", "LIST", "holds no mapping"),
+        ("deepspeed", "{", "not JSON: Expecting"),
+    )
+    def test_json(self, name, value, message):
+        (self.folder / "list.json").write_text("[1]")
+        value = value.replace("LIST", str(self.folder / "list.json"))
+        with self.assertRaisesRegex(ValueError, f"^--{name} {re.escape(value)}: .*{message}"):
+            arguments(**{name: value})
+
+    def test_json_that_is_right(self):
+        flags = dict(activation_checkpointing_kwargs='{"use_reentrant": true}', lr_scheduler_kwargs='{"min_lr": 0}')
+        self.assertEqual(arguments(**flags).activation_checkpointing_kwargs, {"use_reentrant": True})
+        arguments(accelerator_config='{"dispatch_batches": true, "gradient_accumulation_kwargs": {"num_steps": 1}}')
+
+    def test_unknown_options_of_activation_checkpointing(self):
+        message = "--activation_checkpointing_kwargs use_reetrant: .*did you mean use_reentrant"
+        with self.assertRaisesRegex(ValueError, message):
+            arguments(activation_checkpointing_kwargs='{"use_reetrant": false}')
 
     @parameterized.parameters(
         # what is asked for, what is installed -> what is taken, what is said
