@@ -56,7 +56,7 @@ class WandbTracker:
         # The configuration goes with init: a sweep locks its own values, and would warn of each one in a later update.
         self.run = wandb.init(**ours, config=config, resume=None if step is None else "allow")
         folders = Path(self.run.dir).parent.parent / f"offline-run-*-{self.run.id}"
-        self.shown = f"wandb sync {folders}" if self.run.settings.mode == "offline" else self.run.url
+        self.shown = f"wandb sync {folders}" if self.run.offline else self.run.url
 
     def log(self, values: dict, step: int) -> None:
         self.run.log(values, step=step)
@@ -213,6 +213,8 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
     names = [name for name in TRACKERS if name in args.report_to]
     for name in names:
         trainer.remove_callback(INTEGRATION_TO_CALLBACK[name])
+    if os.environ.get("WANDB_MODE") == "disabled":
+        names = [name for name in names if name != "wandb"]  # a run that is resumed with W&B sends it the whole curve
     if not names or not is_first_process():
         return
     path, step, saved = Path(args.output_dir) / TRACKERS_FILE, None, {}
