@@ -267,6 +267,8 @@ def _trackers(names: list[str] | str | None) -> list[str]:
                              f"{', '.join(known)}")  # fmt: skip
         if name not in ("none", "all", *get_available_reporting_integrations()):
             raise ValueError(f"--report_to {name}: the package {name} is not installed")
+        if name in ("none", "all") and len(names) > 1:
+            raise ValueError(f"--report_to {' '.join(names)}: {name} goes alone")
     return names
 
 

@@ -86,6 +86,12 @@ class FlagsTest(parameterized.TestCase):
         with there, self.assertRaisesRegex(ValueError, "--report_to wandb: the package wandb is not installed"):
             PreTrainingArguments(output_dir="never_written", use_cpu=True, report_to=["wandb"])
 
+    @parameterized.parameters("none", "all")
+    def test_all_trackers_or_none_go_alone(self, name):
+        there = mock.patch.object(training_arguments, "get_available_reporting_integrations", lambda: ["wandb"])
+        with there, self.assertRaisesRegex(ValueError, f"--report_to wandb {name}: {name} goes alone"):
+            arguments(report_to=["wandb", name])
+
 
 if __name__ == "__main__":
     absltest.main()
