@@ -14,6 +14,7 @@ checkpoint when it is trained with the new tokenizer (--model_name_or_path and -
 """
 
 import itertools
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -109,12 +110,12 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
     tokenizer, new = add_tokens(load_tokenizer(name), args.add_tokens)
     if not new:
         raise ValueError(f"--add_tokens {' '.join(args.add_tokens)}: all of them are tokens of {name} already")
-    changed, flags = None, f"--model_name_or_path ... --tokenizer_name {args.output_dir}"
+    changed, flags = None, f"--model_name_or_path ... --tokenizer_name {shlex.quote(args.output_dir)}"
     if args.model_name_or_path:
         model = load_model(args.model_name_or_path)
         tokens = change_vocabulary(model, own, tokenizer)
         changed = f"{tokens['kept']:,} rows kept, {tokens['new']:,} new ones at their mean"
-        flags = f"--model_name_or_path {args.output_dir}"
+        flags = f"--model_name_or_path {shlex.quote(args.output_dir)}"
         model.save_pretrained(folder)
         if (record := Path(args.model_name_or_path) / TASK_RECORD).is_file():
             shutil.copy(record, folder)
@@ -177,14 +178,15 @@ def main(argv: list[str] | None = None) -> str:
             tokenizer = load_tokenizer(str(folder))
             if args.config_name:
                 build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
-    sample, shape = first[:60], args.output_dir if args.config_name else "mini"
+    sample, where = first[:60], shlex.quote(args.output_dir)
+    shape = where if args.config_name else "mini"
     rows = {
         "text": text,
         "tokens": f"{len(tokenizer):,}, sentinels {tokenizer.convert_tokens_to_ids('<extra_id_0>')} downwards",
         "unknown": described_letters(tokenizer, letters),
         "example": f"{sample!r} -> {' '.join(tokenizer.tokenize(sample))}",
         "written to": args.output_dir,
-        "next": f"python pre_train_t5.py --tokenizer_name {args.output_dir} --config_name {shape} ...",
+        "next": f"python pre_train_t5.py --tokenizer_name {where} --config_name {shape} ...",
     }
     end_summary(rows, title="tokenizer")
     return args.output_dir

@@ -298,9 +298,11 @@ class TrackersTest(parameterized.TestCase):
         second = self.start({"wandb": FakeTracker}, self.checkpoint(first, self.out / "4"))
         self.assertEqual(second.callbacks[0].trackers["wandb"].logs, [(4, {"train/loss": 2.0})])
 
-    @parameterized.parameters((True, "wandb sync .*/offline-run-.*-abc"), (False, "https://wandb"))
+    @parameterized.parameters((True, "wandb sync '.*/my run'/offline-run-.*-abc"), (False, "https://wandb"))
     def test_where_wandb_shows_a_run(self, offline, shown):  # offline: WANDB_MODE=offline and dryrun
-        run = mock.Mock(offline=offline, url=None if offline else "https://wandb", dir=str(self.out / "a/b"), id="abc")
+        run = mock.Mock(
+            offline=offline, url=None if offline else "https://wandb", dir=str(self.out / "my run/a/b"), id="abc"
+        )
         with mock.patch("wandb.init", return_value=run):
             self.assertRegex(WandbTracker(None, "abc", "name", {}, None).shown, shown)
 

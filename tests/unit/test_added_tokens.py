@@ -85,6 +85,8 @@ class AddedTokensTest(parameterized.TestCase):
         self.assertRegex(printed, r"fine_tune_t5.py --model_name_or_path \.\.\. --tokenizer_name \S*/new")
         self.assertLen(load_tokenizer(str(self.folder / "new")), 301)
         self.assertFalse((self.folder / "new/config.json").exists())
+        flags = ("--from_tokenizer", self.folder / "old", "--add_tokens", "{", "--output_dir", self.folder / "a b")
+        self.assertRegex(run_main(create_tokenizer.main, *flags)[1], r"--tokenizer_name '\S*/a b' \.\.\.")
 
     @parameterized.parameters(
         ("--add_tokens {", "name the tokenizer with --from_tokenizer"),
