@@ -440,6 +440,14 @@ class CurvesTest(TestCase):
             draw_curves({"a": LINES}, self.folder / "a.png", x="tokens")
         self.assertEmpty(list(self.folder.iterdir()))
 
+    def test_a_run_shorter_than_logging_steps_has_its_evaluations_drawn(self):
+        (self.folder / "metrics.jsonl").write_text('{"step": 3, "learning_rate": 0.1}\n')
+        LossCurveCallback(self.folder).on_save()
+        self.assertFalse((self.folder / "loss.png").exists())
+        (self.folder / "metrics.jsonl").write_text('{"step": 4, "eval_matched_loss": 1.5}\n')
+        LossCurveCallback(self.folder).on_train_end()
+        self.assertGreater(imread(self.folder / "loss.png").std(), 0)
+
     def test_a_failed_picture_is_only_a_warning(self):
         (self.folder / "metrics.jsonl").write_text('{"step": 1\n{"step": 2, "loss": 1.0}\n')
         with self.assertLogs("runs.callbacks", "WARNING") as logs:
