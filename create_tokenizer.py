@@ -34,7 +34,7 @@ from corpora.files import column_texts
 from corpora.hub import load_dataset_splits
 from corpora.long_text import first_documents
 from corpora.sources import described, find_corpora, find_sources
-from corpora.tokenizers import LEAST_COVERAGE, load_tokenizer, train_tokenizer
+from corpora.tokenizers import LEAST_COVERAGE, has_tokenizer, load_tokenizer, train_tokenizer
 from corpora.unknown import lost_letters, named
 from model_t5 import build_config, load_model
 from modeling.new_vocabulary import change_vocabulary
@@ -106,13 +106,16 @@ def _check_adding(args: TokenizerArguments) -> None:
 def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str, str | None]:
     """Writes the tokenizer with `--add_tokens`, and its checkpoint if one is named; returns the rows of the summary."""
     name = args.from_tokenizer or args.model_name_or_path
-    own = load_tokenizer(name, "--from_tokenizer" if args.from_tokenizer else "--model_name_or_path")
-    tokenizer, new = add_tokens(load_tokenizer(name), args.add_tokens)
+    flag = "--from_tokenizer" if args.from_tokenizer else "--model_name_or_path"
+    tokenizer, new = add_tokens(load_tokenizer(name, flag), args.add_tokens)
     if not new:
         raise ValueError(f"--add_tokens {' '.join(args.add_tokens)}: all of them are tokens of {name} already")
     changed, flags = None, f"--model_name_or_path ... --tokenizer_name {shlex.quote(args.output_dir)}"
     if args.model_name_or_path:
         model = load_model(args.model_name_or_path)
+        folder_of_model = Path(args.model_name_or_path)
+        bare = folder_of_model.is_dir() and not has_tokenizer(folder_of_model)
+        own = load_tokenizer(name if bare else args.model_name_or_path)  # by which its rows are ordered
         tokens = change_vocabulary(model, own, tokenizer)
         changed = f"{tokens['kept']:,} rows kept, {tokens['new']:,} new ones at their mean"
         flags = f"--model_name_or_path {shlex.quote(args.output_dir)}"
