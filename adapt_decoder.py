@@ -10,6 +10,7 @@ worth. Gemma 2's 2B becomes 5.6B parameters; source and result together take 16 
 checkpoint's own type.
 """
 
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ def main(argv: list[str] | None = None) -> dict[str, str | None]:
     if None in copied.values():
         warm_up = f"--train_only cross_attn --max_steps {WARM_UP_STEPS} --output_dir out/warm"
         follow = f"{warm_up}; then from out/warm, without --train_only"
-    rows["next"] = f"python pre_train_t5.py --model_name_or_path {args.output_dir} {follow}"
+    rows["next"] = f"python pre_train_t5.py --model_name_or_path {shlex.quote(args.output_dir)} {follow}"
     end_summary(rows, title="adapted")
     return copied
 

@@ -14,6 +14,7 @@ checkpoint when it is trained with the new tokenizer (--model_name_or_path and -
 """
 
 import itertools
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ from corpora.files import column_texts
 from corpora.hub import load_dataset_splits
 from corpora.long_text import first_documents
 from corpora.sources import described, find_corpora, find_sources
-from corpora.tokenizers import LEAST_COVERAGE, load_tokenizer, train_tokenizer
+from corpora.tokenizers import LEAST_COVERAGE, has_tokenizer, load_tokenizer, train_tokenizer
 from corpora.unknown import lost_letters, named
 from model_t5 import build_config, load_model
 from modeling.new_vocabulary import change_vocabulary
@@ -105,16 +106,19 @@ def _check_adding(args: TokenizerArguments) -> None:
 def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str, str | None]:
     """Writes the tokenizer with `--add_tokens`, and its checkpoint if one is named; returns the rows of the summary."""
     name = args.from_tokenizer or args.model_name_or_path
-    own = load_tokenizer(name, "--from_tokenizer" if args.from_tokenizer else "--model_name_or_path")
-    tokenizer, new = add_tokens(load_tokenizer(name), args.add_tokens)
+    flag = "--from_tokenizer" if args.from_tokenizer else "--model_name_or_path"
+    tokenizer, new = add_tokens(load_tokenizer(name, flag), args.add_tokens)
     if not new:
         raise ValueError(f"--add_tokens {' '.join(args.add_tokens)}: all of them are tokens of {name} already")
-    changed, flags = None, f"--model_name_or_path ... --tokenizer_name {args.output_dir}"
+    changed, flags = None, f"--model_name_or_path ... --tokenizer_name {shlex.quote(args.output_dir)}"
     if args.model_name_or_path:
         model = load_model(args.model_name_or_path)
+        folder_of_model = Path(args.model_name_or_path)
+        bare = folder_of_model.is_dir() and not has_tokenizer(folder_of_model)
+        own = load_tokenizer(name if bare else args.model_name_or_path)  # by which its rows are ordered
         tokens = change_vocabulary(model, own, tokenizer)
         changed = f"{tokens['kept']:,} rows kept, {tokens['new']:,} new ones at their mean"
-        flags = f"--model_name_or_path {args.output_dir}"
+        flags = f"--model_name_or_path {shlex.quote(args.output_dir)}"
         model.save_pretrained(folder)
         if (record := Path(args.model_name_or_path) / TASK_RECORD).is_file():
             shutil.copy(record, folder)
@@ -177,14 +181,15 @@ def main(argv: list[str] | None = None) -> str:
             tokenizer = load_tokenizer(str(folder))
             if args.config_name:
                 build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
-    sample, shape = first[:60], args.output_dir if args.config_name else "mini"
+    sample, where = first[:60], shlex.quote(args.output_dir)
+    shape = where if args.config_name else "mini"
     rows = {
         "text": text,
         "tokens": f"{len(tokenizer):,}, sentinels {tokenizer.convert_tokens_to_ids('<extra_id_0>')} downwards",
         "unknown": described_letters(tokenizer, letters),
         "example": f"{sample!r} -> {' '.join(tokenizer.tokenize(sample))}",
         "written to": args.output_dir,
-        "next": f"python pre_train_t5.py --tokenizer_name {args.output_dir} --config_name {shape} ...",
+        "next": f"python pre_train_t5.py --tokenizer_name {where} --config_name {shape} ...",
     }
     end_summary(rows, title="tokenizer")
     return args.output_dir

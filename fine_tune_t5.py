@@ -17,6 +17,7 @@ own pairs become an entry, which is printed (docs/your_data.md). Writes the best
 repeat the numbers), all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
+import shlex
 from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, set_seed
@@ -107,7 +108,8 @@ def main(argv: list[str] | None = None) -> dict:
     run = TrainingRun(trainer, title, flags, tasks, checkpoint, rows)
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)
-    return run.finish(result.metrics, next_command=f"python evaluate_t5.py --model_name_or_path {args.output_dir}")
+    command = f"python evaluate_t5.py --model_name_or_path {shlex.quote(args.output_dir)}"
+    return run.finish(result.metrics, next_command=command)
 
 
 if __name__ == "__main__":

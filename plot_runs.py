@@ -40,7 +40,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def group_folders(runs: list[str], labels: str | None) -> dict[str, list[Path]]:
-    """["a=out/1,out/2", "out/b"] -> {"a": [out/1, out/2], "b": [out/b]}. ValueError for a label that comes twice."""
+    """["a=out/1,out/2", "out/b"] -> {"a": [out/1, out/2], "b": [out/b]}. ValueError for a label that comes twice
+    or is empty, and for a folder that comes twice under one."""
     names, folders = [], []
     for run in runs:
         label, equals, paths = run.partition("=")
@@ -49,10 +50,14 @@ def group_folders(runs: list[str], labels: str | None) -> dict[str, list[Path]]:
             label, group = Path(run).resolve().name, [Path(run)]
         if not group or not label:
             raise ValueError(f"{run!r} should be a folder or label=folder,folder,...")
+        if len({path.resolve() for path in group}) < len(group):
+            raise ValueError(f"{run!r} names a folder twice, which would count as two seeds")
         names.append(label)
         folders.append(group)
     if labels is not None:
-        names = labels.split(",")
+        names = [name.strip() for name in labels.split(",")]
+        if not all(names):
+            raise ValueError(f"--labels {labels!r}: a name is missing beside a comma, or all of it")
         if len(names) != len(runs):
             raise ValueError(f"--labels {labels} has {len(names)} names for {len(runs)} runs")
     for name in names:
@@ -81,15 +86,17 @@ def read_run(folder: Path, x: str) -> dict:
 
 
 def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
-    """The keys of `wanted`, names with or without "eval_" between commas, or the first metric there is. ValueError,
-    with the list, for an unknown one."""
+    """The keys of `wanted`, names with or without "eval_" between commas, or the first metric there is. ValueError
+    for an unknown one, with the list, and for an empty one."""
     lines = [line for run in runs for line in [*run["lines"], run["results"]]]
     metrics = eval_metrics(lines)
     if wanted is None:
         return metrics[:1]
     present = {key for line in lines for key, value in line.items() if isinstance(value, Real)}
     found = {}  # in order, each once
-    for metric in wanted.split(","):
+    for metric in map(str.strip, wanted.split(",")):
+        if not metric:
+            raise ValueError(f"--metric {wanted!r}: a name is missing beside a comma, or all of it")
         key = metric if metric in present else f"eval_{metric}"
         if key not in present:
             known = [*metrics, *sorted(present - {"step", "epoch", "seconds", *metrics})]

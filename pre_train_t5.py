@@ -11,6 +11,7 @@ Without flags it runs recipes/pre_train_installed_docs.yaml, which names its cos
 model and tokenizer, all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None) -> dict:
     run = TrainingRun(trainer, "pre-training", flags, text, checkpoint, {"vocabulary": vocabulary, "speed": speed})
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)
-    command = f"python fine_tune_t5.py --model_name_or_path {args.output_dir}"
+    command = f"python fine_tune_t5.py --model_name_or_path {shlex.quote(args.output_dir)}"
     return run.finish(result.metrics, next_command=command)
 
 

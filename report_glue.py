@@ -99,7 +99,13 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
             raise ValueError(f"--{flag} {' '.join(map(str, values))}: one of them stands there twice")
     check_folder("--output_dir", args.output_dir)
     groups = [ModelArguments, TaskArguments, FineTuningArguments]
-    _, task_args, _ = parse_arguments(groups, flags_of(args, more, "cola", 0, Path("x")))
+    _, task_args, training_args = parse_arguments(groups, flags_of(args, more, "cola", 0, Path("x")))
+    for name in ("dry_run", "precompile", "assume_gpu"):
+        if getattr(training_args, name):
+            hint = "; give --dry_run before the --" if name == "dry_run" else ""
+            raise ValueError(f"-- --{name}: such a run trains no model, and the report has no numbers of it{hint}")
+    if training_args.eval_strategy == "no":
+        raise ValueError("-- --eval_strategy no: the report is made of the evaluations")
     return args, more, task_args
 
 
@@ -209,11 +215,11 @@ def numbers_of_task(name: str, done: list[Run]) -> dict:
     }
     scored = [values["seeds"] for metric, values in metrics.items() if (name, metric) not in UNSCORED]
     record = read_json(done[0].folder / "run.json")
-    rows, limit = record["examples"]["train"], record["arguments"]["max_train_samples"]
+    rows, limit = record["examples"].get("train"), record["arguments"]["max_train_samples"]  # None: of a stream
     return {
         "score": summed_up({seed: statistics.fmean(values[seed] for values in scored) for seed in results}),
         "metrics": metrics,
-        "training_rows": min(rows, limit or rows),
+        "training_rows": rows and min(rows, limit or rows),
         "runs": {run.seed: {"flags": run.flags, "seconds": results[run.seed]["train_runtime"]} for run in done},
     }
 

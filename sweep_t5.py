@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.command_line import exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
 from common.reports import human_time, start_summary
 from constants import PREEMPTED_EXIT_CODE
 from search.report import report
@@ -106,6 +106,7 @@ def parse_flags(argv: list[str] | None) -> tuple[SweepArguments, dict, Path]:
         raise ValueError("the first argument must be a sweep file, such as sweeps/glue_sst2_sweep.yaml")
     sweep = read_sweep(path)
     folder = choose_folder(path, sweep, args.output_dir)
+    check_folder("--output_dir", str(folder))
     if args.report_only and not (folder / "study.jsonl").is_file():
         raise ValueError(f"--report_only: there is no study.jsonl in {folder}")
     return args, sweep, folder
@@ -120,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         trials = []
-        while args.dry_run and len(trials) < min(3, sweep["size"]):
+        while args.dry_run and len(trials) < min(3, sweep["size"], sweep["run_cap"]):
             values, chosen, kinds = propose(trials, sweep, args.seed)
             print(shlex.join(command_line(sweep, values, folder, f"{len(trials):04d}", write=False)))
             trials.append(optuna.trial.create_trial(value=0.0, params=chosen, distributions=kinds))

@@ -1,5 +1,6 @@
 """Flags of training: those of transformers and ours, and their checks."""
 
+import json
 import os
 import sys
 from dataclasses import dataclass, field
@@ -7,9 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from accelerate.utils import GradientAccumulationPlugin
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
 from arguments.task import TaskArguments
@@ -41,6 +44,7 @@ LARGEST_SEED = 2**32 - 1  # of numpy
 # {flag whose default depends on the job (check_training): the value that transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
+_CHECKPOINTING = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")  # torch's names
 _COMPILE_MODES = ("default", "lite", "max-autotune-no-cudagraphs", *_CUDA_GRAPHS)
 # Parts of Trainer that T5Trainer does not have: it would stop at its first batch or evaluation.
 _NOT_IN_T5TRAINER = "batch_eval_metrics eval_do_concat_batches generation_config remove_unused_columns use_liger_kernel"
@@ -167,8 +171,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         self.report_to = _trackers(self.report_to)
         if self.disable_tqdm is None and not sys.stderr.isatty():
             self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
-        if isinstance(self.deepspeed, str) and not self.deepspeed.lstrip().startswith("{"):
-            check_file("--deepspeed", Path(self.deepspeed))
+        for name in self._VALID_DICT_FIELDS:
+            if isinstance(value := getattr(self, name), str):
+                _check_mapping(name, value)
         if not has_accelerator():
             self.use_cpu = True  # otherwise no backend is set up, and every launched process would run alone
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find out
@@ -209,6 +214,33 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         return {name: None if is_secret(name) else value for name, value in vars(self).items()}
 
 
+def _check_mapping(name: str, value: str) -> None:
+    """ValueError unless the value is a mapping in JSON, or for some flags a file of one, with keys that are known."""
+    text = value
+    if not value.startswith("{"):
+        if name.endswith("kwargs"):
+            raise ValueError(f"--{name} {value}: must be a mapping in JSON, such as '{{\"name\": 1}}'")
+        check_file(f"--{name}", Path(value))
+        text = Path(value).read_text(encoding="utf-8")
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--{name} {value}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f'--{name} {value}: holds no mapping, such as {{"name": 1}}')
+    try:
+        if name == "accelerator_config":
+            config = AcceleratorConfig(**content)
+            if config.split_batches or not config.even_batches:
+                raise ValueError("split_batches and even_batches must stay as they are: every process has batches of "
+                                 "its own, and as many as the others")  # fmt: skip
+            GradientAccumulationPlugin(**{"num_steps": 1} | (config.gradient_accumulation_kwargs or {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--{name} {value}: {error}") from None
+    for key in content if name.endswith("checkpointing_kwargs") else ():
+        check_value(name, key, dict(choices=_CHECKPOINTING))
+
+
 def cores_of_a_process() -> int:
     """CPU cores for each process of this machine, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -235,6 +267,8 @@ def _trackers(names: list[str] | str | None) -> list[str]:
                              f"{', '.join(known)}")  # fmt: skip
         if name not in ("none", "all", *get_available_reporting_integrations()):
             raise ValueError(f"--report_to {name}: the package {name} is not installed")
+        if name in ("none", "all") and len(names) > 1:
+            raise ValueError(f"--report_to {' '.join(names)}: {name} goes alone")
     return names
 
 

@@ -98,7 +98,11 @@ def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] |
 
 
 def _matches(pattern: Path) -> Iterator[Path]:
-    return Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor)))
+    """The paths that a pattern matches. Folders that are there count as they are written: "data [1]/*.txt"."""
+    folder, parts = Path(pattern.anchor), pattern.relative_to(pattern.anchor).parts
+    while len(parts) > 1 and (folder / parts[0]).is_dir():
+        folder, parts = folder / parts[0], parts[1:]
+    return folder.glob(str(Path(*parts)))
 
 
 def _is_wanted(file: Path, folder: Path, suffixes: tuple[str, ...]) -> bool:

@@ -159,8 +159,9 @@ def rebuilt(
     rules += [{"type": "Replace", "pattern": {"Regex": pattern}, "content": text} for pattern, text in replaced.items()]
     content["normalizer"] = {"type": "Sequence", "normalizers": rules}
     content["pre_tokenizer"], content["decoder"] = marks, {"type": "Sequence", "decoders": decoders}
-    special = {name: getattr(tokenizer, name) for name in ("pad_token", "eos_token", "unk_token")}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)), **special)
+    kept = {name: getattr(tokenizer, name) for name in ("model_max_length", "extra_special_tokens")}
+    kept |= tokenizer.special_tokens_map
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)), **kept)
 
 
 def has_tokenizer(folder: Path) -> bool:

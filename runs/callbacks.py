@@ -31,7 +31,7 @@ from transformers import (
 from transformers.trainer_utils import has_length
 
 from arguments.training import best_metric_key
-from common.curves import draw_curves
+from common.curves import draw_curves, eval_loss_key
 from common.reports import (
     SHORT_NAMES,
     human_time,
@@ -328,7 +328,8 @@ class LossCurveCallback(TrainerCallback):
     def on_save(self, *_, **__) -> None:
         try:
             lines = read_metrics(self.output_dir / "metrics.jsonl")
-            if any("loss" in line for line in lines):  # a save may come before the first log
+            # A save may come before the first log; a run of few steps may log nothing but its evaluations.
+            if any("loss" in line or eval_loss_key([line]) in line for line in lines):
                 draw_curves({self.output_dir.name: lines}, self.output_dir / "loss.png", title=self.output_dir.name)
         except Exception as error:
             logger.warning("loss.png was not drawn: %s: %s", type(error).__name__, error)

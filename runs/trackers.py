@@ -21,6 +21,7 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Callable
 from numbers import Real
@@ -55,8 +56,8 @@ class WandbTracker:
         self.table = wandb.Table
         # The configuration goes with init: a sweep locks its own values, and would warn of each one in a later update.
         self.run = wandb.init(**ours, config=config, resume=None if step is None else "allow")
-        folders = Path(self.run.dir).parent.parent / f"offline-run-*-{self.run.id}"
-        self.shown = f"wandb sync {folders}" if self.run.settings.mode == "offline" else self.run.url
+        folders = shlex.quote(str(Path(self.run.dir).parent.parent))
+        self.shown = f"wandb sync {folders}/offline-run-*-{self.run.id}" if self.run.offline else self.run.url
 
     def log(self, values: dict, step: int) -> None:
         self.run.log(values, step=step)
@@ -81,7 +82,7 @@ class TensorBoardTracker:
         own = re.sub(r"[^\w.-]+", "_", name)  # one folder, whatever the run is called
         folder = Path(elsewhere) / f"{own}-{identity}" if elsewhere else Path(args.output_dir) / TENSORBOARD_FOLDER
         self.writer = SummaryWriter(str(folder), purge_step=None if step is None else step + 1)
-        self.shown = f"tensorboard --logdir {folder}"
+        self.shown = f"tensorboard --logdir {shlex.quote(str(folder))}"
         self.writer.add_text("config", f"```json\n{json.dumps(plain_json(config), indent=2)}\n```", step or 0)
 
     def log(self, values: dict, step: int) -> None:
@@ -105,7 +106,7 @@ class TrackioTracker:
     def __init__(self, args: T5TrainingArguments, identity: str, name: str, config: dict, step: int | None):
         import trackio
 
-        self.trackio, self.shown = trackio, f"trackio show --project {args.project}"
+        self.trackio, self.shown = trackio, f"trackio show --project {shlex.quote(args.project)}"
         trackio.init(
             project=args.project,
             name=name if identity in name else f"{name}-{identity}",  # trackio finds a run by its name
@@ -213,6 +214,8 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
     names = [name for name in TRACKERS if name in args.report_to]
     for name in names:
         trainer.remove_callback(INTEGRATION_TO_CALLBACK[name])
+    if os.environ.get("WANDB_MODE") == "disabled":
+        names = [name for name in names if name != "wandb"]  # a run that is resumed with W&B sends it the whole curve
     if not names or not is_first_process():
         return
     path, step, saved = Path(args.output_dir) / TRACKERS_FILE, None, {}

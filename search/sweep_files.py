@@ -156,11 +156,12 @@ def read_sweep(path: str) -> dict:
     except (ValueError, TypeError) as error:  # TypeError: a date
         raise ValueError(f"{path}: not the YAML of a sweep: {' '.join(str(error).split())}") from None
     check_keys(path, sweep, TOP_KEYS, ("method", "parameters"))
+    sweep = {key: value for key, value in sweep.items() if value is not None}  # `entity:` without a value
     sweep = {"name": Path(path).stem, "metric": None, "early_terminate": None, "run_cap": math.inf} | sweep
-    method, metric, stop, parameters = (sweep[key] for key in ("method", "metric", "early_terminate", "parameters"))
+    method, metric, stop, parameters = map(sweep.get, ("method", "metric", "early_terminate", "parameters"))
     if not isinstance(parameters, dict) or not parameters:
         raise ValueError(f"{path}, parameters: {parameters!r} must be a mapping of flags to what they can be")
-    for name in OWN_FLAGS & set(parameters):
+    for name in [name for name in parameters if str(name).replace("-", "_") in OWN_FLAGS]:
         raise ValueError(f"{path}, {name}: leave it out, sweep_t5.py gives every trial its own")
     entries = {name: check_parameter(f"{path}, {name}", spec, method == "grid") for name, spec in parameters.items()}
     if metric is None and (method == "bayes" or stop):
@@ -168,6 +169,8 @@ def read_sweep(path: str) -> dict:
         raise ValueError(f"{path}: {why} needs a metric, such as `metric: {{name: eval/loss, goal: minimize}}`")
     if metric is not None:
         check_keys(f"{path}, metric", metric, METRIC_KEYS, ("name",))
+        if metric["name"] in (None, ""):
+            raise ValueError(f"{path}, metric, name: must be a metric that the runs log, such as eval/loss")
         metric = {"goal": "minimize"} | metric | {"name": str(metric["name"])}
     if stop is not None:
         check_keys(f"{path}, early_terminate", stop, STOP_KEYS, ("type",))
@@ -185,7 +188,7 @@ def read_sweep(path: str) -> dict:
             check_choice(f"{path}, command", word, [f"${{{name}}}" for name in macros({}, Path(), "", "")])
     if not any(word.startswith("${args") for word in words):
         raise ValueError(f"{path}, command: has no ${{args}} as a word of its list, all trials would be the same")
-    if "${program}" in words and not Path(sweep.get("program") or "").is_file():
+    if "${program}" in words and not Path(str(sweep.get("program", ""))).is_file():
         raise ValueError(f"{path}, program: {sweep.get('program')}: no such file in {Path.cwd()}")
     sweep |= {"metric": metric, "early_terminate": stop, "parameters": entries, "command": words}
     name, sweep["goal"] = (metric["name"], metric["goal"]) if metric else ("", "minimize")

@@ -294,10 +294,14 @@ def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int):
 
 
 def check_schedule(args, total_steps: int) -> None:
-    """ValueError if transformers' schedule lacks or does not know some of `--lr_scheduler_kwargs`."""
+    """ValueError if transformers' schedule lacks, does not know or cannot use some of `--lr_scheduler_kwargs`."""
     try:
-        build_scheduler(args, torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate), total_steps)
-    except (TypeError, ValueError) as error:
+        if args.lr_scheduler_kwargs and args.lr_scheduler_type in ("constant", "constant_with_warmup"):
+            raise ValueError("this schedule takes none")  # transformers drops them
+        schedule = build_scheduler(args, torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate), total_steps)
+        for factor in getattr(schedule, "lr_lambdas", ()):  # a wrong value shows only after the warm-up
+            _ = [factor(step) for step in (total_steps // 2, total_steps)]
+    except (TypeError, ValueError, ArithmeticError) as error:
         given = json.dumps(args.lr_scheduler_kwargs or {})
         flags = f"--lr_scheduler_type {args.lr_scheduler_type} with --lr_scheduler_kwargs '{given}'"
         raise ValueError(f"{flags}: {error}") from None

@@ -440,6 +440,14 @@ class CurvesTest(TestCase):
             draw_curves({"a": LINES}, self.folder / "a.png", x="tokens")
         self.assertEmpty(list(self.folder.iterdir()))
 
+    def test_a_run_shorter_than_logging_steps_has_its_evaluations_drawn(self):
+        (self.folder / "metrics.jsonl").write_text('{"step": 3, "learning_rate": 0.1}\n')
+        LossCurveCallback(self.folder).on_save()
+        self.assertFalse((self.folder / "loss.png").exists())
+        (self.folder / "metrics.jsonl").write_text('{"step": 4, "eval_matched_loss": 1.5}\n')
+        LossCurveCallback(self.folder).on_train_end()
+        self.assertGreater(imread(self.folder / "loss.png").std(), 0)
+
     def test_a_failed_picture_is_only_a_warning(self):
         (self.folder / "metrics.jsonl").write_text('{"step": 1\n{"step": 2, "loss": 1.0}\n')
         with self.assertLogs("runs.callbacks", "WARNING") as logs:
@@ -566,7 +574,7 @@ class PlotRunsTest(TestCase):
     def test_several_metrics_have_a_panel_each(self):
         run = write_run(self.folder / "a", [4.0, 3.0], 0.5)
         with mock.patch.object(plot_runs, "draw_curves", wraps=draw_curves) as draw:
-            code, out, _ = self.call(run, "--metric", "accuracy,loss,seconds,eval_accuracy")
+            code, out, _ = self.call(run, "--metric", "accuracy,loss, seconds,eval_accuracy")
         self.assertEqual(code, 0)
         self.assertEqual(draw.call_args.kwargs["metrics"], ["eval_accuracy", "seconds"])
         self.assertRegex(out.splitlines()[0], "eval loss +accuracy +seconds +time")
@@ -587,6 +595,9 @@ class PlotRunsTest(TestCase):
         ("no_tokens", ["{0}/bad", "--x", "tokens"], "--x tokens needs tokens_per_step, which .*bad/run.json"),
         ("bad_json", ["{0}/bad"], "all_results.json is not JSON"),
         ("unknown_metric", ["{0}/a", "--metric", "bleu"], "--metric bleu is in none .* have: eval_accuracy"),
+        ("no_metric", ["{0}/a", "--metric", ",loss"], "--metric ',loss': a name is missing"),
+        ("no_label", ["{0}/a", "{0}/bad", "--labels", "x,"], "--labels 'x,': a name is missing"),
+        ("seed_twice", ["x={0}/a,{0}/other/../a"], "names a folder twice, which would count as two seeds"),
         ("labels", ["{0}/a", "--labels", "x,y"], "--labels x,y has 2 names for 1 runs"),
         ("twice", ["{0}/a", "{0}/other/a"], "the label 'a' stands for 2 runs"),
         ("no_seeds", ["x=,"], "'x=,' should be a folder or label="),

@@ -291,6 +291,14 @@ class NumbersTest(parameterized.TestCase):
         self.assertIn("| **average** of 3 of 9 tasks with WNLI | | | **60.0** |", text)
         self.assertIn("| **average** of 2 of 8 tasks without WNLI | | | **60.0 ± 3.5** |", text)
 
+    def test_rows_of_a_stream_are_not_counted(self):
+        run = Run("wnli", 1, Path(self.enterContext(tempfile.TemporaryDirectory())), [])
+        record = {"examples": {"validation": 71}, "arguments": {"max_train_samples": None}}
+        (run.folder / "run.json").write_text(json.dumps(record))
+        (run.folder / "all_results.json").write_text(json.dumps({"eval_accuracy": 0.55, "train_runtime": 1.0}))
+        report = gather(report_glue.ReportArguments(tasks=["wnli"], seeds=[1]), [run])
+        self.assertIn("| WNLI |  | accuracy 55.0 | 55.0 |", table(report, [1]))
+
     def test_no_seed_in_common_is_no_average(self):
         self.assertIsNone(average({"a": {"score": {"seeds": {1: 2.0}}}, "b": {"score": {"seeds": {2: 2.0}}}}))
         self.assertIsNone(average({}))
@@ -313,6 +321,9 @@ class FlagsTest(TestCase):
         ("own_flag_before", [], ("--data_dir=x",), "cola", "-- --data_dir: .*; give --data_dir before the --"),
         ("unknown", [], ("--num_epochs", "3"), "cola", "--num_epochs: no such flag; did you mean --num_train_epochs"),
         ("value", [], ("--weight_decay", "much"), "cola", "weight_decay"),
+        ("dry", [], ("--dry-run",), "cola", "-- --dry_run: such a run trains no model.*; give --dry_run before the --"),
+        ("precompile", [], ("--precompile", "--torch_compile"), "cola", "-- --precompile: such a run trains no model"),
+        ("no_evaluation", [], ["--eval_strategy=no", "--no_load_best_model_at_end"], "cola", "-- --eval_strategy no: "),
         ("no_data", [], (), "rte", "no file RTE/train.tsv"),
         ("missing_recipe", [], (), "cola", None),
     )

@@ -222,6 +222,8 @@ class BeforeARunTest(parameterized.TestCase):
     @parameterized.parameters(
         ("cosine_with_min_lr", "min_lr or min_lr_rate"), ("warmup_stable_decay", "num_decay_steps"),
         ("polynomial --lr_scheduler_kwargs {\"powr\":2}", "powr"),
+        ("constant --lr_scheduler_kwargs {\"a\":1}", "takes none"),
+        ("cosine_with_restarts --lr_scheduler_kwargs {\"num_cycles\":\"a\"}", "could not convert"),
     )  # fmt: skip
     def test_a_schedule_without_what_it_needs_is_refused_before_anything_is_deleted(self, flags, missing):
         self.assertEqual(self.run_script()[0], 0)

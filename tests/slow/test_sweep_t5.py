@@ -245,6 +245,14 @@ class CommandTest(SweepTest):
         self.assertEqual([words[3:5] for words in commands], expected)
         _, printed = self.run_sweep("--dry_run", method="bayes")
         self.assertLen(printed.splitlines(), 3)
+        _, printed = self.run_sweep("--dry_run", run_cap=2)
+        self.assertLen(printed.splitlines(), 2)
+
+    def test_a_key_without_a_value_is_not_there(self):
+        Path(path := self.write()).write_text(Path(path).read_text() + "entity:\nname:\nrun_cap: 7\n")
+        sweep = read_sweep(path)
+        self.assertEqual((sweep.get("entity"), sweep["name"], sweep["run_cap"]), (None, "sweep", 7))
+        self.assertNotIn("entity", sweep)
 
 
 def read_name(path: Path) -> str:
@@ -656,6 +664,9 @@ class RefusedTest(SweepTest):
         ("run_cap", dict(run_cap=0), "run_cap: 0 must be a positive whole number"),
         ("program", dict(program="trian.py"), "program: trian.py: no such file in"),
         ("no_program", dict(program=None), "program: None: no such file"),
+        ("programs", dict(program=["train.py"]), r"program: \['train.py'\]: no such file"),
+        ("metric_without_name", dict(metric={"name": None}), "metric, name: must be a metric that the runs log"),
+        ("hyphens", dict(parameters={"output-dir": {"value": "out"}}), "output-dir: leave it out, sweep_t5.py gives"),
         ("envelope", stopping(type="envelope"), "type: envelope is not supported; there is hyperband"),
         ("stop_without_metric", dict(metric=None, early_terminate={"type": "hyperband", "min_iter": 1}),
          "early_terminate needs a metric"),
@@ -723,7 +734,9 @@ class RefusedTest(SweepTest):
         ("broken", ["broken.yaml"], "broken.yaml: not the YAML of a sweep: "),
         ("twice", ["twice.yaml"], "key method is set twice"),
         ("date", ["date.yaml"], "not the YAML of a sweep: .*date"),
+        ("none", ["none.yaml"], "parameters: None must be a mapping"),
         ("list", ["list.yaml"], r"list\.yaml: \[1\] must be a mapping"),
+        ("file", ["sweep.yaml", "--output_dir", "train.py"], "--output_dir train.py: is a file, not a folder"),
         ("shell", ["folder.yaml", "--output_dir", "a b"], "--output_dir a b: the command's shell would read"),
     )
     def test_command_line(self, argv, message):
@@ -731,6 +744,7 @@ class RefusedTest(SweepTest):
         command = ["sh", "-c", 'python train.py "$@" --output_dir "x/$WANDB_RUN_ID"', "sh", "${args}"]
         self.write("folder.yaml", command=command)
         texts = {"broken": "method: [", "twice": "method: grid\nmethod: grid", "list": "[1]"}
+        texts["none"] = "method: grid\nparameters:"
         texts["date"] = "method: grid\nparameters: {x: {value: 2020-01-01}}"
         for name, text in texts.items():
             (self.folder / f"{name}.yaml").write_text(text)

@@ -24,7 +24,7 @@ from warm_python import warm_python
 from arguments.training import T5TrainingArguments
 from common.reports import metrics_key, read_metrics, tracked_name
 from runs import trackers
-from runs.trackers import start_tracking
+from runs.trackers import WandbTracker, start_tracking
 
 ROOT = Path(__file__).parents[2]
 ALL = ("wandb", "tensorboard", "trackio")
@@ -288,6 +288,23 @@ class TrackersTest(parameterized.TestCase):
         (callback,) = trainer.callbacks
         self.assertEqual([step for step, *_ in callback.trackers["trackio"].logs], [1, 2])
         self.assertNotIn("train/loss", callback.sent["wandb"])
+
+    def test_wandb_that_is_disabled_is_no_tracker_and_gets_the_whole_curve_later(self):
+        with mock.patch.dict(os.environ, {"WANDB_MODE": "disabled"}):
+            first = self.start({"wandb": WandbTracker, "trackio": FakeTracker})
+        first.log(4, loss=2.0)
+        self.assertEqual(trackers.finish_tracking(first), ["my_run"])
+        (self.out / "metrics.jsonl").write_text('{"step": 4, "loss": 2.0}\n')
+        second = self.start({"wandb": FakeTracker}, self.checkpoint(first, self.out / "4"))
+        self.assertEqual(second.callbacks[0].trackers["wandb"].logs, [(4, {"train/loss": 2.0})])
+
+    @parameterized.parameters((True, "wandb sync '.*/my run'/offline-run-.*-abc"), (False, "https://wandb"))
+    def test_where_wandb_shows_a_run(self, offline, shown):  # offline: WANDB_MODE=offline and dryrun
+        run = mock.Mock(
+            offline=offline, url=None if offline else "https://wandb", dir=str(self.out / "my run/a/b"), id="abc"
+        )
+        with mock.patch("wandb.init", return_value=run):
+            self.assertRegex(WandbTracker(None, "abc", "name", {}, None).shown, shown)
 
     def test_one_that_cannot_begin_is_named_before_the_training(self):
         with self.assertRaisesRegex(ValueError, "--report_to wandb: RuntimeError: no such project"):

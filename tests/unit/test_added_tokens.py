@@ -49,6 +49,13 @@ class AddedTokensTest(parameterized.TestCase):
         text = "\n".join(LINES[:3])
         self.assertEqual(corpus_encoder(new)([text])[0].tolist(), new(text, add_special_tokens=False).input_ids)
 
+    def test_limits_and_special_tokens_stay(self):
+        self.old.model_max_length = 512
+        self.old.bos_token = "<extra_id_7>"  # umT5 has one
+        new = self.again(add_tokens(self.old, NEW)[0])
+        for name in ("model_max_length", "special_tokens_map", "extra_special_tokens", "all_special_ids"):
+            self.assertEqual(getattr(new, name), getattr(self.old, name), name)
+
     def test_bytes(self):
         new, added = add_tokens(ByT5Tokenizer(), ["```"])
         self.assertEqual(added, ["```"])
@@ -73,11 +80,27 @@ class AddedTokensTest(parameterized.TestCase):
             torch.testing.assert_close(weight[300:303], old[:300].mean(0).expand(3, -1))
         self.assertEqual((self.folder / "new" / "task.json").read_text(), '{"dataset_name": "cola"}')
 
+    def test_a_checkpoint_with_another_tokenizer_keeps_its_rows_by_their_tokens(self):
+        model = create_model(build_config("tiny", 300, SHAPE))
+        model.save_pretrained(self.folder / "old")
+        train_tokenizer(LINES[150:], self.folder / "other", 250)
+        flags = ("--model_name_or_path", self.folder / "old", "--from_tokenizer", self.folder / "other")
+        self.run_script(*flags, "--add_tokens", "{")
+        new, rows = load_tokenizer(str(self.folder / "new")), load_model(str(self.folder / "new")).shared.weight
+        shared = self.old.get_vocab().keys() & new.get_vocab().keys()
+        moved = [piece for piece in shared if self.old.get_vocab()[piece] != new.get_vocab()[piece]]
+        self.assertNotEmpty(moved)
+        for piece in moved:
+            old_row = model.shared.weight[self.old.get_vocab()[piece]]
+            self.assertTrue(torch.equal(rows[new.get_vocab()[piece]], old_row), piece)
+
     def test_the_tokenizer_alone(self):
         _, printed, _ = self.run_script("--from_tokenizer", self.folder / "old", "--add_tokens", "{")
         self.assertRegex(printed, r"fine_tune_t5.py --model_name_or_path \.\.\. --tokenizer_name \S*/new")
         self.assertLen(load_tokenizer(str(self.folder / "new")), 301)
         self.assertFalse((self.folder / "new/config.json").exists())
+        flags = ("--from_tokenizer", self.folder / "old", "--add_tokens", "{", "--output_dir", self.folder / "a b")
+        self.assertRegex(run_main(create_tokenizer.main, *flags)[1], r"--tokenizer_name '\S*/a b' \.\.\.")
 
     @parameterized.parameters(
         ("--add_tokens {", "name the tokenizer with --from_tokenizer"),

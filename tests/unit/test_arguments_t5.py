@@ -431,6 +431,11 @@ class FilesTest(TestCase):
         self.addCleanup(os.chdir, Path.cwd())
         os.chdir(self.folder)
         self.assertEqual(expand_files("--train_file", ["*.txt"]), [Path("b.txt")])
+        for name in ("data [1]", "data 1"):
+            (self.folder / name).mkdir()
+            (self.folder / name / f"of {name}.txt").write_text("x")
+        self.assertEqual(found("data [1]/*.txt"), ["of data [1].txt"])
+        self.assertEqual(found("data [12]/*.txt"), ["of data 1.txt"])
 
     @parameterized.named_parameters(
         ("missing", "nope.txt", r"--train_file .*nope.txt: no such file, and no folder or pattern with .txt"),

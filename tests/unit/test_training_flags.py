@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 from unittest import mock
 
 import torch
@@ -32,6 +33,37 @@ class FlagsTest(parameterized.TestCase):
         )
 
     @parameterized.parameters(
+        ("activation_checkpointing_kwargs", "nonsense", "must be a mapping in JSON"),
+        ("gradient_checkpointing_kwargs", "[1]", "must be a mapping in JSON"),
+        ("lr_scheduler_kwargs", "null", "must be a mapping in JSON"),
+        ("lr_scheduler_kwargs", "{", "not JSON: Expecting"),
+        ("accelerator_config", "nonsense", "no such file"),
+        ("accelerator_config", '{"foo": 1}', "unexpected keyword argument 'foo'"),
+        ("accelerator_config", '{"gradient_accumulation_kwargs": {"foo": 1}}', "unexpected keyword argument 'foo'"),
+        ("accelerator_config", '{"split_batches": true}', "split_batches and even_batches must stay"),
+        ("accelerator_config", '{"even_batches": false}', "split_batches and even_batches must stay"),
+        ("fsdp_config", "nonsense", "no such file"),
+        ("fsdp_config", "LIST", "holds no mapping"),
+        ("deepspeed", "LIST", "holds no mapping"),
+        ("deepspeed", "{", "not JSON: Expecting"),
+    )
+    def test_json(self, name, value, message):
+        (self.folder / "list.json").write_text("[1]")
+        value = value.replace("LIST", str(self.folder / "list.json"))
+        with self.assertRaisesRegex(ValueError, f"^--{name} {re.escape(value)}: .*{message}"):
+            arguments(**{name: value})
+
+    def test_json_that_is_right(self):
+        flags = dict(activation_checkpointing_kwargs='{"use_reentrant": true}', lr_scheduler_kwargs='{"min_lr": 0}')
+        self.assertEqual(arguments(**flags).activation_checkpointing_kwargs, {"use_reentrant": True})
+        arguments(accelerator_config='{"dispatch_batches": true, "gradient_accumulation_kwargs": {"num_steps": 1}}')
+
+    def test_unknown_options_of_activation_checkpointing(self):
+        message = "--activation_checkpointing_kwargs use_reetrant: .*did you mean use_reentrant"
+        with self.assertRaisesRegex(ValueError, message):
+            arguments(activation_checkpointing_kwargs='{"use_reetrant": false}')
+
+    @parameterized.parameters(
         # what is asked for, what is installed -> what is taken, what is said
         (None, ["wandb", "tensorboard"], ["wandb"], ""),
         (None, ["tensorboard"], [], "the package wandb is not installed"),
@@ -53,6 +85,12 @@ class FlagsTest(parameterized.TestCase):
         there = mock.patch.object(training_arguments, "get_available_reporting_integrations", list)
         with there, self.assertRaisesRegex(ValueError, "--report_to wandb: the package wandb is not installed"):
             PreTrainingArguments(output_dir="never_written", use_cpu=True, report_to=["wandb"])
+
+    @parameterized.parameters("none", "all")
+    def test_all_trackers_or_none_go_alone(self, name):
+        there = mock.patch.object(training_arguments, "get_available_reporting_integrations", lambda: ["wandb"])
+        with there, self.assertRaisesRegex(ValueError, f"--report_to wandb {name}: {name} goes alone"):
+            arguments(report_to=["wandb", name])
 
 
 if __name__ == "__main__":
