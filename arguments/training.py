@@ -46,8 +46,11 @@ _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_ste
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
 _CHECKPOINTING = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")  # torch's names
 _COMPILE_MODES = ("default", "lite", "max-autotune-no-cudagraphs", *_CUDA_GRAPHS)
-# Parts of Trainer that T5Trainer does not have: it would stop at its first batch or evaluation.
-_NOT_IN_T5TRAINER = "batch_eval_metrics eval_do_concat_batches generation_config remove_unused_columns use_liger_kernel"
+# Parts of Trainer that T5Trainer does not have: it would stop at its first batch or evaluation, or ignore them.
+_NOT_IN_T5TRAINER = (
+    "batch_eval_metrics enable_jit_checkpoint eval_do_concat_batches generation_config optim_args optim_target_modules "
+    "prediction_loss_only remove_unused_columns sortish_sampler use_liger_kernel"
+)
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the evaluations, without a warm-up of ours
 SPEEDS = ("auto", "plain")
 GPUS = {name.lower().replace(" ", ""): name for name in HARDWARE_PEAKS}  # {value of --assume_gpu: its name there}
@@ -330,6 +333,9 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     elif args.lr_scheduler_type == "constant" and args.warmup_steps:
         print_once(f"--warmup_steps {args.warmup_steps:g}: has no effect with --lr_scheduler_type constant; "
                    "constant_with_warmup has a warm-up")  # fmt: skip
+    if args.lr_scheduler_kwargs:
+        refuse(args, "warmup_start_factor final_learning_rate_factor", "--lr_scheduler_kwargs asks for transformers' "
+               f"{args.lr_scheduler_type}, which has no such factor")  # fmt: skip
     if args.warmup_steps is None:
         args.warmup_steps = TRAINING_DEFAULTS[job]["warmup_steps"]
     if args.lr_scheduler_type == "inverse_sqrt" and not args.warmup_steps:

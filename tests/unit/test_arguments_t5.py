@@ -211,7 +211,8 @@ class TrainingArgumentsTest(TestCase):
 
     @parameterized.parameters(
         dict(batch_eval_metrics=True), dict(eval_do_concat_batches=False), dict(generation_config="a/folder"),
-        dict(remove_unused_columns=True), dict(use_liger_kernel=True),
+        dict(remove_unused_columns=True), dict(use_liger_kernel=True), dict(optim_args="weight_decay=1"),
+        dict(enable_jit_checkpoint=True), dict(prediction_loss_only=True), dict(sortish_sampler=True),
     )  # fmt: skip
     def test_what_the_trainer_has_not_is_refused(self, **flags):
         ((name, value),) = flags.items()
@@ -393,6 +394,12 @@ class ChecksTest(TestCase):
         check_training(args, job)
         found = (args.optim, args.lr_scheduler_type, args.learning_rate, args.warmup_steps)
         self.assertEqual(found, (flags.get("optim", "adamw_rms_scaled"), schedule, rate, warmup))
+
+    @parameterized.parameters("warmup_start_factor", "final_learning_rate_factor")
+    def test_factors_that_transformers_schedule_has_not(self, name):
+        flags = dict(lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_cycles": 0.4}) | {name: 0.2}
+        with self.assertRaisesRegex(ValueError, f"--{name} 0.2: --lr_scheduler_kwargs asks for transformers' cosine"):
+            check_training(self.training(**flags), "pre-training from scratch")
 
     @parameterized.parameters(("constant", 100, True), ("constant", 0, False), ("constant_with_warmup", 100, False))
     def test_a_warm_up_without_effect_is_said(self, schedule, warmup, said):
