@@ -164,9 +164,9 @@ def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) 
         raise ValueError(f"--optim {name}: its memory is known for {', '.join(OPTIMIZER_STATES)}")
     if name == "adafactor":  # row and column means of the squared gradients of a matrix, all of them of a vector
         return 4 * sum(sum(shape) if len(shape) == 2 else math.prod(shape) for shape in shapes)
-    two_moments = 8 * sum(map(math.prod, shapes))
+    numbers = sum(map(math.prod, shapes))
     one_moment = matrix_parameters(config) - shape_of(config).head if name == "muon" else 0
-    return two_moments - 4 * one_moment
+    return 8 * numbers - 4 * min(one_moment, numbers)  # of a part of the weights, as LoRA's matrices are, all have one
 
 
 def state_bytes(
