@@ -47,7 +47,7 @@ from modeling.segment_masks import SEGMENTS
 from tasks.batching import BucketCollator, PackingCollator
 from tasks.examples import EvaluationTask
 from tasks.metrics.scoring import STATISTICS
-from training.optimizers import build_scheduler, optimizer_class_and_kwargs
+from training.optimizers import build_scheduler, optimizer_class_and_kwargs, options_of, restore_options
 from training.preemption import PreemptionCallback
 from training.saving import SavingTrainer
 
@@ -60,9 +60,12 @@ class _ResumeCallback(TrainerCallback):
 
     def on_train_begin(self, _args, state: TrainerState, *_, **__) -> None:
         """Restores the losses since the last log, so that the next log has the same mean as without interruption; and
-        finds the best checkpoint beside the resumed one, if their folder has been moved."""
+        finds the best checkpoint beside the resumed one, if their folder has been moved. The optimizer's options are
+        those of the flags again, not of the checkpoint."""
         self.trainer.restore_loss_state()
         resumed = self.trainer._resumed_from
+        if resumed and self.trainer.asked_options:
+            restore_options(self.trainer.optimizer, self.trainer.lr_scheduler, self.trainer.asked_options)
         best = resumed and Path(resumed).with_name(f"checkpoint-{state.best_global_step}")
         if best and best.is_dir():
             state.best_model_checkpoint = str(best)
@@ -177,6 +180,7 @@ class T5Trainer(SavingTrainer):
         self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(training_args, self.model)
         self.class_label_ids, self.train_collator = class_label_ids, train_collator
         self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
+        self.asked_options = []  # of the optimizer's groups, as the flags ask for
         self.preemption = PreemptionCallback()
         self.add_callback(_ResumeCallback(self))
         self.add_callback(self.preemption)
@@ -190,6 +194,7 @@ class T5Trainer(SavingTrainer):
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
         if self.lr_scheduler is None:
             self.lr_scheduler = build_scheduler(self.args, optimizer or self.optimizer, num_training_steps)
+            self.asked_options = options_of(optimizer or self.optimizer)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 

@@ -172,6 +172,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         check_limits(self)  # before transformers, whose messages differ
         refuse(self, _NOT_IN_T5TRAINER, "no part of this training: leave it out")
         self.report_to = _trackers(self.report_to)
+        if self.load_best_model_at_end and self.save_strategy not in (self.eval_strategy, SaveStrategy.BEST):
+            evaluates, saves = (getattr(value, "value", value) for value in (self.eval_strategy, self.save_strategy))
+            raise ValueError(
+                f"--eval_strategy {evaluates}, --save_strategy {saves}: --load_best_model_at_end requires "
+                "the same of both: give it, or --load_best_model_at_end false (fine-tuning has true)"
+            )
         if self.disable_tqdm is None and not sys.stderr.isatty():
             self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
         for name in self._VALID_DICT_FIELDS:

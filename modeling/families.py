@@ -121,9 +121,14 @@ class Family:
         matrices = 1 if getattr(config, "scale_decoder_outputs", False) else 2
         return Shape(encoder, decoder, config.vocab_size, matrices * config.vocab_size * config.d_model)
 
+    def encoder_attention(self, config: PreTrainedConfig, source: int) -> tuple[int, int, int]:  # noqa: ARG002
+        """Of a row's attention in a layer of the encoder: (queries, keys that each one sees, keys that are held)."""
+        return source, source, source
+
     def encoder_attention_flops(self, config: PreTrainedConfig, source: int) -> int:
-        """FLOPs of a layer's scores and weighted values in one forward pass: 4 S^2 I."""
-        return 4 * source * source * self.shape(config).encoder.inner
+        """FLOPs of a layer's scores and weighted values in one forward pass: 4 S^2 I, or fewer with fewer keys."""
+        queries, keys, _ = self.encoder_attention(config, source)
+        return 4 * queries * keys * self.shape(config).encoder.inner
 
     def configs(self, config: PreTrainedConfig) -> tuple:
         """(of the encoder, of the decoder): the parts of `config` that hold sizes and special tokens."""
@@ -165,14 +170,21 @@ class LongT5(Family):
     """Its encoder works in blocks of b = local_radius + 1 tokens, the last one filled up: S' = b ceil(S / b) queries
     see 3 b keys each, and with transient-global attention also the G = floor(S / global_block_size) global tokens."""
 
+    def _global_tokens(self, config: PreTrainedConfig, source: int) -> int:
+        is_global = config.encoder_attention_type == "transient-global"
+        return source // config.global_block_size if is_global else 0
+
+    def encoder_attention(self, config: PreTrainedConfig, source: int) -> tuple[int, int, int]:
+        """(S', 3 b + G, as many for each block): a block has a copy of all keys that it sees."""
+        block = config.local_radius + 1
+        blocks, keys = -(-source // block), 3 * block + self._global_tokens(config, source)
+        return blocks * block, keys, blocks * keys
+
     def encoder_attention_flops(self, config: PreTrainedConfig, source: int) -> int:
         """4 S' (3 b + G) I, and 4 G D I for the global tokens' K and V. Summing up a global token is not counted."""
-        block = config.local_radius + 1
-        is_global = config.encoder_attention_type == "transient-global"
-        global_tokens = source // config.global_block_size if is_global else 0
-        queries, encoder = -(-source // block) * block, self.shape(config).encoder
-        of_global = 4 * global_tokens * encoder.width * encoder.inner
-        return 4 * queries * (3 * block + global_tokens) * encoder.inner + of_global
+        encoder = self.shape(config).encoder
+        of_global = 4 * self._global_tokens(config, source) * encoder.width * encoder.inner
+        return super().encoder_attention_flops(config, source) + of_global
 
 
 class T5Gemma(Family):

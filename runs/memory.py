@@ -96,24 +96,26 @@ def activation_bytes(
         wide = 4 if of.gated else 2 if bf16 else 1
         return norms(rows, of) + inputs(rows, of.width, 2 if of.gated else 1) + wide * rows * of.feed_forward * low
 
-    def self_attention(rows: int, of: Stack) -> int:  # without the scores
-        return norms(rows, of) + inputs(rows, of.width, 3) + heads_of(4 * rows, of) + normed(rows, rows, of)
+    def self_attention(rows: int, of: Stack, keys: int) -> int:  # without the scores; keys: held, as many values
+        heads = heads_of(2 * (rows + keys), of)
+        return norms(rows, of) + inputs(rows, of.width, 3) + heads + normed(rows, rows, of)
 
-    encoder_scores, decoder_scores = scores(encoder, source, source), scores(decoder, target, target)
+    queries, seen, held = family_of(config).encoder_attention(config, source)
+    encoder_scores, decoder_scores = scores(encoder, queries, seen), scores(decoder, target, target)
     cross_scores = scores(decoder, target, source, bias=False)
     cross_attention = heads_of(2 * s, decoder) + normed(0, s, decoder) + cross_scores
     if not shape.merged:
         cross_attention += norms(t, decoder) + inputs(t, decoder.width, 1) + heads_of(2 * t, decoder)
     if bf16:  # every layer casts the encoder's output for its keys and for its values
         cross_attention += inputs(s, encoder.width, 2)
-    encoder_block = self_attention(s, encoder) + encoder_scores + feed_forward(s, encoder)
-    decoder_block = self_attention(t, decoder) + decoder_scores + cross_attention + feed_forward(t, decoder)
+    encoder_block = self_attention(s, encoder, batch * held) + encoder_scores + feed_forward(s, encoder)
+    decoder_block = self_attention(t, decoder, t) + decoder_scores + cross_attention + feed_forward(t, decoder)
 
-    integers = 8 * (source * source + target * target + s + t)  # int64: relative positions, token ids
+    integers = 8 * (queries * seen + target * target + s + t)  # int64: relative positions, token ids
     ends = norm(s, encoder.width) + norm(t, decoder.width) + inputs(t, decoder.width, 1)
     ends += 0 if bf16 else 4 * s * encoder.width
     if checkpointing:
-        quadratic = 4 * decoder.heads * (source * source + target * target + target * source)  # the biases
+        quadratic = 4 * decoder.heads * (queries * seen + target * target + target * source)  # the biases
         # Each block's input; the first one's is the embedding's output, the final norm's input is counted in `ends`.
         of_encoder = 4 * encoder.width * (encoder.layers * s + (s if bf16 else 0))
         kept = quadratic + of_encoder + 4 * decoder.width * decoder.layers * t
@@ -162,9 +164,9 @@ def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) 
         raise ValueError(f"--optim {name}: its memory is known for {', '.join(OPTIMIZER_STATES)}")
     if name == "adafactor":  # row and column means of the squared gradients of a matrix, all of them of a vector
         return 4 * sum(sum(shape) if len(shape) == 2 else math.prod(shape) for shape in shapes)
-    two_moments = 8 * sum(map(math.prod, shapes))
+    numbers = sum(map(math.prod, shapes))
     one_moment = matrix_parameters(config) - shape_of(config).head if name == "muon" else 0
-    return two_moments - 4 * one_moment
+    return 8 * numbers - 4 * min(one_moment, numbers)  # of a part of the weights, as LoRA's matrices are, all have one
 
 
 def state_bytes(

@@ -19,7 +19,7 @@ from transformers import T5Config
 
 from arguments.training import GPUS, cores_of_a_process, wants_fsdp, zero_stage
 from constants import HARDWARE_PEAKS
-from model_t5 import dropout_of, flops_per_sequence
+from model_t5 import count_parameters, dropout_of, flops_per_sequence
 from modeling.families import family_of, shape_of
 from modeling.kernels.attention import Case, keep_kernel_timings, kernel_name, triton_is_installed
 from runs.memory import RESERVE, activation_bytes, state_bytes
@@ -68,8 +68,8 @@ class Job:
     """What is trained. source, target: tokens of the longest row. shapes: that batches have, 0 for any number.
     packable: whether a batch's examples may be packed into fewer rows.
 
-    weights: shapes of the model's tensors. attention: what the model has now. steps: -1 where only epochs are known.
-    earlier: the recorded flags of the run that is resumed.
+    weights: shapes of the tensors that are trained. frozen: number of the other weights. attention: what the model has
+    now. steps: -1 where only epochs are known. earlier: the recorded flags of the run that is resumed.
     """
 
     config: T5Config
@@ -82,6 +82,7 @@ class Job:
     weights: list[tuple[int, ...]] = field(default_factory=list)
     earlier: dict = field(default_factory=dict)
     packable: bool = False
+    frozen: int = 0
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,8 @@ def _micro_batch(gpu: Gpu, job: Job, args, launcher: Launcher, chosen: dict) -> 
     bf16, attention = chosen["bf16"].value, chosen["attn_implementation"].value
     room = gpu.memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
     states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
-    fixed = states.weights + states.gradients + states.optimizer + states.working
+    frozen = 4 * job.frozen / (launcher.processes if launcher.sharding == "fsdp2" else 1)  # neither gradient nor state
+    fixed = frozen + states.weights + states.gradients + states.optimizer + states.working
     checkpointing = any(getattr(args, f"{what}_checkpointing", False) for what in ("activation", "gradient"))
     for size, steps in divisors_below(math.prod(asked), 1):
         kept = activation_bytes(job.config, size, job.source, job.target, attention, bf16, checkpointing).total
@@ -331,6 +333,6 @@ def make_fast(model, job: Job, model_args, args) -> str:
 
 def job_of(model, source: int, target: int, shapes: int, steps: int, checkpoint: str | None, packable=False) -> Job:
     """The job of a model that is about to be trained; checkpoint: which the run resumes, or None."""
-    now, weights = model.config._attn_implementation, [tuple(p.shape) for p in model.parameters()]
-    earlier = run_of(checkpoint).get("arguments", {})
-    return Job(model.config, source, target, shapes, steps, dropout_of(model), now, weights, earlier, packable)
+    now, trained = model.config._attn_implementation, [tuple(p.shape) for p in model.parameters() if p.requires_grad]
+    earlier, frozen = run_of(checkpoint).get("arguments", {}), count_parameters(model) - count_parameters(model, True)
+    return Job(model.config, source, target, shapes, steps, dropout_of(model), now, trained, earlier, packable, frozen)

@@ -10,6 +10,7 @@ from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
 from arguments.training import BY_METRIC
+from common.processes import print_once
 from modeling.families import output_head
 
 OWN_SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant", "constant_with_warmup")
@@ -291,6 +292,34 @@ def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int):
     start, floor = args.warmup_start_factor, args.final_learning_rate_factor
     factor = learning_rate_factor(name, total_steps, warmup_steps, start, floor)
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def options_of(optimizer: torch.optim.Optimizer) -> list[dict]:
+    """The options of each group of tensors: learning rate, weight decay and so on."""
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
+def restore_options(optimizer: torch.optim.Optimizer, schedule, asked: list[dict]) -> None:
+    """Gives an optimizer whose state was loaded the options that the flags ask for, in the place of the checkpoint's,
+    and the rate of their schedule at this step; prints what is different. asked: from `options_of`, before the loading.
+    A schedule that follows the evaluations goes on from the rate that it had reached."""
+    schedule, changes = getattr(schedule, "scheduler", schedule), {}
+    by_step = isinstance(schedule, torch.optim.lr_scheduler.LambdaLR)
+    for place, (group, options) in enumerate(zip(optimizer.param_groups, asked, strict=True)):
+        for name, flag in (("initial_lr", "learning_rate"), ("weight_decay", "weight_decay")):
+            before, now = group.get(name), options.get(name)
+            if by_step and before is not None and before != now:
+                changes[flag] = f"--{flag} {now:g} from here on, {before:g} before"
+        group.update({name: value for name, value in options.items() if by_step or "lr" not in name})
+        if by_step:
+            schedule.base_lrs[place] = group["initial_lr"]
+            group["lr"] = group["initial_lr"] * schedule.lr_lambdas[place](schedule.last_epoch)
+            schedule._last_lr[place] = group["lr"]
+    for change in changes.values():
+        print_once(change)
+    if not by_step:
+        reached = optimizer.param_groups[0]["lr"]
+        print_once(f"--learning_rate: the schedule goes on from {reached:g}, which it had reached")
 
 
 def check_schedule(args, total_steps: int) -> None:

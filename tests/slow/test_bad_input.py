@@ -302,6 +302,8 @@ BAD_TASKS = (
     ("steps_and_epochs", dict(max_steps=2, num_train_epochs=2), "--max_steps 2 and --num_train_epochs 2.0 exclude"),
     ("stopping", dict(early_stopping_patience=2, no_load_best_model_at_end=True),
      "--early_stopping_patience needs --load"),
+    ("no_evaluation", dict(eval_strategy="no"),
+     "--eval_strategy no, --save_strategy epoch: .*, or --load_best_model_at_end false"),
     ("bert", dict(model_name_or_path="{good}/bert"), "--model_name_or_path .*bert is a bert model"),
     ("cut_weights", dict(model_name_or_path="{good}/cut"), "--model_name_or_path .*cut: its weights cannot be read"),
     ("output", dict(output_dir="{bad}/file/out"), "--output_dir .*file/out: .*file is a file"),

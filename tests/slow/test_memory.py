@@ -108,6 +108,17 @@ class ActivationsTest(parameterized.TestCase):
         log_softmax = 4 * batch * target * 640 + (formula.loss - batch * target * 640 * (14 if bf16 else 16))
         self.assert_near(formula.stored + formula.weight_copies + log_softmax, measured, 0.05)
 
+    @parameterized.product(family=("longt5_local", "longt5_tglobal"), source=(96, 500), bf16=(False, True))
+    def test_what_autograd_saves_of_longt5(self, family, source, bf16):
+        """Its encoder sees neighbouring blocks: four times the memory for four times the length, not sixteen."""
+        sizes = dict(d_model=64, d_kv=16, d_ff=96, num_decoder_layers=2, dropout_rate=0.0, local_radius=15)
+        config = AutoConfig.for_model(**zoo.config_of(family, 640) | sizes)
+        model = create_model(config, "eager").train()
+        measured, _ = saved_bytes(model, *batch_of(config, 2, source, 16), bf16)
+        formula = activation_bytes(config, 2, source, 16, "eager", bf16)
+        log_softmax = 4 * 2 * 16 * config.vocab_size
+        self.assert_near(formula.stored + formula.weight_copies + log_softmax, measured, 0.1)
+
     @parameterized.parameters("square", "long", "deep decoder")
     def test_a_kernel_that_keeps_no_weights(self, shape):
         """On a CPU sdpa has such a kernel for a bias without gradient, which is what t5_fused hands over on a GPU."""

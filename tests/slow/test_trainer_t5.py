@@ -49,6 +49,7 @@ from runs.run import TrainingRun, set_up_tracking
 from runs.speed import device_peak_flops
 from tasks.metrics.scoring import STATISTICS, token_metrics
 from trainer_t5 import T5Trainer
+from training.optimizers import learning_rate_factor
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 64
@@ -356,6 +357,18 @@ class ResumeTest(TrainerTest):
                 for name, weight in weights(whole).items():
                     torch.testing.assert_close(weights(resumed)[name], weight, rtol=0, atol=0)
                 torch.testing.assert_close(seen_again[: 24 - 2 * step], seen[2 * step : 24], rtol=0, atol=0)
+
+    @parameterized.parameters("adamw_rms_scaled", "adamw_torch", "muon", "adafactor")
+    def test_a_resumed_run_has_the_rate_of_its_own_flags(self, optim):
+        """Also in its first step, and if the run is longer now. It had the rate and decay of the checkpoint."""
+        flags = dict(eval_strategy="no", lr_scheduler_type="cosine", warmup_steps=0.25, optim=optim, logging_steps=1)
+        trained(self.folder / "short", **flags, max_steps=4, save_strategy="steps", save_steps=4)
+        flags |= dict(learning_rate=3e-3, weight_decay=0.5, max_steps=8)
+        resumed = trained(self.folder / "resumed", str(self.folder / "short" / "checkpoint-4"), **flags)
+        factor = learning_rate_factor("cosine", 8, 2, warmup_start=0.5, floor=resumed.args.final_learning_rate_factor)
+        wanted = [3e-3 * factor(step) for step in range(4, 8)]
+        np.testing.assert_allclose(curve(resumed, "learning_rate")[-4:], wanted)
+        self.assertEqual({group["weight_decay"] for group in resumed.optimizer.param_groups}, {0.0, 0.5})
 
     def test_the_best_checkpoint_is_found_in_a_folder_that_was_moved(self):
         flags = dict(eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=2, save_strategy="steps")

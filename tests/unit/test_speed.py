@@ -117,6 +117,21 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(found.value, (32, 4))
         self.assertIn("one sequence is too much for 16 GB", found.reason)
 
+    @parameterized.parameters("adamw_torch", "muon")
+    def test_frozen_weights_have_neither_gradient_nor_state(self, optim):
+        """As under LoRA: T5 XXL's 45 GB of frozen weights leave room for sequences, 178 GB of trained ones do not."""
+        model = create_model(build_config("tiny", 256, SHAPE))
+        model.requires_grad_(False)
+        matrix = model.decoder.block[0].layer[0].SelfAttention.q.weight.requires_grad_(True)
+        job = speed.job_of(model, 64, 16, shapes=1, steps=100, checkpoint=None)
+        whole = sum(p.numel() for p in model.parameters())
+        self.assertEqual((job.weights, job.frozen), ([tuple(matrix.shape)], whole - matrix.numel()))
+        config, args = build_config("t5-v1_1-xxl", None), arguments(assume_gpu="h100")
+        args.optim, trained = optim, [(4096, 16)] * 700
+        job = Job(**JOB | dict(config=config, weights=trained, frozen=11_135_332_352))
+        found = {choice.name: choice for choice in choose(find_gpu(args), job, args, Launcher(cores=16))}["micro-batch"]
+        self.assertIn("by the memory plan; the global batch stays", found.reason)
+
     @parameterized.parameters(
         # (source tokens, steps, sequences of a step) -> attention, compiled
         (64, 7_200, "eager", True),
