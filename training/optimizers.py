@@ -302,7 +302,7 @@ def options_of(optimizer: torch.optim.Optimizer) -> list[dict]:
 def restore_options(optimizer: torch.optim.Optimizer, schedule, asked: list[dict]) -> None:
     """Gives an optimizer whose state was loaded the options that the flags ask for, in the place of the checkpoint's,
     and the rate of their schedule at this step; prints what is different. asked: from `options_of`, before the loading.
-    A schedule that follows the evaluations goes on from the rate that it had reached."""
+    A schedule that follows the evaluations continues from the rate that it had reached."""
     schedule, changes = getattr(schedule, "scheduler", schedule), {}
     by_step = isinstance(schedule, torch.optim.lr_scheduler.LambdaLR)
     for place, (group, options) in enumerate(zip(optimizer.param_groups, asked, strict=True)):
@@ -319,7 +319,7 @@ def restore_options(optimizer: torch.optim.Optimizer, schedule, asked: list[dict
         print_once(change)
     if not by_step:
         reached = optimizer.param_groups[0]["lr"]
-        print_once(f"--learning_rate: the schedule goes on from {reached:g}, which it had reached")
+        print_once(f"--learning_rate: the schedule continues from {reached:g}, which it had reached")
 
 
 def check_schedule(args, total_steps: int) -> None:
