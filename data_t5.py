@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from arguments.model import ModelArguments
-from arguments.text import PreTrainingDataArguments
+from arguments.text import EVALUATED, EVALUATED_OF_A_STREAM, PreTrainingDataArguments
 from arguments.training import T5TrainingArguments, global_batch_size
 from common.command_line import listed
 from common.reports import human_count
@@ -38,9 +38,6 @@ from data_collator_t5 import example_keys
 from model_t5 import flops_per_sequence
 from objectives.metrics import corpora_metrics
 from objectives.objective import Objective
-
-EVALUATED = 10_240  # validation examples of all corpora together, without --max_eval_samples; docs/defaults.md
-HELD_OUT = 512  # examples of a stream, where neither --validation_file nor --max_eval_samples says otherwise
 
 
 def find_text(args: PreTrainingDataArguments, model_args: ModelArguments) -> "Text":
@@ -262,7 +259,7 @@ class StreamedText(Text):
 
     def _read(self):
         """The validation text of every corpus, or the first documents of its training text, held out."""
-        rows = self._eval_samples(self.args.max_eval_samples or HELD_OUT)
+        rows = self._eval_samples(self.args.max_eval_samples or EVALUATED_OF_A_STREAM)
         wanted = [math.ceil(count * self.objective.tokens_length) for count in rows]
         return {"validation": list(map(self._first_tokens, self.sources.values(), wanted))}
 

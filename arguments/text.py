@@ -11,6 +11,7 @@ from corpora.own_ids import ID_TYPES, corpus_files, id_format
 PACKINGS = ("chunks", "documents")  # objectives/registry.py
 LONGEST = 10**6  # tokens of a row
 MOST_PROCESSES = 1024
+EVALUATED, EVALUATED_OF_A_STREAM = 10_240, 512  # chunks of all corpora, without --max_eval_samples (docs/defaults.md)
 _SPANS = DENOISERS["span_corruption"]
 
 
@@ -36,8 +37,9 @@ class PreTrainingDataArguments:
     validation_split_count: int | None = option(None, "Or hold out N documents.", at_least=1, unit="document")
     max_train_samples: int | None = option(None, "Use the first N training documents of each corpus only.", at_least=1)
     max_eval_samples: int | None = option(
-        None, "Validation chunks to score, of all corpora, spread over the text. Not set: 10,240.", at_least=1
-    )
+        None, f"Validation chunks to score, spread over all text. Not set: {EVALUATED:,}, of a stream "
+        f"{EVALUATED_OF_A_STREAM}.", at_least=1,
+    )  # fmt: skip
     objective: str = option("span_corruption", "What is masked.", choices=OBJECTIVES)
     input_seq_length: int = option(512, "Tokens of an input, EOS included.", at_least=3, at_most=LONGEST)
     noise_density: float = option(_SPANS["noise_density"], "Share of tokens masked.", above=0, below=1)

@@ -100,8 +100,8 @@ class ScriptsTest(parameterized.TestCase):
     def test_the_plan_says_how_many_rows_are_cut(self, flags, wanted):
         rows = [("tree", "tree"), ("tree", "moon"), ("moon", "tree " * 10), ("moon " * 20, "tree " * 10)]
         pairs = [json.dumps(dict(source=source, target=target)) + "\n" for source, target in rows * 4]
-        (self.folder / "cut.jsonl").write_text("".join(pairs))
         file = self.folder / "cut.jsonl"
+        file.write_text("".join(pairs))
         flags += f" --train_file {file} --validation_file {file} --source_column source --target_column target"
         _, printed = self.fine_tune([*flags.split(), "--dry_run"], code=0)
         (self.assertRegex if wanted else self.assertNotRegex)(printed, wanted or "\ncut ")
