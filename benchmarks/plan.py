@@ -85,7 +85,7 @@ def plan_of(
     # ZeRO and FSDP2 hold the bfloat16 weights that autocast would make copies of.
     working = states.working + (kept.weight_copies if strategy == "ddp" else 0)
     gib = dict(weights=states.weights, gradients=states.gradients, optimizer=states.optimizer, working=working)
-    gib |= dict(activations=kept.stored + kept.recomputed, loss=kept.loss)
+    gib |= dict(activations=kept.total - kept.loss - kept.weight_copies, loss=kept.loss)
     gib |= dict(total=sum(gib.values()), of_it_attention=kept.attention)
     flops = flops_per_sequence(config, args.source_length, target) * args.batch * args.accumulation
     sent = memory.communication_bytes(strategy, weights, processes, args.accumulation)

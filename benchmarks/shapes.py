@@ -34,9 +34,12 @@ def row(name: str) -> list[str]:
     shapes = parameter_shapes(config)
     weights, small = sum(map(math.prod, shapes)), low_rank_parameters(config)
     states = memory.state_bytes("ddp", config, shapes, "adamw_torch", processes=1)
-    kept = memory.activation_bytes(config, BATCH, SOURCE, TARGET, "sdpa", checkpointing=True).total
+    job = config, BATCH, SOURCE, TARGET, "sdpa"
+    kept, kept_by_lora = (
+        memory.activation_bytes(*job, checkpointing=True, frozen=frozen).total for frozen in (0, weights)
+    )
     whole = states.weights + states.gradients + states.optimizer + kept
-    sizes = 2 * weights, 4 * weights + 16 * small + kept, whole
+    sizes = 2 * weights, 4 * weights + 16 * small + kept_by_lora, whole
     return [f"`{name}`", human_count(weights), *(human_bytes(size) for size in sizes)]
 
 

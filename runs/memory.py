@@ -29,12 +29,13 @@ FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched 
 # ---------------------------------------------------------------- activations
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of one micro-batch on one GPU when the backward pass begins.
+    """Bytes of one micro-batch on one GPU.
 
     stored: tensors that autograd keeps for the layers (with checkpointing: the layers' inputs). attention: the part of
-    `stored` that grows with the product of two lengths. recomputed: the largest block, computed again in the backward
-    pass (checkpointing only). loss: logits, and in float32 their log-softmax and the gradients of both. weight_copies:
-    autocast's bfloat16 weights.
+    `stored` that grows with the product of two lengths. loss: in float32 the logits' log-softmax and the gradients of
+    both, and with a z-loss the logits and one more gradient. weight_copies: autocast's bfloat16 weights. recomputed:
+    the largest block, computed again in the backward pass, with its gradients (checkpointing only); loss and weight
+    copies are gone by then.
     """
 
     stored: int
@@ -45,7 +46,7 @@ class Activations:
 
     @property
     def total(self) -> int:
-        return self.stored + self.recomputed + self.loss + self.weight_copies
+        return self.stored + max(self.loss + self.weight_copies, self.recomputed)
 
 
 def activation_bytes(
@@ -57,12 +58,17 @@ def activation_bytes(
     bf16: bool = True,
     checkpointing: bool = False,
     float32_softmax: bool = True,
+    z_loss: bool = False,
+    chunk: int = 0,
+    frozen: int = 0,
 ) -> Activations:
     """Bytes that a forward pass leaves in memory, without dropout and without torch.compile (which keeps less).
 
     attention: "eager" keeps the weights [B, H, Q, K] of every layer; "sdpa" and "t5_fused" instead keep the output, a
     log-sum [B, H, Q] and the bias [1, H, Q, K]. float32_softmax: whether autocast computes the softmax of bfloat16
-    scores in float32, as on a GPU and not on a CPU.
+    scores in float32, as on a GPU and not on a CPU. chunk: target tokens whose logits exist at a time, 0 for all.
+    frozen: number of weights that are not trained. Autocast casts these anew for every product, and only a block that
+    is not recomputed keeps the copies.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
@@ -111,6 +117,22 @@ def activation_bytes(
     encoder_block = self_attention(s, encoder, batch * held) + encoder_scores + feed_forward(s, encoder)
     decoder_block = self_attention(t, decoder, t) + decoder_scores + cross_attention + feed_forward(t, decoder)
 
+    trained = max(0, matrix_parameters(config) - frozen)
+
+    def with_gradients(block: int, rows: int, of: Stack, weights: int, weights_of_scores: int) -> int:
+        """A block that goes backward, at its largest. First its feed-forward layer has gradients of wide tensors and of
+        two matrices. Once these and the layer are gone, the eager attention has those of its scores, of its weights and
+        of the bias."""
+        copies = 2 * weights if bf16 else 0
+        wide = 2 * rows * of.feed_forward * low + 4 * min(2 * of.width * of.feed_forward, trained)
+        quadratic = weights_of_scores * (low + 4 + 4 / batch) if attention == "eager" else 0
+        return block + copies + max(wide, int(quadratic) - feed_forward(rows, of))
+
+    encoder_weights = batch * encoder.heads * queries * seen
+    decoder_weights = batch * decoder.heads * target * max(source, target)
+    recomputed = max(with_gradients(encoder_block, s, encoder, encoder.block, encoder_weights),
+                     with_gradients(decoder_block, t, decoder, shape.decoder_block, decoder_weights))  # fmt: skip
+
     integers = 8 * (queries * seen + target * target + s + t)  # int64: relative positions, token ids
     ends = norm(s, encoder.width) + norm(t, decoder.width) + inputs(t, decoder.width, 1)
     ends += 0 if bf16 else 4 * s * encoder.width
@@ -123,12 +145,16 @@ def activation_bytes(
         quadratic = encoder.layers * encoder_scores + decoder.layers * (decoder_scores + cross_scores)
         kept = encoder.layers * encoder_block + decoder.layers * decoder_block
     cap = low if family_of(config).logit_cap(config) else 0  # its tanh
+    loss = t * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
+    if chunk:  # its logits and their gradient; that of the head's weights, and what the chunk adds to it
+        loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * shape.head
+    copied = max(trained, shape.head) if checkpointing else matrix_parameters(config)
     return Activations(
         stored=ends + integers + kept,
         attention=quadratic,
-        recomputed=max(encoder_block, decoder_block) if checkpointing else 0,
-        loss=t * shape.vocabulary * (3 * 4 + low + cap),
-        weight_copies=2 * matrix_parameters(config) if bf16 else 0,
+        recomputed=recomputed if checkpointing else 0,
+        loss=loss,
+        weight_copies=2 * copied if bf16 else 0,
     )
 
 
