@@ -264,6 +264,9 @@ def has_bf16() -> bool:
 def _trackers(names: list[str] | str | None) -> list[str]:
     """The names of `--report_to`; for None W&B if it is installed. ValueError for an unknown or missing package."""
     if names is None:
+        if os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes", "on"):  # transformers' till version 4
+            print_once("tracking: WANDB_DISABLED is set, so not with W&B; metrics.jsonl and loss.png show the run")
+            return []
         if "wandb" in get_available_reporting_integrations():
             return ["wandb"]
         print_once("tracking: the package wandb is not installed; metrics.jsonl and loss.png show the run")
@@ -320,6 +323,8 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS. ValueError for contradictions."""
     if wants_fsdp(args):
         _check_fsdp(args)
+    elif "fsdp_config" in args.given:
+        raise ValueError(f"--fsdp_config {args.fsdp_config}: has an effect only with --fsdp")
     if args.deepspeed and "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None:
         raise ValueError("--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 in the place "
                          "of python")  # fmt: skip

@@ -85,7 +85,8 @@ def draw_curves(
             evaluated |= bool(points[1][0])
             if not points[0][0] + points[1][0]:
                 raise ValueError(f"run {label!r} has no losses with a value of {x!r} to draw them against")
-        legend += [Line2D([], [], color=colour, linestyle=line, linewidth=2.5, label=label)] * (len(groups) > 1)
+        named = Line2D([], [], color=colour, linestyle=line, linewidth=2.5, label=_plain(label))
+        legend += [named] * (len(groups) > 1)
     kinds = {"training": training} | ({"evaluation": evaluation} if evaluated else {})
     legend += [Line2D([], [], color="0.3", label=label, **style) for label, style in kinds.items()]
     panels[0].legend(handles=legend, frameon=False, fontsize=9)
@@ -96,9 +97,14 @@ def draw_curves(
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_count(value)))
         panel.grid(axis="y", color="0.9", linewidth=0.8)
     if title:
-        figure.suptitle(title, fontsize=12)
+        figure.suptitle(_plain(title), fontsize=12)
     save_figure(figure, path)
     return figure
+
+
+def _plain(text: str) -> str:
+    """A text that matplotlib draws as it is: a folder's name with two dollars is no formula."""
+    return text.replace("$", r"\$")
 
 
 def new_figure(

@@ -440,6 +440,12 @@ class CurvesTest(TestCase):
             draw_curves({"a": LINES}, self.folder / "a.png", x="tokens")
         self.assertEmpty(list(self.folder.iterdir()))
 
+    def test_names_of_folders_are_no_formulas(self):
+        runs = {"sizes_$a_{": LINES, "$": LINES}
+        figure = draw_curves({f"{name}$": lines for name, lines in runs.items()}, self.folder / "a.svg", title="$x^{$")
+        self.assertEqual(figure.get_suptitle(), r"\$x^{\$")
+        self.assertIn("$x^{$", (self.folder / "a.svg").read_text())
+
     def test_a_run_shorter_than_logging_steps_has_its_evaluations_drawn(self):
         (self.folder / "metrics.jsonl").write_text('{"step": 3, "learning_rate": 0.1}\n')
         LossCurveCallback(self.folder).on_save()

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import re
 from unittest import mock
 
@@ -61,6 +62,12 @@ class FlagsTest(parameterized.TestCase):
         self.assertEqual(arguments(**flags).activation_checkpointing_kwargs, {"use_reentrant": True})
         arguments(accelerator_config='{"dispatch_batches": true, "gradient_accumulation_kwargs": {"num_steps": 1}}')
 
+    def test_options_of_fsdp_need_fsdp(self):
+        given = PreTrainingArguments(output_dir="never_written", use_cpu=True, fsdp_config={"limit_all_gathers": True})
+        given.given = frozenset({"fsdp_config"})
+        with self.assertRaisesRegex(ValueError, "--fsdp_config .*limit_all_gathers.*: has an effect only with --fsdp"):
+            training_arguments.check_training(given, "pre-training from scratch")
+
     def test_unknown_options_of_activation_checkpointing(self):
         needs_newer_transformers("has no --activation_checkpointing")
         message = "--activation_checkpointing_kwargs use_reetrant: .*did you mean use_reentrant"
@@ -84,6 +91,16 @@ class FlagsTest(parameterized.TestCase):
         self.assertEqual(args.report_to, [] if taken == ["none"] else taken)
         self.assertIn(said, printed.getvalue())
         self.assertLen(printed.getvalue().splitlines(), 2 * bool(said))
+
+    def test_wandb_can_be_switched_off_as_earlier_versions_of_transformers_do(self):
+        there = mock.patch.object(training_arguments, "get_available_reporting_integrations", lambda: ["wandb"])
+        with there, mock.patch.dict(os.environ, WANDB_DISABLED="true"):
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                self.assertEqual(training_arguments._trackers(None), [])
+            self.assertIn("WANDB_DISABLED is set", printed.getvalue())
+            self.assertEqual(training_arguments._trackers(["wandb"]), ["wandb"])
+        with there, mock.patch.dict(os.environ, WANDB_DISABLED="false"):
+            self.assertEqual(training_arguments._trackers(None), ["wandb"])
 
     def test_a_tracker_that_was_named_must_be_there(self):
         there = mock.patch.object(training_arguments, "get_available_reporting_integrations", list)
