@@ -216,8 +216,7 @@ def compiled(
     q, k, v, out, grad_out = (torch.zeros(2, length, heads, width, dtype=dtype) for _ in range(5))
     bias, lse = torch.zeros(1, heads, length, length, dtype=dtype), torch.zeros(2, heads, length)
     with (
-        tempfile.TemporaryDirectory() as cache,
-        mock.patch.dict(os.environ, TRITON_CACHE_DIR=cache),
+        mock.patch.dict(os.environ, TRITON_CACHE_DIR=f"{os.environ['TORCHINDUCTOR_CACHE_DIR']}/triton_kernel"),
         mock.patch.object(driver, "_active", gpu),
         mock.patch.object(JITFunction, "run", compile_only),
     ):

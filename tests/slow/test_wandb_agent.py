@@ -67,12 +67,12 @@ class AgentTest(absltest.TestCase):
             environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
             environment |= server.environment | {"HOME": str(self.folder), "PYTHONUNBUFFERED": "1"}
             environment["PATH"] = f"{self.folder}{os.pathsep}{os.environ['PATH']}"
-            environment["WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL"] = "0.5"
             command = [sys.executable, "-c", AGENT, "agent", "us/ours/abc"]
             self.agent = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
             self.addCleanup(self.end_all)
-            self.wait_for(lambda: len(server.history["trial-2"]) > 4, "values of the second trial")
             out = self.folder / "out" / "sweeps" / "pre_train"
+            logged = out / "trial-2" / "metrics.jsonl"  # W&B itself sends values every 15 s, and at the end
+            self.wait_for(lambda: logged.is_file() and len(read_metrics(logged)) > 4, "values of the second trial")
             training = psutil.Process(json.loads((out / "trial-2" / ".lock").read_text())["pid"])
             server.stop("trial-2")
             self.assertEqual(self.agent.wait(120), 0, self.log.read_text()[-4000:])
