@@ -211,7 +211,7 @@ class CommandsTest(BenchmarkTest):
         self.assertEmpty(list(self.folder.iterdir()))
 
     def test_evaluate_asserts_that_all_ways_answer_alike(self):
-        flags = ["--examples", "24", "--batch", "8", "--source_length", "32", "--rounds", "2"]
+        flags = ["--examples", "24", "--batch", "8", "--source_length", "32", "--rounds", "1"]
         found, printed = self.run_main("evaluate", *flags)
         rates = {row["name"]: row["sequences_per_second"] for row in found["rows"]}
         self.assertEqual(list(rates), ["ours", "generate", "run_glue_like"])
@@ -240,7 +240,7 @@ class CommandsTest(BenchmarkTest):
         self.assertEqual(ours["labels"].tolist(), [[6, 1] + [-100] * 6] * 2)
 
     def test_fine_tune_trains_the_same_rows_in_every_way(self):
-        flags = ["--examples", "24", "--batch", "8", "--source_length", "32", "--rounds", "2"]
+        flags = ["--examples", "24", "--batch", "8", "--source_length", "32", "--rounds", "1"]
         found, printed = self.run_main("fine_tune", *flags)
         rows = {row["name"]: row for row in found["rows"]}
         self.assertEqual(list(rows), ["run_glue_like", "by_length", "buckets", "packing", "t5_fused"])
@@ -287,7 +287,7 @@ class CommandsTest(BenchmarkTest):
     def test_all_goes_on_after_a_failure_and_keeps_what_it_has(self):
         output = self.folder / "all.json"
         flags = [
-            "--batch", "2", "--source_length", "20", "--rounds", "2", "--steps", "1", "--rows", "plain", "--minutes",
+            "--batch", "2", "--source_length", "20", "--rounds", "1", "--steps", "1", "--rows", "plain", "--minutes",
             "30",
         ]  # fmt: skip
         flags += ["--gigabytes", "0.002", "--seconds", "0.1", "--workers", "0", "--megabytes", "0.02"]
@@ -332,7 +332,7 @@ class CommandsTest(BenchmarkTest):
             (folder / "all_results.json").write_text(json.dumps(results))
             return 0
 
-        flags = ["--batch", "2", "--source_length", "20", "--rounds", "2", "--steps", "1", "--rows", "plain,muon"]
+        flags = ["--batch", "2", "--source_length", "20", "--rounds", "1", "--steps", "1", "--rows", "plain,muon"]
         flags += ["--examples", "8", "--device", "cpu", "--output", str(output), "--also", "tiny"]
         with mock.patch.object(scripts, "run_script", made_up):
             found, printed = self.run_main("gpu", *flags, "--train_file", "my text.txt")
@@ -454,7 +454,7 @@ class LadderTest(BenchmarkTest):
     def test_every_rung_runs(self):
         rungs = {rung.name: rung for rung in step.LADDER}
         with mock.patch.object(flex_attention, "_validate_device", lambda *_: None):  # which refuses CPUs
-            found = self.measured(*rungs)
+            found = self.measured(*rungs, rounds=1)
         for name, row in found.items():
             if {"compile", "compile_mode"} & rungs[name].adds.keys():
                 self.assertEqual(row["error"], "not available: nothing is compiled here (--compile)")
