@@ -22,7 +22,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
+from transformers import (
+    DefaultFlowCallback,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.trainer_utils import PredictionOutput, SaveStrategy, TrainOutput
@@ -80,6 +87,29 @@ class _ResumeCallback(TrainerCallback):
         """Sets the epochs of a stream. Trainer does not know its length and would count shares of --max_steps."""
         if hasattr(self.trainer.train_dataset, "epochs_done"):
             state.epoch = self.trainer.train_dataset.epochs_done()
+
+
+class _FlowCallback(DefaultFlowCallback):
+    """DefaultFlowCallback that logs, evaluates and saves for the end of an epoch at its last step.
+
+    Trainer does so after what is due at that step: a checkpoint saved there would lack the epoch's log and evaluation,
+    which a run that resumes from it would not make up for. And it does so wherever an epoch is left: a run that a
+    signal stops would first evaluate, though it may be killed within seconds.
+    """
+
+    def __init__(self, trainer: "T5Trainer"):
+        self.trainer, self.has_ended = trainer, False
+
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        super().on_step_end(args, state, control, **kwargs)
+        counts_epochs = not hasattr(self.trainer.train_dataset, "epochs_done")  # a stream ends with the run alone
+        self.has_ended = state.global_step >= state.max_steps or (counts_epochs and state.epoch == int(state.epoch))
+        if self.has_ended:
+            super().on_epoch_end(args, state, control, **kwargs)
+
+    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if not self.has_ended and self.trainer.preemption.reason is None:  # such as by early stopping
+            super().on_epoch_end(args, state, control, **kwargs)
 
 
 class _PrecompileCallback(TrainerCallback):
@@ -182,6 +212,8 @@ class T5Trainer(SavingTrainer):
         self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
         self.asked_options = []  # of the optimizer's groups, as the flags ask for
         self.preemption = PreemptionCallback()
+        self.remove_callback(DefaultFlowCallback)
+        self.callback_handler.callbacks.insert(0, _FlowCallback(self))
         self.add_callback(_ResumeCallback(self))
         self.add_callback(self.preemption)
         if training_args.precompile:

@@ -50,6 +50,9 @@ from training.checkpoints import (
 )
 from training.output_lock import LOCK
 
+# Saved while an epoch runs, evaluated at its end.
+BY_STEPS = ("--save_strategy", "steps", "--save_steps", "7", "--load_best_model_at_end", "false")
+
 
 class TestCase(parameterized.TestCase):
     def checkpoint(self, step: int, text: str = "weights", folder: str = "out") -> Path:
@@ -392,6 +395,40 @@ class RunTest(TestCase):
             self.run_to_end("--resume_from_checkpoint", script="fine_tune")["steps"],
             self.whole(script="fine_tune")["steps"],
         )
+
+    @parameterized.named_parameters(
+        ("within_an_epoch", 10),
+        ("at_its_end", 14),
+        ("within_an_epoch_saved_by_steps", 10, *BY_STEPS),
+        ("at_its_end_saved_by_steps", 14, *BY_STEPS),
+        ("logged_by_epochs", 10, "--logging_strategy", "epoch"),
+    )
+    def test_what_is_due_at_the_end_of_an_epoch_is_done_there_and_only_there(self, stop, *flags):
+        """97 rows in batches of 16: epochs of 7 steps, each with an evaluation at its end."""
+        plain = preemption.PreemptionCallback.on_step_end
+
+        def told(callback, args, state, control, **kwargs):
+            callback._received = signal.SIGTERM if state.global_step == stop else None
+            plain(callback, args, state, control, **kwargs)
+
+        with mock.patch.object(preemption.PreemptionCallback, "on_step_end", told):
+            self.run_to_end(*flags, script="fine_tune", code=PREEMPTED_EXIT_CODE)
+        lines = read_metrics(self.folder / "out" / "metrics.jsonl")
+        self.assertEqual([line["step"] for line in lines if "eval_loss" in line], [7, 14][: stop // 7])
+        whole, ended = (
+            self.run_to_end(*flags, *more, script="fine_tune", output=output)
+            for output, more in (("whole", ()), ("out", ("--resume_from_checkpoint",)))
+        )
+        self.assert_equal_runs(whole, ended)
+        again = self.run_to_end(*flags, "--resume_from_checkpoint", script="fine_tune")
+        self.assert_equal_runs(whole, again)
+
+    def test_epochs_that_are_added_to_a_finished_run_have_their_own_losses(self):
+        flags = (*BY_STEPS, "--logging_strategy", "epoch", "--lr_scheduler_type", "constant", "--warmup_steps", "0")
+        whole = self.run_to_end(*flags, "--num_train_epochs", "3", script="fine_tune", output="whole")
+        self.run_to_end(*flags, "--num_train_epochs", "2", script="fine_tune")
+        more = self.run_to_end(*flags, "--num_train_epochs", "3", "--resume_from_checkpoint", script="fine_tune")
+        self.assert_equal_runs(whole, more)
 
     def wait_for_step(self, step: int) -> None:
         deadline = time.monotonic() + 120
