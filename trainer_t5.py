@@ -251,7 +251,12 @@ class T5Trainer(SavingTrainer):
             print_once(f"{self.preemption.reason}; resume with the same command and --resume_from_checkpoint "
                        f"(output: {self.args.output_dir})")  # fmt: skip
             raise SystemExit(PREEMPTED_EXIT_CODE)
-        return super()._finalize_training(*args, **kwargs)
+        best = self.state.best_model_checkpoint
+        if not self.args.load_best_model_at_end:  # Trainer would keep it alone all the same, under save_total_limit 1
+            self.state.best_model_checkpoint = None
+        output = super()._finalize_training(*args, **kwargs)
+        self.state.best_model_checkpoint = best
+        return output
 
     def compute_loss(
         self,

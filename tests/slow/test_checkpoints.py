@@ -430,6 +430,11 @@ class RunTest(TestCase):
         more = self.run_to_end(*flags, "--num_train_epochs", "3", "--resume_from_checkpoint", script="fine_tune")
         self.assert_equal_runs(whole, more)
 
+    def test_a_run_that_ends_with_its_last_weights_keeps_their_checkpoint(self):
+        """Of a rate of 0, so that the first evaluation is the best. save_total_limit is 1."""
+        self.run_to_end("--learning_rate", "0", "--load_best_model_at_end", "false", script="fine_tune")
+        self.assertEqual([c.name for c in checkpoints_of(self.folder / "out")], ["checkpoint-7", "checkpoint-28"])
+
     def wait_for_step(self, step: int) -> None:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
