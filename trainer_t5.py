@@ -68,9 +68,11 @@ class _ResumeCallback(TrainerCallback):
     def on_train_begin(self, _args, state: TrainerState, *_, **__) -> None:
         """Restores the losses since the last log, so that the next log has the same mean as without interruption; and
         finds the best checkpoint beside the resumed one, if their folder has been moved. The optimizer's options are
-        those of the flags again, not of the checkpoint."""
+        those of the flags again, not of the checkpoint, and so are the steps between logs, evaluations and saves."""
         self.trainer.restore_loss_state()
         resumed = self.trainer._resumed_from
+        if resumed:
+            _take_steps_of_flags(self.trainer.args, state)
         if resumed and self.trainer.asked_options:
             restore_options(self.trainer.optimizer, self.trainer.lr_scheduler, self.trainer.asked_options)
         best = resumed and Path(resumed).with_name(f"checkpoint-{state.best_global_step}")
@@ -87,6 +89,17 @@ class _ResumeCallback(TrainerCallback):
         """Sets the epochs of a stream. Trainer does not know its length and would count shares of --max_steps."""
         if hasattr(self.trainer.train_dataset, "epochs_done"):
             state.epoch = self.trainer.train_dataset.epochs_done()
+
+
+def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None:
+    """Gives the state of a resumed run the steps between logs, evaluations and saves that its flags ask for; prints
+    what is different from the checkpoint's."""
+    names = ("logging_steps", "eval_steps", "save_steps")
+    before = {name: getattr(state, name) for name in names}
+    state.compute_steps(args, state.max_steps)
+    for name, steps in before.items():
+        if getattr(state, name) != steps:
+            print_once(f"--{name} {getattr(state, name):g} from here on, {steps:g} before")
 
 
 class _FlowCallback(DefaultFlowCallback):

@@ -377,6 +377,19 @@ class RunTest(TestCase):
         self.run_to_end("--max_steps", "9", "--resume_from_checkpoint", *size)
         self.assertEqual((self.folder / "log").read_text().count("sequences a step instead of"), 1)
 
+    def test_a_resumed_run_logs_evaluates_and_saves_as_its_own_flags_say(self):
+        self.run_to_end("--max_steps", "6")
+        more = ("--max_steps", "16", "--save_steps", "5", "--eval_steps", "0.25", "--logging_steps", "2")
+        found = self.run_to_end(*more, "--save_total_limit", "9", "--resume_from_checkpoint")
+        later = [line for line in found["metrics"] if line["step"] > 6]
+        self.assertEqual([line["step"] for line in later if "loss" in line], [8, 10, 12, 14, 16])
+        self.assertEqual([line["step"] for line in later if "eval_loss" in line], [8, 12, 16])
+        saved = [int(c.name.split("-")[1]) for c in checkpoints_of(self.folder / "out")]
+        self.assertEqual([step for step in saved if step > 6], [10, 15, 16])
+        said = (self.folder / "log").read_text()
+        for words in ("--logging_steps 2 ", "--eval_steps 4 ", "--save_steps 5 "):
+            self.assertEqual(said.count(f"{words}from here on"), 1, said)
+
     def test_the_checkpoint_of_a_stop_is_kept_beside_a_better_one(self):
         """save_total_limit 1 keeps the best one; Trainer's tidying at the end would delete the newer."""
         plain = preemption.PreemptionCallback.on_step_end
