@@ -68,11 +68,15 @@ class _ResumeCallback(TrainerCallback):
     def on_train_begin(self, _args, state: TrainerState, *_, **__) -> None:
         """Restores the losses since the last log, so that the next log has the same mean as without interruption; and
         finds the best checkpoint beside the resumed one, if their folder has been moved. The optimizer's options are
-        those of the flags again, not of the checkpoint, and so are the steps between logs, evaluations and saves."""
+        those of the flags again, not of the checkpoint, and so are the steps between logs, evaluations and saves, and
+        the metric by which the best checkpoint is compared."""
         self.trainer.restore_loss_state()
         resumed = self.trainer._resumed_from
         if resumed:
             _take_steps_of_flags(self.trainer.args, state)
+            key, lines = best_metric_key(self.trainer.args), state.log_history
+            values = [line[key] for line in lines if line["step"] == state.best_global_step and key in line]
+            state.best_metric = values[0] if values else None
         if resumed and self.trainer.asked_options:
             restore_options(self.trainer.optimizer, self.trainer.lr_scheduler, self.trainer.asked_options)
         best = resumed and Path(resumed).with_name(f"checkpoint-{state.best_global_step}")

@@ -390,6 +390,16 @@ class RunTest(TestCase):
         for words in ("--logging_steps 2 ", "--eval_steps 4 ", "--save_steps 5 "):
             self.assertEqual(said.count(f"{words}from here on"), 1, said)
 
+    def test_another_metric_measures_the_best_checkpoint_so_far(self):
+        """The accuracy of 7 or 14 steps is below any loss, which would never be the best."""
+        self.run_to_end("--num_train_epochs", "2", "--metric_for_best_model", "token_accuracy", script="fine_tune")
+        flags = ("--num_train_epochs", "4", "--metric_for_best_model", "loss", "--resume_from_checkpoint")
+        metrics = self.run_to_end(*flags, script="fine_tune")["metrics"]
+        losses = {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line}
+        state = json.loads((self.folder / "out" / "trainer_state.json").read_text())
+        self.assertEqual(state["best_metric"], min(losses.values()))
+        self.assertEqual(state["best_global_step"], min(losses, key=losses.get))
+
     def test_the_checkpoint_of_a_stop_is_kept_beside_a_better_one(self):
         """save_total_limit 1 keeps the best one; Trainer's tidying at the end would delete the newer."""
         plain = preemption.PreemptionCallback.on_step_end
