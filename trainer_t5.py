@@ -357,6 +357,10 @@ class T5Trainer(SavingTrainer):
         control = self.control
         if control.should_log or control.should_save or control.should_evaluate or control.should_training_stop:
             self._stop_if_non_finite()
+        if self.preemption.reason is not None and control.should_save and control.should_evaluate:
+            control.should_evaluate = False  # which may take longer than the run still has: saved without it first
+            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
+            control.should_save = control.should_evaluate = True
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:

@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from warm_python import warm_python
 
 import pre_train_t5
+import trainer_t5
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common import manifests
 from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
@@ -445,6 +446,28 @@ class RunTest(TestCase):
         self.assert_equal_runs(whole, ended)
         again = self.run_to_end(*flags, "--resume_from_checkpoint", script="fine_tune")
         self.assert_equal_runs(whole, again)
+
+    @parameterized.parameters(("pre_train", 7), ("fine_tune", 14))
+    def test_a_stop_where_an_evaluation_is_due_saves_before_it_too(self, script, stop):
+        """It may take longer than the job still has: here it never ends."""
+        plain, evaluate = preemption.PreemptionCallback.on_step_end, trainer_t5.T5Trainer.evaluate
+
+        def told(callback, args, state, control, **kwargs):
+            callback._received = signal.SIGTERM if state.global_step == stop else None
+            plain(callback, args, state, control, **kwargs)
+
+        def killed(trainer, *args, **kwargs):
+            if trainer.state.global_step == stop:
+                os._exit(9)
+            return evaluate(trainer, *args, **kwargs)
+
+        with (
+            mock.patch.object(preemption.PreemptionCallback, "on_step_end", told),
+            mock.patch.object(trainer_t5.T5Trainer, "evaluate", killed),
+        ):
+            self.run_to_end(script=script, code=9)
+        self.assertEqual(newest_whole_checkpoint(self.folder / "out").name, f"checkpoint-{stop}")
+        self.run_to_end("--resume_from_checkpoint", script=script)
 
     def test_epochs_that_are_added_to_a_finished_run_have_their_own_losses(self):
         flags = (*BY_STEPS, "--logging_strategy", "epoch", "--lr_scheduler_type", "constant", "--warmup_steps", "0")
