@@ -22,7 +22,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
+from transformers import (
+    DefaultFlowCallback,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.trainer_utils import PredictionOutput, SaveStrategy, TrainOutput
@@ -61,9 +68,15 @@ class _ResumeCallback(TrainerCallback):
     def on_train_begin(self, _args, state: TrainerState, *_, **__) -> None:
         """Restores the losses since the last log, so that the next log has the same mean as without interruption; and
         finds the best checkpoint beside the resumed one, if their folder has been moved. The optimizer's options are
-        those of the flags again, not of the checkpoint."""
+        those of the flags again, not of the checkpoint, and so are the steps between logs, evaluations and saves, and
+        the metric by which the best checkpoint is compared."""
         self.trainer.restore_loss_state()
         resumed = self.trainer._resumed_from
+        if resumed:
+            _take_steps_of_flags(self.trainer.args, state)
+            key, lines = best_metric_key(self.trainer.args), state.log_history
+            values = [line[key] for line in lines if line["step"] == state.best_global_step and key in line]
+            state.best_metric = values[0] if values else None
         if resumed and self.trainer.asked_options:
             restore_options(self.trainer.optimizer, self.trainer.lr_scheduler, self.trainer.asked_options)
         best = resumed and Path(resumed).with_name(f"checkpoint-{state.best_global_step}")
@@ -80,6 +93,40 @@ class _ResumeCallback(TrainerCallback):
         """Sets the epochs of a stream. Trainer does not know its length and would count shares of --max_steps."""
         if hasattr(self.trainer.train_dataset, "epochs_done"):
             state.epoch = self.trainer.train_dataset.epochs_done()
+
+
+def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None:
+    """Gives the state of a resumed run the steps between logs, evaluations and saves that its flags ask for; prints
+    what is different from the checkpoint's."""
+    names = ("logging_steps", "eval_steps", "save_steps")
+    before = {name: getattr(state, name) for name in names}
+    state.compute_steps(args, state.max_steps)
+    for name, steps in before.items():
+        if getattr(state, name) != steps:
+            print_once(f"--{name} {getattr(state, name):g} from here on, {steps:g} before")
+
+
+class _FlowCallback(DefaultFlowCallback):
+    """DefaultFlowCallback that logs, evaluates and saves for the end of an epoch at its last step.
+
+    Trainer does so after what is due at that step: a checkpoint saved there would lack the epoch's log and evaluation,
+    which a run that resumes from it would not make up for. And it does so wherever an epoch is left: a run that a
+    signal stops would first evaluate, though it may be killed within seconds.
+    """
+
+    def __init__(self, trainer: "T5Trainer"):
+        self.trainer, self.has_ended = trainer, False
+
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        super().on_step_end(args, state, control, **kwargs)
+        counts_epochs = not hasattr(self.trainer.train_dataset, "epochs_done")  # a stream ends with the run alone
+        self.has_ended = state.global_step >= state.max_steps or (counts_epochs and state.epoch == int(state.epoch))
+        if self.has_ended:
+            super().on_epoch_end(args, state, control, **kwargs)
+
+    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if not self.has_ended and self.trainer.preemption.reason is None:  # such as by early stopping
+            super().on_epoch_end(args, state, control, **kwargs)
 
 
 class _PrecompileCallback(TrainerCallback):
@@ -182,6 +229,8 @@ class T5Trainer(SavingTrainer):
         self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
         self.asked_options = []  # of the optimizer's groups, as the flags ask for
         self.preemption = PreemptionCallback()
+        self.remove_callback(DefaultFlowCallback)
+        self.callback_handler.callbacks.insert(0, _FlowCallback(self))
         self.add_callback(_ResumeCallback(self))
         self.add_callback(self.preemption)
         if training_args.precompile:
@@ -203,6 +252,7 @@ class T5Trainer(SavingTrainer):
         """Overrides Trainer to end the data workers, which ignore signals, however the training ends. A resumed run has
         had its `--eval_on_start`: a second one would be logged, and count against the patience."""
         self._resumed_from = resume_from_checkpoint
+        self._tr_z_loss = torch.zeros_like(self._tr_z_loss)  # without that of steps that --auto_find_batch_size tried
         self.args.eval_on_start = self.args.eval_on_start and not resume_from_checkpoint
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
@@ -219,7 +269,12 @@ class T5Trainer(SavingTrainer):
             print_once(f"{self.preemption.reason}; resume with the same command and --resume_from_checkpoint "
                        f"(output: {self.args.output_dir})")  # fmt: skip
             raise SystemExit(PREEMPTED_EXIT_CODE)
-        return super()._finalize_training(*args, **kwargs)
+        best = self.state.best_model_checkpoint
+        if not self.args.load_best_model_at_end:  # Trainer would keep it alone all the same, under save_total_limit 1
+            self.state.best_model_checkpoint = None
+        output = super()._finalize_training(*args, **kwargs)
+        self.state.best_model_checkpoint = best
+        return output
 
     def compute_loss(
         self,
@@ -302,6 +357,10 @@ class T5Trainer(SavingTrainer):
         control = self.control
         if control.should_log or control.should_save or control.should_evaluate or control.should_training_stop:
             self._stop_if_non_finite()
+        if self.preemption.reason is not None and control.should_save and control.should_evaluate:
+            control.should_evaluate = False  # which may take longer than the run still has: saved without it first
+            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
+            control.should_save = control.should_evaluate = True
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:

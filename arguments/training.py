@@ -46,10 +46,11 @@ _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_ste
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
 _CHECKPOINTING = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")  # torch's names
 _COMPILE_MODES = ("default", "lite", "max-autotune-no-cudagraphs", *_CUDA_GRAPHS)
-# Parts of Trainer that T5Trainer does not have: it would stop at its first batch or evaluation, or ignore them.
+# Parts of Trainer that T5Trainer does not have: it would stop at its first batch or evaluation, ignore them or err.
 _NOT_IN_T5TRAINER = (
-    "batch_eval_metrics enable_jit_checkpoint eval_do_concat_batches generation_config optim_args optim_target_modules "
-    "prediction_loss_only remove_unused_columns sortish_sampler use_liger_kernel"
+    "average_tokens_across_devices batch_eval_metrics dataloader_drop_last enable_jit_checkpoint "
+    "eval_do_concat_batches generation_config optim_args optim_target_modules prediction_loss_only "
+    "remove_unused_columns sortish_sampler use_liger_kernel"
 )
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the evaluations, without a warm-up of ours
 SPEEDS = ("auto", "plain")

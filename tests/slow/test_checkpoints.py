@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from warm_python import warm_python
 
 import pre_train_t5
+import trainer_t5
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common import manifests
 from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
@@ -49,6 +50,9 @@ from training.checkpoints import (
     save_loss_state,
 )
 from training.output_lock import LOCK
+
+# Saved while an epoch runs, evaluated at its end.
+BY_STEPS = ("--save_strategy", "steps", "--save_steps", "7", "--load_best_model_at_end", "false")
 
 
 class TestCase(parameterized.TestCase):
@@ -374,6 +378,29 @@ class RunTest(TestCase):
         self.run_to_end("--max_steps", "9", "--resume_from_checkpoint", *size)
         self.assertEqual((self.folder / "log").read_text().count("sequences a step instead of"), 1)
 
+    def test_a_resumed_run_logs_evaluates_and_saves_as_its_own_flags_say(self):
+        self.run_to_end("--max_steps", "6")
+        more = ("--max_steps", "16", "--save_steps", "5", "--eval_steps", "0.25", "--logging_steps", "2")
+        found = self.run_to_end(*more, "--save_total_limit", "9", "--resume_from_checkpoint")
+        later = [line for line in found["metrics"] if line["step"] > 6]
+        self.assertEqual([line["step"] for line in later if "loss" in line], [8, 10, 12, 14, 16])
+        self.assertEqual([line["step"] for line in later if "eval_loss" in line], [8, 12, 16])
+        saved = [int(c.name.split("-")[1]) for c in checkpoints_of(self.folder / "out")]
+        self.assertEqual([step for step in saved if step > 6], [10, 15, 16])
+        said = (self.folder / "log").read_text()
+        for words in ("--logging_steps 2 ", "--eval_steps 4 ", "--save_steps 5 "):
+            self.assertEqual(said.count(f"{words}from here on"), 1, said)
+
+    def test_another_metric_measures_the_best_checkpoint_so_far(self):
+        """The accuracy of 7 or 14 steps is below any loss, which would never be the best."""
+        self.run_to_end("--num_train_epochs", "2", "--metric_for_best_model", "token_accuracy", script="fine_tune")
+        flags = ("--num_train_epochs", "4", "--metric_for_best_model", "loss", "--resume_from_checkpoint")
+        metrics = self.run_to_end(*flags, script="fine_tune")["metrics"]
+        losses = {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line}
+        state = json.loads((self.folder / "out" / "trainer_state.json").read_text())
+        self.assertEqual(state["best_metric"], min(losses.values()))
+        self.assertEqual(state["best_global_step"], min(losses, key=losses.get))
+
     def test_the_checkpoint_of_a_stop_is_kept_beside_a_better_one(self):
         """save_total_limit 1 keeps the best one; Trainer's tidying at the end would delete the newer."""
         plain = preemption.PreemptionCallback.on_step_end
@@ -392,6 +419,67 @@ class RunTest(TestCase):
             self.run_to_end("--resume_from_checkpoint", script="fine_tune")["steps"],
             self.whole(script="fine_tune")["steps"],
         )
+
+    @parameterized.named_parameters(
+        ("within_an_epoch", 10),
+        ("at_its_end", 14),
+        ("within_an_epoch_saved_by_steps", 10, *BY_STEPS),
+        ("at_its_end_saved_by_steps", 14, *BY_STEPS),
+        ("logged_by_epochs", 10, "--logging_strategy", "epoch"),
+    )
+    def test_what_is_due_at_the_end_of_an_epoch_is_done_there_and_only_there(self, stop, *flags):
+        """97 rows in batches of 16: epochs of 7 steps, each with an evaluation at its end."""
+        plain = preemption.PreemptionCallback.on_step_end
+
+        def told(callback, args, state, control, **kwargs):
+            callback._received = signal.SIGTERM if state.global_step == stop else None
+            plain(callback, args, state, control, **kwargs)
+
+        with mock.patch.object(preemption.PreemptionCallback, "on_step_end", told):
+            self.run_to_end(*flags, script="fine_tune", code=PREEMPTED_EXIT_CODE)
+        lines = read_metrics(self.folder / "out" / "metrics.jsonl")
+        self.assertEqual([line["step"] for line in lines if "eval_loss" in line], [7, 14][: stop // 7])
+        whole, ended = (
+            self.run_to_end(*flags, *more, script="fine_tune", output=output)
+            for output, more in (("whole", ()), ("out", ("--resume_from_checkpoint",)))
+        )
+        self.assert_equal_runs(whole, ended)
+        again = self.run_to_end(*flags, "--resume_from_checkpoint", script="fine_tune")
+        self.assert_equal_runs(whole, again)
+
+    @parameterized.parameters(("pre_train", 7), ("fine_tune", 14))
+    def test_a_stop_where_an_evaluation_is_due_saves_before_it_too(self, script, stop):
+        """It may take longer than the job still has: here it never ends."""
+        plain, evaluate = preemption.PreemptionCallback.on_step_end, trainer_t5.T5Trainer.evaluate
+
+        def told(callback, args, state, control, **kwargs):
+            callback._received = signal.SIGTERM if state.global_step == stop else None
+            plain(callback, args, state, control, **kwargs)
+
+        def killed(trainer, *args, **kwargs):
+            if trainer.state.global_step == stop:
+                os._exit(9)
+            return evaluate(trainer, *args, **kwargs)
+
+        with (
+            mock.patch.object(preemption.PreemptionCallback, "on_step_end", told),
+            mock.patch.object(trainer_t5.T5Trainer, "evaluate", killed),
+        ):
+            self.run_to_end(script=script, code=9)
+        self.assertEqual(newest_whole_checkpoint(self.folder / "out").name, f"checkpoint-{stop}")
+        self.run_to_end("--resume_from_checkpoint", script=script)
+
+    def test_epochs_that_are_added_to_a_finished_run_have_their_own_losses(self):
+        flags = (*BY_STEPS, "--logging_strategy", "epoch", "--lr_scheduler_type", "constant", "--warmup_steps", "0")
+        whole = self.run_to_end(*flags, "--num_train_epochs", "3", script="fine_tune", output="whole")
+        self.run_to_end(*flags, "--num_train_epochs", "2", script="fine_tune")
+        more = self.run_to_end(*flags, "--num_train_epochs", "3", "--resume_from_checkpoint", script="fine_tune")
+        self.assert_equal_runs(whole, more)
+
+    def test_a_run_that_ends_with_its_last_weights_keeps_their_checkpoint(self):
+        """Of a rate of 0, so that the first evaluation is the best. save_total_limit is 1."""
+        self.run_to_end("--learning_rate", "0", "--load_best_model_at_end", "false", script="fine_tune")
+        self.assertEqual([c.name for c in checkpoints_of(self.folder / "out")], ["checkpoint-7", "checkpoint-28"])
 
     def wait_for_step(self, step: int) -> None:
         deadline = time.monotonic() + 120

@@ -164,6 +164,25 @@ class SweepsTest(parameterized.TestCase):
         self.assertEqual((launch, words), (expected, "-m wandb agent us/ours/abc"))
         self.assertEqual("SIGUSR1" in signals, gpus == "4")
 
+    @parameterized.parameters(({}, "36"), ({"SLURM_ARRAY_JOB_ID": "36", "SLURM_ARRAY_TASK_ID": "1"}, "36_1"))
+    def test_a_stopped_job_of_an_array_is_queued_again_alone(self, array, job):
+        """In an array one job has the number of all, by which SLURM shows, signals and requeues all of them."""
+        for name, lines in {
+            "srun": "kill -USR1 $PPID; sleep 0.2; exit 75",
+            "scancel": f'echo "scancel $*" >> {self.bin}/told',
+            "scontrol": f'echo "scontrol $*" >> {self.bin}/told',
+            "squeue": f'echo RUNNING; case "$*" in *=36\ *) {"echo RUNNING" if array else ":"};; esac',
+        }.items():
+            (self.bin / name).write_text(f"#!/bin/sh\n{lines}\n")
+            (self.bin / name).chmod(0o755)
+        variables = dict(SLURM_JOB_ID="36", SLURM_JOB_NODELIST="n1", SLURM_JOB_NUM_NODES="1", SLURM_CPUS_ON_NODE="4")
+        command = ["bash", str(ROOT / "slurm" / "train.slurm"), "train.py"]
+        done = subprocess.run(command, env=self.environment | variables | array, cwd=self.bin, capture_output=True)
+        self.assertEqual(done.returncode, 75, done.stderr)
+        told = (self.bin / "told").read_text().splitlines()
+        told = [line for line in told if not line.startswith("scontrol show")]
+        self.assertEqual(told, [f"scancel --signal=USR1 {job}", f"scontrol requeue {job}"])
+
     @parameterized.named_parameters((path.stem, path) for path in FILES)
     def test_runs_do_not_share_a_folder(self, path):
         sweep = load(path)

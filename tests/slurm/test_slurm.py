@@ -381,6 +381,7 @@ class SweepTest(SlurmTest):
     @parameterized.named_parameters(
         ("killed", "scancel --signal=KILL {}_0", ["CANCELLED", "COMPLETED"]),
         ("pre_empted", "scancel --batch --signal=USR1 {}_0", ["COMPLETED", "COMPLETED"]),  # it comes back
+        ("pre_empted_the_other", "scancel --batch --signal=USR1 {}_1", ["COMPLETED", "COMPLETED"]),  # alone
     )
     def test_two_agents_finish_a_sweep_although_one_is(self, how, states):
         if not (ROOT / "sweep_t5.py").is_file():
