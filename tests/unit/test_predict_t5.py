@@ -266,6 +266,19 @@ class TaskTest(TestCase):
                          {"source": "old fox", "prediction": row["prediction"]})  # fmt: skip
 
     @parameterized.parameters(
+        (dict(target_type="class", labels=["no", "old fox number old fox number"]), None),
+        (dict(target_type="class", labels=["no", "yes"]), 8),
+        (dict(generation_max_length=21), 20),  # as it was evaluated; the start token is counted there
+    )
+    def test_an_answer_may_be_as_long_as_in_evaluation(self, record, tokens):
+        self.with_record(benchmark="own", dataset_name="pairs", source_column=["q"], target_column=["a"], **record)
+        tokens = tokens or len(load_tokenizer(str(self.model))(record["labels"][1])["input_ids"])
+        path = self.write("in.txt", "old fox\n")
+        _, printed, _ = run_main(predict_t5.main, "--use_cpu", "true", "--model_name_or_path", self.model,
+                                 "--input_file", path)  # fmt: skip
+        self.assertRegex(printed, f"max_new_tokens {tokens}\n")
+
+    @parameterized.parameters(
         (dict(record_shape="alpaca"), [{"instruction": "Greet."}, {"instruction": "Say.", "input": "it"}],
          ["Greet.", "Say.\nit"]),
         (dict(record_shape="natural_instructions_0"),
