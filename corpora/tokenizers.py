@@ -187,6 +187,8 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrai
                              "use one of the T5 family, or train one with create_tokenizer.py")  # fmt: skip
     if tokenizer.padding_side != "right":  # Gemma's would put padding between the start token and a target
         tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"
+    if tokenizer.clean_up_tokenization_spaces:  # saved by transformers 4: answers would lose the space of " ." and " ?"
+        tokenizer.clean_up_tokenization_spaces = tokenizer.init_kwargs["clean_up_tokenization_spaces"] = False
     return tokenizer
 
 
