@@ -337,6 +337,8 @@ class MistakeTest(TestCase):
         (f"--train_file pairs.jsonl --skip_rows_where label=- {COLUMNS}", "no column label.*by which rows"),
         (f"--train_file pairs.jsonl --labels a,b --target_type text {COLUMNS}", "--labels goes with --target_type"),
         (f"--train_file pairs.jsonl --target_type class {COLUMNS}", "completion has 20 different values .*--labels"),
+        ("--train_file gold.tsv --source_column text --target_column gold --target_type class",
+         "gold is empty in a training row; leave such rows out with --skip_rows_where gold=,"),
         (f"--train_file pairs.jsonl --data_dir a {COLUMNS}", "--data_dir a: is of named tasks"),
         (f"--train_file pairs.jsonl --record_shape alpaca {COLUMNS}", "leave out --source_column"),
         (f"--train_file pairs.jsonl --streaming {COLUMNS}", "--streaming: pairs of your own need --validation_file"),
