@@ -102,11 +102,10 @@ def merged_references(task: dict, rows: list[dict]) -> list[dict]:
 
 
 def _hides_answers(task: dict, rows: list[dict]) -> bool:
-    """Whether the answers of a test split are secret: missing, or as on the Hub -1, "" or an empty list."""
-    columns = [task["target"], *task.get("metric_columns", [])]
-    if any(row.get(column) in (None, -1) for row in rows for column in columns):
-        return True
-    return all(row[task["target"]] in ("", []) for row in rows)
+    """Whether the answers of a test split are secret: missing, or as on the Hub -1, "" or an empty list in all rows. In
+    some rows these are answers, as the labels -1, 0 and 1."""
+    columns = [[row.get(column) for row in rows] for column in (task["target"], *task.get("metric_columns", []))]
+    return any(None in values or all(value in (-1, "", []) for value in values) for values in columns)
 
 
 # ---------------------------------------------------------------- files

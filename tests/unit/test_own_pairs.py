@@ -220,6 +220,21 @@ class ReadTest(TestCase):
             self.rows(f"--train_file pairs.jsonl {COLUMNS}", "test")
 
     @parameterized.parameters(
+        ([-1, 0, 1], "class", True), ([-1, -1, -1], "class", False), ([-1.0, 2.0], "number", True),
+        ([4, -1], "text", True), ([1, None], "class", False),
+    )  # fmt: skip
+    def test_minus_one_is_an_answer_unless_all_rows_have_it(self, answers, kind, known):
+        import datasets
+
+        labels = ["--labels=-1,0,1"] * (kind == "class")
+        rows = datasets.Dataset.from_list([{"q": str(number), "a": answer} for number, answer in enumerate(answers)])
+        datasets.DatasetDict(test=rows).save_to_disk("saved")
+        flags = f"--hub_dataset saved --source_column q --target_column a --target_type {kind}".split()
+        (task,) = self.tasks([*flags, *labels])
+        found = load_rows(task.name, task.entry, task.args, "test")
+        self.assertEqual(["a" in row for row in found], [known] * len(answers))
+
+    @parameterized.parameters(
         ([["a"], ["b", "c"], "d"], "text", ["a", "b", "d"]),
         ([1, "x", 1], "class", ["1", "x", "1"]),
         ([3, "2.5", 0.1], "number", ["3.0", "2.4", "0.0"]),
