@@ -340,7 +340,11 @@ def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:
     family.prepare(model, is_new)
     model.accepts_loss_kwargs = False  # forward() would swallow the loss's divisor: it must not get it
     if model.generation_config is not None:
-        model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id
+        own = model.generation_config
+        own.decoder_start_token_id = model.config.decoder_start_token_id
+        for name in ("eos_token_id", "pad_token_id"):  # without EOS no answer would end
+            if getattr(own, name) is None:
+                setattr(own, name, getattr(model.config, name))
     return model
 
 

@@ -194,7 +194,7 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
     fit_vocabulary(model, len(tokenizer))
     model = model.to(device, torch.bfloat16 if plan.args.bf16 else None).eval()
     model.generation_config.max_length = None  # of its evaluation; max_new_tokens counts here
-    search = {"do_sample": False} | plan.search
+    search = {"do_sample": False, "num_return_sequences": 1} | plan.search
 
     @torch.no_grad()
     def answer(sources: list[list[int]]) -> tuple[list[str], list[float | None]]:

@@ -95,6 +95,20 @@ class PredictTest(TestCase):
         wanted = plain_answers([f"cola sentence: {line}" for line in LINES])
         self.assertEqual([row["prediction"] for row in rows], wanted)
 
+    @parameterized.parameters(1, 2)
+    def test_a_generation_config_without_end_and_with_several_texts(self, count):
+        """As `GenerationConfig(num_beams=2).save_pretrained` writes it: the ids stand in config.json alone."""
+        self.with_record(benchmark="glue", dataset_name="cola")
+        search = dict(num_beams=2, num_return_sequences=2)
+        GenerationConfig(**search).save_pretrained(self.model)
+        path = self.write("in.csv", "sentence\n" + "\n".join(LINES))
+        more = ["--num_return_sequences", "2", "--num_beams", "2"] if count == 2 else []
+        _, rows, _ = self.predict(path, *more)
+        wanted = plain_answers([f"cola sentence: {line}" for line in LINES], num_beams=2)
+        self.assertEqual([row["prediction"] for row in rows], wanted)
+        self.assertEqual(["n_best" in row for row in rows], [count == 2] * len(LINES))
+        self.assertEqual(load_model(str(self.model)).generation_config.eos_token_id, 1)
+
     def test_rows_keep_their_columns(self):
         path = self.write("in.csv", "id,body,title\n7,old fox,x\n8,very old fox,y\n")
         _, rows, printed = self.predict(path, "--source_column", "body", "--source_prefix", "say: ")
