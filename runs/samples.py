@@ -171,8 +171,8 @@ def answers_to(
             continue
         gaps = [int(number) for number in _SENTINEL.findall(line)]
         sentinels = find_sentinel_ids(tokenizer).tolist() if gaps else []
-        ids = torch.tensor([_with_gaps(tokenizer, line, sentinels)], device=model.device)
-        (written,) = fill(model, ids, new_tokens, num_beams)
+        ids = _with_gaps(tokenizer, line, sentinels) if gaps else tokenizer(line)["input_ids"]  # as in fine-tuning
+        (written,) = fill(model, torch.tensor([ids], device=model.device), new_tokens, num_beams)
         if not gaps:
             yield tokenizer.decode(written, skip_special_tokens=True).strip()
             continue
