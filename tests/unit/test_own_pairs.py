@@ -69,6 +69,7 @@ FILES = {
     "flan.jsonl": lines([{"inputs": "a", "targets": "b"}, {"inputs": "c", "targets": "d"}]),
     "python.jsonl": "".join(f"{row}\n" for row in PAIRS),
     "python.json": "{\n'a': None,\n'b': 'x'}\n",
+    "nan.jsonl": "".join(f'{{"prompt": "p{n}", "completion": {"NaN" if n == 3 else n}}}\n' for n in range(20)),
     "cut.json": '{\n "a": 1,\n "b": [\n',
 }  # fmt: skip
 
@@ -278,6 +279,7 @@ class EntryTest(TestCase):
         ("--source_file src.txt --target_file tgt.txt --validation_split_percentage 30",),
         ("--train_file gold.tsv --source_column text --target_column gold --target_type class --skip_rows_where gold=- "
          "gold= --validation_split_percentage 40",),
+        (f"--train_file nan.jsonl --skip_rows_where completion= {COLUMNS}",),
         ("--train_file pairs.csv --source_column prompt,other --target_column completion,other --max_target_length 9",),
         ("--train_file task1.json",),
         ("--train_file bare.tsv --source_column 0 --target_column 1",),
@@ -352,6 +354,9 @@ class MistakeTest(TestCase):
         (f"--train_file pairs.jsonl --skip_rows_where label=- {COLUMNS}", "no column label.*by which rows"),
         (f"--train_file pairs.jsonl --labels a,b --target_type text {COLUMNS}", "--labels goes with --target_type"),
         (f"--train_file pairs.jsonl --target_type class {COLUMNS}", "completion has 20 different values .*--labels"),
+        *((f"--train_file nan.jsonl --target_type {kind} {COLUMNS}", "nan.jsonl, row 4: the column completion is empty")
+          for kind in ("text", "class", "number")),
+        ("--train_file nan.jsonl --source_column completion --target_column prompt", "row 4: the column completion is"),
         ("--train_file gold.tsv --source_column text --target_column gold --target_type class",
          "gold is empty in a training row; leave such rows out with --skip_rows_where gold=,"),
         (f"--train_file pairs.jsonl --data_dir a {COLUMNS}", "--data_dir a: is of named tasks"),

@@ -357,6 +357,7 @@ class TaskTest(TestCase):
         (dict(), "in.csv", "a,b\n1,2\n", [], "the column text is not there.*there is a, b: name yours"),
         (dict(), "in.jsonl", '{"text": "x", "prediction": 1}\n', [], "row 1: has a column prediction"),
         (dict(), "in.jsonl", '{"text": ["x", null]}\n', [], "row 1: the column text is empty"),
+        (dict(), "in.jsonl", '{"text": NaN}\n', [], "row 1: the column text is empty"),
         (dict(), "in.jsonl", '{"text": {"en": "x"}}\n', [], "row 1: the column text holds no text, but a .* type dict"),
         (dict(), "in.txt", "", [], "--input_file .*in.txt: the file is empty"),
         (dict(benchmark="glue", dataset_name="rte"), "in.txt", "x\n", [], "the task reads sentence1, sent"),
