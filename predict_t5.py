@@ -99,13 +99,17 @@ class SearchArguments:
 
 @dataclass
 class Plan:
-    """How inputs are answered: the flags, the task's entry and reader, the tokenizer, and the search of `generate`."""
+    """How inputs are answered: the flags, the task's entry and reader, the tokenizer, and the search of `generate`.
+
+    cut: how many texts were as long as --max_source_length so far.
+    """
 
     args: PredictionArguments
     entry: dict
     reader: InputReader
     tokenizer: PreTrainedTokenizerBase
     search: dict
+    cut: int = 0
 
     @property
     def count(self) -> int:
@@ -257,6 +261,7 @@ def answer_window(items: list[Input], answer: Engine, plan: Plan, progress: tqdm
     state, texts = PartialState(), [text for item in items for text in item.texts]
     cut = dict(max_length=plan.entry["max_source_length"], truncation=True)
     ids = plan.tokenizer(texts, **cut)["input_ids"] if texts else []
+    plan.cut += sum(len(text) >= cut["max_length"] for text in ids)
     order = sorted(range(len(texts)), key=lambda number: -len(ids[number]))
     size = plan.args.batch_size
     batches = [order[start : start + size] for start in range(0, len(order), size)]
@@ -309,7 +314,10 @@ def main(argv: list[str] | None = None) -> dict:
             done = begin = begin + len(window)
             progress.n = sum(sizes[:done])
     answered = len(sizes) - answered_before
-    end_summary({"answers": f"{answered:,} new, {len(sizes):,} in {args.output_file}"})
+    rows = {"answers": f"{answered:,} new, {len(sizes):,} in {args.output_file}"}
+    if plan.cut:
+        rows["cut"] = f"{plan.cut:,} texts at {plan.entry['max_source_length']:,} tokens (--max_source_length)"
+    end_summary(rows)
     finish_process_group()
     return {"inputs": len(sizes), "answered": answered}
 

@@ -109,6 +109,12 @@ class PredictTest(TestCase):
         self.assertEqual(["n_best" in row for row in rows], [count == 2] * len(LINES))
         self.assertEqual(load_model(str(self.model)).generation_config.eos_token_id, 1)
 
+    @parameterized.parameters((9, True), (99, False))
+    def test_texts_that_are_cut_are_counted(self, tokens, told):
+        path = self.write("in.txt", "fox\n" + "very old fox number 7\n" * 2)
+        printed = self.predict(path, "--max_source_length", tokens)[-1]
+        self.assertEqual(f"cut      2 texts at {tokens} tokens (--max_source_length)" in printed, told)
+
     def test_rows_keep_their_columns(self):
         path = self.write("in.csv", "id,body,title\n7,old fox,x\n8,very old fox,y\n")
         _, rows, printed = self.predict(path, "--source_column", "body", "--source_prefix", "say: ")
