@@ -36,7 +36,7 @@ from corpora.long_text import first_documents
 from corpora.sources import described, find_corpora, find_sources
 from corpora.tokenizers import LEAST_COVERAGE, has_tokenizer, load_tokenizer, train_tokenizer
 from corpora.unknown import lost_letters, named
-from model_t5 import build_config, load_model
+from model_t5 import build_config, drop_idle_search, load_model
 from modeling.new_vocabulary import change_vocabulary
 from tasks.task_records import TASK_RECORD
 
@@ -119,6 +119,7 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
         tokens = change_vocabulary(model, own, tokenizer)
         changed = f"{tokens['kept']:,} rows kept, {tokens['new']:,} new ones at their mean"
         flags = f"--model_name_or_path {shlex.quote(args.output_dir)}"
+        drop_idle_search(model)
         model.save_pretrained(folder)
         if (record := Path(args.model_name_or_path) / TASK_RECORD).is_file():
             shutil.copy(record, folder)

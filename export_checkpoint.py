@@ -31,7 +31,7 @@ from common.reports import end_summary, human_count, lines_until, read_json, sta
 from constants import DATASET_VALS
 from corpora.files import check_file, is_plain_text, read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer
-from model_t5 import count_parameters, fit_vocabulary, load_model
+from model_t5 import count_parameters, drop_idle_search, fit_vocabulary, load_model
 from modeling.families import refuse_lacking
 from publishing.exports import (
     NEEDS,
@@ -146,6 +146,7 @@ def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> 
     wanted = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
     for parameter in model.parameters():  # not the buffers: T5Gemma's frequencies would stay rounded
         parameter.data = parameter.data.to(dtype)
+    drop_idle_search(model)
     model.save_pretrained(folder)
     original.tokenizer.save_pretrained(folder)
     again = load_model(str(folder)).eval()

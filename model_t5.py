@@ -157,6 +157,7 @@ def get_model(
     changed = None
     if args.model_name_or_path:
         model = load_model(args.model_name_or_path, args.attn_implementation)
+        drop_idle_search(model)
         changed = switch_vocabulary(model, args, tokenizer) if args.tokenizer_name else None
     else:
         overrides = parse_overrides(args.config_overrides)
@@ -340,7 +341,11 @@ def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:
     family.prepare(model, is_new)
     model.accepts_loss_kwargs = False  # forward() would swallow the loss's divisor: it must not get it
     if model.generation_config is not None:
-        model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id
+        own = model.generation_config
+        own.decoder_start_token_id = model.config.decoder_start_token_id
+        for name in ("eos_token_id", "pad_token_id"):  # without EOS no answer would end
+            if getattr(own, name) is None:
+                setattr(own, name, getattr(model.config, name))
     return model
 
 
@@ -385,7 +390,19 @@ def forget_search(model: PreTrainedModel, greedy: bool) -> None:
     if greedy:
         kept = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_length")
         model.generation_config = own = GenerationConfig(**{name: getattr(own, name) for name in kept})
-    own.update(min_length=None, min_new_tokens=None, do_sample=None, temperature=None, top_k=None, top_p=None)
+    own.update(min_length=None, min_new_tokens=None, do_sample=None, num_return_sequences=None)
+    drop_idle_search(model)
+
+
+def drop_idle_search(model: PreTrainedModel) -> None:
+    """Takes out generation settings without effect, such as early_stopping without beams: with them transformers saves
+    no file that was changed."""
+    own, idle = model.generation_config, []
+    if not own.do_sample:
+        idle += "temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff".split()
+    if (own.num_beams or 1) == 1:
+        idle += ["early_stopping", "length_penalty"]
+    own.update(**dict.fromkeys(idle))
 
 
 def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) -> None:

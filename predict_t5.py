@@ -38,7 +38,7 @@ from corpora.files import check_file
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, load_model
 from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_search
-from tasks.examples import decode_texts
+from tasks.examples import answer_length, decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
 from tasks.registry import as_list, source_text
 from tasks.task_records import TASK_RECORD
@@ -83,7 +83,7 @@ class SearchArguments:
 
     _argument_group_name = "search (transformers' GenerationConfig)"
 
-    max_new_tokens: int | None = option(None, "Tokens of an answer. Not set: the task's.", at_least=1)
+    max_new_tokens: int | None = option(None, "Tokens of an answer. Not set: as in evaluation.", at_least=1)
     min_new_tokens: int | None = option(None, "Tokens that an answer has at least.", at_least=1)
     num_beams: int | None = option(None, "Beams. Not set: as the checkpoint was evaluated, else greedy.", at_least=1)
     num_return_sequences: int | None = option(None, "Texts for each input, written with their scores.", at_least=1)
@@ -99,12 +99,17 @@ class SearchArguments:
 
 @dataclass
 class Plan:
-    """How inputs are answered: the flags, the task's entry and reader, and the search of `generate`."""
+    """How inputs are answered: the flags, the task's entry and reader, the tokenizer, and the search of `generate`.
+
+    cut: how many texts were as long as --max_source_length so far.
+    """
 
     args: PredictionArguments
     entry: dict
     reader: InputReader
+    tokenizer: PreTrainedTokenizerBase
     search: dict
+    cut: int = 0
 
     @property
     def count(self) -> int:
@@ -134,14 +139,16 @@ def parse_flags(argv: list[str] | None) -> Plan:
     search = {name: value for name, value in vars(search_args).items() if value is not None}
     if "num_beams" not in search and not search.get("do_sample") and record.get("generation_num_beams"):
         search["num_beams"] = record["generation_num_beams"]
-    search.setdefault("max_new_tokens", entry["max_target_length"])
+    tokenizer = load_tokenizer(args.tokenizer_name or str(task_folder(args)), "--model_name_or_path")
+    longest = record.get("generation_max_length")  # it counts the start token too
+    search.setdefault("max_new_tokens", max(1, longest - 1) if longest else answer_length(entry, tokenizer))
     if (least := search.get("min_new_tokens", 0)) > search["max_new_tokens"]:
         raise ValueError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
     GenerationConfig(**search).validate(strict=True)
     if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
         raise ValueError("--backend ctranslate2: goes with neither --do_sample, which would draw others than "
                          "transformers, nor --bf16")  # fmt: skip
-    plan = Plan(args, entry, InputReader(entry, args.source_column), search)
+    plan = Plan(args, entry, InputReader(entry, args.source_column), tokenizer, search)
     if plan.count > 1 and entry.get("max_piece_length"):
         raise ValueError(f"--num_return_sequences {plan.count}: the task answers a text in pieces")
     return plan
@@ -185,13 +192,13 @@ def settings_of(plan: Plan) -> dict:
 
 
 # ---------------------------------------------------------------- what generates
-def with_transformers(plan: Plan, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> Engine:
+def with_transformers(plan: Plan, device: torch.device) -> Engine:
     """The function that answers tokenised texts, by `generate`."""
-    model = load_model(plan.args.model_name_or_path, plan.args.attn_implementation)
+    model, tokenizer = load_model(plan.args.model_name_or_path, plan.args.attn_implementation), plan.tokenizer
     fit_vocabulary(model, len(tokenizer))
     model = model.to(device, torch.bfloat16 if plan.args.bf16 else None).eval()
     model.generation_config.max_length = None  # of its evaluation; max_new_tokens counts here
-    search = {"do_sample": False} | plan.search
+    search = {"do_sample": False, "num_return_sequences": 1} | plan.search
 
     @torch.no_grad()
     def answer(sources: list[list[int]]) -> tuple[list[str], list[float | None]]:
@@ -218,9 +225,9 @@ def log_probabilities(
     return (chosen * labels.ne(IGNORE_INDEX)).sum(dim=1).tolist()
 
 
-def with_ctranslate2(plan: Plan, tokenizer: PreTrainedTokenizerBase, _: object) -> Engine:
+def with_ctranslate2(plan: Plan, _: object) -> Engine:
     """The function that answers tokenised texts, by CTranslate2, searching as transformers does."""
-    engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
+    engine, tokenizer = CTranslate2Engine(engine_folder(plan.args.model_name_or_path)), plan.tokenizer
     search, folder = dict(num_beams=1, length_penalty=1.0, early_stopping=False), task_folder(plan.args)
     search |= dict(min_new_tokens=0, repetition_penalty=1.0, no_repeat_ngram_size=0)
     if (folder / "generation_config.json").is_file():  # which `generate` follows where a flag does not say otherwise
@@ -246,15 +253,15 @@ def with_ctranslate2(plan: Plan, tokenizer: PreTrainedTokenizerBase, _: object) 
 
 
 # ---------------------------------------------------------------- answering
-def answer_window(
-    items: list[Input], answer: Engine, tokenizer: PreTrainedTokenizerBase, plan: Plan, progress: tqdm, first: int
-) -> list[dict]:
+def answer_window(items: list[Input], answer: Engine, plan: Plan, progress: tqdm, first: int) -> list[dict]:
     """The records of some inputs, on every process: their texts by length, a batch to each process in turn.
 
     first: the number of the first of these inputs.
     """
     state, texts = PartialState(), [text for item in items for text in item.texts]
-    ids = tokenizer(texts, max_length=plan.entry["max_source_length"], truncation=True)["input_ids"] if texts else []
+    cut = dict(max_length=plan.entry["max_source_length"], truncation=True)
+    ids = plan.tokenizer(texts, **cut)["input_ids"] if texts else []
+    plan.cut += sum(len(text) >= cut["max_length"] for text in ids)
     order = sorted(range(len(texts)), key=lambda number: -len(ids[number]))
     size = plan.args.batch_size
     batches = [order[start : start + size] for start in range(0, len(order), size)]
@@ -286,13 +293,12 @@ def main(argv: list[str] | None = None) -> dict:
     with exit_on_user_error():
         plan = parse_flags(argv)
         args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
-        tokenizer = load_tokenizer(args.tokenizer_name or str(task_folder(args)), "--model_name_or_path")
         sizes = [len(item.texts) for item in read_inputs(plan)]  # all are read before the long work
         with state.main_process_first():
             overwrite = args.overwrite_output_file and state.is_main_process
             output = AnswerFile(Path(args.output_file), settings_of(plan), overwrite, state.is_main_process)
         engine = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[args.backend]
-        answer = engine(plan, tokenizer, state.device) if output.done < len(sizes) else None
+        answer = engine(plan, state.device) if output.done < len(sizes) else None
     start_summary(summary(plan, sizes, output.done), title="prediction")
     done = answered_before = min(output.done, len(sizes))
     size = WINDOW * args.batch_size * state.num_processes
@@ -302,13 +308,16 @@ def main(argv: list[str] | None = None) -> dict:
     options = dict(total=sum(sizes), initial=sum(sizes[:begin]), unit=" texts", dynamic_ncols=True)
     with tqdm(disable=not shown, **options) as progress:
         while window := list(itertools.islice(items, size)):
-            records = answer_window(window, answer, tokenizer, plan, progress, begin)
+            records = answer_window(window, answer, plan, progress, begin)
             if state.is_main_process:
                 output.append(records[done - begin :])
             done = begin = begin + len(window)
             progress.n = sum(sizes[:done])
     answered = len(sizes) - answered_before
-    end_summary({"answers": f"{answered:,} new, {len(sizes):,} in {args.output_file}"})
+    rows = {"answers": f"{answered:,} new, {len(sizes):,} in {args.output_file}"}
+    if plan.cut:
+        rows["cut"] = f"{plan.cut:,} texts at {plan.entry['max_source_length']:,} tokens (--max_source_length)"
+    end_summary(rows)
     finish_process_group()
     return {"inputs": len(sizes), "answered": answered}
 

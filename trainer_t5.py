@@ -456,6 +456,7 @@ class T5Trainer(SavingTrainer):
         """Sets the arguments of `generate`, and gathers the rows of all ranks without those that fill up a batch."""
         longest = self.args.generation_max_length or self._max_length
         chosen = {"max_length": longest, "num_beams": self.args.generation_num_beams, "do_sample": False}
+        chosen["num_return_sequences"] = 1
         # Not into the model's generation_config, which is saved with every checkpoint.
         chosen["cache_implementation"] = "static" if self.args.generation_cache == "static" else None
         self._gen_kwargs = {name: value for name, value in chosen.items() if value is not None} | gen_kwargs

@@ -20,7 +20,7 @@ from common.reports import first_line
 from constants import LEAST_VOCAB_SIZE, NUM_SENTINELS
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.long_text import LONGEST_PART, whole_parts
-from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_bos_id, find_eos_id
+from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_eos_id
 
 TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece skips longer lines, so they are cut
 LINE_PART = 1_024  # characters of a part of such a line
@@ -187,6 +187,8 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrai
                              "use one of the T5 family, or train one with create_tokenizer.py")  # fmt: skip
     if tokenizer.padding_side != "right":  # Gemma's would put padding between the start token and a target
         tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"
+    if tokenizer.clean_up_tokenization_spaces:  # saved by transformers 4: answers would lose the space of " ." and " ?"
+        tokenizer.clean_up_tokenization_spaces = tokenizer.init_kwargs["clean_up_tokenization_spaces"] = False
     return tokenizer
 
 
@@ -229,12 +231,13 @@ def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], l
 def encode_targets(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int | None = None
 ) -> list[list[int]]:
-    """Token ids of targets, cut to `max_length`, EOS included; without the BOS of Gemma's inputs."""
-    cut = dict(max_length=max_length, truncation=max_length is not None)
-    if find_bos_id(tokenizer) is None:
+    """Token ids of targets, cut to `max_length`, EOS included, also where the tokenizer does not write it (Gemma's, and
+    GPT-2's, which FRED-T5 has); without the BOS of Gemma's inputs."""
+    cut, eos = dict(max_length=max_length, truncation=max_length is not None), find_eos_id(tokenizer)
+    if tokenizer("")["input_ids"][-1:] == [eos]:
         return tokenizer(texts, **cut)["input_ids"]
     cut["max_length"] = max_length and max_length - 1
-    return [[*ids, find_eos_id(tokenizer)] for ids in tokenizer(texts, add_special_tokens=False, **cut)["input_ids"]]
+    return [[*ids, eos] for ids in tokenizer(texts, add_special_tokens=False, **cut)["input_ids"]]
 
 
 def ids_of(encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> list[np.ndarray]:

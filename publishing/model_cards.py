@@ -19,6 +19,7 @@ from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.command_line import comma_words
 from common.reports import human_count, human_time, read_json, read_metrics, short_number
 from constants import BUILTIN_CORPUS, OBJECTIVES
+from corpora.files import split_weights
 from modeling.families import family_of, is_tied, shape_of
 from objectives.denoisers import Denoiser, denoisers_of
 from tasks.registry import as_list, source_text
@@ -131,14 +132,16 @@ def _front_matter(
     name: str, arguments: dict, objective: str, task: tuple[str, str] | None, entry: dict, numbers: dict[str, float],
     given: dict,
 ) -> ModelCardData:  # fmt: skip
-    hub = (entry.get("hub") or [None])[0] if task else arguments.get("dataset_name")
-    local = arguments.get("train_file") or arguments.get("data_dir") or hub == BUILTIN_CORPUS or Path(str(hub)).exists()
+    hubs = list(entry.get("hub") or [])[:1]
+    if not task:  # one or several, also with weights
+        hubs, _ = split_weights("--dataset_name", comma_words(arguments.get("dataset_name") or ""))
+    hubs = [hub for hub in hubs if hub != BUILTIN_CORPUS and not _is_folder(hub)]
+    local = arguments.get("train_file") or arguments.get("data_dir")
     base = arguments.get("model_name_or_path") or ""
-    is_folder = Path(base).exists() or base.startswith((".", "/", "~", "out/")) or base.count("/") > 1
     results = [
         EvalResult(
             task_type=hub_task(task, entry),
-            dataset_type=hub or "/".join(task),
+            dataset_type=hubs[0] if hubs else "/".join(task),
             dataset_name="/".join(task),
             metric_type=metric.removeprefix("eval_"),
             metric_value=round(value, 6),
@@ -150,12 +153,17 @@ def _front_matter(
         library_name="transformers",
         pipeline_tag=hub_task(task, entry),
         tags=["t5", "t5-foundry", *([objective.replace("_", "-")] if arguments and not task else [])],
-        datasets=[hub] if hub and not local else None,
-        base_model=None if is_folder else base or None,
+        datasets=hubs if hubs and not local else None,
+        base_model=None if _is_folder(base) else base or None,
         metrics=entry.get("metrics"),
         **(dict(model_name=name.split("/")[-1], eval_results=results) if results else {}),
         **given,
     )
+
+
+def _is_folder(name: str) -> bool:
+    """Whether a name is a path, here or on the run's machine, and none of the Hub."""
+    return Path(name).exists() or name.startswith((".", "/", "~", "out/")) or name.count("/") > 1
 
 
 def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
@@ -183,11 +191,14 @@ def _data(arguments: dict, task: tuple[str, str] | None, entry: dict) -> str:
         mixture = f"`{'/'.join(task)}`, {OWN} being " if is_mixed else ""
         return f"{mixture}the files {', '.join(f'`{Path(str(file)).name}`' for file in files)}"
     if task:
-        hub = entry.get("hub")
-        return f"`{'/'.join(task)}`" + (f" ([{hub[0]}](https://huggingface.co/datasets/{hub[0]}))" if hub else "")
+        hub, *_ = entry.get("hub") or [None]
+        link = hub and (f"`{Path(hub).name}`" if _is_folder(hub) else f"[{hub}](https://huggingface.co/datasets/{hub})")
+        return f"`{'/'.join(task)}`" + (f" ({link})" if link else "")
     if arguments.get("dataset_name") in (None, BUILTIN_CORPUS):
         return "English documentation of installed Python packages"
-    return " ".join(f"`{arguments[k]}`" for k in ("dataset_name", "dataset_config_name") if arguments.get(k))
+    return " ".join(
+        f"`{_without_folder(arguments[k])}`" for k in ("dataset_name", "dataset_config_name") if arguments.get(k)
+    )
 
 
 def changed_flags(arguments: dict) -> dict[str, str]:
@@ -198,7 +209,8 @@ def changed_flags(arguments: dict) -> dict[str, str]:
         for field in dataclasses.fields(group):
             is_made = field.default_factory is not dataclasses.MISSING
             defaults[field.name] = field.default_factory() if is_made else field.default
-    of_training = {key for key in defaults if key not in _NOT_THE_TRAINING and not key.startswith("hub_")}
+    hidden = {key for key in defaults if key.startswith("hub_")} - {"hub_dataset", "hub_config"}
+    of_training = defaults.keys() - hidden - set(_NOT_THE_TRAINING)
     return {
         key: " ".join(map(_without_folder, as_list(value)))
         for key, value in arguments.items()

@@ -153,6 +153,7 @@ def _one_example_a_row(batch: dict[str, torch.Tensor]) -> tuple[list[list[int]],
 def fill(model: PreTrainedModel, input_ids: torch.Tensor, new_tokens: int, num_beams: int = 1) -> list[list[int]]:
     """Token ids that the model generates for each row of ids [N, S], padded at the end."""
     options = dict(max_length=new_tokens + 1, num_beams=num_beams, do_sample=False)  # it counts the start token too
+    options["num_return_sequences"] = 1
     mask = input_ids.ne(model.config.pad_token_id).long()
     return model.generate(input_ids=input_ids, attention_mask=mask, **options).tolist()
 
@@ -170,8 +171,8 @@ def answers_to(
             continue
         gaps = [int(number) for number in _SENTINEL.findall(line)]
         sentinels = find_sentinel_ids(tokenizer).tolist() if gaps else []
-        ids = torch.tensor([_with_gaps(tokenizer, line, sentinels)], device=model.device)
-        (written,) = fill(model, ids, new_tokens, num_beams)
+        ids = _with_gaps(tokenizer, line, sentinels) if gaps else tokenizer(line)["input_ids"]  # as in fine-tuning
+        (written,) = fill(model, torch.tensor([ids], device=model.device), new_tokens, num_beams)
         if not gaps:
             yield tokenizer.decode(written, skip_special_tokens=True).strip()
             continue

@@ -64,6 +64,12 @@ def class_label_ids(task: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Ten
     return torch.tensor([ids + [IGNORE_INDEX] * (longest - len(ids)) for ids in encoded])
 
 
+def answer_length(task: dict, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens that an answer may have, EOS included: `max_target_length`, or those of the longest class label."""
+    labels = class_label_ids(task, tokenizer)
+    return max(task["max_target_length"], 0 if labels is None else labels.shape[1])
+
+
 def decode_texts(task: dict, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> list[str]:
     """Texts of token ids [N, T] padded with -100; class labels as the entry writes them."""
     texts = tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)

@@ -48,7 +48,8 @@ def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
 
 
 def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
-    """The values of the target column, sorted: numbers by size. ValueError if they look like free texts."""
+    """The values of the target column, sorted: numbers by size. ValueError if they look like free texts, or one is
+    empty: an answer that is no label would count as it."""
     if not has_training_rows(args):
         raise ValueError("--target_type class needs --labels where there are no training rows to find them in")
     texts = entry | dict(target_type="text")
@@ -58,6 +59,9 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
     if len(found) > max(10, len(values) // 2):
         raise ValueError(f"--target_type class: {entry['target']} has {len(found):,} different values in "
                          f"{len(values):,} rows; name the classes with --labels, or leave it out")  # fmt: skip
+    if "" in found:
+        raise ValueError(f"--target_type class: {entry['target']} is empty in a training row; leave such rows out "
+                         f"with --skip_rows_where {entry['target']}=, or write a label into them")  # fmt: skip
     return sorted(found, key=int) if all(text.isdecimal() for text in found) else sorted(found)
 
 

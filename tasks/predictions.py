@@ -24,6 +24,7 @@ from tasks.rows import (
     MISSING,
     check_text,
     is_text_corpus,
+    lacks_value,
     nested_rows,
     preprocessed,
     read_records,
@@ -118,7 +119,7 @@ class InputReader:
         for one in as_list(read):
             found = {column: value_of(one, name) for column, name in zip(self.inputs, names, strict=True)}
             for name, value in zip(names, found.values(), strict=True):
-                if value is MISSING or None in as_list(value):
+                if value is MISSING or lacks_value(value):
                     missing = value is MISSING
                     problem = "is not there" + did_you_mean(name, list(map(str, row))) if missing else "is empty"
                     raise ValueError(f"{place}: the column {name} {problem}; there is {listed(row)}: name yours with "

@@ -5,6 +5,7 @@ record of a file, the Hub or a stream --file_columns, preprocess--> rows --the e
 
 import contextlib
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -102,11 +103,10 @@ def merged_references(task: dict, rows: list[dict]) -> list[dict]:
 
 
 def _hides_answers(task: dict, rows: list[dict]) -> bool:
-    """Whether the answers of a test split are secret: missing, or as on the Hub -1, "" or an empty list."""
-    columns = [task["target"], *task.get("metric_columns", [])]
-    if any(row.get(column) in (None, -1) for row in rows for column in columns):
-        return True
-    return all(row[task["target"]] in ("", []) for row in rows)
+    """Whether the answers of a test split are secret: missing, or as on the Hub -1, "" or an empty list in all rows. In
+    some rows these are answers, as the labels -1, 0 and 1."""
+    columns = [[row.get(column) for row in rows] for column in (task["target"], *task.get("metric_columns", []))]
+    return any(None in values or all(value in (-1, "", []) for value in values) for values in columns)
 
 
 # ---------------------------------------------------------------- files
@@ -263,7 +263,7 @@ class SplitReader:
             value = value_of(row, column)
             if value is MISSING:
                 raise no_column(place, column, row, "by which rows are left out")
-            text = "" if value is None else str(value)
+            text = "" if lacks_value(value) else str(value)
             if text in values:
                 return column, text
         return None
@@ -273,7 +273,7 @@ class SplitReader:
         task, hidden, picked = self.task, may_hide_answers(self.task, self.split), {}
         for column in columns_of(task):
             value = value_of(row, column)
-            lacking = None in as_list(value)  # or an item of it
+            lacking = lacks_value(value)
             if hidden and (value is MISSING or lacking) and column not in task["inputs"].values():
                 continue
             if value is MISSING:
@@ -293,6 +293,11 @@ class SplitReader:
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from None
         return picked
+
+
+def lacks_value(value: object) -> bool:
+    """Whether a value, or an item of a list, is missing: None, or NaN, as which pandas hands it to json.dumps."""
+    return any(item is None or (isinstance(item, float) and math.isnan(item)) for item in as_list(value))
 
 
 def check_text(value: object, column: str, place: str) -> None:

@@ -409,6 +409,34 @@ class CardTest(TestCase):
         self.assertIn(r'inputs = tokenizer("As in \"Emma\"\n: ...", return_tensors="pt")', card)
 
     @parameterized.parameters(
+        (
+            dict(benchmark="own", dataset_name="pairs", hub_dataset="/data/mine/sent"),
+            None,
+            "Trained on `own/pairs` (`sent`)",
+        ),
+        (
+            dict(benchmark="own", dataset_name="pairs", hub_dataset="me/sent"),
+            ["me/sent"],
+            "Trained on `own/pairs` ([me/sent](https://huggingface.co/datasets/me/sent))",
+        ),
+        (dict(dataset_name="/data/mine/text"), None, "Trained on `text`"),
+        (
+            dict(dataset_name="allenai/c4:0.7,wikimedia/wikipedia:0.3"),
+            ["allenai/c4", "wikimedia/wikipedia"],
+            "`allenai/c4:0.7",
+        ),
+    )
+    def test_data_sets_are_those_of_the_hub(self, arguments, named, text):
+        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
+        card = model_card(
+            "me/mine", dict(run=dict(arguments=arguments), results=dict(eval_bleu=1.0), metrics=[]), model
+        )
+        self.assertEqual(yaml.safe_load(card.split("---")[1]).get("datasets"), named)
+        self.assertIn(text, card)
+        self.assertNotIn("/data/mine", card)
+        self.assertEqual("| `hub_dataset` | " in card, "hub_dataset" in arguments)
+
+    @parameterized.parameters(
         ("glue", "cola,pairs", "cola sentence: ..."),
         ("glue", "pairs,cola", "tell: ..."),
         ("glue", "all", "cola sentence: ..."),

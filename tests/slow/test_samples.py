@@ -9,6 +9,7 @@ import torch
 from absl.testing import parameterized
 from helpers import run_main
 from test_export_checkpoint import SHAPE, TestCase, workspace
+from tokenizers.processors import TemplateProcessing
 from transformers import TrainerState
 
 import evaluate_t5
@@ -74,6 +75,17 @@ class PromptTest(TestCase):
         ids = self.tokenizer("bada kuli", return_tensors="pt").input_ids
         wanted = self.tokenizer.decode(model.generate(ids, max_new_tokens=8)[0], skip_special_tokens=True).strip()
         self.assertEqual(list(samples.answers_to(["bada kuli"], model, self.tokenizer, 8)), [wanted])
+
+    def test_a_task_is_read_as_in_fine_tuning(self):
+        """CodeT5's tokenizer begins a text with <s>; pre-training, which cuts running text, does not."""
+        words, model = load_tokenizer(str(workspace() / "tokenizer")), load_model(str(workspace() / "whole"))
+        content = words.backend_tokenizer
+        content.post_processor = TemplateProcessing(single="<unk> $A </s>", special_tokens=[("<unk>", 2), ("</s>", 1)])
+        with mock.patch.object(samples, "fill", return_value=[[1]]) as fill:
+            list(samples.answers_to(["bada kuli", "bada <extra_id_0>"], model, words, 8))
+        read = [call.args[1][0].tolist() for call in fill.call_args_list]
+        self.assertEqual(read[0], words("bada kuli")["input_ids"])
+        self.assertEqual([ids[0] == 2 for ids in read], [True, False])
 
     def test_piped_through_the_script(self):
         stdin = io.StringIO("bada <extra_id_0> kuli\n\nbada\n")

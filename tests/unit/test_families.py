@@ -18,7 +18,7 @@ from absl.testing import parameterized
 from helpers import needs_newer_transformers
 from tokenizers import ByteLevelBPETokenizer
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, Gemma2Config, Gemma2ForCausalLM, RobertaTokenizer
+from transformers import AutoConfig, Gemma2Config, Gemma2ForCausalLM, GPT2Tokenizer, RobertaTokenizer
 from transformers.models.t5gemma.modeling_t5gemma import T5GemmaPreTrainedModel
 
 import constants
@@ -265,6 +265,19 @@ class BosTest(parameterized.TestCase):
         collator = T5DataCollator(words, 8, mean_noise_span_length=2)
         batch = collator({"input_ids": np.full((1, collator.tokens_length), 9)})
         self.assertEqual((batch["input_ids"][0, -1], batch["labels"][0, -1]), (2, 2))
+
+    def test_targets_of_a_tokenizer_that_writes_neither_end(self):
+        """FRED-T5's is GPT-2's, which writes no EOS: a model trained without one never ends its answers."""
+        folder, special = self.enterContext(tempfile.TemporaryDirectory()), ["<pad>", "<s>", "</s>", "<unk>"]
+        backend = ByteLevelBPETokenizer()
+        backend.train_from_iterator(zoo.lines(), 300, special_tokens=special, show_progress=False)
+        named = dict(pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+        GPT2Tokenizer(backend.get_vocab(), [], **named).save_pretrained(folder)
+        words, texts = load_tokenizer(folder), list(zoo.lines()[:3])
+        plain = words(texts)["input_ids"]
+        self.assertNotIn(2, plain[0])
+        self.assertEqual(encode_targets(words, texts), [[*ids, 2] for ids in plain])
+        self.assertEqual(encode_targets(words, texts, 5), [[*ids[:4], 2] for ids in plain])
 
     @parameterized.parameters(*zoo.GEMMA)
     def test_another_vocabulary(self, name):

@@ -43,6 +43,8 @@ from model_t5 import (
     dropout_of,
     fit_vocabulary,
     flops_per_sequence,
+    forget_search,
+    get_model,
     is_local_model,
     load_model,
     set_dropout,
@@ -586,3 +588,34 @@ class LossTest(ModelTest):
         self.model.config.decoder_start_token_id, self.model.config.pad_token_id = 3, 4
         torch.testing.assert_close(shift_right(self.labels, 3, 4), self.model._shift_right(self.labels))
         self.assertEqual(labels[0, 3], -100)  # the argument is left alone
+
+
+class SearchSettingsTest(parameterized.TestCase):
+    @parameterized.product(
+        rules=[
+            dict(early_stopping=True, length_penalty=2.0),  # of beams, and there are none
+            dict(temperature=0.7, top_p=0.9, min_p=0.1),
+            dict(do_sample=True, num_return_sequences=3, typical_p=0.9),
+        ],
+        place=["generation_config.json", "config.json"],
+        fine_tunes=[True, False],
+    )
+    def test_a_model_with_settings_without_effect_can_be_saved(self, rules, place, fine_tunes):
+        """transformers refuses to save them once anything is changed, as the length of answers is."""
+        args = ModelArguments(model_name_or_path=str(self.folder / "own"))
+        create_model(build_config("tiny", 64, TINY)).save_pretrained(args.model_name_or_path)
+        path = self.folder / "own" / place
+        own = json.loads(path.read_text()) | rules
+        path.write_text(
+            json.dumps({name: value for name, value in own.items() if fine_tunes or name != "eos_token_id"})
+        )
+        if place == "config.json":
+            (self.folder / "own" / "generation_config.json").unlink()
+        model, _ = get_model(args, list(range(64)))
+        if fine_tunes:
+            forget_search(model, greedy=False)
+            set_generation_length(model, 9)
+        model.save_pretrained(self.folder / "new")
+        saved = json.loads((self.folder / "new" / "generation_config.json").read_text())
+        self.assertEqual(saved["eos_token_id"], 1)
+        self.assertNoCommonElements(saved, [] if "do_sample" in saved else rules)

@@ -69,6 +69,7 @@ FILES = {
     "flan.jsonl": lines([{"inputs": "a", "targets": "b"}, {"inputs": "c", "targets": "d"}]),
     "python.jsonl": "".join(f"{row}\n" for row in PAIRS),
     "python.json": "{\n'a': None,\n'b': 'x'}\n",
+    "nan.jsonl": "".join(f'{{"prompt": "p{n}", "completion": {"NaN" if n == 3 else n}}}\n' for n in range(20)),
     "cut.json": '{\n "a": 1,\n "b": [\n',
 }  # fmt: skip
 
@@ -220,6 +221,21 @@ class ReadTest(TestCase):
             self.rows(f"--train_file pairs.jsonl {COLUMNS}", "test")
 
     @parameterized.parameters(
+        ([-1, 0, 1], "class", True), ([-1, -1, -1], "class", False), ([-1.0, 2.0], "number", True),
+        ([4, -1], "text", True), ([1, None], "class", False),
+    )  # fmt: skip
+    def test_minus_one_is_an_answer_unless_all_rows_have_it(self, answers, kind, known):
+        import datasets
+
+        labels = ["--labels=-1,0,1"] * (kind == "class")
+        rows = datasets.Dataset.from_list([{"q": str(number), "a": answer} for number, answer in enumerate(answers)])
+        datasets.DatasetDict(test=rows).save_to_disk("saved")
+        flags = f"--hub_dataset saved --source_column q --target_column a --target_type {kind}".split()
+        (task,) = self.tasks([*flags, *labels])
+        found = load_rows(task.name, task.entry, task.args, "test")
+        self.assertEqual(["a" in row for row in found], [known] * len(answers))
+
+    @parameterized.parameters(
         ([["a"], ["b", "c"], "d"], "text", ["a", "b", "d"]),
         ([1, "x", 1], "class", ["1", "x", "1"]),
         ([3, "2.5", 0.1], "number", ["3.0", "2.4", "0.0"]),
@@ -263,6 +279,7 @@ class EntryTest(TestCase):
         ("--source_file src.txt --target_file tgt.txt --validation_split_percentage 30",),
         ("--train_file gold.tsv --source_column text --target_column gold --target_type class --skip_rows_where gold=- "
          "gold= --validation_split_percentage 40",),
+        (f"--train_file nan.jsonl --skip_rows_where completion= {COLUMNS}",),
         ("--train_file pairs.csv --source_column prompt,other --target_column completion,other --max_target_length 9",),
         ("--train_file task1.json",),
         ("--train_file bare.tsv --source_column 0 --target_column 1",),
@@ -337,6 +354,11 @@ class MistakeTest(TestCase):
         (f"--train_file pairs.jsonl --skip_rows_where label=- {COLUMNS}", "no column label.*by which rows"),
         (f"--train_file pairs.jsonl --labels a,b --target_type text {COLUMNS}", "--labels goes with --target_type"),
         (f"--train_file pairs.jsonl --target_type class {COLUMNS}", "completion has 20 different values .*--labels"),
+        *((f"--train_file nan.jsonl --target_type {kind} {COLUMNS}", "nan.jsonl, row 4: the column completion is empty")
+          for kind in ("text", "class", "number")),
+        ("--train_file nan.jsonl --source_column completion --target_column prompt", "row 4: the column completion is"),
+        ("--train_file gold.tsv --source_column text --target_column gold --target_type class",
+         "gold is empty in a training row; leave such rows out with --skip_rows_where gold=,"),
         (f"--train_file pairs.jsonl --data_dir a {COLUMNS}", "--data_dir a: is of named tasks"),
         (f"--train_file pairs.jsonl --record_shape alpaca {COLUMNS}", "leave out --source_column"),
         (f"--train_file pairs.jsonl --streaming {COLUMNS}", "--streaming: pairs of your own need --validation_file"),

@@ -95,6 +95,26 @@ class PredictTest(TestCase):
         wanted = plain_answers([f"cola sentence: {line}" for line in LINES])
         self.assertEqual([row["prediction"] for row in rows], wanted)
 
+    @parameterized.parameters(1, 2)
+    def test_a_generation_config_without_end_and_with_several_texts(self, count):
+        """As `GenerationConfig(num_beams=2).save_pretrained` writes it: the ids stand in config.json alone."""
+        self.with_record(benchmark="glue", dataset_name="cola")
+        search = dict(num_beams=2, num_return_sequences=2)
+        GenerationConfig(**search).save_pretrained(self.model)
+        path = self.write("in.csv", "sentence\n" + "\n".join(LINES))
+        more = ["--num_return_sequences", "2", "--num_beams", "2"] if count == 2 else []
+        _, rows, _ = self.predict(path, *more)
+        wanted = plain_answers([f"cola sentence: {line}" for line in LINES], num_beams=2)
+        self.assertEqual([row["prediction"] for row in rows], wanted)
+        self.assertEqual(["n_best" in row for row in rows], [count == 2] * len(LINES))
+        self.assertEqual(load_model(str(self.model)).generation_config.eos_token_id, 1)
+
+    @parameterized.parameters((9, True), (99, False))
+    def test_texts_that_are_cut_are_counted(self, tokens, told):
+        path = self.write("in.txt", "fox\n" + "very old fox number 7\n" * 2)
+        printed = self.predict(path, "--max_source_length", tokens)[-1]
+        self.assertEqual(f"cut      2 texts at {tokens} tokens (--max_source_length)" in printed, told)
+
     def test_rows_keep_their_columns(self):
         path = self.write("in.csv", "id,body,title\n7,old fox,x\n8,very old fox,y\n")
         _, rows, printed = self.predict(path, "--source_column", "body", "--source_prefix", "say: ")
@@ -266,6 +286,19 @@ class TaskTest(TestCase):
                          {"source": "old fox", "prediction": row["prediction"]})  # fmt: skip
 
     @parameterized.parameters(
+        (dict(target_type="class", labels=["no", "old fox number old fox number"]), None),
+        (dict(target_type="class", labels=["no", "yes"]), 8),
+        (dict(generation_max_length=21), 20),  # as it was evaluated; the start token is counted there
+    )
+    def test_an_answer_may_be_as_long_as_in_evaluation(self, record, tokens):
+        self.with_record(benchmark="own", dataset_name="pairs", source_column=["q"], target_column=["a"], **record)
+        tokens = tokens or len(load_tokenizer(str(self.model))(record["labels"][1])["input_ids"])
+        path = self.write("in.txt", "old fox\n")
+        _, printed, _ = run_main(predict_t5.main, "--use_cpu", "true", "--model_name_or_path", self.model,
+                                 "--input_file", path)  # fmt: skip
+        self.assertRegex(printed, f"max_new_tokens {tokens}\n")
+
+    @parameterized.parameters(
         (dict(record_shape="alpaca"), [{"instruction": "Greet."}, {"instruction": "Say.", "input": "it"}],
          ["Greet.", "Say.\nit"]),
         (dict(record_shape="natural_instructions_0"),
@@ -330,6 +363,7 @@ class TaskTest(TestCase):
         (dict(), "in.csv", "a,b\n1,2\n", [], "the column text is not there.*there is a, b: name yours"),
         (dict(), "in.jsonl", '{"text": "x", "prediction": 1}\n', [], "row 1: has a column prediction"),
         (dict(), "in.jsonl", '{"text": ["x", null]}\n', [], "row 1: the column text is empty"),
+        (dict(), "in.jsonl", '{"text": NaN}\n', [], "row 1: the column text is empty"),
         (dict(), "in.jsonl", '{"text": {"en": "x"}}\n', [], "row 1: the column text holds no text, but a .* type dict"),
         (dict(), "in.txt", "", [], "--input_file .*in.txt: the file is empty"),
         (dict(benchmark="glue", dataset_name="rte"), "in.txt", "x\n", [], "the task reads sentence1, sent"),

@@ -1,12 +1,13 @@
 """A SentencePiece .model as --tokenizer_name: the ids of sentencepiece itself, with EOS and sentinels behind them."""
 
+import json
 import tempfile
 from pathlib import Path
 
 import sentencepiece
 from absl.testing import absltest, parameterized
 
-from corpora.tokenizers import load_tokenizer
+from corpora.tokenizers import load_tokenizer, train_tokenizer
 
 LINES = [f"the {color} fox number {n} jumps over {n * 7} lazy dogs" for n in range(60) for color in ("red", "old")]
 SPECIAL = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
@@ -39,6 +40,19 @@ class ModelTest(parameterized.TestCase):
         self.assertEqual(again(text)["input_ids"], tokenizer(text)["input_ids"])
         self.assertNotEqual(again.convert_tokens_to_ids("<extra_id_99>"), again.unk_token_id)
         self.assertNotEqual(again.pad_token_id, again.eos_token_id)
+
+    def test_a_text_is_read_back_as_it_is_written(self):
+        """transformers 4 saved clean_up_tokenization_spaces, with which "old ." comes back as "old."."""
+        train_tokenizer(["the old fox . is it ?", *LINES], self.folder, 170)
+        path = self.folder / "tokenizer_config.json"
+        config = json.loads(path.read_text()) | {"clean_up_tokenization_spaces": True}
+        path.write_text(json.dumps(config))
+        load_tokenizer(str(self.folder)).save_pretrained(self.folder / "saved")
+        for folder in (self.folder, self.folder / "saved"):
+            tokenizer = load_tokenizer(str(folder))
+            text = "the old fox . is it ?"
+            self.assertEqual(tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True), text)
+        self.assertIn('"clean_up_tokenization_spaces": false', (self.folder / "saved" / path.name).read_text())
 
     def test_what_is_none(self):
         path = self.folder / "weights.model"
