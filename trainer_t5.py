@@ -228,7 +228,7 @@ class T5Trainer(SavingTrainer):
         self.class_label_ids, self.train_collator = class_label_ids, train_collator
         self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
         self.asked_options = []  # of the optimizer's groups, as the flags ask for
-        self.preemption = PreemptionCallback()
+        self.preemption = PreemptionCallback(self)
         self.remove_callback(DefaultFlowCallback)
         self.callback_handler.callbacks.insert(0, _FlowCallback(self))
         self.add_callback(_ResumeCallback(self))

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from common.processes import print_once
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # Seconds kept free before the job's time limit for writing the checkpoint, in addition to twice the longest step.
@@ -19,15 +21,16 @@ TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 
 
 class PreemptionCallback(TrainerCallback):
-    """Saves and stops at the end of the step in which a signal came, or when the job's time runs out.
+    """Saves and stops at the end of the step in which a signal came, or when the job's time runs out. Within an
+    evaluation, which may take longer than the job still has, it saves at once, and again at the end of the next step.
 
     `reason` is then a sentence, before that None. Further signals change nothing, but a second Ctrl-C ends the run at
     once. All ranks stop at the same step, whichever got the signal: they exchange it at every step by an all-reduce
     over gloo, which takes well below a millisecond and does not wait for the GPU.
     """
 
-    def __init__(self):
-        self.reason = None
+    def __init__(self, trainer: Trainer):
+        self.trainer, self.reason, self._saved_at = trainer, None, 0
         self._received, self._handlers, self._group = None, {}, None
         self._longest_step, self._step_began = 0.0, None
         self._end_time = float(os.environ.get("SLURM_JOB_END_TIME") or "inf")
@@ -48,6 +51,25 @@ class PreemptionCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self._longest_step = max(self._longest_step, time.monotonic() - self._step_began)
+        name = self._asked_by()
+        if name and state.global_step < state.max_steps:
+            control.should_save = args.save_strategy != "no"
+            saved = "saved and stopped" if control.should_save else "stopped without a checkpoint (--save_strategy no)"
+            self.reason = f"{name}: {saved} after step {state.global_step:,} of {state.max_steps:,}"
+            control.should_training_stop = True
+
+    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        step, saves = state.global_step, args.save_strategy != "no" and self.trainer.is_in_train
+        if not saves or self.reason or step in (0, self._saved_at, state.max_steps) or not (name := self._asked_by()):
+            return
+        self._saved_at, evaluates = step, control.should_evaluate
+        control.should_evaluate = False
+        self.trainer._save_checkpoint(self.trainer.model_wrapped, trial=None)
+        control.should_evaluate = evaluates
+        print_once(f"{name}: saved after step {step:,}, in its evaluation")
+
+    def _asked_by(self) -> str | None:
+        """The name of the signal that came to any rank, or how soon the job ends; None if nobody asks for a stop."""
         left = self._end_time - time.time()
         out_of_time = left < TIME_LIMIT_MARGIN + 2 * self._longest_step
         number = int(self._received or 0)
@@ -55,12 +77,9 @@ class PreemptionCallback(TrainerCallback):
             on_any_rank = torch.tensor([number, int(out_of_time)])
             torch.distributed.all_reduce(on_any_rank, op=torch.distributed.ReduceOp.MAX, group=self._group)
             number, out_of_time = on_any_rank.tolist()
-        if (number or out_of_time) and state.global_step < state.max_steps:
-            name = signal.Signals(number).name if number else f"the job ends in {max(0, left):.0f} s"
-            control.should_save = args.save_strategy != "no"
-            saved = "saved and stopped" if control.should_save else "stopped without a checkpoint (--save_strategy no)"
-            self.reason = f"{name}: {saved} after step {state.global_step:,} of {state.max_steps:,}"
-            control.should_training_stop = True
+        if not number and not out_of_time:
+            return None
+        return signal.Signals(number).name if number else f"the job ends in {max(0, left):.0f} s"
 
     def on_train_end(self, *_, **__) -> None:
         for number, handler in self._handlers.items():

@@ -469,6 +469,39 @@ class RunTest(TestCase):
         self.assertEqual(newest_whole_checkpoint(self.folder / "out").name, f"checkpoint-{stop}")
         self.run_to_end("--resume_from_checkpoint", script=script)
 
+    @parameterized.parameters(("pre_train", 7), ("fine_tune", 14))
+    def test_a_signal_within_an_evaluation_saves_at_once(self, script, stop):
+        """The evaluation may take longer than the job still has: here the job ends in its second batch."""
+        plain, batches = trainer_t5.T5Trainer.prediction_step, []
+
+        def killed(trainer, *args, **kwargs):
+            if trainer.state.global_step == stop:
+                batches.append(stop)
+                if len(batches) == 2:
+                    os._exit(9)
+                trainer.preemption._received = signal.SIGTERM
+            return plain(trainer, *args, **kwargs)
+
+        with mock.patch.object(trainer_t5.T5Trainer, "prediction_step", killed):
+            self.run_to_end("--per_device_eval_batch_size", "2", script=script, code=9)
+        self.assertEqual(newest_whole_checkpoint(self.folder / "out").name, f"checkpoint-{stop}")
+        self.assertIn(f"SIGTERM: saved after step {stop}, in its evaluation", (self.folder / "log").read_text())
+        self.run_to_end("--resume_from_checkpoint", script=script)
+
+    def test_a_signal_within_an_evaluation_stops_at_the_next_step(self):
+        plain = trainer_t5.T5Trainer.prediction_step
+
+        def told(trainer, *args, **kwargs):
+            trainer.preemption._received = signal.SIGTERM if trainer.state.global_step == 7 else None
+            return plain(trainer, *args, **kwargs)
+
+        with mock.patch.object(trainer_t5.T5Trainer, "prediction_step", told):
+            self.run_to_end("--per_device_eval_batch_size", "2", script="fine_tune", code=PREEMPTED_EXIT_CODE)
+        self.assertIn("SIGTERM: saved and stopped after step 8 of 28", (self.folder / "log").read_text())
+        whole = self.whole("--per_device_eval_batch_size", "2", script="fine_tune")
+        flags = ("--per_device_eval_batch_size", "2", "--resume_from_checkpoint")
+        self.assert_equal_runs(whole, self.run_to_end(*flags, script="fine_tune"))
+
     def test_epochs_that_are_added_to_a_finished_run_have_their_own_losses(self):
         flags = (*BY_STEPS, "--logging_strategy", "epoch", "--lr_scheduler_type", "constant", "--warmup_steps", "0")
         whole = self.run_to_end(*flags, "--num_train_epochs", "3", script="fine_tune", output="whole")
