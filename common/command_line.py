@@ -13,6 +13,7 @@ import difflib
 import json
 import operator
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -100,6 +101,7 @@ class T5ArgumentParser(HfArgumentParser):
     def __init__(self, dataclass_types: list[type], show_all: bool, about: str | None = None):
         description = introduction(about or "")
         super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, description=description)
+        self._negative_number_matcher = re.compile(r"-\d")  # argparse takes -1 for a value, but -1,0,1 for a flag
         usage = next((c._usage for c in dataclass_types if hasattr(c, "_usage")), "[recipe.yaml] [--flag value ...]")
         self.usage = f"%(prog)s {usage}"
         self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")

@@ -290,6 +290,10 @@ class LimitsTest(TestCase):
     def test_taken(self, **flags):
         check_limits(Limited(**flags))
 
+    def test_a_list_of_numbers_may_begin_with_a_negative_one(self):
+        (flags,) = parse_arguments([TaskArguments], ["--train_file", "a.csv", "--labels", "-1,0,1"])
+        self.assertEqual(flags.labels, ["-1", "0", "1"])
+
     def test_what_help_says(self):
         text = " ".join(HelpTest.help(self, "--help", [Limited]).split())
         self.assertIn("--share A share. [0.5; > 0, <= 1] --length A length. [3.0; >= 1]", text)
