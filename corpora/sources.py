@@ -29,7 +29,7 @@ from corpora.tokenizers import load_tokenizer, train_tokenizer
 
 # Sample for a tokenizer that is trained on the way: enough for a small vocabulary, and a minute or less.
 TOKENIZER_SENTENCES, TOKENIZER_CHARACTERS = 200_000, 2**25
-TOKENIZER_FORMAT = 2  # part of its key in the cache: raise it when the same text would give another tokenizer
+TOKENIZER_FORMAT = 3  # part of its key in the cache: raise it when the same text would give another tokenizer
 
 
 @dataclass
