@@ -328,9 +328,16 @@ def _row_group(block: Block, start: int, column: str | None) -> Rows:
 
 
 # ---------------------------------------------------------------- the Hub
-def hub_corpora(name: str, config: str | None, flag: str, splits: tuple[str, ...]) -> dict[str, "HubCorpus"]:
-    """{split: corpus} of the splits that a Hub or saved data set has. ValueError if there is no train."""
+def hub_corpora(
+    name: str, config: str | None, flag: str, splits: tuple[str, ...], only: str | None = None
+) -> dict[str, "HubCorpus"]:
+    """{split: corpus} of the splits that a Hub or saved data set has; of their rows a column `only`, if there is one of
+    that name. ValueError if there is no train."""
     found = load_dataset_splits(name, config, flag, streaming=True, needed="train")
+    if only:  # such as without pictures, which would be decoded
+        found = {
+            s: rows.select_columns([only]) if only in (rows.column_names or ()) else rows for s, rows in found.items()
+        }
     return {split: HubCorpus(name, config, split, found[split]) for split in splits if split in found}
 
 
