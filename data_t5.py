@@ -228,7 +228,8 @@ class StreamedText(Text):
             sources = builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
             files = {split: source.files for split, source in sources.items()}
         else:
-            return hub_corpora(args.dataset_name, args.dataset_config_name, "--dataset_name", ("train", "validation"))
+            name, config = args.dataset_name, args.dataset_config_name
+            return hub_corpora(name, config, "--dataset_name", ("train", "validation"), self._column)
         return {split: FileCorpus(f"--{split}_file", files[split], self._column, ids=self.ids) for split in files}
 
     def _train_tokenizer(self, args):  # noqa: ARG002

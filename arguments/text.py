@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 from common.command_line import check_folder, option, refuse
+from common.processes import print_once
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
 from corpora.own_ids import ID_TYPES, corpus_files, id_format
@@ -91,5 +92,7 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     if ids and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
         raise ValueError("--input_ids_column and --input_ids_dtype go with --train_file, or a data set of ids in "
                          "--dataset_name")  # fmt: skip
-    corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], ids)
-    corpus_files("--validation_file", args.validation_file or [], ids)
+    trained = corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], ids)
+    held_out = corpus_files("--validation_file", args.validation_file or [], ids)
+    for file in sorted({file.resolve() for file in trained} & {file.resolve() for file in held_out}):
+        print_once(f"warning: --train_file names {file} too, so this validation text is trained on")

@@ -123,6 +123,7 @@ class FileCorpus(Corpus):
         read_whole: Callable[[Path], Iterator[dict]] | None = None, ids: IdFormat | None = None,
     ):  # fmt: skip
         self.text_column, self.read_whole = text_column, read_whole or self._rows_of
+        self.only = None if read_whole else text_column  # column that is read of parquet; None: all
         self.blocks, self.arrays = [], {}
         for file in files:
             if ids is not None and file.suffix in ARRAY_SUFFIXES:
@@ -156,7 +157,7 @@ class FileCorpus(Corpus):
             for place in range(block.start if start is None else start, block.end):
                 yield place, {self.text_column: documents[place]}
         elif block.kind == "parquet":
-            yield from _row_group(block, start or 0)
+            yield from _row_group(block, start or 0, self.only)
         else:  # whole
             yield from itertools.islice(enumerate(self.read_whole(block.path)), start or 0, None)
 
@@ -314,10 +315,12 @@ def _csv_rows(path: Path, start: int) -> Rows:
             raise ValueError(f"{path}, near byte {place:,}: broken CSV ({error})") from None
 
 
-def _row_group(block: Block, start: int) -> Rows:
+def _row_group(block: Block, start: int, column: str | None) -> Rows:
+    """Rows from `start` on, with this column alone if the file has it."""
     place = 0
     with open_parquet(block.path) as file:
-        for batch in file.iter_batches(batch_size=1024, row_groups=[block.start]):
+        columns = [column] if column in file.schema_arrow.names else None
+        for batch in file.iter_batches(batch_size=1024, row_groups=[block.start], columns=columns):
             if place + len(batch) > start:
                 skipped = max(0, start - place)
                 yield from enumerate(batch.slice(skipped).to_pylist(), start=place + skipped)
@@ -325,9 +328,16 @@ def _row_group(block: Block, start: int) -> Rows:
 
 
 # ---------------------------------------------------------------- the Hub
-def hub_corpora(name: str, config: str | None, flag: str, splits: tuple[str, ...]) -> dict[str, "HubCorpus"]:
-    """{split: corpus} of the splits that a Hub or saved data set has. ValueError if there is no train."""
+def hub_corpora(
+    name: str, config: str | None, flag: str, splits: tuple[str, ...], only: str | None = None
+) -> dict[str, "HubCorpus"]:
+    """{split: corpus} of the splits that a Hub or saved data set has; of their rows a column `only`, if there is one of
+    that name. ValueError if there is no train."""
     found = load_dataset_splits(name, config, flag, streaming=True, needed="train")
+    if only:  # such as without pictures, which would be decoded
+        found = {
+            s: rows.select_columns([only]) if only in (rows.column_names or ()) else rows for s, rows in found.items()
+        }
     return {split: HubCorpus(name, config, split, found[split]) for split in splits if split in found}
 
 

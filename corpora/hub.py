@@ -23,6 +23,7 @@ def load_dataset_splits(
         if (Path(name) / "dataset_dict.json").is_file() or (Path(name) / "state.json").is_file():
             loaded = datasets.load_from_disk(name)
             splits = loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
+            splits = {split: _plain(rows) for split, rows in splits.items()}
             if streaming:
                 shards = {split: max(1, min(SAVED_SHARDS, len(rows))) for split, rows in splits.items()}
                 splits = {split: rows.to_iterable_dataset(shards[split]) for split, rows in splits.items()}
@@ -38,6 +39,12 @@ def load_dataset_splits(
     if needed and needed not in splits:
         raise ValueError(f"{flag} {name}: has no split called {needed}; there is {', '.join(splits)}")
     return splits
+
+
+def _plain(rows: Any) -> Any:
+    """The rows with all columns as Python values, also of a data set that was saved after `set_format("torch")`."""
+    saved = rows.format
+    return rows if saved["type"] is None and saved["columns"] == rows.column_names else rows.with_format(None)
 
 
 def do_not_wait_for_the_hub(name: str) -> None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from common.command_line import listed
 from constants import NUM_SENTINELS
-from corpora.files import data_suffix, expand_files, open_parquet, read_rows
+from corpora.files import data_suffix, expand_files, open_parquet, read_rows, split_weights
 from data_collator_t5 import SENTINEL_NAME
 
 ID_OFFSET = 3  # <pad>, </s>, <unk>
@@ -56,7 +56,8 @@ class IdFormat:
 
 def id_format(args: Any) -> IdFormat | None:
     """How the files hold ready-made ids if the flags name a column or type of ids, or an .npy file; else None."""
-    column, dtype, files = args.input_ids_column, args.input_ids_dtype, args.train_file or []
+    column, dtype = args.input_ids_column, args.input_ids_dtype
+    files, _ = split_weights("--train_file", args.train_file or [])
     return IdFormat(column, dtype) if column or dtype or any(Path(file).suffix == ".npy" for file in files) else None
 
 

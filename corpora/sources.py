@@ -29,7 +29,7 @@ from corpora.tokenizers import load_tokenizer, train_tokenizer
 
 # Sample for a tokenizer that is trained on the way: enough for a small vocabulary, and a minute or less.
 TOKENIZER_SENTENCES, TOKENIZER_CHARACTERS = 200_000, 2**25
-TOKENIZER_FORMAT = 2  # part of its key in the cache: raise it when the same text would give another tokenizer
+TOKENIZER_FORMAT = 3  # part of its key in the cache: raise it when the same text would give another tokenizer
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Source:
     fingerprint: str  # of the contents
     files: list[Path]  # empty for a `datasets` source
     column: str
-    dataset: object = None
+    dataset: Any = None
     size: int | None = None  # bytes, if known
     ids: IdFormat | None = None  # how ready-made ids are read; None: text
     stamps: Sequence[tuple] = ()  # of the files, when their fingerprint was taken
@@ -48,7 +48,7 @@ class Source:
     def documents(self) -> Iterator[str] | Iterator[IdDocument]:
         if self.dataset is not None:
             read = column_texts if self.ids is None else row_ids
-            yield from read(self.dataset, self.column, self.description)
+            yield from read(self.dataset.select_columns([self.column]), self.column, self.description)
         for file in self.files:
             yield from read_documents(file, self.column) if self.ids is None else read_ids(file, self.ids)
 

@@ -55,6 +55,9 @@ def train_tokenizer(
     options = dict(model_type="unigram", vocab_size=vocab_size - NUM_SENTINELS, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     options |= dict(byte_fallback=byte_fallback, character_coverage=character_coverage)
     options |= dict(normalization_rule_name=normalization, max_sentence_length=TOKENIZER_SENTENCE, minloglevel=2)
+    # SentencePiece takes its own special tokens out of a text, as <unk> in WikiText, before it counts letters.
+    inside = [token for token in ("<pad>", "</s>", "<unk>") if any(token in part for part in sample)]
+    options |= dict(required_chars="".join(sorted(set("".join(inside)))))
     options |= dict(num_threads=16)  # not the machine's number of cores: the sums, and so the pieces, depend on it
     try:
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sample), model_writer=model, **options)

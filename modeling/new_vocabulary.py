@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import VOCAB_SIZE_MULTIPLE
+from corpora.own_ids import ids_offset
 from data_collator_t5 import SENTINEL_NAME, find_sentinel_ids, is_byte_level
 from modeling.families import family_of, output_head, stacks
 
@@ -79,4 +80,8 @@ def change_vocabulary(
         if getattr(config, "bos_token_id", None) is not None and new.bos_token_id is not None:
             config.bos_token_id = new.bos_token_id
         config.decoder_start_token_id = start
+    of_new = dict(sentinel_ids=find_sentinel_ids(new, required=False).tolist(), input_ids_offset=ids_offset(new))
+    for name, value in of_new.items():  # what config.json says of the old tokenizer, if it does
+        if getattr(model.config, name, value) != value:
+            delattr(model.config, name)
     return {"kept": len(pairs), "new": len(new) - len(pairs)}

@@ -83,7 +83,8 @@ def model_card(
     denoisers = [denoiser for denoiser, _ in denoisers_of(known).values()]
     shown = min(denoisers, key=lambda denoiser: denoiser.is_prefix)  # the first that masks spans, if one does
     # ByT5's sentinels are other tokens than its tokenizer's <extra_id_n>.
-    has_marks = getattr(model.config, "sentinel_ids", None) and not hasattr(model.config, "input_ids_offset")
+    reads_ids = hasattr(model.config, "input_ids_offset")
+    has_marks = getattr(model.config, "sentinel_ids", None) and not reads_ids
     by_id = has_marks and not task and not shown.is_prefix
     family = family_of(model.config)
     card = ModelCard.from_template(
@@ -101,7 +102,7 @@ def model_card(
         gap=family.gap,
         objective=objective.replace("_", " "),
         masks_spans=not shown.is_prefix,
-        example=json.dumps(_example(task, first, family.gap, shown), ensure_ascii=False),
+        example=json.dumps(_example(task, first, family.gap, shown, reads_ids), ensure_ascii=False),
         data=_data(arguments, task, entry),
         steps=steps,
         tokens=human_count(steps * run["tokens_per_step"]) if run.get("tokens_per_step") else None,
@@ -173,11 +174,12 @@ def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
     return task[0] if task and task[0] in ("summarization", "translation") else "text-generation"
 
 
-def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: Denoiser) -> str:
+def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: Denoiser, reads_ids: bool = False) -> str:
     """A source text of the task: "rte sentence1: ... sentence2: ..."; for pre-training one of the denoiser, behind its
-    mode token."""
+    mode token, or numbers if the model was trained on ready-made ids."""
     if not task:
-        text = "The cat sat on the" if denoiser.is_prefix else f"The cat {gap.format(0)} on the {gap.format(1)}."
+        whole, gaps = ("0 1 1 0", "0 1 {} 1 0 {} 1") if reads_ids else ("The cat sat on the", "The cat {} on the {}.")
+        text = whole if denoiser.is_prefix else gaps.format(gap.format(0), gap.format(1))
         return f"{denoiser.mode} {text}" if denoiser.mode else text
     entry = {"inputs": {"": "text"}} | entry  # own pairs whose columns only the rows tell have none
     return source_text(entry, dict.fromkeys(entry["inputs"].values(), "..."))

@@ -466,6 +466,13 @@ class CardTest(TestCase):
         self.assertIn(explained, card)
         self.assertEqual("extra_id" in card, objective != "prefix_lm")
 
+    @parameterized.parameters(("ul2", "[NLU] 0 1 <extra_id_0> 1 0 <extra_id_1> 1"), ("prefix_lm", "0 1 1 0"))
+    def test_ready_made_ids_are_read_as_numbers(self, objective, text):
+        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
+        model.config.update(dict(input_ids_offset=3, sentinel_ids=[9, 8]))
+        record = dict(run=dict(arguments=dict(objective=objective)), results={}, metrics=[])
+        self.assertIn(f'inputs = tokenizer("{text}", return_tensors="pt")', model_card("me/mine", record, model))
+
     # ------------------------------------------------------------ uploads
     def train(self, *more, code=None):
         words = [

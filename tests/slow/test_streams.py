@@ -294,6 +294,12 @@ class BlockTest(TestCase):
             for number, (place, _) in enumerate(rows):
                 self.assertEqual(list(corpus.rows(block, place)), rows[number:])
 
+    def test_other_columns_of_parquet_are_not_read(self):
+        when = pyarrow.array([2**62] * 3, pyarrow.timestamp("us"))  # a year that Python's dates do not reach
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b", "c"], "when": when}), self.folder / "a.parquet")
+        corpus = FileCorpus("--train_file", [self.folder / "a.parquet"])
+        self.assertEqual([row for _, row in corpus.all_rows()], [{"text": letter} for letter in "abc"])
+
     @parameterized.parameters(*WRITERS, "hub")
     def test_places_of_all_sources(self, kind):
         corpus = self.corpus(kind)

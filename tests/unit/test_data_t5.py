@@ -33,6 +33,7 @@ from common.cached_folders import cached
 from common.manifests import write_manifest
 from constants import BUILTIN_CORPUS
 from corpora import hub, installed_docs, token_files
+from corpora.blocks import hub_corpora
 from corpora.examples import ChunkDataset, EpochSampler, SomeExamples
 from corpora.files import read_documents, read_rows, read_tsv
 from corpora.hub import load_dataset_splits
@@ -490,6 +491,18 @@ class TokenisedTest(TestCase):
         self.assertEqual(sum(file.documents for file in tokens.values()), 500)
         self.assertEqual(tokens["train"].documents + tokens["validation"].documents, 500)
         self.assertGreater(tokens["validation"].documents, 5)
+
+    @parameterized.parameters(False, True)
+    def test_pictures_beside_the_text_are_not_decoded(self, streaming):
+        features = datasets.Features({"text": datasets.Value("string"), "picture": datasets.Image()})
+        rows = {"text": LINES[:600], "picture": [{"bytes": b"none", "path": None}] * 600}
+        datasets.Dataset.from_dict(rows, features=features).save_to_disk(self.folder / "saved")
+        name = str(self.folder / "saved")
+        if streaming:
+            corpus = hub_corpora(name, None, "--dataset_name", ("train",), "text")["train"]
+            self.assertEqual([row for _, row in corpus.all_rows()], [{"text": line} for line in LINES[:600]])
+        else:
+            self.assertEqual(list(find_sources(self.arguments(dataset_name=name))["train"].documents()), LINES[:600])
 
     def test_a_saved_data_set_without_validation(self):
         datasets.Dataset.from_dict({"text": LINES[:600]}).save_to_disk(self.folder / "saved")

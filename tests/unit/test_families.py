@@ -22,10 +22,11 @@ from transformers import AutoConfig, Gemma2Config, Gemma2ForCausalLM, GPT2Tokeni
 from transformers.models.t5gemma.modeling_t5gemma import T5GemmaPreTrainedModel
 
 import constants
+from arguments.model import ModelArguments
 from constants import IGNORE_INDEX
 from corpora.tokenizers import encode_targets, load_tokenizer, plain_encoder
 from data_collator_t5 import T5DataCollator, find_bos_id, find_unused_ids
-from model_t5 import check_options, create_model, dropout_of, flops_per_sequence, load_model, set_dropout
+from model_t5 import check_options, create_model, dropout_of, flops_per_sequence, get_model, load_model, set_dropout
 from modeling.adaptation import adapt
 from modeling.families import FAMILIES, family_of, output_head, shape_of, stacks
 from modeling.loss import compute_loss_in_forward
@@ -265,6 +266,8 @@ class BosTest(parameterized.TestCase):
         collator = T5DataCollator(words, 8, mean_noise_span_length=2)
         batch = collator({"input_ids": np.full((1, collator.tokens_length), 9)})
         self.assertEqual((batch["input_ids"][0, -1], batch["labels"][0, -1]), (2, 2))
+        model, _ = get_model(ModelArguments(config_name="tiny"), words)  # whose answers begin with 1, T5's EOS
+        self.assertEqual((model.config.eos_token_id, model.generation_config.eos_token_id), (2, 2))
 
     def test_targets_of_a_tokenizer_that_writes_neither_end(self):
         """FRED-T5's is GPT-2's, which writes no EOS: a model trained without one never ends its answers."""

@@ -12,6 +12,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer, Pr
 
 import pre_train_t5
 from arguments.model import ModelArguments
+from corpora.own_ids import ids_tokenizer
+from data_collator_t5 import find_sentinel_ids
 from model_t5 import build_config, create_model, get_model, load_model
 from modeling.new_vocabulary import change_vocabulary, matching_ids, same_vocabulary
 
@@ -114,6 +116,17 @@ class ChangeVocabularyTest(parameterized.TestCase):
         self.assertEqual(matching_ids(mt5, byt5), special | letter | {258 - n: 6 + n for n in range(20)})
         back = {3: 3 + ord("a")}  # the byte E9 is no é
         self.assertEqual(matching_ids(byt5, mt5), special | back | {6 + n: 258 - n for n in range(20)})
+
+    def test_the_configuration_no_longer_names_sentinels_and_offset_of_the_old_one(self):
+        ids = ids_tokenizer(10)
+        for old, own in ((ByT5Tokenizer(), {}), (ids, dict(input_ids_offset=3))):
+            named = dict(own, sentinel_ids=find_sentinel_ids(old).tolist())
+            for new, kept in ((OLD, {}), (old, named)):
+                model = create_model(build_config("tiny", len(old), SHAPE))
+                model.config.update(named)
+                change_vocabulary(model, old, new)
+                found = model.config.to_dict()
+                self.assertEqual({name: found[name] for name in named if name in found}, kept)
 
     def test_same_vocabulary(self):
         self.assertTrue(same_vocabulary(OLD, tokenizer_of([f"w{n}" for n in range(40)])))

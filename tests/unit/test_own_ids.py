@@ -20,7 +20,8 @@ import pre_train_t5
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from common.command_line import check_limits
 from corpora import example_series
-from corpora.own_ids import IdDocument, IdEncoder, IdFormat, ids_offset, ids_tokenizer, read_ids
+from corpora.blocks import hub_corpora
+from corpora.own_ids import IdDocument, IdEncoder, IdFormat, id_format, ids_offset, ids_tokenizer, read_ids
 from corpora.sources import find_sources
 from corpora.token_files import split_documents, tokenised
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
@@ -113,6 +114,22 @@ class TokensTest(TestCase):
         args = self.arguments(train_file=None, dataset_name=str(self.folder / "saved"), input_ids_column="ids")
         tokens = tokenised(args, find_sources(args), ids_tokenizer(10))
         self.assertEqual(sum(len(file.tokens) for file in tokens.values()), 8 * 300)
+
+    @parameterized.parameters(dict(type="torch"), dict(type="numpy", columns=["n"]))
+    def test_a_data_set_that_was_saved_with_a_format(self, **how):
+        rows = datasets.Dataset.from_dict({"ids": ROWS * 300, "n": list(range(1_200))})
+        rows.with_format(**how).save_to_disk(self.folder / "saved")
+        args = self.arguments(train_file=None, dataset_name=str(self.folder / "saved"), input_ids_column="ids")
+        tokens = tokenised(args, find_sources(args), ids_tokenizer(10))
+        self.assertEqual(sum(len(file.tokens) for file in tokens.values()), 8 * 300)
+        streamed = hub_corpora(args.dataset_name, None, "--dataset_name", ("train",))["train"]
+        self.assertEqual([row["ids"] for _, row in streamed.all_rows()], ROWS * 300)
+
+    def test_weighted_arrays_are_ids(self):
+        paths = [self.path(f"{name}.npy", np.array(SQUARE)) for name in "ab"]
+        args = self.arguments(f"{paths[0]}:0.7", f"{paths[1]}:0.3")
+        check_pre_training_data(args)
+        self.assertEqual(id_format(args), IdFormat())
 
     def test_ids_of_a_tokenizer_are_not_moved(self):
         tokenizer = make_tokenizer(1_000)

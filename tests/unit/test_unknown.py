@@ -52,6 +52,13 @@ class TrainedTest(TestCase):
         files = tokenised(args, sources, tokenizer)
         self.assertEqual([(file.unknown, file.lost) for file in files.values()], [(0, ""), (0, "")])
 
+    def test_letters_of_special_tokens_in_the_text(self):
+        """WikiText writes <unk>, and brackets nowhere else."""
+        lines = [line.replace(" ", f" {token} ", 2) for line in sentences(300) for token in ("<unk>", "</s>")]
+        _, sources = self.source(lines)
+        tokenizer = tokenizer_for([sources["train"]], 400, self.folder)
+        self.assertFalse(any(tokenizer.unk_token_id in ids for ids in plain_encoder(tokenizer)(lines)))
+
     def test_letters_beyond_a_tenth_of_the_words_become_bytes(self):
         args, sources = self.source(lines_with(MANY))
         tokenizer = tokenizer_for([sources["train"]], 1_000, self.folder)
