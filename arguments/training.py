@@ -139,7 +139,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     final_learning_rate_factor: float = option(
         5e-4, "Share of the peak at the last step of cosine and linear.", at_least=0, at_most=1
     )
-    adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", at_least=0, at_most=1)
+    adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", above=0, at_most=1)
     bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: as --speed finds the hardware.")
     report_to: list[str] | None = option(None, "wandb, tensorboard, trackio or none. Not set: wandb, if installed.")
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")

@@ -352,6 +352,7 @@ class ChecksTest(TestCase):
         ("warmup", dict(warmup_start_factor=1.5), "--warmup_start_factor 1.5: must be at least 0 and at most 1"),
         ("patience", dict(early_stopping_patience=0), "--early_stopping_patience 0: must be at least 1 evaluation"),
         ("epochs", dict(num_train_epochs=2.0, max_steps=9), "--num_train_epochs 2: .* 9 .* add --max_steps -1"),
+        ("epsilon", dict(adam_epsilon=0.0), "--adam_epsilon 0.0: must be above 0 and at most 1"),
         ("usual_epochs", dict(num_train_epochs=3.0, max_steps=9), "--num_train_epochs 3: .* 9 .* add --max_steps -1"),
         ("compile_mode", dict(torch_compile_mode="max"), "--torch_compile_mode max: must be one of default, "),
         ("compile_backend", dict(torch_compile_backend="inductr"), "--torch_compile_backend inductr: .* mean inductor"),
