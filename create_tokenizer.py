@@ -62,7 +62,7 @@ class TokenizerArguments:
     output_dir: str = option("out/tokenizer", "Folder to write; must be empty. It appears when it is whole.")
     vocab_size: int = option(32_100, f"Tokens, {NUM_SENTINELS} sentinels included (T5: 32,100).", **LEAST_VOCABULARY)
     byte_fallback: bool | None = option(
-        None, "Write letters without a token as bytes (256 tokens). Not set: if letters exceed a tenth of the tokens."
+        None, "Write letters without a token as bytes (256 tokens). Not set: if letters exceed a tenth of them and 256."
     )
     normalization: str = option("nmt_nfkc", "SentencePiece's rule; nmt_nfkc is T5's.", choices=NORMALIZATIONS)
     character_coverage: float | None = option(

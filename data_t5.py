@@ -55,7 +55,6 @@ class Text:
     files: dict[str, list[TokenFile]]
     rows = ()  # training examples of each corpus; () of a stream
     # What differs between cached and streamed text:
-    _more_validation: str  # advice for too little text to evaluate on
     _open: Callable[..., Mapping]  # flags of one corpus -> {split: its Source or Corpus}, not yet read
     _train_tokenizer: Callable[[ModelArguments], PreTrainedTokenizerBase]
     _read: Callable[[], dict[str, list[TokenFile]]]  # files
@@ -158,7 +157,7 @@ class Text:
         if not len(self.validation) and args.eval_strategy != "no":
             tokens = sum(len(file.tokens) for file in self.files["validation"])
             raise ValueError(f"the validation text ({tokens} tokens) gives no chunk of {objective.tokens_length:.0f} "
-                             f"tokens: {self._more_validation}, or set --eval_strategy no")  # fmt: skip
+                             f"tokens: {self._more_validation()}, or set --eval_strategy no")  # fmt: skip
         self.train = self._train(checkpoint)
         return self.train, self.validation if len(self.validation) else None
 
@@ -166,6 +165,13 @@ class Text:
     def _is_joined(self) -> bool:
         """Whether each corpus has held-out text of its own; a --validation_file is for all of them."""
         return self.is_mixed and not self.args.validation_file
+
+    def _more_validation(self) -> str:
+        """Advice for too little text to evaluate on."""
+        if self.args.validation_file or self.args.streaming:
+            return "give a longer --validation_file"
+        held_out = "percentage" if self.args.validation_split_count is None else "count"
+        return f"raise --validation_split_{held_out}, give --validation_file"
 
     def _eval_samples(self, most: int) -> list[int]:
         """Examples of each corpus, if `most` are evaluated on together."""
@@ -184,7 +190,6 @@ class Text:
 class CachedText(Text):
     """Text that is tokenised before the training, and kept."""
 
-    _more_validation = "raise --validation_split_percentage, give --validation_file"
     _open = staticmethod(find_sources)
 
     def _train_tokenizer(self, args):
@@ -213,8 +218,6 @@ class CachedText(Text):
 
 class StreamedText(Text):
     """Text that is read, tokenised and packed during the training."""
-
-    _more_validation = "give a longer --validation_file"
 
     @property
     def _column(self) -> str:

@@ -23,7 +23,7 @@ from arguments.training import PreTrainingArguments, check_best_metric, check_st
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import run_script
 from constants import LORA
-from corpora.own_ids import id_format
+from corpora.own_ids import id_format, ids_offset
 from corpora.sources import find_corpora
 from data_t5 import find_text
 from model_t5 import check_model_source, get_model
@@ -92,7 +92,9 @@ def main(argv: list[str] | None = None) -> dict:
     run = TrainingRun(trainer, "pre-training", flags, text, checkpoint, {"vocabulary": vocabulary, "speed": speed})
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)
-    command = f"python fine_tune_t5.py --model_name_or_path {shlex.quote(args.output_dir)}"
+    # Ready-made ids are no text for the built-in task.
+    script = "evaluate_t5.py --interactive" if ids_offset(tokenizer) else "fine_tune_t5.py"
+    command = f"python {script} --model_name_or_path {shlex.quote(args.output_dir)}"
     return run.finish(result.metrics, next_command=command)
 
 

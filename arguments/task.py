@@ -27,7 +27,8 @@ class TaskArguments:
 
     task: str | None = option(
         None, f"As glue/cola, several glue/cola,super_glue/rte, or glue/all. Of {', '.join(DATASET_VALS)} "
-        f"(constants.py). Not set: {'/'.join(_BUILTIN)}.", kw_only=True,  # the first flag shown, not the first argument
+        f"(constants.py). Not set: own pairs, or task.json's, or {'/'.join(_BUILTIN)}.",
+        kw_only=True,  # the first flag shown, not the first argument
     )  # fmt: skip
     benchmark: str | None = option(None, "The part of --task before the slash, in its older spelling.")
     dataset_name: str | None = option(None, "The part behind it: cola, several as cola,sst2, or all.")
@@ -50,7 +51,7 @@ class TaskArguments:
     records: str | None = option(None, "Own pairs: field of nested files with the rows, as data.qas; * is any.")
     skip_rows_where: list[str] | None = option(None, "Own pairs: leave out rows with COLUMN=VALUE, such as label=-.")
     validation_split_percentage: float | None = option(
-        None, "Own pairs: held out where there are no validation rows. Not set: 5.", above=0, below=100
+        None, "Own pairs: held out where no validation rows are named. Not set: 5, of the Hub 0.", above=0, below=100
     )
     mixing: str = option("proportional", "How several tasks share the rows; proportional: to theirs.", choices=MIXING)
     mixing_cap: int = option(65_536, "Rows beyond which a task counts as no larger (T5: 524288).", at_least=1)

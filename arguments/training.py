@@ -139,7 +139,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     final_learning_rate_factor: float = option(
         5e-4, "Share of the peak at the last step of cosine and linear.", at_least=0, at_most=1
     )
-    adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", at_least=0, at_most=1)
+    adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", above=0, at_most=1)
     bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: as --speed finds the hardware.")
     report_to: list[str] | None = option(None, "wandb, tensorboard, trackio or none. Not set: wandb, if installed.")
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
@@ -290,7 +290,8 @@ class PreTrainingArguments(T5TrainingArguments):
     """Defaults of pre-training: nanoT5's settings (docs/defaults.md)."""
 
     output_dir: str | None = option("out/pre_train_t5", _OUTPUT)
-    max_steps: int = option(65_536, "Optimizer steps.")
+    max_steps: int = option(65_536, "Optimizer steps; -1: as many as --num_train_epochs takes.")
+    num_train_epochs: float = option(3.0, "Passes over the rows, with --max_steps -1.")
     per_device_train_batch_size: int = option(32, "Sequences per process and forward pass.")
     gradient_accumulation_steps: int = option(4, "Forward passes per optimizer step.")
     per_device_eval_batch_size: int = option(32, "Sequences per process in evaluation.")
@@ -362,9 +363,9 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         raise ValueError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
     if args.max_steps > 0:
         check_warmup(args, args.max_steps)
-    if args.max_steps > 0 and "pre-training" in job:
-        refuse(args, "num_train_epochs", f"--max_steps {args.max_steps} decides the length of pre-training; for epochs "
-               "add --max_steps -1")  # fmt: skip
+    if args.max_steps > 0 and "pre-training" in job and "num_train_epochs" in args.given:
+        raise ValueError(f"--num_train_epochs {args.num_train_epochs:g}: --max_steps {args.max_steps} decides the "
+                         "length of pre-training; for epochs add --max_steps -1")  # fmt: skip
     if "pre-training" in job and args.train_sampling_strategy == "group_by_length":
         raise ValueError("--train_sampling_strategy group_by_length: the rows of pre-training all have one length; "
                          "leave it out")  # fmt: skip

@@ -2,7 +2,7 @@
 
     python -m benchmarks.optimizers --output results/optimizers.json
     python -m benchmarks.optimizers --pre_train adamw_rms_scaled:2e-2 muon:2e-2 --seeds 1 \\
-        --pre_train_args "--train_file books/*.txt --config_name small --bf16 --max_steps 20000"
+        --pre_train_args "--train_file books/*.txt --config_name t5-v1_1-small --bf16 --max_steps 20000"
 
 pre_train_t5.py runs for every OPTIMIZER:RATE of --pre_train and every seed, then fine_tune_t5.py for every one of
 --fine_tune on each of those checkpoints and from scratch, with the commands that a user types. Complete runs are not

@@ -1,6 +1,6 @@
 """Numbers for people, JSON files that are never half-written, run.json, and the blocks printed at start and end.
 
-write_json(output_dir / "run.json", run_record(flags, model, 80_128, fingerprints, {"train": 10_000}))
+write_json(output_dir / "run.json", run_record(flags, model, 72_704, fingerprints, {"train": 10_000}))
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Callbacks that show a run while it trains: metrics.jsonl, loss.png, throughput, the progress bar.
 
-throughput = ThroughputCallback(sequences_per_step=128, tokens_per_step=80_128)
+throughput = ThroughputCallback(sequences_per_step=128, tokens_per_step=72_704)
 of_rank_0 = [MetricsFileCallback(output_dir), LossCurveCallback(output_dir), T5ProgressCallback()]
 install_callbacks(trainer, [throughput, *of_rank_0])
 """

@@ -153,7 +153,8 @@ def _found(name: str, args: TaskArguments, split: str, names: str | list[str], s
         if within and first == folder.absolute().name and not path.exists():
             path = folder.joinpath(*within)
         if not path.exists() and not compressed(path) and not set("*?[") & set(str(file)):
-            raise ValueError(f"--data_dir {args.data_dir}: no file {file}, which task {name} reads as {split}")
+            folder = f"--data_dir {args.data_dir}" if args.data_dir else "--data_dir is not given"
+            raise ValueError(f"{folder}: no file {file}, which task {name} reads as {split}")
         found += [path] if path.is_file() else expand_files(f"task {name}:", [str(path)], suffixes)
     return found
 

@@ -36,7 +36,7 @@ class AdamWRMSScaled(torch.optim.Optimizer):
 
     def __init__(self, params, lr=2e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, min_rms=1e-3, sliced=False):
         if lr < 0 or eps <= 0 or not all(0 <= b < 1 for b in betas):
-            raise ValueError(f"lr {lr} and eps {eps} must not be negative, betas {betas} must lie in [0, 1)")
+            raise ValueError(f"lr {lr}, eps {eps} and betas {betas} must be at least 0, above 0, and in [0, 1)")
         self._whole = None  # {place of a group's tensor: the tensor}
         if sliced:
             groups = [group | {"params": [p]} for group in _as_groups(params) for p in group["params"]]

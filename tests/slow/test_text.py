@@ -232,6 +232,21 @@ class CachedTextTest(TestCase):
         text, _, _ = self.open(self.flags("ids_json", validation_split_count=20))
         self.assertEqual(text.documents["validation"], 20)
 
+    @parameterized.parameters(
+        (dict(validation_split_percentage=0.01), "raise --validation_split_percentage, give --validation_file"),
+        (
+            dict(validation_split_count=1, input_seq_length=400),
+            "raise --validation_split_count, give --validation_file",
+        ),
+        (dict(validation_file=True), "tokens: give a longer --validation_file, or"),
+    )
+    def test_too_little_held_out_text_names_the_flag_that_is_given(self, held_out, message):
+        if "validation_file" in held_out:
+            (self.folder / "short.txt").write_text("Short.\n")
+            held_out = dict(validation_file=[str(self.folder / "short.txt")])
+        with self.assertRaisesRegex(ValueError, message):
+            self.open(self.flags("file", **held_out))
+
 
 class NewObjectiveTest(TestCase):
     """What CONTRIBUTING.md shows: an objective is one entry, or one class and its line."""

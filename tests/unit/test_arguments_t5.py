@@ -355,14 +355,18 @@ class ChecksTest(TestCase):
         ("no_warmup", dict(lr_scheduler_type="inverse_sqrt", warmup_steps=0), "--warmup_steps 0: .* inverse_sqrt"),
         ("warmup", dict(warmup_start_factor=1.5), "--warmup_start_factor 1.5: must be at least 0 and at most 1"),
         ("patience", dict(early_stopping_patience=0), "--early_stopping_patience 0: must be at least 1 evaluation"),
-        ("epochs", dict(num_train_epochs=2.0, max_steps=9), "--num_train_epochs 2.0: .* 9 .* add --max_steps -1"),
+        ("epochs", dict(num_train_epochs=2.0, max_steps=9), "--num_train_epochs 2: .* 9 .* add --max_steps -1"),
+        ("epsilon", dict(adam_epsilon=0.0), "--adam_epsilon 0.0: must be above 0 and at most 1"),
+        ("usual_epochs", dict(num_train_epochs=3.0, max_steps=9), "--num_train_epochs 3: .* 9 .* add --max_steps -1"),
         ("compile_mode", dict(torch_compile_mode="max"), "--torch_compile_mode max: must be one of default, "),
         ("compile_backend", dict(torch_compile_backend="inductr"), "--torch_compile_backend inductr: .* mean inductor"),
         ("by_length", dict(train_sampling_strategy="group_by_length"), "--train_sampling_strategy group.* one length"),
     )  # fmt: skip
     def test_training(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):
-            check_training(self.training(**flags), "pre-training from scratch")
+            args = self.training(**flags)
+            args.given = frozenset(flags)
+            check_training(args, "pre-training from scratch")
 
     def test_what_is_right_passes(self):
         model(config_name="tiny", dropout_rate=0.0, config_overrides="d_model=8")

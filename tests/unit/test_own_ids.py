@@ -226,8 +226,11 @@ class RunTest(TestCase):
             eval_steps=3, save_steps=3, max_eval_samples=16, report_to="none", disable_tqdm="true",
             data_cache_dir=self.folder / "cache",
         )  # fmt: skip
-        with contextlib.redirect_stdout(io.StringIO()):
-            return pre_train_t5.main([str(recipe), *argv_of(common | flags)])
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            results = pre_train_t5.main([str(recipe), *argv_of(common | flags)])
+        self.assertIn("next ", printed.getvalue())
+        self.assertNotIn("fine_tune_t5.py", printed.getvalue())  # whose built-in task is text
+        return results
 
     def test_the_recipe(self):
         """A few steps of a tiny model on data of the same layout, and its real model on the meta device."""

@@ -558,3 +558,8 @@ class OwnEntryTest(TestCase):
         change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
         with self.assertRaisesRegex(ValueError, "no file b.txt, which task mine reads as train"):
             self.texts("glue", "mine", "train", self.ENTRY | change, data_dir=str(self.folder))
+
+    def test_a_task_of_files_alone_without_their_folder(self):
+        change = {"files": {"train": "nowhere/train.jsonl"}}
+        with self.assertRaisesRegex(ValueError, "^--data_dir is not given: no file nowhere/train.jsonl, which task"):
+            self.texts("glue", "mine", "train", self.ENTRY | change)
