@@ -17,7 +17,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The longest files begin, so that with `-n 2 --no-loadscope-reorder` no worker is left with one at the end.
 LONGEST = "launchers checkpoints zoo wandb_agent fuzz sweep_t5 tracking trainer_t5 step streams triton_kernel "
 LONGEST += "attention_t5 benchmark_t5"
-WHOLE = "callbacks first_contact samples scripts report_glue benchmark_t5 trainer_t5"  # see `quick`
+WHOLE = "samples scripts report_glue benchmark_t5 trainer_t5"  # see `quick`
+AS_THEY_ARE = "callbacks first_contact"
 
 
 def pytest_configure(config):
@@ -57,7 +58,7 @@ def quick(request):
     """Runs leave out what takes longer than the steps of a tiny model, but in the tests of just that."""
     topic = request.path.stem.removeprefix("test_")
     with contextlib.ExitStack() as stack:
-        if "runs.callbacks" in sys.modules and topic not in WHOLE.split():  # nobody else trains
-            for patch in quick_runs():
+        if "runs.callbacks" in sys.modules and topic not in AS_THEY_ARE.split():  # nobody else trains
+            for patch in quick_runs(whole=topic in WHOLE.split()):
                 stack.enter_context(patch)
         yield

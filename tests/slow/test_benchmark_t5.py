@@ -87,8 +87,15 @@ class BenchmarkTest(parameterized.TestCase):
         measure.peak_flops.cache_clear()
 
     def run_main(self, *argv: str) -> tuple[dict, str]:
-        """(the last line's JSON, everything printed)."""
-        with contextlib.redirect_stdout(io.StringIO()) as out:
+        """(the last line's JSON, everything printed). The picture is drawn once, with all parts."""
+        draw = benchmark_t5.draw
+
+        def draw_last(args: Namespace, results: dict) -> None:
+            if args.command not in benchmark_t5.SUITES or len(results) == len(benchmark_t5.parts_of(args)):
+                draw(args, results)
+
+        last_picture = mock.patch.object(benchmark_t5, "draw", draw_last)
+        with last_picture, contextlib.redirect_stdout(io.StringIO()) as out:
             result = benchmark_t5.main(list(argv))
         printed = out.getvalue()
         last = json.loads(printed.splitlines()[-1], parse_constant=lambda name: self.fail(f"{name} is not JSON"))

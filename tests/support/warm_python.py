@@ -36,11 +36,14 @@ def preload(*more: str) -> None:
             importlib.import_module(name)
 
 
-def quick_runs() -> list:
-    """Patches of what takes longer than the steps of a tiny model: runs plot their curves once, at their end, and draw
-    no pixel of them; and samples.md shows a few tokens."""
+def quick_runs(whole: bool = False) -> list:
+    """Patches of what takes longer than the steps of a tiny model: runs plot their curves once, at their end, and
+    collect no garbage before they begin. Unless whole, they draw no pixel, and samples.md shows a few tokens."""
     from pathlib import Path
+    from types import SimpleNamespace
     from unittest import mock
+
+    from accelerate.utils import memory
 
     from common import curves
     from runs import callbacks, samples
@@ -49,11 +52,12 @@ def quick_runs() -> list:
         curves.write_aside(Path(path), lambda aside: aside.write_bytes(b"a picture"))
 
     on_save = callbacks.TrainerCallback.on_save
-    return [
+    once = [
         mock.patch.object(callbacks.LossCurveCallback, "on_save", on_save),
-        mock.patch.object(curves, "save_figure", save),
-        mock.patch.object(samples, "NEW_TOKENS", 8),
+        mock.patch.object(memory, "gc", SimpleNamespace(collect=lambda: 0)),
     ]
+    short = [mock.patch.object(curves, "save_figure", save), mock.patch.object(samples, "NEW_TOKENS", 8)]
+    return once if whole else once + short
 
 
 def start_server() -> str:
