@@ -439,11 +439,8 @@ class RunTest(TestCase):
             self.run_to_end(*flags, script="fine_tune", code=PREEMPTED_EXIT_CODE)
         lines = read_metrics(self.folder / "out" / "metrics.jsonl")
         self.assertEqual([line["step"] for line in lines if "eval_loss" in line], [7, 14][: stop // 7])
-        whole, ended = (
-            self.run_to_end(*flags, *more, script="fine_tune", output=output)
-            for output, more in (("whole", ()), ("out", ("--resume_from_checkpoint",)))
-        )
-        self.assert_equal_runs(whole, ended)
+        whole = self.whole(*flags, script="fine_tune")
+        self.assert_equal_runs(whole, self.run_to_end(*flags, "--resume_from_checkpoint", script="fine_tune"))
         again = self.run_to_end(*flags, "--resume_from_checkpoint", script="fine_tune")
         self.assert_equal_runs(whole, again)
 

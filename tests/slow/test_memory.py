@@ -190,14 +190,15 @@ class ActivationsTest(parameterized.TestCase):
         self.assertGreater(again.recomputed, sizes[1] - sizes[0])
 
     @parameterized.product(
-        (dict(z_loss=0.0, chunk=0), dict(z_loss=1e-4, chunk=0), dict(z_loss=1e-4, chunk=24)),
-        shape=("long", "wide", "many words"),
+        case=(("long", 0.0, 0), ("wide", 0.0, 0), ("many words", 0.0, 0), ("many words", 1e-4, 0),
+              ("many words", 1e-4, 24)),  # shape, z-loss, chunk
         checkpointing=(False, True),
         bf16=(False, True),
-    )
-    def test_peak_of_a_step(self, shape, checkpointing, z_loss, chunk, bf16):
+    )  # fmt: skip
+    def test_peak_of_a_step(self, case, checkpointing, bf16):
         """The most memory between the start and the end of an accumulated micro-batch, on top of weights and
         gradients: what the formula calls the total."""
+        shape, z_loss, chunk = case
         batch, source, target, changes = SHAPES[shape]
         batch *= 4
         config = small_config(**changes)
