@@ -38,7 +38,7 @@ from corpora.files import check_file
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, load_model
 from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_search
-from tasks.examples import answer_length, decode_texts
+from tasks.examples import answer_length, class_label_ids, decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
 from tasks.registry import as_list, source_text
 from tasks.task_records import TASK_RECORD
@@ -141,7 +141,8 @@ def parse_flags(argv: list[str] | None) -> Plan:
         search["num_beams"] = record["generation_num_beams"]
     tokenizer = load_tokenizer(args.tokenizer_name or str(task_folder(args)), "--model_name_or_path")
     longest = record.get("generation_max_length")  # it counts the start token too
-    search.setdefault("max_new_tokens", max(1, longest - 1) if longest else answer_length(entry, tokenizer))
+    task_length = answer_length(entry, class_label_ids(entry, tokenizer))
+    search.setdefault("max_new_tokens", max(1, longest - 1) if longest else task_length)
     if (least := search.get("min_new_tokens", 0)) > search["max_new_tokens"]:
         raise ValueError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
     GenerationConfig(**search).validate(strict=True)

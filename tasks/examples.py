@@ -64,9 +64,9 @@ def class_label_ids(task: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Ten
     return torch.tensor([ids + [IGNORE_INDEX] * (longest - len(ids)) for ids in encoded])
 
 
-def answer_length(task: dict, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens that an answer may have, EOS included: `max_target_length`, or those of the longest class label."""
-    labels = class_label_ids(task, tokenizer)
+def answer_length(task: dict, labels: torch.Tensor | None) -> int:
+    """Tokens that an answer may have, EOS included: `max_target_length`, or those of the longest class label. labels:
+    what `class_label_ids` returns."""
     return max(task["max_target_length"], 0 if labels is None else labels.shape[1])
 
 

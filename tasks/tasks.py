@@ -155,7 +155,7 @@ class Task:
     def judge(self, split: str, with_generate: bool) -> examples.EvaluationTask:
         """How the answers to a split are found and judged. with_generate: decode also where labels could be scored."""
         labels = examples.class_label_ids(self.entry, self.tokenizer)
-        length = examples.answer_length(self.entry, self.tokenizer)
+        length = examples.answer_length(self.entry, labels)
         generated = with_generate or labels is None
         compute_metrics = examples.task_metrics(self.entry, self.tokenizer, generated, self.rows[split])
         return examples.EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)
