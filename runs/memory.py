@@ -117,7 +117,8 @@ def activation_bytes(
     encoder_block = self_attention(s, encoder, batch * held) + encoder_scores + feed_forward(s, encoder)
     decoder_block = self_attention(t, decoder, t) + decoder_scores + cross_attention + feed_forward(t, decoder)
 
-    trained = max(0, matrix_parameters(config) - frozen)
+    copied, recomputed = matrix_parameters(config), 0
+    trained = max(0, copied - frozen)
 
     def with_gradients(block: int, rows: int, of: Stack, weights: int, weights_of_scores: int) -> int:
         """A block that goes backward, at its largest. First its feed-forward layer has gradients of wide tensors and of
@@ -128,11 +129,6 @@ def activation_bytes(
         quadratic = weights_of_scores * (low + 4 + 4 / batch) if attention == "eager" else 0
         return block + copies + max(wide, int(quadratic) - feed_forward(rows, of))
 
-    encoder_weights = batch * encoder.heads * queries * seen
-    decoder_weights = batch * decoder.heads * target * max(source, target)
-    recomputed = max(with_gradients(encoder_block, s, encoder, encoder.block, encoder_weights),
-                     with_gradients(decoder_block, t, decoder, shape.decoder_block, decoder_weights))  # fmt: skip
-
     integers = 8 * (queries * seen + target * target + s + t)  # int64: relative positions, token ids
     ends = norm(s, encoder.width) + norm(t, decoder.width) + inputs(t, decoder.width, 1)
     ends += 0 if bf16 else 4 * s * encoder.width
@@ -141,6 +137,11 @@ def activation_bytes(
         # Each block's input; the first one's is the embedding's output, the final norm's input is counted in `ends`.
         of_encoder = 4 * encoder.width * (encoder.layers * s + (s if bf16 else 0))
         kept = quadratic + of_encoder + 4 * decoder.width * decoder.layers * t
+        encoder_weights = batch * encoder.heads * queries * seen
+        decoder_weights = batch * decoder.heads * target * max(source, target)
+        recomputed = max(with_gradients(encoder_block, s, encoder, encoder.block, encoder_weights),
+                         with_gradients(decoder_block, t, decoder, shape.decoder_block, decoder_weights))  # fmt: skip
+        copied = max(trained, shape.head)
     else:
         quadratic = encoder.layers * encoder_scores + decoder.layers * (decoder_scores + cross_scores)
         kept = encoder.layers * encoder_block + decoder.layers * decoder_block
@@ -148,11 +149,10 @@ def activation_bytes(
     loss = t * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
     if chunk:  # its logits and their gradient; that of the head's weights, and what the chunk adds to it
         loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * shape.head
-    copied = max(trained, shape.head) if checkpointing else matrix_parameters(config)
     return Activations(
         stored=ends + integers + kept,
         attention=quadratic,
-        recomputed=recomputed if checkpointing else 0,
+        recomputed=recomputed,
         loss=loss,
         weight_copies=2 * copied if bf16 else 0,
     )
