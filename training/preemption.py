@@ -58,14 +58,12 @@ class PreemptionCallback(TrainerCallback):
             self.reason = f"{name}: {saved} after step {state.global_step:,} of {state.max_steps:,}"
             control.should_training_stop = True
 
-    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         step, saves = state.global_step, args.save_strategy != "no" and self.trainer.is_in_train
         if not saves or self.reason or step in (0, self._saved_at, state.max_steps) or not (name := self._asked_by()):
             return
-        self._saved_at, evaluates = step, control.should_evaluate
-        control.should_evaluate = False
+        self._saved_at = step
         self.trainer._save_checkpoint(self.trainer.model_wrapped, trial=None)
-        control.should_evaluate = evaluates
         print_once(f"{name}: saved after step {step:,}, in its evaluation")
 
     def _asked_by(self) -> str | None:
