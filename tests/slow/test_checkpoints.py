@@ -55,6 +55,17 @@ from training.output_lock import LOCK
 BY_STEPS = ("--save_strategy", "steps", "--save_steps", "7", "--load_best_model_at_end", "false")
 
 
+def stopped_at(step: int):
+    """A patch of runs, which are told by SIGTERM to stop at the end of this step."""
+    plain = preemption.PreemptionCallback.on_step_end
+
+    def told(callback, args, state, control, **kwargs):
+        callback._received = signal.SIGTERM if state.global_step == step else None
+        plain(callback, args, state, control, **kwargs)
+
+    return mock.patch.object(preemption.PreemptionCallback, "on_step_end", told)
+
+
 class TestCase(parameterized.TestCase):
     def checkpoint(self, step: int, text: str = "weights", folder: str = "out") -> Path:
         """A published checkpoint with a file in a subfolder, as DeepSpeed's have."""
@@ -429,13 +440,7 @@ class RunTest(TestCase):
     )
     def test_what_is_due_at_the_end_of_an_epoch_is_done_there_and_only_there(self, stop, *flags):
         """97 rows in batches of 16: epochs of 7 steps, each with an evaluation at its end."""
-        plain = preemption.PreemptionCallback.on_step_end
-
-        def told(callback, args, state, control, **kwargs):
-            callback._received = signal.SIGTERM if state.global_step == stop else None
-            plain(callback, args, state, control, **kwargs)
-
-        with mock.patch.object(preemption.PreemptionCallback, "on_step_end", told):
+        with stopped_at(stop):
             self.run_to_end(*flags, script="fine_tune", code=PREEMPTED_EXIT_CODE)
         lines = read_metrics(self.folder / "out" / "metrics.jsonl")
         self.assertEqual([line["step"] for line in lines if "eval_loss" in line], [7, 14][: stop // 7])
@@ -447,21 +452,14 @@ class RunTest(TestCase):
     @parameterized.parameters(("pre_train", 7), ("fine_tune", 14))
     def test_a_stop_where_an_evaluation_is_due_saves_before_it_too(self, script, stop):
         """It may take longer than the job still has: here it never ends."""
-        plain, evaluate = preemption.PreemptionCallback.on_step_end, trainer_t5.T5Trainer.evaluate
-
-        def told(callback, args, state, control, **kwargs):
-            callback._received = signal.SIGTERM if state.global_step == stop else None
-            plain(callback, args, state, control, **kwargs)
+        evaluate = trainer_t5.T5Trainer.evaluate
 
         def killed(trainer, *args, **kwargs):
             if trainer.state.global_step == stop:
                 os._exit(9)
             return evaluate(trainer, *args, **kwargs)
 
-        with (
-            mock.patch.object(preemption.PreemptionCallback, "on_step_end", told),
-            mock.patch.object(trainer_t5.T5Trainer, "evaluate", killed),
-        ):
+        with stopped_at(stop), mock.patch.object(trainer_t5.T5Trainer, "evaluate", killed):
             self.run_to_end(script=script, code=9)
         self.assertEqual(newest_whole_checkpoint(self.folder / "out").name, f"checkpoint-{stop}")
         self.run_to_end("--resume_from_checkpoint", script=script)
