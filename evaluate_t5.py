@@ -25,7 +25,7 @@ from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
-from arguments.own_pairs import OWN
+from arguments.own_pairs import OWN, names_own_pairs
 from arguments.task import TaskArguments, check_task, check_tasks, split_task
 from arguments.training import FineTuningArguments, T5TrainingArguments
 from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments
@@ -123,6 +123,9 @@ def parse_flags(
         raise ValueError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
     if evaluation.interactive:
         return evaluation, task_args, run_args, []
+    if not (task_args.benchmark or task_args.dataset_name or names_own_pairs(task_args)):
+        raise ValueError(f"--model_name_or_path {evaluation.model_name_or_path}: has no {TASK_RECORD} (fine_tune_t5.py "
+                         "writes it); name a task, such as --task glue/sst2, or pairs of your own")  # fmt: skip
     if is_submission(task_args, run_args):
         names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
         if not names or evaluation.split or task_args.max_eval_samples:

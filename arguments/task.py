@@ -27,7 +27,7 @@ class TaskArguments:
 
     task: str | None = option(
         None, f"As glue/cola, several glue/cola,super_glue/rte, or glue/all. Of {', '.join(DATASET_VALS)} "
-        f"(constants.py). Not set: own pairs, or task.json's, or {'/'.join(_BUILTIN)}.",
+        f"(constants.py). Not set: own pairs, task.json's, or in training {'/'.join(_BUILTIN)}.",
         kw_only=True,  # the first flag shown, not the first argument
     )  # fmt: skip
     benchmark: str | None = option(None, "The part of --task before the slash, in its older spelling.")

@@ -351,6 +351,10 @@ class EvaluateTest(parameterized.TestCase):
         with absltest.mock.patch("corpora.hub.hub_is_reachable", return_value=False):
             self.fails_with(message, *argv, **dict(task="cola", model=None, folder=self.folder / "error") | options)
 
+    def test_a_model_without_a_record_needs_a_task(self):
+        error = run_main(evaluate_t5.main, "--model_name_or_path", str(self.model), "--use_cpu", code=2)[2]
+        self.assertRegex(error, "--model_name_or_path .*: has no task.json .*name a task, such as --task glue/sst2")
+
     def test_folder_in_use_is_refused_or_overwritten(self):
         _, folder, _ = self.run_script()
         (folder / "notes.txt").write_text("mine")
