@@ -248,6 +248,14 @@ class EndTest(SlurmTest):
         asked = re.findall(r"exit code (\d+)\), queueing job", job.text())
         self.assertEqual(asked, ["75"] if "scancel" in how else [])  # in the other cases SLURM requeues it itself
 
+    def test_a_job_of_an_array_goes_on_alone(self):
+        array = self.submit("--array=0-1", self.stand_in, "until_told", self.folder / "checkpoint")
+        wait_for(lambda: len(array.starts()) == 2, "both jobs")
+        told, other = (Job(f"{array.number}_{number}", array.log) for number in (1, 0))
+        command("scancel", "--batch", "--signal=USR1", told.number)
+        self.assert_ended(told, "COMPLETED", 0, 1)
+        self.assertEqual((other["JobState"], other["Restarts"]), ("RUNNING", "0"), array.text())
+
     def test_cancelled_job_saves_and_stays_away(self):
         job = self.submit("--nodes=2", self.stand_in, "until_told", self.folder / "checkpoint")
         wait_for(lambda: len(job.starts()) == 2, "two processes")
