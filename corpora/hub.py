@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from common.processes import answers
-from common.reports import first_line
+import huggingface_hub
+
+from common.processes import answers, print_once
 from constants import DATASET_VALS
 
 SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
@@ -28,17 +29,39 @@ def load_dataset_splits(
                 shards = {split: max(1, min(SAVED_SHARDS, len(rows))) for split, rows in splits.items()}
                 splits = {split: rows.to_iterable_dataset(shards[split]) for split, rows in splits.items()}
         else:
-            splits = datasets.load_dataset(name, config, streaming=streaming)
+            splits = _published(name, config, streaming)
     except (OSError, ValueError, RuntimeError) as error:
         hint = "" if hub_is_reachable() else "; the Hub cannot be reached from here: give local files instead"
         tasks = [f"{benchmark}/{task}" for benchmark, tasks in DATASET_VALS.items() for task in tasks]
         tasks = [task for task in tasks if name in (task, task.partition("/")[2])]
         hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}" if tasks else hint
-        reason = f"neither a saved data set nor one on the Hub ({first_line(error)}){hint}"
-        raise ValueError(f"{flag} {name}: {reason}") from None
+        reason = " ".join(str(error).splitlines()[:2])  # the second line names the configurations
+        raise ValueError(f"{flag} {name}: cannot be loaded from disk or the Hub ({reason}){hint}") from None
     if needed and needed not in splits:
         raise ValueError(f"{flag} {name}: has no split called {needed}; there is {', '.join(splits)}")
     return splits
+
+
+def _published(name: str, config: str | None, streaming: bool) -> dict[str, Any]:
+    """The splits of a data set of the Hub. In place of one with a loading script, which `datasets` no longer runs, the
+    Hub's own conversion to parquet."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, config, streaming=streaming)
+    except RuntimeError as error:
+        if "scripts are no longer supported" not in str(error):
+            raise
+    found = huggingface_hub.list_dataset_parquet_files(name, config=config)
+    configs, files = {file.config for file in found}, {}
+    if len(configs) != 1:
+        names = f"configurations {', '.join(sorted(configs))}: name one" if configs else "no conversion on the Hub"
+        raise ValueError(f"it has a script, which is not run, and {names}")
+    for file in found:
+        files.setdefault(file.split, []).append(file.url)
+    part = " (of its first gigabytes)" if any("/partial-" in file.url for file in found) else ""
+    print_once(f"{name}: its script is not run; the Hub's conversion to parquet{part} is read")
+    return datasets.load_dataset("parquet", data_files=files, streaming=streaming)
 
 
 def _plain(rows: Any) -> Any:
@@ -51,14 +74,10 @@ def do_not_wait_for_the_hub(name: str) -> None:
     """Makes Hugging Face's libraries use only their caches if `name` is no path and the Hub is out of reach: they would
     retry for 20 to 50 seconds. They read the variables once, so both places are set."""
     if not Path(name).exists() and not hub_is_reachable():
-        import huggingface_hub.constants
-
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
         huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
 def hub_is_reachable() -> bool:
     """Whether the Hugging Face Hub answers."""
-    from huggingface_hub import constants
-
-    return answers(constants.ENDPOINT)
+    return answers(huggingface_hub.constants.ENDPOINT)

@@ -155,7 +155,7 @@ BAD_TEXT = (
     ("csv_quote", dict(train_file="{bad}/open_quote.csv"), r"open_quote.csv, line 3: .*a quote opens that nothing"),
     ("csv_names", dict(train_file="{bad}/twice.csv"), "twice.csv, line 1: two columns are called 'text'"),
     ("csv_header_only", dict(train_file="{bad}/header_only.csv"), "the training text gives 0 chunks"),
-    ("no_hub", dict(train_file=None, dataset_name="nobody/nothing"), "--dataset_name nobody/nothing: neither a saved"),
+    ("no_hub", dict(train_file=None, dataset_name="nobody/nothing"), "--dataset_name nobody/nothing: cannot be loaded"),
 )  # fmt: skip
 BAD_FLAGS = (
     ("flag", dict(max_stpes=3), "--max_stpes: no such flag; did you mean --max_steps"),

@@ -5,7 +5,9 @@ itself (token ids) and T5's vocabulary (places of the special tokens).
 """
 
 import bz2
+import contextlib
 import gzip
+import io
 import json
 import lzma
 import os
@@ -295,7 +297,7 @@ class OfflineTest(TestCase):
     def test_one_clear_error_soon(self):
         start = time.perf_counter()
         message = (
-            "^--dataset_name no/such: neither a saved data set nor one on the Hub "
+            "^--dataset_name no/such: cannot be loaded from disk or the Hub "
             r"\([^\n]*\); the Hub cannot be reached from here: give local files instead$"
         )
         with self.assertRaisesRegex(ValueError, message):
@@ -303,6 +305,49 @@ class OfflineTest(TestCase):
         with self.assertRaisesRegex(ValueError, r"^--tokenizer_name no/such: no tokenizer there \([^\n]*\)$"):
             load_tokenizer("no/such")
         self.assertLess(time.perf_counter() - start, 15)  # the libraries' own retries take 23 to 47 s
+
+    def test_a_data_set_with_a_script_is_read_from_the_hubs_conversion(self):
+        """As the Hub lists them: files of all configurations and splits, those of the first gigabytes as partial-."""
+        files, load = [], datasets.load_dataset
+        for config, split, part in (("it", "train", 0), ("it", "train", 1), ("it", "test", 0), ("ro", "train", 0)):
+            path = self.folder / config / f"partial-{split}" / f"{part}.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            datasets.Dataset.from_dict({"text": [f"{config} {split} {part}"]}).to_parquet(path)
+            files.append(SimpleNamespace(config=config, split=split, url=str(path)))
+
+        def load_dataset(name, config=None, **options):
+            if name == "who/what":
+                raise RuntimeError("Dataset scripts are no longer supported, but found what.py")
+            return load(name, config, **options)
+
+        def listed(name, config=None):
+            self.assertEqual(name, "who/what")
+            return [file for file in files if config in (None, file.config)]
+
+        with (
+            mock.patch("datasets.load_dataset", load_dataset),
+            mock.patch("huggingface_hub.list_dataset_parquet_files", listed),
+            contextlib.redirect_stdout(io.StringIO()) as out,
+        ):
+            for streaming in (False, True):
+                splits = load_dataset_splits("who/what", "it", "--dataset_name", streaming=streaming)
+                rows = {split: [row["text"] for row in found] for split, found in splits.items()}
+                self.assertEqual(rows, {"train": ["it train 0", "it train 1"], "test": ["it test 0"]})
+            said = "who/what: its script is not run; the Hub's conversion to parquet (of its first gigabytes) is read"
+            self.assertIn(said, out.getvalue())
+            for config, message in ((None, "configurations it, ro: name one"), ("xx", "no conversion on the Hub")):
+                with self.assertRaisesRegex(ValueError, f"^--dataset_name who/what: .*{message}"):
+                    load_dataset_splits("who/what", config, "--dataset_name")
+
+    def test_a_missing_configuration_is_answered_with_those_there_are(self):
+        lines = ["---", "configs:"]
+        for name in ("it", "ro"):
+            lines += [f"- config_name: {name}", f"  data_files: {name}.jsonl"]
+            (self.folder / f"{name}.jsonl").write_text('{"text": "x"}\n')
+        (self.folder / "README.md").write_text("\n".join([*lines, "---"]))
+        for config in (None, "xx"):
+            with self.assertRaisesRegex(ValueError, r"^--dataset_name [^\n]*\['it', 'ro'\]"):
+                load_dataset_splits(str(self.folder), config, "--dataset_name")
 
     def test_local_names_do_not_ask_the_hub(self):
         with mock.patch.object(hub, "answers", side_effect=AssertionError("the Hub was asked")):
