@@ -248,7 +248,7 @@ def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTra
         do_not_wait_for_the_hub(place)
         return AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last three: odd JSON
-        reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error)
+        reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error, 2)
         raise ValueError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
 
 

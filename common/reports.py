@@ -93,9 +93,10 @@ def mean_and_deviation(values: list[float | None], form: str) -> str:
     return text if len(there) == len(values) else f"{text} (n={len(there)})"
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error's message that is not empty; of an empty message the error's name."""
-    return next(filter(None, str(error).splitlines()), type(error).__name__)
+def first_line(error: Exception, count: int = 1) -> str:
+    """The first `count` lines of an error's message that are not empty, as one; of an empty message the error's name.
+    The Hub's libraries say in the second line what to do: which configurations there are, where to ask for access."""
+    return " ".join(list(filter(None, str(error).splitlines()))[:count]) or type(error).__name__
 
 
 def aligned(rows: list[list[str]]) -> str:

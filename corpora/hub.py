@@ -7,6 +7,7 @@ from typing import Any
 import huggingface_hub
 
 from common.processes import answers, print_once
+from common.reports import first_line
 from constants import DATASET_VALS
 
 SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
@@ -35,8 +36,8 @@ def load_dataset_splits(
         tasks = [f"{benchmark}/{task}" for benchmark, tasks in DATASET_VALS.items() for task in tasks]
         tasks = [task for task in tasks if name in (task, task.partition("/")[2])]
         hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}" if tasks else hint
-        reason = " ".join(str(error).splitlines()[:2])  # the second line names the configurations
-        raise ValueError(f"{flag} {name}: cannot be loaded from disk or the Hub ({reason}){hint}") from None
+        reason = f"cannot be loaded from disk or the Hub ({first_line(error, 2)}){hint}"
+        raise ValueError(f"{flag} {name}: {reason}") from None
     if needed and needed not in splits:
         raise ValueError(f"{flag} {name}: has no split called {needed}; there is {', '.join(splits)}")
     return splits

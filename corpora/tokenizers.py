@@ -181,7 +181,7 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrai
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{flag} {name_or_path}: no tokenizer there ({first_line(error)})") from None
+        raise ValueError(f"{flag} {name_or_path}: no tokenizer there ({first_line(error, 2)})") from None
     except Exception as error:  # the tokenizers library raises nothing more specific for a damaged file
         raise ValueError(f"{flag} {name_or_path}: the tokenizer cannot be read ({first_line(error)})") from None
     for name in ("eos_token", "pad_token"):

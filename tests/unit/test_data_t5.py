@@ -44,6 +44,7 @@ from corpora.sources import find_sources, tokenizer_for
 from corpora.token_files import split_documents, tokenised
 from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
+from model_t5 import load_model
 from training.row_order import RowOrderTrainer
 
 VOCAB_SIZE = 900
@@ -348,6 +349,13 @@ class OfflineTest(TestCase):
         for config in (None, "xx"):
             with self.assertRaisesRegex(ValueError, r"^--dataset_name [^\n]*\['it', 'ro'\]"):
                 load_dataset_splits(str(self.folder), config, "--dataset_name")
+
+    def test_a_gated_model_says_where_to_ask(self):
+        gated = OSError("You are trying to access a gated repo.\nMake sure to have access to it at URL.\n401 Client")
+        for loader, load in (("Tokenizer", load_tokenizer), ("Config", load_model)):
+            asked = mock.patch(f"transformers.Auto{loader}.from_pretrained", side_effect=gated)
+            with asked, self.assertRaisesRegex(ValueError, "google/x: .*a gated repo. Make sure .* at URL[.][)]$"):
+                load("google/x")
 
     def test_local_names_do_not_ask_the_hub(self):
         with mock.patch.object(hub, "answers", side_effect=AssertionError("the Hub was asked")):
