@@ -1,28 +1,47 @@
-"""A Hugging Face Hub of one thread: creates repositories and takes commits over the real HTTP API, and remembers them.
+"""A Hugging Face Hub on this machine, over the real HTTP API: takes commits and remembers them, and serves files.
 
 with FakeHub() as hub:
     ...                       # whatever uploads
 hub.commits                   # [{"message": "...", "files": {"config.json": b"..."}}, ...]
+
+os.environ["HF_ENDPOINT"] = FakeHub(files=folder).start()     # before huggingface_hub is imported
+...                           # whatever loads folder/models/google/t5-small/*, folder/datasets/nyu-mll/glue/*
 """
 
 import base64
+import hashlib
 import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from unittest import mock
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "c" * 40  # of every repository that is served
 
 
 class FakeHub:
-    """While it is entered, huggingface_hub in this process talks to it. refuse: {part of a path: HTTP status}."""
+    """While it is entered, huggingface_hub in this process talks to it. refuse: {part of a path: HTTP status}. files:
+    the folder that it serves."""
 
-    def __init__(self, refuse: dict[str, int] | None = None):
+    def __init__(self, refuse: dict[str, int] | None = None, files: Path | None = None):
         self.refuse, self.requests, self.repositories, self.commits = refuse or {}, [], {}, []
+        self.files = files
 
-    def __enter__(self) -> "FakeHub":
+    def start(self) -> str:
+        """The URL at which it answers from now on."""
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_port}"
+        return self.url
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    def __enter__(self) -> "FakeHub":
+        self.start()
         self.patches = [
             mock.patch("huggingface_hub.constants.ENDPOINT", self.url),
             mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", False),
@@ -35,8 +54,7 @@ class FakeHub:
     def __exit__(self, *_):
         for patch in self.patches:
             patch.stop()
-        self.server.shutdown()
-        self.server.server_close()
+        self.stop()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -70,15 +88,49 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.hub.requests.append(self.path)
-        self.answer({"id": "nobody/x", "sha": "0" * 40, "siblings": []})
+        path = unquote(urlsplit(self.path).path)
+        if self.hub.files is None:
+            return self.answer({"id": "nobody/x", "sha": "0" * 40, "siblings": []})
+        if file := re.fullmatch("/(datasets/)?([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
+            return self.send_file(self.hub.files / (file[1] or "models") / file[2], file[3])
+        asked = re.fullmatch("/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/[^/]+/?(.*))?", path)
+        folder = self.hub.files / asked[1] / asked[2] if asked else None
+        if folder is None or not folder.is_dir():
+            return self.answer({"error": "not found"}, 404, {"X-Error-Code": "RepoNotFound"})
+        if asked[3] != "tree":
+            names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+            return self.answer({"id": asked[2], "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]})
+        found = (folder / asked[4]).glob("**/*" if "recursive=true" in self.path.lower() else "*")
+        kinds = [(path, "directory" if path.is_dir() else "file") for path in sorted(found)]
+        return self.answer([
+            {"type": kind, "path": str(path.relative_to(folder)), "size": path.stat().st_size, "oid": COMMIT}
+            for path, kind in kinds
+        ])  # fmt: skip
 
-    def answer(self, value: dict, status: int = 200) -> None:
-        content = json.dumps(value).encode()
+    do_HEAD = do_GET
+
+    def send_file(self, folder: Path, name: str) -> None:
+        if not (folder / name).is_file():
+            return self.answer({"error": "not found"}, 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+        content = (folder / name).read_bytes()
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
+        part = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if part:
+            first, last = int(part[1]), min(int(part[2] or len(content)), len(content) - 1)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+            content = content[first : last + 1]
+        return self.send(content, 206 if part else 200, headers)
+
+    def answer(self, value: dict | list, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.send(json.dumps(value).encode(), status, {"Content-Type": "application/json"} | (headers or {}))
+
+    def send(self, content: bytes, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
+        for name, value in (headers | {"Content-Length": str(len(content))}).items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def log_message(self, *_):
         pass

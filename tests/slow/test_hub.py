@@ -1,0 +1,115 @@
+"""Names of the Hub in place of files: a Hub on this machine serves them, and later it is gone.
+
+The runs are in a process of their own, since Hugging Face's libraries read the Hub's address when they are imported.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import datasets
+from absl.testing import absltest
+from helpers import run_main
+from safetensors.torch import load_file
+from zoo import lines, write_checkpoint
+
+import pre_train_t5
+
+ROOT = Path(__file__).parents[2]
+SILENT = "--max_eval_samples 8 --report_to none --use_cpu --disable_tqdm --overwrite_output_dir".split()
+SHORT = "--max_steps 2 --input_seq_length 16 --per_device_train_batch_size 4 --gradient_accumulation_steps 1".split()
+TEXT = [*SHORT, "--dataset_name", "me/text", "--dataset_config_name", "it"]
+RUNS = [
+    ["pre_train", *TEXT, "--output_dir", "online"],
+    ["pre_train", *TEXT, "--streaming", "--output_dir", "streamed"],
+    ["fine_tune", "--task", "glue/cola", "--num_train_epochs", "1", "--output_dir", "tuned"],
+    ["stop"],
+    ["pre_train", *TEXT, "--output_dir", "offline"],
+]
+PROCESS = """
+import json, os, sys
+from pathlib import Path
+from fake_hub import FakeHub
+
+hub = FakeHub(files=Path("hub"))
+os.environ |= {"HF_ENDPOINT": hub.start(), "HF_HOME": str(Path("home").absolute()), "HF_HUB_DISABLE_XET": "1"}
+import fine_tune_t5, pre_train_t5
+from common.processes import answers
+
+runs, flags = map(json.loads, sys.argv[1:])
+for script, *own in runs:
+    if script == "stop":
+        hub.stop()
+        answers.cache_clear()
+    else:
+        {"pre_train": pre_train_t5, "fine_tune": fine_tune_t5}[script].main([*own, *flags])
+"""
+
+
+def write_data_sets(folder: Path) -> None:
+    """me/text, whose configuration it has two files of a split, and nyu-mll/glue with CoLA."""
+    card = ["---", "configs:"]
+    for config in ("it", "ro"):
+        card += [f"- config_name: {config}", "  data_files:"]
+        for split, first in (("train", 0), ("validation", 200)):
+            card += [f"  - split: {split}", f"    path: {config}/{split}-*"]
+            for part in range(2):
+                texts = lines()[first + 50 * part : first + 50 * part + 50]
+                rows = datasets.Dataset.from_dict({"text": list(texts)})
+                rows.to_parquet(folder / "me" / "text" / config / f"{split}-0000{part}-of-00002.parquet")
+    (folder / "me" / "text" / "README.md").write_text("\n".join([*card, "---"]))
+    for split in ("train", "validation", "test"):
+        rows = datasets.Dataset.from_dict({"sentence": list(lines()[:16]), "label": [0, 1] * 8, "idx": list(range(16))})
+        rows.to_parquet(folder / "nyu-mll" / "glue" / "cola" / f"{split}-00000-of-00001.parquet")
+    card = "---\nconfigs:\n- config_name: cola\n  data_files:\n"
+    card += "".join(f"  - split: {split}\n    path: cola/{split}-*\n" for split in ("train", "validation", "test"))
+    (folder / "nyu-mll" / "glue" / "README.md").write_text(f"{card}---\n")
+
+
+class HubTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.model = cls.folder / "hub" / "models" / "google" / "mt5-small"
+        cls.model.parent.mkdir(parents=True)
+        write_checkpoint(cls.model, "mt5")
+        write_data_sets(cls.folder / "hub" / "datasets")
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
+        flags = [*SILENT, "--model_name_or_path", "google/mt5-small", "--data_cache_dir", "cache"]
+        done = subprocess.run(
+            [sys.executable, "-c", PROCESS, json.dumps(RUNS), json.dumps(flags)], cwd=cls.folder, text=True,
+            env=os.environ | {"PYTHONPATH": paths}, capture_output=True,
+        )  # fmt: skip
+        if done.returncode:
+            raise AssertionError(done.stderr[-3000:])
+
+    def weights(self, name: str) -> dict:
+        return {name: weight.tolist() for name, weight in load_file(self.folder / name / "model.safetensors").items()}
+
+    def test_the_names_are_their_files(self):
+        files = self.folder / "hub" / "datasets" / "me" / "text" / "it"
+        flags = ["--model_name_or_path", self.model, "--data_cache_dir", self.folder / "own_cache", *SHORT, *SILENT]
+        for split in ("train", "validation"):
+            flags += [f"--{split}_file", files / f"{split}-*.parquet"]
+        run_main(pre_train_t5.main, *flags, "--output_dir", self.folder / "local")
+        self.assertEqual(self.weights("local"), self.weights("online"))
+
+    def test_without_the_hub_what_it_gave_is_there(self):
+        self.assertEqual(self.weights("offline"), self.weights("online"))
+
+    def test_a_stream(self):
+        lines = (self.folder / "streamed" / "metrics.jsonl").read_text().splitlines()
+        self.assertIn("eval_loss", json.loads(lines[-2]))
+
+    def test_a_task_finds_its_rows(self):
+        record = json.loads((self.folder / "tuned" / "run.json").read_text())
+        self.assertEqual(record["examples"], {"train": 16, "validation": 16})
+        self.assertIn("eval_matthews_correlation", json.loads((self.folder / "tuned" / "all_results.json").read_text()))
+
+
+if __name__ == "__main__":
+    absltest.main()
