@@ -420,7 +420,8 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) 
                          "(constants.py)")  # fmt: skip
     if tokenizer_size > rows:
         raise ValueError(f"the tokenizer has {tokenizer_size} tokens and the model only {rows} embedding rows: use the "
-                         "tokenizer that the model was trained with (--tokenizer_name)")  # fmt: skip
+                         "tokenizer that the model was trained with (--tokenizer_name), or for a new model "
+                         f"--config_overrides vocab_size={tokenizer_size}")  # fmt: skip
 
 
 def use_one_embedding_module(model: PreTrainedModel) -> None:
