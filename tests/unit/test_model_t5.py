@@ -481,7 +481,8 @@ class ConfigTest(ModelTest):
         for size in (90, 128):
             fit_vocabulary(model, size)
         self.assertEqual(model.shared.num_embeddings, 128)
-        with self.assertRaisesRegex(ValueError, "tokenizer has 129 tokens .* only 128 embedding rows: .* --config_overrides vocab_size=129$"):
+        message = "tokenizer has 129 tokens .* only 128 embedding rows: .* --config_overrides vocab_size=129$"
+        with self.assertRaisesRegex(ValueError, message):
             fit_vocabulary(model, 129)
 
 
