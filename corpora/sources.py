@@ -76,7 +76,8 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
     """{name: (weight, the flags of this corpus alone)} of `--train_file a.txt:0.7 b.txt:0.3` or `--dataset_name
     allenai/c4:0.7,wikimedia/wikipedia:0.3`. Weights add up to 1; without any there is one corpus, "text".
 
-    A corpus is named after its file, with a number where two are alike. ValueError unless all or none have a weight.
+    A corpus is named after its file, or the folder before a pattern; where two are alike, with its configuration or a
+    number too. ValueError unless all or none have a weight.
     """
     flag = "--train_file" if args.train_file else "--dataset_name"
     text = args.dataset_name or BUILTIN_CORPUS
@@ -92,14 +93,16 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
                          f"{len(paths)} data sets, separated by commas")  # fmt: skip
     corpora = {}
     for number, (path, weight) in enumerate(zip(paths, weights, strict=True)):
-        stem = re.sub(r"\W+", "_", Path(path).name.split(".")[0]).strip("_") or "corpus"
-        names = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
+        config = configs[number % len(configs)]
+        parts = (re.sub(r"\W+", "_", part.split(".")[0]).strip("_") for part in reversed(Path(path).parts))
+        stem = next(filter(None, parts), "corpus")
+        alike = [re.sub(r"\W+", "_", config)] * bool(config)
+        names = itertools.chain([stem], (f"{stem}_{end}" for end in itertools.chain(alike, itertools.count(2))))
         name = next(name for name in names if name not in corpora)
         if args.train_file:
             alone = dataclasses.replace(args, train_file=[path])
         else:
-            config = configs[number % len(configs)] or None
-            alone = dataclasses.replace(args, dataset_name=path, dataset_config_name=config)
+            alone = dataclasses.replace(args, dataset_name=path, dataset_config_name=config or None)
         corpora[name] = weight / sum(weights), alone
     return corpora
 

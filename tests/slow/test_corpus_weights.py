@@ -48,10 +48,19 @@ class ParsingTest(TestCase):
         found = find_corpora(args)
         self.assertEqual({name: (one.train_file[0], weight) for name, (weight, one) in found.items()}, shares)
 
+    def test_patterns_are_named_after_their_folders(self):
+        for name in ("old books", "wiki"):
+            (self.folder / name).mkdir()
+            self.write(f"{name}/a.txt")
+        args = PreTrainingDataArguments(train_file=[f"{self.folder}/{name}/*.txt:1" for name in ("old books", "wiki")])
+        self.assertEqual([*find_corpora(args)], ["old_books", "wiki"])
+
     def test_data_sets_have_weights_too(self):
         args = PreTrainingDataArguments(dataset_name="allenai/c4:3,wiki/pedia:1", dataset_config_name="en,20231101.ro")
         found = {n: (w, one.dataset_name, one.dataset_config_name) for n, (w, one) in find_corpora(args).items()}
         self.assertEqual(found, {"c4": (0.75, "allenai/c4", "en"), "pedia": (0.25, "wiki/pedia", "20231101.ro")})
+        args = PreTrainingDataArguments(dataset_name="a/c4:1,a/c4:1,a/c4:1", dataset_config_name="en,de.x,de.x")
+        self.assertEqual([*find_corpora(args)], ["c4", "c4_de_x", "c4_2"])
         for names, configs, message in (
             ("a/b,c/d", None, "--dataset_name a/b,c/d: several data sets need weights"),
             ("a/b:1,c/d", None, "c/d: has no weight, and others have"),
