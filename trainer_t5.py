@@ -308,7 +308,14 @@ class T5Trainer(SavingTrainer):
         place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
         self._began = {"place": place, "loss": self._tr_loss.clone(), "z_loss": self._tr_z_loss}
         send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
-        batches, num_items = super().get_batch_samples(map(send, epoch_iterator), num_batches, device)
+        try:
+            batches, num_items = super().get_batch_samples(map(send, epoch_iterator), num_batches, device)
+        except SystemExit:  # a stream breaks off, as where the network fails, and has said so
+            self._stop_if_non_finite()
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            if self.args.world_size == 1 and self.state.global_step and not folder.exists():
+                print_once(self._save_before_step(place))
+            raise
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
                 callback.count_batches(batches)
@@ -393,14 +400,9 @@ class T5Trainer(SavingTrainer):
                 group["lr"] = rate
             self.lr_scheduler.load_state_dict(began["schedule"])
             self.state.global_step, self.state.epoch = began["step"], began["epoch"]
-        if began["place"] is not None:
-            self.train_dataset.loader_in_use.state = began["place"]
         self._tr_loss.copy_(began["loss"])
         self._tr_z_loss = began["z_loss"]
-        step, kept = self.state.global_step, "nothing was saved (--save_strategy no)"
-        if self.args.save_strategy != "no":
-            self._save_checkpoint(self.model_wrapped, None)
-            kept = f"{self.args.output_dir}/checkpoint-{step} holds the weights from before this step"
+        step, kept = self.state.global_step, self._save_before_step(began["place"])
         examples = ", ".join(map(str, self._examples_of_step(step)))
         finish_process_group()
         if is_first_process():
@@ -409,6 +411,15 @@ class T5Trainer(SavingTrainer):
             advice = "Try a lower --learning_rate or a longer --warmup_steps, or look at these examples."
             print(f"{Path(sys.argv[0]).name}: error: {what}. {advice}", file=sys.stderr, flush=True)
         raise SystemExit(1)
+
+    def _save_before_step(self, place: dict | None) -> str:
+        """Saves the weights from before a step that began at this place of the stream; says where they are."""
+        if place is not None:
+            self.train_dataset.loader_in_use.state = place
+        if self.args.save_strategy == SaveStrategy.NO:
+            return "nothing was saved (--save_strategy no)"
+        self._save_checkpoint(self.model_wrapped, None)
+        return f"{self.args.output_dir}/checkpoint-{self.state.global_step} holds the weights from before this step"
 
     def _examples_of_step(self, step: int) -> list[int]:
         """Numbers of the training examples in the global batch of a step (from 0); [] with a sampler of Trainer's."""

@@ -489,6 +489,28 @@ class ScriptTest(parameterized.TestCase):
         self.assertRegex(text, r"(?m)error: .*broken.txt: not UTF-8 text \(byte 0xe9 at [0-9,]+\); convert it first$")
         self.assertNotIn("Traceback", text)
 
+    @parameterized.product(script=("pre_train", "fine_tune"), workers=("0", "1"))
+    def test_a_stream_that_breaks_off_loses_nothing(self, script, workers):
+        flags = ["--max_steps", "9", "--save_steps", "100", "--eval_steps", "100", "--shuffle_buffer_size", "24"]
+        flags += ["--load_best_model_at_end", "false"] * (script == "fine_tune")
+        code, text = self.run_script(script, *flags, "--output_dir", str(self.folder / "whole"))
+        self.assertEqual(code, 0, text)
+        batches = StreamDataset._batches
+
+        def breaking_off(stream):
+            yield from itertools.islice(batches(stream), 7)  # three steps, and half of the fourth
+            raise OSError("the network is gone")
+
+        where = ["--dataloader_num_workers", workers, "--output_dir", str(self.folder / "resumed")]
+        with mock.patch.object(StreamDataset, "_batches", breaking_off):
+            code, text = self.run_script(script, *flags, *where)
+        self.assertEqual(code, 2, text)
+        self.assertIn("error: the network is gone\n", text)
+        self.assertIn("resumed/checkpoint-3 holds the weights from before this step", text)
+        code, text = self.run_script(script, *flags, *where, "--resume_from_checkpoint")
+        self.assertEqual(code, 0, text)
+        self.assertEqual(torture.outcome(self.folder / "resumed"), torture.outcome(self.folder / "whole"))
+
     @parameterized.named_parameters(
         ("steps", "fine_tune", "--max_steps -1", "--streaming needs --max_steps"),
         ("steps_2", "pre_train", "--max_steps -1", "--streaming needs --max_steps"),
