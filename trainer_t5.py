@@ -7,6 +7,7 @@ finds the label that greedy decoding would write, or none (docs/tasks.md: other 
 Legend of shapes: B batch, T target length, V vocabulary, C class labels.
 """
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from accelerate.utils import DynamoBackend, send_to_device
+from accelerate.utils import DynamoBackend, gather_object, send_to_device
 from torch import nn
 from torch._inductor.codecache import cache_dir
 from torch.distributed.tensor import DTensor
@@ -38,6 +39,7 @@ from arguments.training import T5TrainingArguments, best_metric_key, global_batc
 from common.command_line import exit_on_user_error
 from common.processes import finish_process_group, is_first_process, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
+from corpora.streams import StreamError
 from data_collator_t5 import shift_right
 from model_t5 import use_one_embedding_module
 from modeling.families import family_of, is_tied, shape_of
@@ -308,18 +310,30 @@ class T5Trainer(SavingTrainer):
         place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
         self._began = {"place": place, "loss": self._tr_loss.clone(), "z_loss": self._tr_z_loss}
         send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
+        batches, error = [], None
         try:
-            batches, num_items = super().get_batch_samples(map(send, epoch_iterator), num_batches, device)
-        except SystemExit:  # a stream breaks off, as where the network fails, and has said so
-            self._stop_if_non_finite()
-            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            if self.args.world_size == 1 and self.state.global_step and not folder.exists():
-                print_once(self._save_before_step(place))
-            raise
+            batches.extend(map(send, itertools.islice(epoch_iterator, num_batches)))
+        except StreamError as broken:
+            error = str(broken)
+        if place is not None and any(self.preemption.largest(error is not None)):
+            self._break_off(error, place)
+        batches, num_items = super().get_batch_samples(iter(batches), num_batches, device)
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
                 callback.count_batches(batches)
         return batches, num_items
+
+    def _break_off(self, error: str | None, place: dict) -> None:
+        """Ends the run, where a rank's stream cannot be read any further, as a user's error, exit code 2. Saves what
+        was there before the step, which began at this place of the stream, unless the run began there too."""
+        self._stop_if_non_finite()
+        step = self.state.global_step
+        told = gather_object([error, step and not (Path(self.args.output_dir) / f"checkpoint-{step}").exists()])
+        if told[1]:  # of the first rank
+            told.append(self._save_before_step(place))
+        finish_process_group()
+        with exit_on_user_error():
+            raise ValueError("; ".join(text for text in told if isinstance(text, str)))
 
     def _run_epoch(self, *args, **kwargs):
         """Overrides Trainer, which would train one step too many when it resumes a run that had ended, also by early

@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from transformers import TrainingArguments
 
-from common.command_line import exit_on_user_error
 from corpora.blocks import Corpus
 from corpora.examples import shares
 from corpora.long_text import goes_on, is_blank
@@ -375,6 +374,10 @@ class StreamDataset(torch.utils.data.IterableDataset):
         return list(range(step * batch, (step + 1) * batch))
 
 
+class StreamError(ValueError):
+    """A stream cannot be read any further: a broken row far inside the corpus, or a network that is gone."""
+
+
 class StreamLoader(torch.utils.data.DataLoader):
     """A DataLoader of a StreamDataset that keeps the state after the batch it gave last."""
 
@@ -391,15 +394,9 @@ class StreamLoader(torch.utils.data.DataLoader):
         self.state = dataset.first_state()
 
     def __iter__(self):
-        iterator = super().__iter__()
-        while True:
-            with exit_on_user_error():  # a broken row far inside the corpus
-                try:
-                    batch, state = next(iterator)
-                except StopIteration:
-                    return
-                if state is None:
-                    raise ValueError(batch)
+        for batch, state in super().__iter__():
+            if state is None:
+                raise StreamError(batch)
             self.state = state
             yield batch
 

@@ -70,14 +70,17 @@ class PreemptionCallback(TrainerCallback):
         """The name of the signal that came to any rank, or how soon the job ends; None if nobody asks for a stop."""
         left = self._end_time - time.time()
         out_of_time = left < TIME_LIMIT_MARGIN + 2 * self._longest_step
-        number = int(self._received or 0)
-        if self._group is not None:
-            on_any_rank = torch.tensor([number, int(out_of_time)])
-            torch.distributed.all_reduce(on_any_rank, op=torch.distributed.ReduceOp.MAX, group=self._group)
-            number, out_of_time = on_any_rank.tolist()
+        number, out_of_time = self.largest(int(self._received or 0), int(out_of_time))
         if not number and not out_of_time:
             return None
         return signal.Signals(number).name if number else f"the job ends in {max(0, left):.0f} s"
+
+    def largest(self, *numbers: int) -> list[int]:
+        """The largest of each number on any rank, at the same place of all ranks' steps."""
+        together = torch.tensor(numbers)
+        if self._group is not None:
+            torch.distributed.all_reduce(together, op=torch.distributed.ReduceOp.MAX, group=self._group)
+        return together.tolist()
 
     def on_train_end(self, *_, **__) -> None:
         for number, handler in self._handlers.items():

@@ -165,16 +165,28 @@ class LauncherTest(parameterized.TestCase):
         self.assertEqual(config.distributed_type, "FSDP" if "fsdp2" in name else "MULTI_GPU")
         self.assertEqual((config.fsdp_config or {}).get("fsdp_version"), 2 if "fsdp2" in name else None)
 
-    def test_a_rank_that_dies_takes_the_run_down_with_its_own_error(self):
-        out, began = self.folder / "dies", time.monotonic()
-        argv = [*self.flags("pre_train", 2), "--output_dir", str(out)]
-        command = [*launcher_command("torchrun"), str(ROOT / "tests" / "support" / "dying_rank.py"), *argv]
+    def failing(self, what: str, *argv: str) -> str:
+        """What two ranks print of which the second fails; see failing_rank.py."""
+        command = [*launcher_command("torchrun"), str(ROOT / "tests" / "support" / "failing_rank.py"), what, *argv]
         done = subprocess.run(
             command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
         )
         self.assertNotEqual(done.returncode, 0)
-        self.assertIn("RuntimeError: this rank has had enough", done.stderr)
+        return done.stderr
+
+    def test_a_rank_that_dies_takes_the_run_down_with_its_own_error(self):
+        began = time.monotonic()
+        text = self.failing("step", *self.flags("pre_train", 2), "--output_dir", str(self.folder / "dies"))
+        self.assertIn("RuntimeError: this rank has had enough", text)
         self.assertLess(time.monotonic() - began, 90)
+
+    def test_a_stream_that_breaks_off_on_one_rank_is_told_and_saved(self):
+        out = self.folder / "breaks_off"
+        flags = torture.changed(self.commands["pre_train_stream"], "--save_steps", "100", "--output_dir", str(out))
+        text = self.failing("stream", *flags)
+        self.assertRegex(text, "error: the network is gone; .*/checkpoint-3 holds the weights from before this step\n")
+        self.assertNotIn("[rank0]", text)
+        self.assertIsNone(damage(out / "checkpoint-3"))
 
     def test_a_signal_to_one_rank_stops_both_at_the_same_step(self):
         out, log = self.folder / "signalled", self.folder / "signalled.log"

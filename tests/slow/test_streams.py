@@ -505,8 +505,8 @@ class ScriptTest(parameterized.TestCase):
         with mock.patch.object(StreamDataset, "_batches", breaking_off):
             code, text = self.run_script(script, *flags, *where)
         self.assertEqual(code, 2, text)
-        self.assertIn("error: the network is gone\n", text)
-        self.assertIn("resumed/checkpoint-3 holds the weights from before this step", text)
+        kept = "resumed/checkpoint-3 holds the weights from before this step"
+        self.assertRegex(text, f"error: the network is gone; .*{kept}\n")
         code, text = self.run_script(script, *flags, *where, "--resume_from_checkpoint")
         self.assertEqual(code, 0, text)
         self.assertEqual(torture.outcome(self.folder / "resumed"), torture.outcome(self.folder / "whole"))
