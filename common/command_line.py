@@ -15,6 +15,7 @@ import operator
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import field
@@ -401,14 +402,16 @@ def did_you_mean(value: str, known: Iterable[str], most: int = 1) -> str:
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turns a ValueError or OSError in the `with` block into one line on stderr and exit code 2."""
+    """Turns a ValueError or OSError in the `with` block into one line on stderr and exit code 2. The first process of
+    each node prints it: a file may be missing on one node alone."""
     try:
         yield
     except (ValueError, OSError) as error:
         if os.environ.get("T5_FOUNDRY_TRACEBACK"):
             raise
-        if is_first_process():
+        if is_first_process() or os.environ.get("LOCAL_RANK") == "0":
             text = " ".join(str(error).split()) or type(error).__name__
             text = text if len(text) <= 2000 else f"{text[:1500]} ... {text[-400:]}"
-            print(f"{Path(sys.argv[0]).name}: {painted('error', RED, sys.stderr)}: {text}", file=sys.stderr, flush=True)
+            who = Path(sys.argv[0]).name + ("" if is_first_process() else f" on {socket.gethostname()}")
+            print(f"{who}: {painted('error', RED, sys.stderr)}: {text}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None

@@ -559,6 +559,15 @@ class ProcessTest(TestCase):
         self.assertStartsWith(out.getvalue(), "x.py: error: --flag 3: wrong")
         self.assertEqual(out.getvalue().count("\n"), 1)
 
+    @parameterized.parameters(("0", "0", "x.py"), ("1", "1", None), ("8", "0", "x.py on node7"), ("8", "", None))
+    def test_an_error_is_told_by_the_first_process_of_each_node(self, rank, local_rank, told):
+        environment = dict(RANK=rank) | (dict(LOCAL_RANK=local_rank) if local_rank else {})
+        with contextlib.redirect_stderr(io.StringIO()) as out, mock.patch.object(sys, "argv", ["dir/x.py"]), \
+                mock.patch.dict(os.environ, environment), mock.patch("socket.gethostname", return_value="node7"), \
+                self.assertRaises(SystemExit), exit_on_user_error():  # fmt: skip
+            raise ValueError("--train_file my.txt: no such file")
+        self.assertEqual(out.getvalue(), f"{told}: error: --train_file my.txt: no such file\n" if told else "")
+
     def test_errors_of_ours_and_tracebacks_on_demand(self):
         for kind in (AssertionError, KeyError, RuntimeError):
             with self.assertRaises(kind), exit_on_user_error():
