@@ -244,11 +244,10 @@ def _micro_batch(gpu: Gpu, job: Job, args, launcher: Launcher, chosen: dict) -> 
     states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
     frozen = 4 * job.frozen / (launcher.processes if launcher.sharding == "fsdp2" else 1)  # neither gradient nor state
     fixed = frozen + states.weights + states.gradients + states.optimizer + states.working
-    checkpointing = any(getattr(args, f"{what}_checkpointing", False) for what in ("activation", "gradient"))
     more = dict(z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen)
     for size, steps in divisors_below(math.prod(asked), 1):
         lengths = size, job.source, job.target
-        kept = activation_bytes(job.config, *lengths, attention, bf16, checkpointing, **more).total
+        kept = activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total
         if fixed + kept <= room:
             need = f"{(fixed + kept) / 1e9:.0f} of {gpu.memory / 1e9:.0f} GB by the memory plan"
             return (size, steps), f"{need}; the global batch stays"
