@@ -19,7 +19,7 @@ from transformers import T5Config
 
 from arguments.training import GPUS, cores_of_a_process, wants_fsdp, zero_stage
 from constants import HARDWARE_PEAKS
-from model_t5 import count_parameters, dropout_of, flops_per_sequence
+from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
 from modeling.kernels.attention import Case, keep_kernel_timings, kernel_name, triton_is_installed
 from runs.memory import RESERVE, activation_bytes, state_bytes
@@ -309,7 +309,7 @@ def make_fast(model, job: Job, model_args, args) -> str:
         kernel = kernel_name(Case(args.device, dtype, shape, own=(False, True), causal=False))
         choices = [replace(c, reason=f"{c.reason}; kernel {kernel}") if c.value == "t5_fused" else c for c in choices]
     if attention != job.attention:
-        model.set_attn_implementation(attention)
+        set_attention(model, attention)
     model_args.attn_implementation = attention
     if values["bf16"] and args.use_cpu and not args.bf16:
         args.bf16, args.mixed_precision = True, "bf16"
