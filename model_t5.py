@@ -367,6 +367,13 @@ def _untied_head_is_intended() -> Iterator[None]:
         logging.getLogger("transformers.modeling_utils").removeFilter(keep)
 
 
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """Gives every layer this attention. transformers 5.17 leaves out encoder and decoder, which read a copy of the
+    model's configuration."""
+    for part in (model, *stacks(model)):
+        part.set_attn_implementation(name)
+
+
 def set_dropout(model: PreTrainedModel, rate: float) -> None:
     """Sets every dropout of the model, not the rate in its configuration, which T5 reads at construction only."""
     for module in model.modules():

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import GradientAccumulationPlugin
@@ -94,9 +95,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             "per_device_train_batch_size save_total_limit torch_empty_cache_steps".split(),
             dict(at_least=1),
         ),
-        "activation_checkpointing": dict(
-            help="Recompute activations when going backward: less memory, a fifth slower."
-        ),
         "data_seed": dict(at_least=0, at_most=LARGEST_SEED),
         "dataloader_prefetch_factor": dict(at_least=1, at_most=1024),
         "deepspeed": dict(help="DeepSpeed's JSON file, such as zero_stage2_config.json."),
@@ -156,6 +154,14 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     fused_projections: bool = option(False, "Q, K, V in one product; wi_0, wi_1 too.")
     fused_cross_projections: bool = option(False, "All cross-attention K, V in one product.")
     bf16_residual: bool = option(False, "With --bf16: the residual stream in bfloat16 too.")
+    # Flags of transformers, of which 5.17 has only the older names: gradient_checkpointing and its _kwargs.
+    activation_checkpointing: bool | None = option(
+        None, "Recompute activations when going backward: less memory, a fifth slower."
+    )
+    activation_checkpointing_kwargs: dict[str, Any] | str | None = option(
+        None, "Options of that in JSON, such as '{\"use_reentrant\": true}'."
+    )
+    _VALID_DICT_FIELDS = [*Seq2SeqTrainingArguments._VALID_DICT_FIELDS, "activation_checkpointing_kwargs"]
     kernel_timings: str | None = option(None, "Folder: t5_fused times its kernels once, and takes the quickest.")
     generation_cache: str = option("dynamic", "Static: compiled on a GPU.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
@@ -207,6 +213,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         if self.deepspeed and self.use_cpu:
             watch_deepspeed_build()
         super().__post_init__()
+        for old in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):  # transformers 5.23 has done the same
+            new = old.replace("gradient", "activation")
+            value = getattr(self, old) if getattr(self, new) is None else getattr(self, new)
+            self.__dict__.update({old: value, new: value})
         if "ACCELERATE_USE_CPU" in os.environ and self.world_size == 1:
             end_with_launcher()
         if self.n_gpu > 1:  # torch's DataParallel: slower than a process for each GPU, and not tested
@@ -444,8 +454,7 @@ def _check_step(args: T5TrainingArguments) -> None:
         check_folder("--kernel_timings", args.kernel_timings)
     if args.bf16_residual and not args.bf16:
         raise ValueError("--bf16_residual goes with --bf16: in float32 there is nothing to cast")
-    kwargs = (getattr(args, f"{what}_checkpointing_kwargs", None) for what in ("activation", "gradient"))
-    if any(isinstance(given, dict) and given.get("use_reentrant") for given in kwargs):
+    if (args.activation_checkpointing_kwargs or {}).get("use_reentrant"):
         refuse(args, "fused_cross_projections", "not with use_reentrant, whose backward pass of each layer would go "
                "through the keys and values that are made once: leave one of them out")  # fmt: skip
     if zero_stage(args) == 3 or wants_fsdp(args):

@@ -77,13 +77,21 @@ def train_tokenizer(
     return letters
 
 
+class _NotNormalizing(T5Tokenizer):
+    """T5Tokenizer of a model without a map of characters, where transformers 5.17 fails at an empty one."""
+
+    def __init__(self, *args, _spm_precompiled_charsmap=None, **kwargs):
+        super().__init__(*args, _spm_precompiled_charsmap=_spm_precompiled_charsmap or None, **kwargs)
+
+
 def _of_model(folder: Path, model: bytes) -> PreTrainedTokenizerBase:
     """The T5 tokenizer of the SentencePiece model spiece.model in a folder, with 100 sentinels if it has none."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     proto = ModelProto.FromString(model)
     has_sentinels = any(piece.piece == "<extra_id_0>" for piece in proto.pieces)  # mT5's
-    tokenizer = T5Tokenizer.from_pretrained(str(folder), extra_ids=0 if has_sentinels else NUM_SENTINELS)
+    kind = T5Tokenizer if proto.normalizer_spec.precompiled_charsmap else _NotNormalizing
+    tokenizer = kind.from_pretrained(str(folder), extra_ids=0 if has_sentinels else NUM_SENTINELS)
     spec = proto.trainer_spec
     if spec.byte_fallback or spec.unk_id != 2 or not proto.normalizer_spec.name.startswith("nmt_"):
         return _as_sentencepiece(tokenizer, spec.byte_fallback, spec.unk_id)

@@ -31,7 +31,7 @@ from common.checkpoint_folders import checkpoints_of, newest_whole_checkpoint
 from common.processes import print_once
 from common.reports import first_line, write_json
 from common.trust import Untrusted, check_metadata, only_weights
-from model_t5 import load_model
+from model_t5 import load_model, set_attention
 from modeling.families import shape_of
 from modeling.low_rank import WEIGHTS as LOW_RANK
 
@@ -315,7 +315,7 @@ def write_onnx(model: PreTrainedModel, folder: Path) -> None:
     # A file of its own for the weights where one ONNX file could not hold them: protobuf ends at 2 GiB.
     large = sum(p.numel() * 4 for p in model.parameters()) > 1.5e9
     attention = model.config._attn_implementation
-    model.set_attn_implementation("eager")
+    set_attention(model, "eager")
     for name, part, inputs, output in (
         ("encoder", model.get_encoder(), {"input_ids": ids, "attention_mask": mask}, "last_hidden_state"),
         ("decoder", _Decoder(model).eval(), of_decoder, "logits"),
@@ -330,7 +330,7 @@ def write_onnx(model: PreTrainedModel, folder: Path) -> None:
             dynamic_shapes={key: targets if tensor is decoder_ids else sources for key, tensor in inputs.items()},
             external_data=large,
         )
-    model.set_attn_implementation(attention)
+    set_attention(model, attention)
 
 
 def onnx_answers(folder: Path, original: Original) -> Answers:

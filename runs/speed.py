@@ -19,7 +19,7 @@ from transformers import T5Config
 
 from arguments.training import GPUS, cores_of_a_process, wants_fsdp, zero_stage
 from constants import HARDWARE_PEAKS
-from model_t5 import count_parameters, dropout_of, flops_per_sequence
+from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
 from modeling.kernels.attention import Case, keep_kernel_timings, kernel_name, triton_is_installed
 from runs.memory import RESERVE, activation_bytes, state_bytes
@@ -244,11 +244,10 @@ def _micro_batch(gpu: Gpu, job: Job, args, launcher: Launcher, chosen: dict) -> 
     states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
     frozen = 4 * job.frozen / (launcher.processes if launcher.sharding == "fsdp2" else 1)  # neither gradient nor state
     fixed = frozen + states.weights + states.gradients + states.optimizer + states.working
-    checkpointing = any(getattr(args, f"{what}_checkpointing", False) for what in ("activation", "gradient"))
     more = dict(z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen)
     for size, steps in divisors_below(math.prod(asked), 1):
         lengths = size, job.source, job.target
-        kept = activation_bytes(job.config, *lengths, attention, bf16, checkpointing, **more).total
+        kept = activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total
         if fixed + kept <= room:
             need = f"{(fixed + kept) / 1e9:.0f} of {gpu.memory / 1e9:.0f} GB by the memory plan"
             return (size, steps), f"{need}; the global batch stays"
@@ -310,7 +309,7 @@ def make_fast(model, job: Job, model_args, args) -> str:
         kernel = kernel_name(Case(args.device, dtype, shape, own=(False, True), causal=False))
         choices = [replace(c, reason=f"{c.reason}; kernel {kernel}") if c.value == "t5_fused" else c for c in choices]
     if attention != job.attention:
-        model.set_attn_implementation(attention)
+        set_attention(model, attention)
     model_args.attn_implementation = attention
     if values["bf16"] and args.use_cpu and not args.bf16:
         args.bf16, args.mixed_precision = True, "bf16"

@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 
 from constants import IGNORE_INDEX
 from corpora.examples import EpochSampler
+from model_t5 import set_attention
 from modeling.loss import compute_loss_in_forward
 from modeling.segment_masks import enable_packing
 from tasks.batching import BucketCollator, FilledRows, PackingCollator, bucket_lengths, row_lengths, share_out
@@ -96,7 +97,7 @@ class CollatorTest(parameterized.TestCase):
     def test_loss_and_gradients_are_those_of_tight_padding(self, attention):
         rows = ragged_rows(5, seed=0)
         model = make_model().double().train()
-        model.set_attn_implementation(attention)
+        set_attention(model, attention)
         compute_loss_in_forward(model)
         found = []
         for batch in (pad_rows(rows), bucket_collator()(rows)):
@@ -206,7 +207,7 @@ class PackingTest(parameterized.TestCase):
         rows = ragged_rows(9, seed=0)
         filled = FilledRows(Dataset.from_list(rows), filling, EpochSampler(9, seed=1))
         model = make_model().double().train()
-        model.set_attn_implementation(attention)
+        set_attention(model, attention)
         compute_loss_in_forward(model)
         enable_packing(model)
         found = []

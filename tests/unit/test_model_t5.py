@@ -47,6 +47,7 @@ from model_t5 import (
     get_model,
     is_local_model,
     load_model,
+    set_attention,
     set_dropout,
     set_generation_length,
 )
@@ -163,6 +164,13 @@ class ShapeTest(ModelTest):
             max_distance=model.config.relative_attention_max_distance,
         )
         self.assertEqual(tuple(found.tolist()), buckets)
+
+    def test_every_layer_has_the_attention_that_is_set(self):
+        """transformers 5.17 changes no part of the model whose configuration is of the model's own class."""
+        model = create_model(build_config("tiny", 90, TINY), "sdpa")
+        set_attention(model, "eager")
+        attentions = {m.config._attn_implementation for m in model.modules() if hasattr(m, "config")}
+        self.assertEqual(attentions, {"eager"})
 
     @parameterized.parameters("eager", "sdpa")
     def test_attention_is_not_divided_by_the_root_of_d(self, kernel):

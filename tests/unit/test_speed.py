@@ -16,7 +16,7 @@ import pre_train_t5
 from arguments.training import GPUS, FineTuningArguments, PreTrainingArguments
 from benchmarks.material import parameter_shapes
 from common.reports import read_json
-from model_t5 import build_config, create_model
+from model_t5 import build_config, create_model, set_attention
 from runs import speed
 from runs.speed import Choice, Gpu, Job, Launcher, choose, find_gpu, make_fast, peaks_of
 
@@ -200,7 +200,7 @@ class ChoiceTest(parameterized.TestCase):
         inputs = dict(input_ids=ids, attention_mask=ids.ne(0).long(), decoder_input_ids=labels.roll(1, 1))
 
         def loss(attention: str, dtype: torch.dtype) -> float:
-            model.set_attn_implementation(attention)
+            set_attention(model, attention)
             model.to(torch.float64 if dtype is torch.float64 else torch.float32)
             mixed = torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16)
             with torch.no_grad(), mixed:

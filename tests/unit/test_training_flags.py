@@ -8,7 +8,6 @@ from unittest import mock
 
 import torch
 from absl.testing import absltest, parameterized
-from helpers import needs_newer_transformers
 from test_optimizers import arguments
 
 import arguments.training as training_arguments
@@ -50,14 +49,12 @@ class FlagsTest(parameterized.TestCase):
         ("deepspeed", "{", "not JSON: Expecting"),
     )
     def test_json(self, name, value, message):
-        needs_newer_transformers("has no --activation_checkpointing", "activation_checkpointing" in name)
         (self.folder / "list.json").write_text("[1]")
         value = value.replace("LIST", str(self.folder / "list.json"))
         with self.assertRaisesRegex(ValueError, f"^--{name} {re.escape(value)}: .*{message}"):
             arguments(**{name: value})
 
     def test_json_that_is_right(self):
-        needs_newer_transformers("has no --activation_checkpointing")
         flags = dict(activation_checkpointing_kwargs='{"use_reentrant": true}', lr_scheduler_kwargs='{"min_lr": 0}')
         self.assertEqual(arguments(**flags).activation_checkpointing_kwargs, {"use_reentrant": True})
         arguments(accelerator_config='{"dispatch_batches": true, "gradient_accumulation_kwargs": {"num_steps": 1}}')
@@ -68,8 +65,17 @@ class FlagsTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "--fsdp_config .*limit_all_gathers.*: has an effect only with --fsdp"):
             training_arguments.check_training(given, "pre-training from scratch")
 
+    @parameterized.parameters("activation", "gradient")
+    def test_both_names_of_checkpointing_have_the_value_of_the_one_given(self, name):
+        """Trainer of transformers 5.17 reads the older name, which 5.23 takes for the newer one."""
+        flags = {f"{name}_checkpointing": True, f"{name}_checkpointing_kwargs": {"use_reentrant": True}}
+        for given, on, options in (({}, False, None), (flags, True, {"use_reentrant": True})):
+            args = arguments(**given)
+            for other in ("activation", "gradient"):
+                self.assertIs(getattr(args, f"{other}_checkpointing"), on)
+                self.assertEqual(getattr(args, f"{other}_checkpointing_kwargs"), options)
+
     def test_unknown_options_of_activation_checkpointing(self):
-        needs_newer_transformers("has no --activation_checkpointing")
         message = "--activation_checkpointing_kwargs use_reetrant: .*did you mean use_reentrant"
         with self.assertRaisesRegex(ValueError, message):
             arguments(activation_checkpointing_kwargs='{"use_reetrant": false}')
