@@ -37,7 +37,13 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What all tests have imported is never searched for garbage again: each run would take 0.4 s for that."""
+    """Garbage is searched for as seldom as torch's many small objects allow, and never again in what all tests have
+    imported: each run would take 0.4 s for that."""
+    gc.set_threshold(50_000)
+    keep_from_gc()
+
+
+def keep_from_gc():
     gc.collect()
     gc.freeze()
 
@@ -62,3 +68,4 @@ def quick(request):
             for patch in quick_runs(whole=topic in WHOLE.split()):
                 stack.enter_context(patch)
         yield
+    keep_from_gc()  # compiled graphs and modules, in which each run of later files would search

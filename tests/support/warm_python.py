@@ -27,13 +27,14 @@ PRELOADED += ["matplotlib.figure"]
 
 # ---------------------------------------------------------------- for tests
 def preload(*more: str) -> None:
-    """Imports what runs import, so that forks need not; some of it is not on every system. more: modules too, but not
-    those that make what must end with one process, as wandb makes its temporary folders."""
+    """Imports what runs import, so that forks need not; some of it is not on every system. more: modules too."""
     import importlib
 
     for name in (*PRELOADED, *more):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    with contextlib.suppress(ImportError, AttributeError):  # makes those of all models, which are kept
+        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")
 
 
 def quick_runs(whole: bool = False) -> list:
@@ -116,12 +117,18 @@ def serve(folder: str) -> tuple[list[str], dict, str]:
     """Listens until stdin ends. Returns in the forks alone: (words, environment, folder) of what each is to run."""
     import gc
     import select
+    import tempfile
+    from types import SimpleNamespace
+    from unittest import mock
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/socket")
         listener.listen(64)
         print("listening", flush=True)
-        preload()
+        preload("deepspeed.runtime.zero.muon.muon_optimizer")  # each rank under ZeRO needs it, and the compiler with it
+        lasting = SimpleNamespace(name=folder, cleanup=lambda: None)
+        with mock.patch.object(tempfile, "TemporaryDirectory", lambda *_: lasting):
+            preload("wandb")  # whose own folders would end with the first fork
         for patch in quick_runs():
             patch.start()
         if "deepspeed" in sys.modules:  # a faster sum over ranks, which would be compiled for a minute first
