@@ -204,6 +204,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self.dataloader_num_workers = 0  # until runs/speed.py chooses
         if self.accelerator_config is None and not self.use_cpu and self.dataloader_pin_memory:
             self.accelerator_config = {"non_blocking": True}  # batches are copied while the GPU works
+        self._take_from_accelerate()
         if self.bf16 is None:
             self.bf16 = not self.use_cpu and has_bf16()
         # Restored afterwards: transformers knows neither our optimizers' names nor a default that is still open.
@@ -213,6 +214,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         if self.deepspeed and self.use_cpu:
             watch_deepspeed_build()
         super().__post_init__()
+        self.mixed_precision = "bf16" if self.bf16 else "no"  # not what `accelerate launch` says where a flag differs
         for old in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):  # transformers 5.23 has done the same
             new = old.replace("gradient", "activation")
             value = getattr(self, old) if getattr(self, new) is None else getattr(self, new)
@@ -228,6 +230,21 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             # Every rank builds the whole model, so that it begins with the same weights as in any other launch.
             # DeepSpeed shards them later, when T5Trainer has set this again.
             unset_hf_deepspeed_config()
+
+    def _take_from_accelerate(self) -> None:
+        """Makes flags of what `accelerate launch` says by its environment; transformers would follow it past our checks
+        and plan. ValueError for what cannot be had."""
+        precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        if self.bf16 is None and precision == "bf16":
+            self.bf16, self.given = True, self.given | {"bf16"}
+        elif self.bf16 is None and precision != "no":
+            raise ValueError(f"accelerate's mixed_precision {precision}: T5 trains in bfloat16 or float32; make it "
+                             "bf16 or no, or give --bf16")  # fmt: skip
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true" and not self.deepspeed:
+            self.deepspeed = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+            if self.deepspeed in (None, "none"):
+                raise ValueError("accelerate's configuration asks for DeepSpeed without a deepspeed_config_file: name "
+                                 "one there, such as zero_stage2_config.json, or give --deepspeed")  # fmt: skip
 
     def __getstate__(self):
         """The content of training_args.bin, which is part of every checkpoint: all fields but secrets."""

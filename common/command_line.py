@@ -210,7 +210,7 @@ def parse_arguments(
     for flags in groups:
         check_limits(flags)
         if hasattr(flags, "given"):
-            flags.given = frozenset(given | words.keys())
+            flags.given |= given | words.keys()
     return groups
 
 

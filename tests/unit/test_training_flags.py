@@ -26,6 +26,33 @@ class FlagsTest(parameterized.TestCase):
         arguments(gradient_accumulation_steps=1, **flags)
         arguments(FineTuningArguments, "fine-tuning a checkpoint", **flags)
 
+    @parameterized.parameters(
+        ("bf16", None, "bf16"), ("no", None, "no"), ("bf16", False, "no"), ("fp16", True, "bf16"), ("no", True, "bf16"),
+    )  # fmt: skip
+    def test_accelerates_precision_is_the_flags(self, asked, flag, precision):
+        """transformers would train in what `accelerate launch` or its configuration says, whatever the plan shows."""
+        with mock.patch.dict(os.environ, ACCELERATE_MIXED_PRECISION=asked):
+            args = arguments(bf16=flag)
+        self.assertEqual((args.mixed_precision, args.bf16), (precision, precision == "bf16"))
+        self.assertEqual("bf16" in args.given, asked == "bf16" and flag is None)  # --speed leaves it alone
+
+    @parameterized.parameters("fp16", "fp8")
+    def test_a_precision_of_accelerate_that_t5_cannot_have(self, asked):
+        wrong = self.assertRaisesRegex(ValueError, f"accelerate's mixed_precision {asked}: .*; make it bf16 or no")
+        with mock.patch.dict(os.environ, ACCELERATE_MIXED_PRECISION=asked), wrong:
+            arguments()
+
+    def test_accelerates_deepspeed_is_the_flags(self):
+        asked = dict(ACCELERATE_USE_DEEPSPEED="true", RANK="0")
+        with mock.patch.dict(os.environ, asked | dict(ACCELERATE_DEEPSPEED_CONFIG_FILE="zero_stage3_config.json")):
+            args = arguments()
+        self.assertEqual((args.deepspeed, args.optim), ("zero_stage3_config.json", "adamw_torch"))
+        wrong = self.assertRaisesRegex(
+            ValueError, "accelerate's configuration asks for DeepSpeed without .* zero_stage2"
+        )
+        with mock.patch.dict(os.environ, asked), wrong:
+            arguments()
+
     def test_these_are_the_modes_with_cuda_graphs(self):
         modes = torch._inductor.list_mode_options()
         self.assertCountEqual(
