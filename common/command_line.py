@@ -29,7 +29,7 @@ from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
-from common.processes import is_first_process, print_once
+from common.processes import is_first_process, print_once, tells_errors
 from common.reports import RED, introduction, is_secret, painted
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
@@ -402,16 +402,16 @@ def did_you_mean(value: str, known: Iterable[str], most: int = 1) -> str:
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turns a ValueError or OSError in the `with` block into one line on stderr and exit code 2. The first process of
-    each node prints it: a file may be missing on one node alone."""
+    """Turns a ValueError or OSError in the `with` block into one line on stderr and exit code 2."""
     try:
         yield
     except (ValueError, OSError) as error:
         if os.environ.get("T5_FOUNDRY_TRACEBACK"):
             raise
-        if is_first_process() or os.environ.get("LOCAL_RANK") == "0":
+        if tells_errors():
             text = " ".join(str(error).split()) or type(error).__name__
             text = text if len(text) <= 2000 else f"{text[:1500]} ... {text[-400:]}"
-            who = Path(sys.argv[0]).name + ("" if is_first_process() else f" on {socket.gethostname()}")
-            print(f"{who}: {painted('error', RED, sys.stderr)}: {text}", file=sys.stderr, flush=True)
+            rank = "" if is_first_process() else f", rank {os.environ['RANK']} on {socket.gethostname()}"
+            word = painted("error", RED, sys.stderr)
+            print(f"{Path(sys.argv[0]).name}{rank}: {word}: {text}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None

@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 
 # torch is imported where it is needed: --help, a wrong flag and scripts that only read files need not wait for it.
@@ -21,6 +22,24 @@ def has_accelerator() -> bool:
 def is_first_process() -> bool:
     """True for global rank 0, also before the process group exists (launchers set RANK)."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+# Set by torchrun and `accelerate launch`, and by `deepspeed`, which end all processes as soon as one has ended.
+ENDING_LAUNCHERS = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}
+PATIENCE = 10.0  # seconds
+
+
+def tells_errors() -> bool:
+    """Whether this process prints its error. The first one of each node does: a file may be missing on one node alone.
+    Another one waits, since its launcher would end the first before that has told the same; if it is still there then,
+    the error is its own."""
+    if is_first_process() or os.environ.get("LOCAL_RANK") == "0":
+        return True
+    if ENDING_LAUNCHERS.isdisjoint(os.environ):
+        return False
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the launcher ends it
+    time.sleep(PATIENCE)
+    return True
 
 
 def print_once(text: str) -> None:

@@ -557,14 +557,22 @@ class ProcessTest(TestCase):
         self.assertStartsWith(out.getvalue(), "x.py: error: --flag 3: wrong")
         self.assertEqual(out.getvalue().count("\n"), 1)
 
-    @parameterized.parameters(("0", "0", "x.py"), ("1", "1", None), ("8", "0", "x.py on node7"), ("8", "", None))
-    def test_an_error_is_told_by_the_first_process_of_each_node(self, rank, local_rank, told):
-        environment = dict(RANK=rank) | (dict(LOCAL_RANK=local_rank) if local_rank else {})
+    @parameterized.parameters(
+        ("0", "0", "torchrun", 0, "x.py"),
+        ("8", "0", "torchrun", 0, "x.py, rank 8 on node7"),
+        ("1", "1", "torchrun", 1, "x.py, rank 1 on node7"),  # still there when the first one would have told the same
+        ("1", "1", "srun", 0, None),
+    )
+    def test_who_tells_an_error(self, rank, local_rank, launcher, waits, told):
+        environment = dict(RANK=rank, LOCAL_RANK=local_rank)
+        environment |= dict(TORCHELASTIC_RUN_ID="none") if launcher == "torchrun" else {}
         with contextlib.redirect_stderr(io.StringIO()) as out, mock.patch.object(sys, "argv", ["dir/x.py"]), \
                 mock.patch.dict(os.environ, environment), mock.patch("socket.gethostname", return_value="node7"), \
+                mock.patch("time.sleep") as sleep, mock.patch("signal.signal"), \
                 self.assertRaises(SystemExit), exit_on_user_error():  # fmt: skip
             raise ValueError("--train_file my.txt: no such file")
         self.assertEqual(out.getvalue(), f"{told}: error: --train_file my.txt: no such file\n" if told else "")
+        self.assertEqual(sleep.call_count, waits)
 
     def test_errors_of_ours_and_tracebacks_on_demand(self):
         for kind in (AssertionError, KeyError, RuntimeError):
