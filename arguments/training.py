@@ -227,6 +227,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self._n_gpu = 1
         self.__dict__.update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
+            config = self.hf_deepspeed_config.config
+            if own := [name for name in ("optimizer", "scheduler") if name in config]:
+                raise ValueError(f"--deepspeed {self.deepspeed}: its section {own[0]} would take the place of --optim, "
+                                 "--learning_rate and --lr_scheduler_type: remove it")  # fmt: skip
+            # Else accelerate puts DeepSpeed's Adam in the place of any optimizer whose state is offloaded.
+            config.setdefault("zero_force_ds_cpu_optimizer", False)
             # Every rank builds the whole model, so that it begins with the same weights as in any other launch.
             # DeepSpeed shards them later, when T5Trainer has set this again.
             unset_hf_deepspeed_config()

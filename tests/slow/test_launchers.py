@@ -6,6 +6,7 @@ and ranks are forks of a Python that has imported everything (warm_python.py). A
     T5_ALL_LAUNCHERS=1 python -m pytest tests/slow/test_launchers.py        (make test-launchers)
 """
 
+import json
 import os
 import shutil
 import signal
@@ -127,6 +128,14 @@ class LauncherTest(parameterized.TestCase):
         resumed = self.launch(launcher, way, script, out, "--resume_from_checkpoint", str(first))
         self.assertEqual(resumed.count("-- done --"), 1)
         self.assert_same_run(out, alone, "resumed")
+
+    def test_an_optimizer_whose_state_is_offloaded_is_that_of_the_flags(self):
+        config = json.loads((ROOT / "zero_stage2_config.json").read_text())
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        (self.folder / "offload.json").write_text(json.dumps(config))
+        out = self.folder / "offloaded"
+        self.launch("torchrun", "ddp", "pre_train", out, "--deepspeed", str(self.folder / "offload.json"))
+        self.assert_same_run(out, self.one_process("pre_train"), "offloaded")
 
     def test_fsdp_that_is_not_in_force_is_said(self):
         config = ["--config_file", str(ROOT / "launch" / "fsdp2.yaml"), "--num_processes", "2", "--main_process_port"]

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 from unittest import mock
@@ -35,6 +36,15 @@ class FlagsTest(parameterized.TestCase):
             args = arguments(bf16=flag)
         self.assertEqual((args.mixed_precision, args.bf16), (precision, precision == "bf16"))
         self.assertEqual("bf16" in args.given, asked == "bf16" and flag is None)  # --speed leaves it alone
+
+    @parameterized.parameters("optimizer", "scheduler")
+    def test_a_file_of_deepspeed_with_an_optimizer_or_schedule_of_its_own(self, section):
+        (self.folder / "zero.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, section: {"type": "X"}}))
+        wrong = self.assertRaisesRegex(
+            ValueError, f"--deepspeed .*zero.json: its section {section} would .*: remove it"
+        )
+        with mock.patch.dict(os.environ, RANK="0"), wrong:
+            arguments(deepspeed=str(self.folder / "zero.json"))
 
     @parameterized.parameters("fp16", "fp8")
     def test_a_precision_of_accelerate_that_t5_cannot_have(self, asked):
