@@ -231,6 +231,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             if own := [name for name in ("optimizer", "scheduler") if name in config]:
                 raise ValueError(f"--deepspeed {self.deepspeed}: its section {own[0]} would take the place of --optim, "
                                  "--learning_rate and --lr_scheduler_type: remove it")  # fmt: skip
+            if differ := [text.removeprefix("- ds ") for text in self.hf_deepspeed_config.mismatches]:
+                raise ValueError(f"--deepspeed {self.deepspeed}: differs from the flags ({'; '.join(differ)}): write "
+                                 '"auto" there, and give the flags')  # fmt: skip
             # Else accelerate puts DeepSpeed's Adam in the place of any optimizer whose state is offloaded.
             config.setdefault("zero_force_ds_cpu_optimizer", False)
             # Every rank builds the whole model, so that it begins with the same weights as in any other launch.
