@@ -3,12 +3,9 @@
 Legend of shapes: B batch, S source length, T target length.
 """
 
-import importlib.util
-import sys
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -19,7 +16,6 @@ from transformers.models.t5.modeling_t5 import eager_attention_forward
 
 import modeling.flex_attention  # noqa: F401 (registers t5_flex)
 from benchmarks.measure import NotAvailableError
-from common.reports import first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
 from model_t5 import build_config, create_model, is_local_model
@@ -65,20 +61,6 @@ def attention_function(name: str) -> Callable:
         return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
     except KeyError as error:
         raise NotAvailableError(f"attention {name}: {str(error).strip(chr(34))}") from None
-
-
-def load_file(path: Path, **names: object) -> ModuleType:
-    """A file of another project as a module, without its package. names: defined before it runs. NotAvailableError if
-    it fails."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # a dataclass looks for its module there
-    vars(module).update(names)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise NotAvailableError(f"{path}: {first_line(error)}") from None
-    return module
 
 
 def setting_of(args: Namespace) -> dict:
