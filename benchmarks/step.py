@@ -30,7 +30,7 @@ from benchmarks import material, measure
 from benchmarks.settings import run_script
 from common.reports import read_json
 from data_collator_t5 import T5DataCollator
-from model_t5 import create_model, set_dropout
+from model_t5 import set_dropout
 from runs.speed import attention_on_a_cpu
 from trainer_t5 import set_up_step
 from training.optimizers import optimizer_class_and_kwargs
@@ -131,20 +131,18 @@ class TrainingStep:
         self.settings, self.batches, self.bf16, self.device = settings, batches, bf16, device
         self.done, self.graph, self.inputs = 0, None, {}
         material.attention_function(settings["attention"])
-        torch.manual_seed(0)
-        self.plain = self.model = create_model(config, settings["attention"]).to(device).train()
-        set_dropout(self.plain, settings["dropout"])
+        plain = material.new_model(config, settings["ours"], settings["attention"], settings["dropout"])
+        self.plain = self.model = plain.to(device).train()
         self.parameters = list(self.plain.parameters())
         if settings["ours"]:  # as T5Trainer does it
             flags = dict(torch_compile=settings["compile"], torch_compile_mode=settings["compile_mode"], bf16=bf16)
             flags |= dict(torch_compile_backend="inductor", label_smoothing_factor=0.0, deepspeed=None)
             set_up_step(self.plain, SimpleNamespace(**flags, **{name: settings[name] for name in STEP_OPTIONS}))
         else:
-            material.use_plain_activation(self.plain)
             self.inputs = {} if settings["use_cache"] else {"use_cache": False}
+            if settings["compile"]:
+                self.model = torch.compile(self.plain, mode=settings["compile_mode"])
         self.optimizer = build_optimizer(settings["optimizer"], self.plain, settings["one_graph"])
-        if settings["compile"] and not settings["ours"]:
-            self.model = torch.compile(self.plain, mode=settings["compile_mode"])
 
     def batch(self) -> dict[str, torch.Tensor]:
         """The batch that is next."""
@@ -227,10 +225,7 @@ def float32_products(precision: str) -> Iterator[None]:
 @float32_products("highest")
 def reference_gradients(config: T5Config, batch: dict, device: torch.device) -> dict[str, torch.Tensor]:
     """As TrainingStep.gradients: transformers' eager attention in float32, a few rows at a time."""
-    torch.manual_seed(0)
-    model = create_model(config, "eager").to(device).train()
-    set_dropout(model, 0.0)
-    material.use_plain_activation(model)
+    model = material.new_model(config, ours=False, attention="eager").to(device).train()
     rows = len(batch["labels"])
     for start in range(0, rows, REFERENCE_ROWS):
         part = {name: tensor[start : start + REFERENCE_ROWS] for name, tensor in batch.items()}
