@@ -287,7 +287,7 @@ class Ladder:
         # float32 weights and two moments; gradients are freed after each step.
         states = 12 * sum(map(math.prod, material.parameter_shapes(self.config))) * len(args.rungs)
         self.in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
-        self.steps: dict[str, TrainingStep | None] = {}
+        self.steps: dict[str, TrainingStep] = {}
         self.references: dict[int, dict] = {}  # {batch: gradients of eager float32}
         predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
         self.rows = {}
@@ -296,7 +296,7 @@ class Ladder:
             self.rows[rung.name] = dict(name=rung.name, adds=rung.text, expected=expected, peer=rung.peer)
 
     def build(self, rung: Rung) -> None:
-        """Adds the rung to `steps`, with None where it fails; its row says why."""
+        """Adds the rung to `steps`; where it fails its row says why."""
         row, args = self.rows[rung.name], self.args
         if time.monotonic() > args.deadline:
             row["error"] = measure.TIME_IS_UP
@@ -311,8 +311,8 @@ class Ladder:
             settings["attention"] = attention_on_a_cpu(args.source_length)
         row["settings"] = {name: value for name, value in settings.items() if value != PLAIN[name]}
         build = partial(self.first_steps, row, settings)
-        batch = args.batch * settings["batch_factor"]
-        self.steps[rung.name] = measure.first_that_fits(row, args.device, build, batch)
+        if step := measure.first_that_fits(row, args.device, build, args.batch * settings["batch_factor"]):
+            self.steps[rung.name] = step
 
     def first_steps(self, row: dict, settings: dict, batch: int) -> TrainingStep:
         """The rung after its first steps, which compile and reserve memory. ArithmeticError for wrong gradients."""
@@ -339,8 +339,7 @@ class Ladder:
             return measure.seconds_of(lambda: run(self.args.steps)) / self.args.steps
 
         for _ in range(rounds):
-            runs = {name: self.steps[name].run for name in names if self.steps.get(name)}
-            runs = {name: run for name, run in runs.items() if "error" not in self.rows[name]}
+            runs = {name: self.steps[name].run for name in names if "error" not in self.rows[name]}
             timed = min((len(self.rows[name].get("seconds", ())) for name in runs), default=0)
             if not runs or time.monotonic() > self.args.deadline and timed >= 2:
                 return
