@@ -71,8 +71,8 @@ def report(runs: list[dict]) -> list[dict]:
         lowest, vertex = min(means, key=means.get), best_rate(means)
         best = f"lowest; parabola's {vertex:.3g}" if vertex else "lowest; at the edge of what was tried"
         for rate, losses in by_rate.items():
-            row = {"parameters": human_count(size), "optimizer": optimizer, "rate": rate, "runs": len(losses)}
-            row |= {"held_out_loss": mean_and_deviation(losses, "{:.3f}"), "losses": losses}
+            row = dict(parameters=human_count(size), optimizer=optimizer, rate=rate, runs=len(losses), losses=losses)
+            row["held_out_loss"] = mean_and_deviation(losses, "{:.3f}")
             rows.append(row | {"best": best if rate == lowest else ""})
     return rows
 

@@ -20,13 +20,11 @@ from common.command_line import exit_on_user_error
 from common.reports import mean_and_deviation, read_json
 
 SCRATCH = "from scratch"
-PRE_TRAIN_ARGS = "recipes/pre_train_installed_docs.yaml"
-FINE_TUNE_ARGS = "recipes/fine_tune_installed_docs.yaml"
 FLAGS = {
     "pre_train": dict(default=["adamw_rms_scaled:4e-2", "adafactor:2e-2", "muon:4e-2"], **SETTINGS),
     "fine_tune": dict(default=["adamw_rms_scaled:1e-2", "adamw_torch:1e-3"], **SETTINGS),
     "target_loss": dict(type=float, help="Not set: the highest final loss of all pre-trainings."),
-    "fine_tune_args": dict(default=FINE_TUNE_ARGS, help="Flags and recipe."),
+    "fine_tune_args": dict(default="recipes/fine_tune_installed_docs.yaml", help="Flags and recipe."),
     "metric": dict(default="eval_accuracy", help="What a fine-tuning is judged by."),
 }
 
@@ -34,7 +32,7 @@ FLAGS = {
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the study; returns what it writes."""
-    args = parse("optimizers", __doc__, FLAGS, PRE_TRAIN_ARGS, argv)
+    args = parse("optimizers", __doc__, FLAGS, "recipes/pre_train_installed_docs.yaml", argv)
     runs = {name: [] for name in args.pre_train}  # folders, in the order of the seeds
     for seed, (name, folders) in itertools.product(args.seeds, runs.items()):
         folders.append(args.folder / f"pre_train_{name.replace(':', '_')}_{seed}")

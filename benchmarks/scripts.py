@@ -56,9 +56,8 @@ def measure_pre_train(args: Namespace) -> dict:
         if args.rate:
             steps = steps_left(args.deadline - time.monotonic(), args.rate / args.batch)
         # About a hundred points of the curve, and five evaluations.
-        flags = dict(max_steps=steps, logging_steps=max(1, steps // 100), eval_steps=max(1, steps // 5))
-        words += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-        words += ["--save_steps", str(steps)]
+        words += ["--max_steps", str(steps), "--save_steps", str(steps)]
+        words += ["--logging_steps", str(max(1, steps // 100)), "--eval_steps", str(max(1, steps // 5))]
     row = {"name": args.model, "what": shlex.join(words), "settings": {"ours": True}}
     result = setting_of(args) | {"rows": [row]}
     with tempfile.TemporaryDirectory() as temporary, recording(row):
