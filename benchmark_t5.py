@@ -26,11 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TextIO
 
+import torch
 import transformers
 
 from benchmarks import attention, fine_tuning, generation, inputs, plan, scripts, step, through_trainer
 from benchmarks.material import full_name
-from benchmarks.measure import TIME_IS_UP, free_memory, machine, pick_device, recording, table
+from benchmarks.measure import TIME_IS_UP, free_memory, machine, recording, table
 from benchmarks.picture import bars_of, draw_bars
 from common.command_line import check_folder, check_value, exit_on_user_error
 from common.reports import environment_record, human_time, introduction, plain_json, write_json
@@ -262,7 +263,10 @@ def complete(args: argparse.Namespace) -> None:
     """Fills in what is not given or depends on the device, and checks what can be checked before any work."""
     args.recorded = sorted(vars(args).keys() - {"output", "folder"})
     args.environment, args.start = environment_record(), time.monotonic()
-    args.device = pick_device(getattr(args, "device", None))
+    has_gpu, device = torch.cuda.is_available(), getattr(args, "device", None)
+    if device == "cuda" and not has_gpu:
+        raise ValueError(f"--device {device}: this machine has no GPU that PyTorch sees; use --device cpu")
+    args.device = torch.device(device or ("cuda" if has_gpu else "cpu"))
     if args.output:
         check_folder("--output", str(Path(args.output).parent))
         if Path(args.output).is_dir():

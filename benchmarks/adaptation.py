@@ -8,6 +8,7 @@ OPTIMIZER:RATE. The decoder's own tokens are not counted, since adaptation begin
 runs are not repeated. Prints a table, writes it with all curves as JSON, and draws the curves.
 """
 
+import itertools
 import math
 import shlex
 from pathlib import Path
@@ -63,37 +64,35 @@ def trained_decoder(tokens: np.ndarray, rows: int, steps: int, seed: int) -> Pre
     return model.eval()
 
 
+@exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the study; returns what it writes."""
-    with exit_on_user_error():
-        args = parse("adaptation", __doc__, FLAGS, PRE_TRAIN_ARGS, argv)
-        documents = list(read_documents(Path(args.train_file), "text"))
-        if not (args.folder / "tokenizer").is_dir():
-            train_tokenizer(documents, args.folder / "tokenizer", VOCABULARY, byte_fallback=True)
-        tokenizer = load_tokenizer(str(args.folder / "tokenizer"))
-        encoded = plain_encoder(tokenizer)(documents)
-        tokens = np.concatenate([np.array([*ids, tokenizer.eos_token_id], np.uint16) for ids in encoded])
-        runs = {}  # {start and setting: folders, in the order of the seeds}
-        for seed in args.seeds:
-            folder = args.folder / f"adapted_{seed}"
-            if not (folder / "config.json").is_file():
-                decoder = trained_decoder(tokens, embedding_rows(len(tokenizer)), args.decoder_steps, seed)
-                tokenizer.save_pretrained(folder)
-                adapt(decoder)[0].save_pretrained(folder)
-            starts = {
-                "adapted": ["--model_name_or_path", str(folder)],
-                "from scratch": ["--config_name", str(folder), "--tokenizer_name", str(folder)],
-            }
-            for start, words in starts.items():
-                for setting in args.settings:
-                    label = f"{start} {setting}".replace(":", " ")
-                    out = args.folder / f"{label.replace(' ', '_')}_{seed}"
-                    words_of_run = [*shlex.split(args.pre_train_args), "--train_file", args.train_file, *words]
-                    run("pre_train_t5.py", setting, seed, out, words_of_run)
-                    runs.setdefault(label, []).append(out)
-        record = report_pre_training(runs, args) | {"decoder_tokens": args.decoder_steps * BATCH * LENGTH}
-        seconds = sum(row["seconds"] * row["runs"] for row in record["pre_training"])
-        return finish(args, record, seconds)
+    args = parse("adaptation", __doc__, FLAGS, PRE_TRAIN_ARGS, argv)
+    documents = list(read_documents(Path(args.train_file), "text"))
+    if not (args.folder / "tokenizer").is_dir():
+        train_tokenizer(documents, args.folder / "tokenizer", VOCABULARY, byte_fallback=True)
+    tokenizer = load_tokenizer(str(args.folder / "tokenizer"))
+    encoded = plain_encoder(tokenizer)(documents)
+    tokens = np.concatenate([np.array([*ids, tokenizer.eos_token_id], np.uint16) for ids in encoded])
+    runs = {}  # {start and setting: folders, in the order of the seeds}
+    for seed in args.seeds:
+        folder = args.folder / f"adapted_{seed}"
+        if not (folder / "config.json").is_file():
+            decoder = trained_decoder(tokens, embedding_rows(len(tokenizer)), args.decoder_steps, seed)
+            tokenizer.save_pretrained(folder)
+            adapt(decoder)[0].save_pretrained(folder)
+        starts = {
+            "adapted": ["--model_name_or_path", str(folder)],
+            "from scratch": ["--config_name", str(folder), "--tokenizer_name", str(folder)],
+        }
+        for (start, words), setting in itertools.product(starts.items(), args.settings):
+            label = f"{start} {setting}".replace(":", " ")
+            out = args.folder / f"{label.replace(' ', '_')}_{seed}"
+            words_of_run = [*shlex.split(args.pre_train_args), "--train_file", args.train_file, *words]
+            run("pre_train_t5.py", setting, seed, out, words_of_run)
+            runs.setdefault(label, []).append(out)
+    record = report_pre_training(runs, args) | {"decoder_tokens": args.decoder_steps * BATCH * LENGTH}
+    return finish(args, record)
 
 
 if __name__ == "__main__":

@@ -35,16 +35,15 @@ class AttentionCase:
     """
 
     def __init__(self, kind: str, config: T5Config, batch: int, args: Namespace, dtype: torch.dtype):
-        source, target, device = args.source_length, args.target_length, args.device
         self.kind, self.config = kind, type(config)(**config.to_dict() | {"is_decoder": kind != "encoder"})
-        queries, keys = (source if kind == "encoder" else target), (target if kind == "decoder" else source)
-        heads, depth = config.num_heads, config.d_kv
+        queries = args.source_length if kind == "encoder" else args.target_length
+        keys = args.target_length if kind == "decoder" else args.source_length
+        heads, depth, device = config.num_heads, config.d_kv, args.device
         normal = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
         # T5 does not scale the scores: q of deviation d^-1/2 gives scores of deviation 1.
         self.q = (normal(batch, heads, queries, depth) * depth**-0.5).to(dtype)
         self.k, self.v = (normal(batch, heads, keys, depth).to(dtype) for _ in "kv")
-        shape = (1, heads, queries, keys)
-        self.bias = normal(shape) if kind != "cross" else torch.zeros(shape, device=device)
+        self.bias = normal(1, heads, queries, keys) * (kind != "cross")
         self.gradient = normal(batch, queries, heads, depth).to(dtype)
         self.flops = 3 * 4 * batch * heads * queries * keys * depth  # scores and values, forward and twice backward
         module = T5Attention(self.config, has_relative_attention_bias=False, layer_idx=0, is_causal=kind == "decoder")
@@ -115,12 +114,11 @@ def measure_bias_gradients(args: Namespace, dtype: torch.dtype) -> list[dict]:
     dq, dk and dv too: a library's followed by that kernel, and one_pass (errors along the diagonals of d(bias)).
     """
     config, rows = benchmark_config(args.model), []
-    for kind, length, causal in (("encoder", args.source_length, False), ("decoder", args.target_length, True)):
-        normal = partial(torch.randn, generator=torch.Generator(args.device).manual_seed(0), device=args.device)
-        q, k, v, grad_out = (normal(args.batch, length, config.num_heads, config.d_kv).to(dtype) for _ in range(4))
-        bias, q = normal(1, config.num_heads, length, length), q * config.d_kv**-0.5
-        out, lse = bias_attention(q, k, v, bias, None, causal, 1.0)
-        tensors = (grad_out, q, k, v, aligned(bias.to(dtype)), None, out, lse, causal, 1.0)
+    for kind in ("encoder", "decoder"):
+        case, causal = AttentionCase(kind, config, args.batch, args, dtype), kind == "decoder"
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (case.q, case.k, case.v))
+        out, lse = bias_attention(q, k, v, case.bias, None, causal, 1.0)
+        tensors = (case.gradient, q, k, v, aligned(case.bias.to(dtype)), None, out, lse, causal, 1.0)
         few = [x[:2] if isinstance(x, torch.Tensor) else x for x in tensors]
         exact = bias_gradient_torch(*(x.double() if isinstance(x, torch.Tensor) else x for x in few))
 
@@ -128,7 +126,7 @@ def measure_bias_gradients(args: Namespace, dtype: torch.dtype) -> list[dict]:
         if chosen == "triton":
             from modeling.kernels.triton_bias_gradient import bias_gradient_triton, tile_of
 
-            taken = tile_of(dtype, length, length, config.d_kv)
+            taken = tile_of(dtype, q.shape[1], q.shape[1], config.d_kv)
             tiles = [dict(zip(taken, tile, strict=True)) for tile in TILES]
             for tile in [taken, *(tile for tile in tiles if tile != taken)]:
                 name = "triton {BLOCK_Q} x {BLOCK_K}, {num_warps} warps, {num_stages} stages".format(**tile)
@@ -141,7 +139,7 @@ def measure_bias_gradients(args: Namespace, dtype: torch.dtype) -> list[dict]:
             with recording(named[name]):
                 found, truth = function(*few), exact
                 if name.endswith("one_pass"):
-                    truth = spread_sums(diagonal_sums(exact[0]), length)[None]
+                    truth = spread_sums(diagonal_sums(exact[0]), q.shape[1])[None]
                 named[name]["error_of_dbias"] = relative_error(found, truth)
         rows += named.values()
         runs = {name: partial(variants[name], *tensors) for name in named}

@@ -11,11 +11,11 @@ import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config
 
 from arguments.training import FineTuningArguments, check_training
-from benchmarks.material import benchmark_config, padded, random_sources, setting_of, use_plain_activation
+from benchmarks.material import benchmark_config, new_model, padded, random_sources, setting_of
 from benchmarks.measure import compared, interleaved
-from benchmarks.through_trainer import Timer, Way, model_of, trained_in_turn, trainer_flags
+from benchmarks.through_trainer import Timer, Way, rows_of, trained_in_turn, trainer_flags
 from constants import IGNORE_INDEX
-from model_t5 import create_model, flops_per_sequence, set_generation_length
+from model_t5 import flops_per_sequence, set_generation_length
 from modeling.segment_masks import enable_packing
 from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
 from tasks.metrics.scoring import STATISTICS
@@ -51,12 +51,6 @@ EVALUATIONS = {
 }
 
 
-def described(args: Namespace, rows: list[dict], sources: list[list[int]]) -> dict:
-    """The fields that both results have."""
-    mean = float(np.mean([len(source) for source in sources]))
-    return setting_of(args) | dict(examples=args.examples, mean_source_length=mean, rows=rows)
-
-
 # ---------------------------------------------------------------- fine-tuning
 def measure_fine_tune(args: Namespace) -> dict:
     """Rows/s of an epoch in each of WAYS, in turn A B A B, and the best of ours to the strongest peer.
@@ -70,30 +64,28 @@ def measure_fine_tune(args: Namespace) -> dict:
     lengths = generator.choice(LABEL_LENGTHS, args.examples)
     labels = [[*generator.integers(3, 100, length - 1).tolist(), config.eos_token_id] for length in lengths]
     dataset = [{"input_ids": source, "labels": label} for source, label in zip(sources, labels, strict=True)]
-    ways = {name: way for name, way in WAYS.items() if args.compile or not way.compiled}
-    rows = {name: {"name": name, "what": way.text} for name, way in ways.items()}
+    rows = rows_of(WAYS, args)
     with tempfile.TemporaryDirectory() as folder:
-        seconds = trained_in_turn(rows, lambda name: make_trainer(ways[name], config, dataset, args, folder), args)
+        seconds = trained_in_turn(rows, lambda name: make_trainer(WAYS[name], config, dataset, args, folder), args)
     for name, values in seconds.items():
-        rows[name] |= {"sequences_per_second": args.examples / median(values), "settings": {"ours": ways[name].ours}}
-    result = described(args, list(rows.values()), sources)
-    result |= compared(rows, [name for name, way in ways.items() if way.ours], "run_glue_like")
-    with_dropout = {name: row for name, row in rows.items() if not ways[name].ours or ways[name].dropout}
-    ratio = compared(with_dropout, ["buckets", "packing"], "run_glue_like").get("ratio")
+        rows[name]["sequences_per_second"] = args.examples / median(values)
+    own, result = [name for name in rows if WAYS[name].ours], setting_of(args, sources)
+    result |= dict(rows=list(rows.values())) | compared(rows, own, "run_glue_like")
+    with_dropout = {name: row for name, row in rows.items() if WAYS[name].dropout}  # all peers have it
+    ratio = compared(with_dropout, own, "run_glue_like").get("ratio")
     return result | ({"ratio_same_dropout": ratio} if ratio else {})
 
 
 def make_trainer(way: Way, config: T5Config, dataset: list[dict], args: Namespace, folder: str) -> Seq2SeqTrainer:
     """The trainer of a way for one epoch."""
-    flags = trainer_flags(args, folder) | way.flags
-    flags |= dict(per_device_train_batch_size=args.batch, num_train_epochs=1)
-    model, tokens = model_of(way, config), (config.pad_token_id, config.decoder_start_token_id)
+    flags = trainer_flags(args, folder) | way.flags | dict(per_device_train_batch_size=args.batch, num_train_epochs=1)
+    model = new_model(config, way.ours, way.attention, way.dropout)
     if not way.ours:
         collator = partial(padded, source_length=args.source_length if way.pads == "all" else None)
         options = dict(args=Seq2SeqTrainingArguments(**flags), data_collator=collator)
         trainer = Seq2SeqTrainer(model=model, train_dataset=dataset, **options)
     else:
-        arguments = FineTuningArguments(**flags)
+        arguments, tokens = FineTuningArguments(**flags), (config.pad_token_id, config.decoder_start_token_id)
         check_training(arguments, "fine-tuning from scratch")
         if way.pads == "packs":
             enable_packing(model)
@@ -115,10 +107,7 @@ def measure_evaluate(args: Namespace) -> dict:
     some of the rows: both "which label" and "no label at all" occur. In float32 all ways must give the same answer for
     every row, else AssertionError; in bf16 roundings differ, and the share of equal answers is reported.
     """
-    torch.manual_seed(0)
-    model = create_model(benchmark_config(args.model))
-    plain = copy.deepcopy(model)
-    use_plain_activation(plain)
+    model, plain = (new_model(benchmark_config(args.model), ours) for ours in (True, False))
     sources = random_sources(args.examples, args.source_length, model.config.vocab_size)
     dataset, answers = [{"input_ids": source} for source in sources], {}
 
@@ -148,9 +137,9 @@ def measure_evaluate(args: Namespace) -> dict:
         raise AssertionError(f"scoring and generate() gave the same answer for {equal:.1%} of the rows")
     rates = {name: args.examples / value for name, value in seconds.items()}
     rows = [{"name": name, "what": EVALUATIONS[name], "sequences_per_second": rate} for name, rate in rates.items()]
-    result = described(args, rows, sources) | dict(classes=len(texts), ratio=rates["ours"] / rates["run_glue_like"])
-    result["ratio_to_generate"] = rates["ours"] / rates["generate"]
-    return result | dict(equal_answers=equal, answers_that_are_labels=share_of_labels)
+    ratios = dict(ratio=rates["ours"] / rates["run_glue_like"], ratio_to_generate=rates["ours"] / rates["generate"])
+    answered = dict(classes=len(texts), equal_answers=equal, answers_that_are_labels=share_of_labels)
+    return setting_of(args, sources) | dict(rows=rows) | ratios | answered
 
 
 def set_labels(trainer: T5Trainer, dataset: list[dict], length: int = 3) -> float:

@@ -6,9 +6,8 @@ from statistics import median
 
 import torch
 
-from benchmarks.material import benchmark_config, setting_of
+from benchmarks.material import benchmark_config, new_model, setting_of
 from benchmarks.measure import NotAvailableError, interleaved
-from model_t5 import create_model
 
 
 def measure_generate(args: Namespace) -> dict:
@@ -17,8 +16,8 @@ def measure_generate(args: Namespace) -> dict:
     On a GPU transformers compiles the decoding step over a static cache by itself. Every row writes --new_tokens
     tokens; float32 caches must give equal texts ("equal_texts").
     """
-    torch.manual_seed(0)
-    model = create_model(benchmark_config(args.model)).to(args.device, torch.bfloat16 if args.bf16 else None).eval()
+    model = new_model(benchmark_config(args.model), ours=True)
+    model.to(args.device, torch.bfloat16 if args.bf16 else None).eval()
     model.generation_config.max_length = None
     source = torch.randint(3, model.config.vocab_size - 110, (args.batch, args.source_length), device=args.device)
     options = dict(min_new_tokens=args.new_tokens, max_new_tokens=args.new_tokens, num_beams=args.beams)

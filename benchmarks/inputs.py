@@ -3,28 +3,31 @@
 Legend of shapes: B batch, R raw tokens of a chunk.
 """
 
+import importlib.util
 import itertools
 import multiprocessing
 import os
 import shutil
+import sys
 import tempfile
 import time
 import typing
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import T5Tokenizer
 from transformers.utils import PaddingStrategy
 
 from arguments.text import PreTrainingDataArguments
-from benchmarks.material import bare_tokenizer, load_file
-from benchmarks.measure import interleaved, process_memory, recording
+from benchmarks.material import bare_tokenizer
+from benchmarks.measure import NotAvailableError, interleaved, process_memory, recording
+from common.reports import first_line
 from corpora.examples import ChunkDataset, EpochSampler
 from corpora.files import read_documents
 from corpora.sources import Source
@@ -81,15 +84,23 @@ def per_example_collator(tokenizer: SimpleNamespace) -> Callable[[list[dict]], d
 
 
 def peer_collator(nanot5: str | None, ours: T5DataCollator, vocab_size: int) -> tuple[Callable, str]:
-    """(the collator of a checkout of nanoT5, for the lengths of ours, and its name), or without one the stand-in."""
-    tokenizer, lengths = bare_tokenizer(vocab_size), (ours.inputs_length, ours.targets_length)
+    """(the collator of a checkout of nanoT5, for the lengths of ours, and its name), or without one the stand-in.
+    NotAvailableError if its file fails."""
+    tokenizer = bare_tokenizer(vocab_size)
     if nanot5 is None:
         return per_example_collator(tokenizer), "stand-in: the per-example algorithm, written anew"
+    path = Path(nanot5, NANOT5_COLLATOR)
+    spec = importlib.util.spec_from_file_location(path.stem, path)  # without its package
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)  # where a dataclass looks for its module
     # Names that the file imports from an older transformers.
-    handed_on = dict(Union=typing.Union, Optional=typing.Optional, PaddingStrategy=PaddingStrategy)
-    published = load_file(Path(nanot5, NANOT5_COLLATOR), **handed_on).DataCollatorForT5MLM
+    vars(module).update(Union=typing.Union, Optional=typing.Optional, PaddingStrategy=PaddingStrategy)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise NotAvailableError(f"{path}: {first_line(error)}") from None
     sized = type("Sized", (), {"__len__": lambda _: vocab_size, "eos_token_id": tokenizer.eos_token_id})()
-    return published(sized, 0.15, 3.0, *lengths, pad_token_id=0), "nanoT5's own file"
+    lengths = ours.inputs_length, ours.targets_length
+    return module.DataCollatorForT5MLM(sized, 0.15, 3.0, *lengths, pad_token_id=0), "nanoT5's own file"
 
 
 def measure_collator(args: Namespace) -> dict:
@@ -109,14 +120,17 @@ def measure_collator(args: Namespace) -> dict:
     runs = {"ours": lambda: [ours(for_ours) for _ in range(repeat)], "peer": lambda: peer(rows_of_peer)}
     seconds = interleaved(runs, args.rounds, warm_up=2)
     seconds["ours"] = [value / repeat for value in seconds["ours"]]
-    rows = []
-    for name, what in {"ours": "T5DataCollator, the whole batch at once", "peer": name_of_peer}.items():
-        rate = batch / min(seconds[name])
-        raw = rate * ours.tokens_length
-        rows.append(dict(name=name, what=what, sequences_per_second=rate, raw_tokens_per_second=raw))
-    ratios = {"ratio_of_medians": median(seconds["peer"]) / median(seconds["ours"])}
-    ratios["ratio"] = min(seconds["peer"]) / min(seconds["ours"])
-    return dict(batch=batch, raw_tokens_per_sequence=ours.tokens_length, peer=name_of_peer, rows=rows) | ratios
+    whats = {"ours": "T5DataCollator, the whole batch at once", "peer": name_of_peer}
+    rows = [{"name": name, "what": what} | rates(batch / min(seconds[name]), ours) for name, what in whats.items()]
+    result = dict(batch=batch, raw_tokens_per_sequence=ours.tokens_length, peer=name_of_peer, rows=rows)
+    result["ratio_of_medians"] = median(seconds["peer"]) / median(seconds["ours"])
+    return result | {"ratio": min(seconds["peer"]) / min(seconds["ours"])}
+
+
+def rates(sequences_per_second: float, collator: T5DataCollator) -> dict[str, float]:
+    """The rate in sequences and in the raw tokens that they are made of."""
+    raw = sequences_per_second * collator.tokens_length
+    return dict(sequences_per_second=sequences_per_second, raw_tokens_per_second=raw)
 
 
 # ---------------------------------------------------------------- tokenise and cut
@@ -131,28 +145,6 @@ def generated_documents() -> Iterator[str]:
         yield " ".join(words[number] for number in numbers) + "."
 
 
-def first_megabytes(texts: Iterator[str], megabytes: float) -> tuple[list[str], float]:
-    """(the first texts that fill this many megabytes, line ends included, or all texts; their megabytes)."""
-    taken, size = [], 0
-    for text in texts:
-        taken.append(text)
-        size += len(text.encode()) + 1
-        if size >= megabytes * 1e6:
-            break
-    return taken, size / 1e6
-
-
-def small_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
-    """A unigram tokenizer in T5's layout, trained with the `tokenizers` library, which transformers brings along."""
-    backend = Tokenizer(models.Unigram())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    special = ["<pad>", "</s>", "<unk>", *(f"<extra_id_{number}>" for number in range(100))]
-    options = dict(vocab_size=4096, special_tokens=special, unk_token="<unk>", show_progress=False)
-    backend.train_from_iterator(documents[:2000], trainers.UnigramTrainer(**options))
-    names = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **names, additional_special_tokens=special[3:])
-
-
 def measure_tokenise(args: Namespace) -> dict:
     """{"rows": MB/s from text to chunks of --source_length tokens, "ratio"}: ours, and datasets.map with grouping.
 
@@ -161,8 +153,14 @@ def measure_tokenise(args: Namespace) -> dict:
     """
     texts = (document for file in args.text_file or [] for document in read_documents(Path(file), "text"))
     lines = (line for text in texts for line in text.split("\n") if line.strip())
-    documents, size = first_megabytes(lines if args.text_file else generated_documents(), args.megabytes)
-    tokenizer, length, turn = small_tokenizer(documents), args.source_length, itertools.count()
+    documents, size = [], 0  # in bytes, line ends included
+    for document in lines if args.text_file else generated_documents():
+        documents.append(document)
+        size += len(document.encode()) + 1
+        if size >= args.megabytes * 1e6:
+            break
+    tokenizer = T5Tokenizer().train_new_from_iterator(documents[:2000], 4096, show_progress=False)
+    length, turn = args.source_length, itertools.count()
     rows = {"ours": {"name": "ours", "what": "tokenised() into one flat file, chunks are views of it"}}
     rows["peer"] = {"name": "peer", "what": "datasets.map(batched), then grouping in a second map"}
     with recording(rows["peer"]):
@@ -195,14 +193,13 @@ def measure_tokenise(args: Namespace) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         text.write_text("\n".join(documents) + "\n", encoding="utf-8")
-        runs = {"ours": lambda: ours(text), "peer": lambda: peer(text)}
+        runs = {"ours": partial(ours, text), "peer": partial(peer, text)}
         seconds = interleaved(runs, min(args.rounds, 3), warm_up=0, rows=rows)
     for name, values in seconds.items():
-        rows[name]["megabytes_per_second"] = size / median(values)
-    result = dict(text="files" if args.text_file else "made up", megabytes=size, chunk_length=length)
-    if len(seconds) == 2:
-        result["ratio"] = median(seconds["peer"]) / median(seconds["ours"])
-    return result | {"rows": list(rows.values())}
+        rows[name]["megabytes_per_second"] = size / 1e6 / median(values)
+    ratio = {"ratio": median(seconds["peer"]) / median(seconds["ours"])} if len(seconds) == 2 else {}
+    result = dict(text="files" if args.text_file else "made up", megabytes=size / 1e6, chunk_length=length)
+    return result | ratio | {"rows": list(rows.values())}
 
 
 # ---------------------------------------------------------------- loading
@@ -255,8 +252,6 @@ def load_for(path: Path, args: Namespace) -> dict:
         count += 1
     rate = count * args.batch / (time.perf_counter() - start)
     pids = ["self", *(child.pid for child in multiprocessing.active_children())]
-    after = process_memory(pids)
-    del batches, loader  # ends the workers
-    gib = {f"{name}_gib": size / 2**30 for name, size in {"private_before": before["private"], **after}.items()}
-    found = gib | dict(sequences_per_second=rate, raw_tokens_per_second=rate * collator.tokens_length)
+    gib = {"private_before": before["private"]} | process_memory(pids)
+    found = {f"{name}_gib": size / 2**30 for name, size in gib.items()} | rates(rate, collator)
     return found | dict(sequences=len(chunks), processes=len(pids))

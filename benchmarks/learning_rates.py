@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import table
-from benchmarks.settings import SETTINGS, finish, parse, run
+from benchmarks.settings import RESULTS, SETTINGS, finish, parse, run
 from common.command_line import exit_on_user_error
 from common.curves import COLOURS, new_figure, save_figure
 from common.reports import human_count, mean_and_deviation, read_json
@@ -52,12 +52,12 @@ def found_runs(folder: Path, earlier: list[dict]) -> list[dict]:
     """{"shape", "parameters", "optimizer", "rate", "seed", "tokens", "loss", "seconds"} of every complete run below
     `folder`, and of the `earlier` ones, smaller models and lower rates first."""
     runs = {IDENTITY(one): one for one in earlier}
-    for path in folder.glob("*/*/all_results.json"):
-        record, results = read_json(path.parent / "run.json"), read_json(path)
+    for path in folder.glob(f"*/*/{RESULTS}"):
+        record, results = read_json(path.with_name("run.json")), read_json(path)
         given = record["arguments"]
-        one = {"shape": path.parts[-3], "parameters": record["parameters"], "optimizer": given["optim"]}
-        one |= {"rate": given["learning_rate"], "seed": given["seed"], "tokens": results["train_tokens"]}
-        one |= {"loss": results["eval_loss"], "seconds": results["train_runtime"]}
+        one = dict(shape=path.parts[-3], parameters=record["parameters"], optimizer=given["optim"])
+        one |= dict(rate=given["learning_rate"], seed=given["seed"], tokens=results["train_tokens"])
+        one |= dict(loss=results["eval_loss"], seconds=results["train_runtime"])
         runs[IDENTITY(one)] = one
     return sorted(runs.values(), key=itemgetter("parameters", "optimizer", "rate", "seed"))
 
@@ -71,8 +71,8 @@ def report(runs: list[dict]) -> list[dict]:
         lowest, vertex = min(means, key=means.get), best_rate(means)
         best = f"lowest; parabola's {vertex:.3g}" if vertex else "lowest; at the edge of what was tried"
         for rate, losses in by_rate.items():
-            row = {"parameters": human_count(size), "optimizer": optimizer, "rate": rate, "runs": len(losses)}
-            row |= {"held_out_loss": mean_and_deviation(losses, "{:.3f}"), "losses": losses}
+            row = dict(parameters=human_count(size), optimizer=optimizer, rate=rate, runs=len(losses), losses=losses)
+            row["held_out_loss"] = mean_and_deviation(losses, "{:.3f}")
             rows.append(row | {"best": best if rate == lowest else ""})
     return rows
 
@@ -93,32 +93,29 @@ def draw(rows: list[dict], path: Path) -> None:
     save_figure(figure, path)
 
 
+@exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs what is missing, reports on all; returns what it writes."""
-    with exit_on_user_error():
-        args = parse("learning_rates", __doc__, FLAGS, PRE_TRAIN_ARGS, argv)
-        earlier = read_json(args.output).get("runs", [])
-        for seed in args.seeds:
-            for shape in args.shapes:
-                name, _, overrides = shape.partition(":")
-                words = [*shlex.split(args.pre_train_args), "--config_name", name]
-                words += ["--config_overrides", overrides] if overrides else []
-                label = re.sub("[:,]", "_", shape).replace("=", "")
-                for one in args.settings:
-                    optimizer, rate = one.split(":")
-                    if (label, optimizer, float(rate), seed) not in map(IDENTITY, earlier):
-                        folder = args.folder / label / f"pre_train_{optimizer}_{rate}_{seed}"
-                        run("pre_train_t5.py", one, seed, folder, words)
-        runs = found_runs(args.folder, earlier)
-        tokens = sorted({one["tokens"] for one in runs})
-        if len(tokens) != 1:
-            raise ValueError(f"--folder {args.folder}: its runs had {tokens} tokens, and only equals can be compared")
-        rows = report(runs)
-        columns = "parameters optimizer rate runs held_out_loss best"
-        print(f"\n{human_count(tokens[0])} tokens each\n{table(rows, columns)}")
-        draw(rows, args.picture)
-        record = {"pre_train_args": args.pre_train_args, "rows": rows, "runs": runs}
-        return finish(args, record, sum(one["seconds"] for one in runs))
+    args = parse("learning_rates", __doc__, FLAGS, PRE_TRAIN_ARGS, argv)
+    earlier = read_json(args.output).get("runs", [])
+    for seed, shape, one in itertools.product(args.seeds, args.shapes, args.settings):
+        name, _, overrides = shape.partition(":")
+        words = [*shlex.split(args.pre_train_args), "--config_name", name]
+        words += ["--config_overrides", overrides] if overrides else []
+        label = re.sub("[:,]", "_", shape).replace("=", "")
+        optimizer, rate = one.split(":")
+        if (label, optimizer, float(rate), seed) not in map(IDENTITY, earlier):
+            folder = args.folder / label / f"pre_train_{optimizer}_{rate}_{seed}"
+            run("pre_train_t5.py", one, seed, folder, words)
+    runs = found_runs(args.folder, earlier)
+    tokens = sorted({one["tokens"] for one in runs})
+    if len(tokens) != 1:
+        raise ValueError(f"--folder {args.folder}: its runs had {tokens} tokens, and only equals can be compared")
+    rows = report(runs)
+    columns = "parameters optimizer rate runs held_out_loss best"
+    print(f"\n{human_count(tokens[0])} tokens each\n{table(rows, columns)}")
+    draw(rows, args.picture)
+    return finish(args, {"pre_train_args": args.pre_train_args, "rows": rows, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -3,26 +3,22 @@
 Legend of shapes: B batch, S source length, T target length.
 """
 
-import importlib.util
-import sys
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
-from transformers import T5Config
+from transformers import PreTrainedModel, T5Config
 from transformers.activations import NewGELUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.t5.modeling_t5 import eager_attention_forward
 
 import modeling.flex_attention  # noqa: F401 (registers t5_flex)
 from benchmarks.measure import NotAvailableError
-from common.reports import first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
-from model_t5 import build_config, create_model, is_local_model
+from model_t5 import build_config, create_model, is_local_model, set_dropout
 from tasks.batching import MULTIPLE
 
 SMALL_VOCABULARY = 4096  # of the shapes that are trained with a tokenizer of their own
@@ -52,11 +48,16 @@ def parameter_shapes(config: T5Config) -> list[tuple[int, ...]]:
         return [tuple(p.shape) for p in create_model(config).parameters()]
 
 
-def use_plain_activation(model: torch.nn.Module) -> None:
-    """Gives a peer transformers' own GELU back, which create_model has replaced (modeling/fused_projections.py)."""
-    for module in model.modules():
+def new_model(config: T5Config, ours: bool, attention: str | None = None, dropout: float = 0.0) -> PreTrainedModel:
+    """A model with the weights that all of a comparison begin with. A peer has transformers' own GELU back, which
+    create_model has replaced (modeling/fused_projections.py)."""
+    torch.manual_seed(0)
+    model = create_model(config, attention)
+    set_dropout(model, dropout)
+    for module in () if ours else model.modules():
         if isinstance(getattr(module, "act", None), torch.nn.GELU):
             module.act = NewGELUActivation()
+    return model
 
 
 def attention_function(name: str) -> Callable:
@@ -67,24 +68,12 @@ def attention_function(name: str) -> Callable:
         raise NotAvailableError(f"attention {name}: {str(error).strip(chr(34))}") from None
 
 
-def load_file(path: Path, **names: object) -> ModuleType:
-    """A file of another project as a module, without its package. names: defined before it runs. NotAvailableError if
-    it fails."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # a dataclass looks for its module there
-    vars(module).update(names)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise NotAvailableError(f"{path}: {first_line(error)}") from None
-    return module
-
-
-def setting_of(args: Namespace) -> dict:
-    """The fields that say how a result on a model was measured."""
-    precision = "bf16 autocast" if args.bf16 else "float32"
-    return dict(config_name=args.model, batch=args.batch, source_length=args.source_length, precision=precision)
+def setting_of(args: Namespace, sources: list[list[int]] | None = None) -> dict:
+    """The fields that say how a result on a model was measured. sources: of a task, whose mean length is told."""
+    setting = dict(config_name=args.model, batch=args.batch, source_length=args.source_length)
+    if sources:
+        setting |= dict(examples=len(sources), mean_source_length=float(np.mean([*map(len, sources)])))
+    return setting | {"precision": "bf16 autocast" if args.bf16 else "float32"}
 
 
 # ---------------------------------------------------------------- batches

@@ -12,6 +12,7 @@ import gc
 import os
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import median
@@ -146,31 +147,19 @@ def interleaved(
 
 
 # ---------------------------------------------------------------- the machine
-def pick_device(name: str | None) -> torch.device:
-    """The device of `--device`, or the GPU if there is one. ValueError if it is not there."""
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {name}: this machine has no GPU that PyTorch sees; use --device cpu")
-    return device
-
-
 @functools.cache
 def peak_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> float:
-    """FLOP/s of a large square matrix product on random numbers, the ceiling that this machine really has; printed.
+    """FLOP/s of a large square matrix product, the ceiling that this machine really has; printed.
 
-    Random, because a GPU does products of zeros faster (it draws less power). 2 n^3 operations, the quickest of
-    `rounds` groups of products, so that a busy machine does not lower the ceiling.
+    Of random numbers, because a GPU does products of zeros faster (it draws less power). The quickest of `rounds`
+    groups of products counts, so that a busy machine does not lower the ceiling.
     """
     n, repeat = MATRIX[device.type], 10 if device.type == "cuda" else 1
     generator = torch.Generator(device).manual_seed(0)
-    a, b = (torch.randn(n, n, device=device, dtype=torch.float32, generator=generator).to(dtype) for _ in "ab")
+    a, b = (torch.randn(n, n, device=device, generator=generator).to(dtype) for _ in "ab")
     product = torch.empty_like(a)
-
-    def group() -> None:
-        for _ in range(repeat):
-            torch.mm(a, b, out=product)
-
-    peak = 2 * n**3 * repeat / min(interleaved({"product": group}, rounds)["product"])
+    groups = {"product": lambda: [torch.mm(a, b, out=product) for _ in range(repeat)]}
+    peak = 2 * n**3 * repeat / min(interleaved(groups, rounds)["product"])
     print(f"matrix product in {str(dtype).removeprefix('torch.')}: {peak / 1e12:.4g} TFLOP/s", flush=True)
     return peak
 
@@ -206,19 +195,16 @@ def machine(device: torch.device) -> dict:
 def process_memory(pids: Iterable[int | str] = ("self",)) -> dict[str, int]:
     """Bytes in memory that these processes hold together: "private" (their own) and "mapped" (pages of files, which the
     kernel takes back when memory is short). A page that several share counts once (Linux's proportional set size).
-
-    NotAvailableError where there is no /proc/<pid>/smaps_rollup.
-    """
-    total = {"private": 0, "mapped": 0}
+    NotAvailableError where there is no /proc/<pid>/smaps_rollup."""
+    sizes: Counter[str] = Counter()
     for pid in pids:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
         except OSError as error:
             raise NotAvailableError(f"the memory of process {pid} cannot be read: {error}") from None
-        fields = {name: int(value.split()[0]) * 1024 for name, value in (line.split(":", 1) for line in lines)}
-        total["private"] += fields["Pss_Anon"]
-        total["mapped"] += fields["Pss_File"] + fields["Pss_Shmem"]
-    return total
+        for name, kib, _ in map(str.split, lines):
+            sizes[name] += int(kib) * 1024
+    return {"private": sizes["Pss_Anon:"], "mapped": sizes["Pss_File:"] + sizes["Pss_Shmem:"]}
 
 
 # ---------------------------------------------------------------- results

@@ -44,7 +44,7 @@ def measure_pre_train(args: Namespace) -> dict:
     """
     words, on_cpu = shlex.split(args.pre_train_args), args.device.type == "cpu"
     words += ["--config_name", args.model, "--input_seq_length", str(args.source_length)]
-    words += ["--overwrite_output_dir", "--report_to", "none", "--disable_tqdm"] + ["--use_cpu"] * on_cpu
+    words += ["--overwrite_output_dir", "--report_to", "none", "--disable_tqdm", *["--use_cpu"] * on_cpu]
     if args.train_file:
         words += ["--train_file", *args.train_file]
     if args.batch != SEQUENCES:
@@ -56,9 +56,8 @@ def measure_pre_train(args: Namespace) -> dict:
         if args.rate:
             steps = steps_left(args.deadline - time.monotonic(), args.rate / args.batch)
         # About a hundred points of the curve, and five evaluations.
-        flags = dict(max_steps=steps, logging_steps=max(1, steps // 100), eval_steps=max(1, steps // 5))
-        words += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-        words += ["--save_steps", str(steps)]
+        words += ["--max_steps", str(steps), "--save_steps", str(steps)]
+        words += ["--logging_steps", str(max(1, steps // 100)), "--eval_steps", str(max(1, steps // 5))]
     row = {"name": args.model, "what": shlex.join(words), "settings": {"ours": True}}
     result = setting_of(args) | {"rows": [row]}
     with tempfile.TemporaryDirectory() as temporary, recording(row):
@@ -88,9 +87,9 @@ def steps_left(seconds: float, steps_per_second: float) -> int:
 
 def draw_beside_nanot5(lines: list[dict], path: Path) -> None:
     """The losses of a run, lines with "tokens", and nanoT5's published ones; without matplotlib nothing but a line."""
-    most = max(2 * max(line["tokens"] for line in lines), 10_000 * NANOT5_TOKENS)
-    published = [dict(step=step, tokens=step * NANOT5_TOKENS, loss=loss) for step, loss in NANOT5_LOSSES.items()]
-    published = [line for line in published if line["tokens"] <= most]
+    steps = max(2 * max(line["tokens"] for line in lines) / NANOT5_TOKENS, 10_000)
+    losses = {step: loss for step, loss in NANOT5_LOSSES.items() if step <= steps}
+    published = [dict(step=step, tokens=step * NANOT5_TOKENS, loss=loss) for step, loss in losses.items()]
     title = "nanoT5: T5 v1.1 base on C4 with T5's tokenizer, training loss read off pt_loss.png"
     try:
         draw_curves({"this run": lines, "nanoT5": published}, path, x="tokens", title=title, metrics=[])

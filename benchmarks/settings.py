@@ -17,6 +17,7 @@ from common.reports import environment_record, human_time, mean_and_deviation, r
 from constants import OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = "all_results.json"  # which a complete run has
 
 
 def setting(text: str) -> str:
@@ -36,16 +37,14 @@ def parse(name: str, doc: str, flags: dict, pre_train_args: str, argv: list[str]
 
     name: of the module, and of the folder below out/ for its runs.
     """
-    flags |= {
-        "seeds": dict(nargs="+", type=int, default=[1, 2, 3]),
-        "pre_train_args": dict(default=pre_train_args, help="Flags and recipe of all pre-trainings."),
-        "folder": dict(type=Path, default=Path("out", name), help="Of all runs."),
-        "output": dict(type=Path, default=Path("out", name, "study.json"), help="The JSON file."),
-    }
     form = dict(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc, **form)
     for flag, options in flags.items():
         parser.add_argument(f"--{flag}", **options)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--pre_train_args", default=pre_train_args, help="Flags and recipe of all pre-trainings.")
+    parser.add_argument("--folder", type=Path, default=Path("out", name), help="Of all runs.")
+    parser.add_argument("--output", type=Path, default=Path("out", name, "study.json"), help="The JSON file.")
     args = parser.parse_args(argv)
     args.head = environment_record() | {"arguments": dict(vars(args))}  # of the JSON file
     args.picture = args.output.with_suffix(".png")
@@ -70,7 +69,7 @@ def run_script(script: str, words: list[str], log: Path, wrong: int = 0, **envir
 
 def run(script: str, setting_text: str, seed: int, folder: Path, words: list[str]) -> None:
     """One run of a script into `folder`, with its output in a log beside it; nothing if it is complete already."""
-    if (folder / "all_results.json").is_file():
+    if (folder / RESULTS).is_file():
         return
     optimizer, rate = setting_text.split(":")
     flags = ["--optim", optimizer, "--learning_rate", rate, "--seed", str(seed), "--output_dir", str(folder)]
@@ -90,42 +89,43 @@ def tokens_to(curve: list[dict], loss: float) -> float | None:
     return curve[0]["tokens"] if curve and curve[0]["loss"] <= loss else None
 
 
+def report_pre_training(runs: dict[str, list[Path]], args: argparse.Namespace) -> dict:
+    """Prints the table of a study's pre-trainings, draws their curves, and returns both for its JSON file.
+
+    runs: the folders of each setting, in the order of the seeds.
+    """
+    logs, rows = {name: [lines_with_tokens(folder) for folder in folders] for name, folders in runs.items()}, []
+    draw_curves(logs, args.picture, x="tokens")
+    curves = {name: [held_out_losses(lines) for lines in seeds] for name, seeds in logs.items()}
+    finals = {name: [curve[-1]["loss"] for curve in seeds] for name, seeds in curves.items()}
+    target = max(map(max, finals.values())) if args.target_loss is None else args.target_loss
+    for name, seeds in curves.items():
+        millions = [n and n / 1e6 for n in (tokens_to(curve, target) for curve in seeds)]
+        row = dict(setting=name, runs=len(seeds), curves=seeds)
+        row["tokens_to_target"] = mean_and_deviation(millions, "{:.2f} M")
+        row["held_out_loss"] = mean_and_deviation(finals[name], "{:.3f}")
+        row["seconds"] = statistics.mean(read_json(folder / RESULTS)["train_runtime"] for folder in runs[name])
+        rows.append(row)
+    columns = "setting runs held_out_loss tokens_to_target seconds"
+    print(f"\npre-training; target: held-out loss {target:.3f}\n{table(rows, columns)}", flush=True)
+    return {"target_loss": target, "pre_training": rows}
+
+
 def lines_with_tokens(folder: Path) -> list[dict]:
     """The lines of a run's metrics.jsonl, each with the tokens trained on until then."""
     tokens_per_step = read_json(folder / "run.json")["tokens_per_step"]
     return [line | {"tokens": line["step"] * tokens_per_step} for line in read_metrics(folder / "metrics.jsonl")]
 
 
-def report_pre_training(runs: dict[str, list[Path]], args: argparse.Namespace) -> dict:
-    """Prints the table of a study's pre-trainings, draws their curves, and returns both for its JSON file.
-
-    runs: the folders of each setting, in the order of the seeds.
-    """
-    logs = {name: [lines_with_tokens(folder) for folder in folders] for name, folders in runs.items()}
-    curves = {}
-    for name, seeds in logs.items():
-        evaluations = [[line for line in lines if "eval_loss" in line] for lines in seeds]
-        curves[name] = [[dict(step=n["step"], tokens=n["tokens"], loss=n["eval_loss"]) for n in e] for e in evaluations]
-    target = args.target_loss
-    if target is None:
-        target = max(curve[-1]["loss"] for seeds in curves.values() for curve in seeds)
-    rows = []
-    for name, seeds in curves.items():
-        tokens = [tokens_to(curve, target) for curve in seeds]
-        row = dict(setting=name, runs=len(seeds), curves=seeds)
-        row["tokens_to_target"] = mean_and_deviation([n if n is None else n / 1e6 for n in tokens], "{:.2f} M")
-        row["held_out_loss"] = mean_and_deviation([curve[-1]["loss"] for curve in seeds], "{:.3f}")
-        results = [read_json(folder / "all_results.json") for folder in runs[name]]
-        rows.append(row | {"seconds": statistics.mean(result["train_runtime"] for result in results)})
-    columns = "setting runs held_out_loss tokens_to_target seconds"
-    print(f"\npre-training; target: held-out loss {target:.3f}\n{table(rows, columns)}", flush=True)
-    draw_curves(logs, args.picture, x="tokens")
-    return {"target_loss": target, "pre_training": rows}
+def held_out_losses(lines: list[dict]) -> list[dict]:
+    """The curve [{"step", "tokens", "loss"}] of a run's evaluations."""
+    return [dict(step=n["step"], tokens=n["tokens"], loss=n["eval_loss"]) for n in lines if "eval_loss" in n]
 
 
-def finish(args: argparse.Namespace, record: dict, seconds: float) -> dict:
-    """Writes the JSON file, says where it is, and returns its content; seconds: of all trainings."""
+def finish(args: argparse.Namespace, record: dict) -> dict:
+    """Writes the JSON file, says where it is, and returns its content."""
     record = args.head | record
     write_json(args.output, record)
-    print(f"\nwritten to {args.output} and {args.picture}; {human_time(seconds)} of training in all")
+    seconds = sum(read_json(path)["train_runtime"] for path in args.folder.rglob(RESULTS))
+    print(f"\nwritten to {args.output} and {args.picture}; {human_time(seconds)} of training in {args.folder}")
     return record

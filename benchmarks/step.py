@@ -30,7 +30,7 @@ from benchmarks import material, measure
 from benchmarks.settings import run_script
 from common.reports import read_json
 from data_collator_t5 import T5DataCollator
-from model_t5 import create_model, set_dropout
+from model_t5 import set_dropout
 from runs.speed import attention_on_a_cpu
 from trainer_t5 import set_up_step
 from training.optimizers import optimizer_class_and_kwargs
@@ -131,20 +131,18 @@ class TrainingStep:
         self.settings, self.batches, self.bf16, self.device = settings, batches, bf16, device
         self.done, self.graph, self.inputs = 0, None, {}
         material.attention_function(settings["attention"])
-        torch.manual_seed(0)
-        self.plain = self.model = create_model(config, settings["attention"]).to(device).train()
-        set_dropout(self.plain, settings["dropout"])
+        plain = material.new_model(config, settings["ours"], settings["attention"], settings["dropout"])
+        self.plain = self.model = plain.to(device).train()
         self.parameters = list(self.plain.parameters())
         if settings["ours"]:  # as T5Trainer does it
             flags = dict(torch_compile=settings["compile"], torch_compile_mode=settings["compile_mode"], bf16=bf16)
             flags |= dict(torch_compile_backend="inductor", label_smoothing_factor=0.0, deepspeed=None)
             set_up_step(self.plain, SimpleNamespace(**flags, **{name: settings[name] for name in STEP_OPTIONS}))
         else:
-            material.use_plain_activation(self.plain)
             self.inputs = {} if settings["use_cache"] else {"use_cache": False}
+            if settings["compile"]:
+                self.model = torch.compile(self.plain, mode=settings["compile_mode"])
         self.optimizer = build_optimizer(settings["optimizer"], self.plain, settings["one_graph"])
-        if settings["compile"] and not settings["ours"]:
-            self.model = torch.compile(self.plain, mode=settings["compile_mode"])
 
     def batch(self) -> dict[str, torch.Tensor]:
         """The batch that is next."""
@@ -227,10 +225,7 @@ def float32_products(precision: str) -> Iterator[None]:
 @float32_products("highest")
 def reference_gradients(config: T5Config, batch: dict, device: torch.device) -> dict[str, torch.Tensor]:
     """As TrainingStep.gradients: transformers' eager attention in float32, a few rows at a time."""
-    torch.manual_seed(0)
-    model = create_model(config, "eager").to(device).train()
-    set_dropout(model, 0.0)
-    material.use_plain_activation(model)
+    model = material.new_model(config, ours=False, attention="eager").to(device).train()
     rows = len(batch["labels"])
     for start in range(0, rows, REFERENCE_ROWS):
         part = {name: tensor[start : start + REFERENCE_ROWS] for name, tensor in batch.items()}
@@ -292,7 +287,7 @@ class Ladder:
         # float32 weights and two moments; gradients are freed after each step.
         states = 12 * sum(map(math.prod, material.parameter_shapes(self.config))) * len(args.rungs)
         self.in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
-        self.steps: dict[str, TrainingStep | None] = {}
+        self.steps: dict[str, TrainingStep] = {}
         self.references: dict[int, dict] = {}  # {batch: gradients of eager float32}
         predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
         self.rows = {}
@@ -301,7 +296,7 @@ class Ladder:
             self.rows[rung.name] = dict(name=rung.name, adds=rung.text, expected=expected, peer=rung.peer)
 
     def build(self, rung: Rung) -> None:
-        """Adds the rung to `steps`, with None where it fails; its row says why."""
+        """Adds the rung to `steps`; where it fails its row says why."""
         row, args = self.rows[rung.name], self.args
         if time.monotonic() > args.deadline:
             row["error"] = measure.TIME_IS_UP
@@ -316,8 +311,8 @@ class Ladder:
             settings["attention"] = attention_on_a_cpu(args.source_length)
         row["settings"] = {name: value for name, value in settings.items() if value != PLAIN[name]}
         build = partial(self.first_steps, row, settings)
-        batch = args.batch * settings["batch_factor"]
-        self.steps[rung.name] = measure.first_that_fits(row, args.device, build, batch)
+        if step := measure.first_that_fits(row, args.device, build, args.batch * settings["batch_factor"]):
+            self.steps[rung.name] = step
 
     def first_steps(self, row: dict, settings: dict, batch: int) -> TrainingStep:
         """The rung after its first steps, which compile and reserve memory. ArithmeticError for wrong gradients."""
@@ -344,8 +339,7 @@ class Ladder:
             return measure.seconds_of(lambda: run(self.args.steps)) / self.args.steps
 
         for _ in range(rounds):
-            runs = {name: self.steps[name].run for name in names if self.steps.get(name)}
-            runs = {name: run for name, run in runs.items() if "error" not in self.rows[name]}
+            runs = {name: self.steps[name].run for name in names if "error" not in self.rows[name]}
             timed = min((len(self.rows[name].get("seconds", ())) for name in runs), default=0)
             if not runs or time.monotonic() > self.args.deadline and timed >= 2:
                 return

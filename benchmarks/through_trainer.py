@@ -9,18 +9,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 import transformers
 from torch.utils.data import Dataset
-from transformers import PreTrainedConfig, PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config
 
 from arguments.training import PreTrainingArguments, check_training
 from benchmarks.inputs import peer_collator
-from benchmarks.material import bare_tokenizer, benchmark_config, setting_of, use_plain_activation
+from benchmarks.material import bare_tokenizer, benchmark_config, new_model, setting_of
 from benchmarks.measure import Ceiling, compared, first_that_fits, interleaved, synchronize
 from corpora.examples import ChunkDataset
 from data_collator_t5 import T5DataCollator
-from model_t5 import create_model, set_dropout
 from runs.speed import job_of, make_fast
 from trainer_t5 import T5Trainer
 
@@ -48,14 +46,10 @@ def trainer_flags(args: Namespace, folder: str) -> dict:
     return dict(output_dir=folder, use_cpu=args.device.type == "cpu", bf16=args.bf16, learning_rate=1e-7, **silent)
 
 
-def model_of(way: Way, config: PreTrainedConfig) -> PreTrainedModel:
-    """A model for one trainer, with the weights that all of them begin with."""
-    torch.manual_seed(0)
-    model = create_model(config, way.attention)
-    set_dropout(model, way.dropout)
-    if not way.ours:
-        use_plain_activation(model)
-    return model
+def rows_of(ways: dict[str, Way], args: Namespace) -> dict[str, dict]:
+    """A row for each way that is taken here."""
+    taken = {name: way for name, way in ways.items() if args.compile or not way.compiled}
+    return {name: {"name": name, "what": way.text, "settings": {"ours": way.ours}} for name, way in taken.items()}
 
 
 class Timer(transformers.TrainerCallback):
@@ -125,8 +119,7 @@ def measure_trainer(args: Namespace) -> dict:
     tokens = np.random.default_rng(0).integers(3, config.vocab_size - 110, CHUNKS * ours.tokens_length, np.uint16)
     chunks = ChunkDataset(tokens, ours.tokens_length)
     lists = [{"input_ids": row.tolist()} for row in chunks.chunks[: min(CHUNKS, 64 * args.batch)]]
-    ways = {name: way for name, way in WAYS.items() if args.compile or not way.compiled}
-    rows = {name: {"name": name, "what": way.text, "settings": {"ours": way.ours}} for name, way in ways.items()}
+    rows = rows_of(WAYS, args)
     ceiling = Ceiling(config, ours.inputs_length, ours.targets_length, args)
     result = setting_of(args) | dict(peers_collator=peers_name, steps=args.steps, compiled=args.compile)
 
@@ -138,8 +131,8 @@ def measure_trainer(args: Namespace) -> dict:
         return result | ratios | {"rows": list(rows.values()), "rate_of_ours": of_ours}
 
     def make(name: str) -> Seq2SeqTrainer:
-        data = (chunks, ours) if ways[name].ours else (lists, peers)
-        build = partial(first_trainer, ways[name], config, data, args, folder)
+        data = (chunks, ours) if WAYS[name].ours else (lists, peers)
+        build = partial(first_trainer, WAYS[name], config, data, args, folder)
         trainer = first_that_fits(rows[name], args.device, build, args.batch)
         if trainer is None:
             raise RuntimeError(rows[name].pop("error"))
@@ -152,11 +145,11 @@ def measure_trainer(args: Namespace) -> dict:
 
 
 def first_trainer(
-    way: Way, config: PreTrainedConfig, data: tuple[Dataset | list, Any], args: Namespace, folder: str, size: int
+    way: Way, config: T5Config, data: tuple[Dataset | list, Any], args: Namespace, folder: str, size: int
 ) -> Seq2SeqTrainer:
     """The trainer of a way after its first steps, which compile and reserve memory. Batches of `size` sequences are
     accumulated to --batch. data: (data set, its collator)."""
-    model, (dataset, collator) = model_of(way, config), data
+    model, (dataset, collator) = new_model(config, way.ours, way.attention, way.dropout), data
     flags = trainer_flags(args, folder) | way.flags | dict(max_steps=args.steps + 1)
     flags |= dict(per_device_train_batch_size=size, gradient_accumulation_steps=args.batch // size)
     if flags["use_cpu"]:
