@@ -29,9 +29,10 @@ from arguments.own_pairs import OWN, names_own_pairs
 from arguments.task import TaskArguments, check_task, check_tasks, split_task
 from arguments.training import FineTuningArguments, T5TrainingArguments
 from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments
-from common.processes import finish_process_group, is_first_process, print_once, run_script
+from common.processes import check_alike, finish_process_group, is_first_process, print_once, run_script
 from common.reports import end_summary
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS
+from corpora.blocks import contents_digest
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_model, set_generation_length
 from runs.callbacks import T5ProgressCallback, install_callbacks
@@ -222,6 +223,13 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
     return [job for job in jobs if job.task.name not in missing], missing
 
 
+def contents_of(job: Job) -> dict[str, str]:
+    """Fingerprints of the task's rows and of its model's files, by which every process answers a part of the rows."""
+    rows = {f"contents of {job.task.name} {split}": data._fingerprint for split, data in job.task.data.items()}
+    files = (file for pattern in ("*.safetensors", "*.bin", "*.json") for file in sorted(Path(job.model).glob(pattern)))
+    return rows | {f"checkpoint for {job.task.name}": contents_digest(list(files))}
+
+
 def build_trainer(
     job: Job, run_args: EvaluationRunArguments, attn_implementation: str | None, model: PreTrainedModel | None
 ) -> T5Trainer:
@@ -348,6 +356,9 @@ def main(argv: list[str] | None = None) -> dict:
             (Path(run_args.output_dir) / name).unlink(missing_ok=True)
         with run_args.main_process_first(desc="preparing the task"):
             jobs, missing = load_data(jobs, evaluation)
+        if run_args.world_size > 1:
+            check_alike({name: found for job in jobs for name, found in contents_of(job).items()},
+                        "give all nodes the same files")  # fmt: skip
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
     tasks = Tasks([job.task for job in jobs])
     unknown = tasks.count_unknown(lambda task, split: f"{task.name} {split}")

@@ -36,7 +36,7 @@ from runs.run import TrainingRun
 from runs.speed import job_of, make_fast
 from tasks.tasks import Task, Tasks
 from trainer_t5 import T5Trainer
-from training.checkpoints import check_resumed, prepare_output_dir
+from training.checkpoints import check_resumed, check_same_flags, prepare_output_dir
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 
@@ -73,6 +73,7 @@ def main(argv: list[str] | None = None) -> dict:
     with exit_on_user_error():
         model_args, task_args, args, tasks = parse_flags(argv)
         check_model_source(model_args, args, packed="--packing true" if args.packing else None)
+        check_same_flags(model_args, task_args, args)
         checkpoint = prepare_output_dir(args)
         set_seed(args.seed)
         with args.main_process_first(desc="loading the tokenizer"):

@@ -35,7 +35,7 @@ from runs.samples import SamplesCallback
 from runs.speed import job_of, make_fast
 from runs.trackers import log_table
 from trainer_t5 import T5Trainer
-from training.checkpoints import check_resumed, prepare_output_dir
+from training.checkpoints import check_resumed, check_same_flags, prepare_output_dir
 
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 
@@ -68,6 +68,7 @@ def main(argv: list[str] | None = None) -> dict:
     with exit_on_user_error():
         model_args, text_args, args = parse_flags(argv)
         check_model_source(model_args, args, packed_flag(text_args))
+        check_same_flags(model_args, text_args, args)
         checkpoint = prepare_output_dir(args)
         set_seed(args.seed)
         with args.main_process_first(desc="finding the text"):

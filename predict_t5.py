@@ -23,14 +23,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from arguments.own_pairs import prefix_of
 from arguments.training import FineTuningArguments
 from common.command_line import comma_words, exit_on_user_error, option, parse_arguments
-from common.processes import finish_process_group, has_accelerator, is_first_process, run_script
+from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
 from common.reports import end_summary, start_summary
 from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX
 from corpora.blocks import contents_digest
@@ -295,13 +295,17 @@ def main(argv: list[str] | None = None) -> dict:
         plan = parse_flags(argv)
         args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
         sizes = [len(item.texts) for item in read_inputs(plan)]  # all are read before the long work
-        with state.main_process_first():
-            overwrite = args.overwrite_output_file and state.is_main_process
-            output = AnswerFile(Path(args.output_file), settings_of(plan), overwrite, state.is_main_process)
+        settings, output = settings_of(plan), None
+        places = ("model_name_or_path", "tokenizer_name", "input_file")  # of a node; what is there is among the others
+        check_alike({name: value for name, value in settings.items() if name not in places},
+                    "give all nodes the same flags and files")  # fmt: skip
+        if state.is_main_process:  # the file of another node may be another one
+            output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
+        (done,) = broadcast_object_list([output and output.done])
         engine = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[args.backend]
-        answer = engine(plan, state.device) if output.done < len(sizes) else None
-    start_summary(summary(plan, sizes, output.done), title="prediction")
-    done = answered_before = min(output.done, len(sizes))
+        answer = engine(plan, state.device) if done < len(sizes) else None
+    start_summary(summary(plan, sizes, done), title="prediction")
+    done = answered_before = min(done, len(sizes))
     size = WINDOW * args.batch_size * state.num_processes
     begin = done - done % size if done < len(sizes) else done  # a window cut off is answered as a whole again
     items = itertools.islice(read_inputs(plan), begin, None)
@@ -310,7 +314,7 @@ def main(argv: list[str] | None = None) -> dict:
     with tqdm(disable=not shown, **options) as progress:
         while window := list(itertools.islice(items, size)):
             records = answer_window(window, answer, plan, progress, begin)
-            if state.is_main_process:
+            if output:
                 output.append(records[done - begin :])
             done = begin = begin + len(window)
             progress.n = sum(sizes[:done])

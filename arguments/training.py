@@ -51,7 +51,7 @@ _COMPILE_MODES = ("default", "lite", "max-autotune-no-cudagraphs", *_CUDA_GRAPHS
 _NOT_IN_T5TRAINER = (
     "average_tokens_across_devices batch_eval_metrics dataloader_drop_last enable_jit_checkpoint "
     "eval_do_concat_batches generation_config optim_args optim_target_modules prediction_loss_only "
-    "remove_unused_columns sortish_sampler use_liger_kernel"
+    "remove_unused_columns save_on_each_node sortish_sampler use_liger_kernel"
 )
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the evaluations, without a warm-up of ours
 SPEEDS = ("auto", "plain")
@@ -83,7 +83,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "eval_do_concat_batches eval_use_gather_object fp16 fp16_full_eval generation_config gradient_checkpointing "
         "gradient_checkpointing_kwargs include_for_metrics label_names length_column_name liger_kernel_config "
         "local_rank logging_nan_inf_filter optim_args optim_target_modules prediction_loss_only remove_unused_columns "
-        "sortish_sampler trackio_static_space_id use_liger_kernel"
+        "save_on_each_node sortish_sampler trackio_static_space_id use_liger_kernel"
     )
     # Shorter help for transformers' flags, and limits that transformers does not check.
     _inherited = {

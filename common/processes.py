@@ -5,9 +5,11 @@ import ctypes
 import functools
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 # torch is imported where it is needed: --help, a wrong flag and scripts that only read files need not wait for it.
 
@@ -64,6 +66,22 @@ def finish_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
+def check_alike(found: dict[str, object], advice: str) -> None:
+    """ValueError, on every process, unless all have found the same: {"--seed": 1}, {"contents of train": its hash}. A
+    node may have other files of the same name, or have been started with other flags: its processes would train on
+    other rows, in silence, until some wait for ever for those whose rows have ended."""
+    from accelerate.utils import gather_object
+
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    (first, wanted), *others = gather_object([(socket.gethostname(), found)])
+    for rank, (host, other) in enumerate(others, start=1):
+        for name in dict.fromkeys([*wanted, *other]):
+            if wanted.get(name) != other.get(name):
+                here, there = (f"{values.get(name, 'none')!s:.60}" for values in (other, wanted))
+                raise ValueError(f"{name}: {here} on {host} (process {rank}), {there} on {first} (process 0): {advice}")
+
+
 ANSWER_SECONDS = 3.0  # to connect, and to answer
 
 
@@ -79,8 +97,13 @@ def answers(url: str) -> bool:
     return True
 
 
+# How gloo and NCCL say that a process at the other end is gone.
+_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+
+
 def run_script(main: Callable[[], object]) -> None:
-    """Runs a script's main(). A process of several then ends at once, with main's exit code.
+    """Runs a script's main(). A process of several then ends at once, with main's exit code. Where another one has
+    ended, with its own message, this one's traceback out of the network would only hide that: it is one line.
 
     Python's own shutdown races with the threads of the process group: sometimes a rank aborts after all work is done,
     so that the launcher reports a failed run, or a stop with exit code 75 becomes a crash. Exit handlers still run.
@@ -97,6 +120,14 @@ def run_script(main: Callable[[], object]) -> None:
         if not several or not isinstance(stop.code, int | None):
             raise
         code = stop.code or 0
+    except RuntimeError as error:
+        words = next((words for words in _GONE if words in str(error)), None)
+        if not several or words is None or os.environ.get("T5_FOUNDRY_TRACEBACK"):
+            raise
+        code = 1
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"{Path(sys.argv[0]).name} on {socket.gethostname()}: ended, since another process of the run has "
+                  f"({words}): the lines of that one say why", file=sys.stderr, flush=True)  # fmt: skip
     if several:
         atexit._run_exitfuncs()
         sys.stdout.flush()

@@ -145,10 +145,10 @@ class AnswerFile:
     """answers.jsonl, a line for each input in their order, and answers.jsonl.settings.json, how they were made.
     Answers of the same settings are kept: the first `done` inputs are answered.
 
-    ValueError if the file holds others. overwrite: start anew. writes: whether this process writes, as rank 0 does.
+    ValueError if the file holds others. overwrite: start anew.
     """
 
-    def __init__(self, path: Path, settings: dict, overwrite: bool, writes: bool):
+    def __init__(self, path: Path, settings: dict, overwrite: bool):
         self.path, beside, kept = path, path.with_name(f"{path.name}.settings.json"), b""
         if path.is_dir():
             raise ValueError(f"--output_file {path}: is a folder")
@@ -162,11 +162,10 @@ class AnswerFile:
             content = path.read_bytes()
             kept = content[: content.rfind(b"\n") + 1]  # the run may have ended within a line
         self.done = kept.count(b"\n")
-        if writes:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(beside, settings)
-            with path.open("ab") as file:
-                file.truncate(len(kept))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(beside, settings)
+        with path.open("ab") as file:
+            file.truncate(len(kept))
 
     def append(self, records: list[dict]) -> None:
         """Appends a line for each record; they are on the disk when it returns."""

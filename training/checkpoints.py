@@ -12,17 +12,20 @@ import errno
 import json
 import os
 import shutil
+import socket
+import tempfile
 from pathlib import Path
+from typing import IO
 
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PretrainedConfig
 
 from arguments.training import T5TrainingArguments, wants_fsdp
 from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
 from common.command_line import RESUME_NEWEST, check_folder
 from common.manifests import MANIFEST, fsync, write_manifest
-from common.processes import is_first_process, print_once
-from common.reports import read_json
+from common.processes import check_alike, is_first_process, print_once
+from common.reports import is_secret, read_json
 from common.trust import check_deepspeed_files
 from tasks.task_records import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
@@ -99,20 +102,45 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     A job that SLURM or torchrun restarted resumes from its newest whole checkpoint, or starts from step 0 if there is
     none yet. Rank 0 decides for all, and locks the folder if it exists. Nothing is deleted yet: see `old_files`.
     """
-    checkpoint = wrong = None
+    checkpoint = wrong = probe = None
     if is_first_process():
         try:
             check_folder("--output_dir", args.output_dir)
             lock_output_dir(args)
             checkpoint = _checkpoint_to_resume(args)
             check_saved_state(args, checkpoint)
+            probe = _probe(args)
         except (ValueError, OSError) as error:
             unlock_output_dir(args)
             wrong = str(error)
-    checkpoint, wrong = broadcast_object_list([checkpoint, wrong])
+    checkpoint, wrong, name = broadcast_object_list([checkpoint, wrong, probe and Path(probe.name).name])
     if wrong is not None:
         raise ValueError(wrong)
+    if name:
+        with probe or contextlib.nullcontext():  # which deletes the file when all have looked
+            _check_shared(Path(args.output_dir).absolute(), name)
     return checkpoint
+
+
+def _probe(args: T5TrainingArguments) -> IO | None:
+    """An empty file in --output_dir, or where it will be made, for the other processes to find until it is closed;
+    None where none of them would save or read there."""
+    if args.world_size == 1 or args.save_strategy == "no":
+        return None
+    folder = Path(args.output_dir).absolute()
+    there = next(place for place in (folder, *folder.parents) if place.is_dir())
+    return tempfile.NamedTemporaryFile(prefix=".t5_shared_", dir=there)
+
+
+def _check_shared(folder: Path, name: str) -> None:
+    """ValueError, on every process, unless all find the file of `_probe` in the folder or above it. Each saves its part
+    of a checkpoint there, and reads all of it to resume and to end with the best model."""
+    found = any((place / name).exists() for place in (folder, *folder.parents))
+    told = gather_object([None if found else socket.gethostname()])
+    if blind := sorted({host for host in told if host}):
+        raise ValueError(f"--output_dir {folder} on {', '.join(blind)} is not the folder that the first process has: "
+                         "every process saves its part of a checkpoint there, so name a folder on a disk that all "
+                         "nodes share (without one: --save_strategy no)")  # fmt: skip
 
 
 def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
@@ -214,14 +242,35 @@ _DECIDES_PART = (
 ).split()
 
 
+# Flags that each node may have for itself: where its files are, and what the first process alone does.
+_OF_A_NODE = (
+    "local_rank output_dir overwrite_output_dir overwrite_cache resume_from_checkpoint report_to disable_tqdm "
+    "dataloader_num_workers preprocessing_num_workers"
+).split()
+
+
+def check_same_flags(*groups: object) -> None:
+    """ValueError, on every process, unless all were started with the same flags; of a file, which may lie elsewhere on
+    a node, only that there is one."""
+    values = {name: value for group in groups for name, value in vars(group).items()}
+    given = [name for group in groups for name in getattr(group, "given", ())]
+    names = {*gather_object(given)} - {*_OF_A_NODE}
+    shown = {f"--{name}": str(values.get(name)) for name in sorted(names) if not is_secret(name)}
+    found = {name: "a file" if os.sep in value else value for name, value in shown.items()}
+    check_alike(found, "start the run with the same flags on every node")
+
+
 def check_resumed(
     checkpoint: str | None, config: PretrainedConfig, fingerprints: dict[str, str], *groups: object
 ) -> None:
-    """ValueError unless a run of this model, data and flags can resume from the checkpoint.
+    """ValueError unless all processes have the same data, and a run of this model, data and flags can resume from the
+    checkpoint.
 
     config: of the model. fingerprints: of the data and the tokenizer. groups: the parsed dataclasses. Only what
     run.json beside the checkpoint records is compared.
     """
+    check_alike({f"contents of {name}": found for name, found in fingerprints.items()},
+                "give all nodes the same files")  # fmt: skip
     if checkpoint is None:
         return
     resumed, weights_only = f"--resume_from_checkpoint {checkpoint}:", f"--model_name_or_path {checkpoint}"

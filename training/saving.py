@@ -1,7 +1,8 @@
 """What Trainer saves and resumes from: what a checkpoint holds, when it is published, and its copy on the Hub."""
 
+import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ class SavingTrainer(RowOrderTrainer):
     """The part of T5Trainer that saves, resumes and uploads."""
 
     _is_saving = False  # while a checkpoint is being written aside
+    _put_off: Exception | None = None  # of a full disk, until all ranks have written
     _resumed_from: str | None = None  # the checkpoint with which this training began
     _uploads: list[Future] = []  # to the Hub, in the background; init_hf_repo gives each trainer its own
     task_record: dict | None = None  # of fine-tuning (tasks/task_records.py), saved with every model
@@ -40,17 +42,22 @@ class SavingTrainer(RowOrderTrainer):
         that an earlier run left in the folder would be loaded in place of the model: they go."""
         if state_dict is not None:
             state_dict = {n: tensor for n, tensor in state_dict.items() if n not in self.model.all_tied_weights_keys}
-        super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir)
-        share(folder.glob("*.safetensors"))
-        if self.args.should_save and not has_low_rank(self.model):
-            for name in (CONFIG, WEIGHTS):
-                (folder / name).unlink(missing_ok=True)
-        if self.task_record and self.args.should_save:
-            write_json(folder / TASK_RECORD, self.task_record)
+        with self._full_disk_put_off():
+            super()._save(output_dir, state_dict)
+            folder = Path(output_dir or self.args.output_dir)
+            share(folder.glob("*.safetensors"))
+            if self.args.should_save and not has_low_rank(self.model):
+                for name in (CONFIG, WEIGHTS):
+                    (folder / name).unlink(missing_ok=True)
+            if self.task_record and self.args.should_save:
+                write_json(folder / TASK_RECORD, self.task_record)
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        """Overrides Trainer, which would add a second copy of FSDP2's weights."""
+        """Overrides Trainer, which would add a second copy of FSDP2's weights. DeepSpeed's ranks write, and then wait
+        for each other."""
+        if self.is_deepspeed_enabled:
+            writer = self.model_wrapped.checkpoint_engine
+            writer.save = self._full_disk_put_off()(partial(type(writer).save, writer))
         if not self.is_fsdp_enabled:
             return super()._save_optimizer_and_scheduler(output_dir)
         plugin = self.accelerator.state.fsdp_plugin
@@ -75,6 +82,7 @@ class SavingTrainer(RowOrderTrainer):
         self.accelerator.wait_for_everyone()
         earlier_best = self.state.best_model_checkpoint
         if self._is_disk_full(self._write_checkpoint, model, trial, aside):
+            self.state.best_model_checkpoint = earlier_best  # Trainer may have named the one that is not there now
             return
         best = output_dir / f"checkpoint-{self.state.best_global_step}"
         if self.state.best_global_step and (best == final or best.is_dir()):
@@ -91,16 +99,29 @@ class SavingTrainer(RowOrderTrainer):
         self.accelerator.wait_for_everyone()
 
     def _write_checkpoint(self, model, trial, aside: Path) -> None:
-        self._is_saving = True
+        self._is_saving, self._put_off = True, None
         try:
             super()._save_checkpoint(model, trial)
         finally:
             self._is_saving = False
+        if self._put_off:
+            raise self._put_off
         losses = {"running_loss": self._tr_loss.item(), "total_loss": self._total_loss_scalar}
         losses |= {"last_logged_step": self._globalstep_last_logged, "running_z_loss": self._tr_z_loss.item()}
         save_loss_state(aside, self.args.process_index, losses)
         if hasattr(self.train_dataset, "save_place"):
             self.train_dataset.save_place(aside)
+
+    @contextlib.contextmanager
+    def _full_disk_put_off(self) -> Iterator[None]:
+        """Keeps the error of a full disk until the end of `_write_checkpoint`. Within it the ranks wait for each other:
+        one that left would never be there."""
+        try:
+            yield
+        except Exception as error:
+            if not self._is_saving or not is_disk_full(error):
+                raise
+            self._put_off = error
 
     def _publish(self, aside: Path, final: Path) -> None:
         if self.args.should_save:

@@ -174,14 +174,14 @@ class LauncherTest(parameterized.TestCase):
         self.assertEqual(config.distributed_type, "FSDP" if "fsdp2" in name else "MULTI_GPU")
         self.assertEqual((config.fsdp_config or {}).get("fsdp_version"), 2 if "fsdp2" in name else None)
 
-    def failing(self, what: str, *argv: str) -> str:
-        """What two ranks print of which the second fails; see failing_rank.py."""
+    def failing(self, what: str, *argv: str, ends_well: bool = False) -> str:
+        """What two ranks print of which one fails; see failing_rank.py."""
         command = [*launcher_command("torchrun"), str(ROOT / "tests" / "support" / "failing_rank.py"), what, *argv]
         done = subprocess.run(
             command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
         )
-        self.assertNotEqual(done.returncode, 0)
-        return done.stderr
+        self.assertEqual(done.returncode == 0, ends_well, done.stderr[-2000:])
+        return done.stdout + done.stderr
 
     def test_a_rank_that_dies_takes_the_run_down_with_its_own_error(self):
         began = time.monotonic()
@@ -196,6 +196,125 @@ class LauncherTest(parameterized.TestCase):
         self.assertRegex(text, "error: the network is gone; .*/checkpoint-3 holds the weights from before this step\n")
         self.assertNotIn("[rank0]", text)
         self.assertIsNone(damage(out / "checkpoint-3"))
+
+    @parameterized.parameters(("full_disk", "ddp"), ("full_disk_zero", "zero2"))
+    def test_a_disk_that_is_full_for_one_rank_costs_both_a_checkpoint(self, what, way):
+        """The others waited for ever at a barrier within the checkpoint."""
+        out = self.folder / what
+        sharding = [word for name in SHARDING[way] for word in ("--deepspeed", str(ROOT / name))]
+        steps = "--max_steps 6 --save_steps 2 --eval_steps 2 --save_total_limit 9 --save_strategy steps"
+        best = "--load_best_model_at_end true --metric_for_best_model loss"
+        argv = torture.changed(self.flags("pre_train", 2), *steps.split(), *best.split(), "--output_dir", str(out))
+        text = self.failing(what, *argv, *sharding, ends_well=True)
+        self.assertEqual(text.count("step 4: no room for a checkpoint"), 1)
+        self.assertEqual([path.name for path in checkpoints_of(out)], ["checkpoint-2", "checkpoint-6"])
+        self.assertEqual([damage(path) for path in checkpoints_of(out)], [None, None])
+
+    def own_disks(self, *files: Path) -> list[Path]:
+        """The disks of two nodes, a folder each, with copies of the files."""
+        disks = [Path(self.enterContext(tempfile.TemporaryDirectory())) for _ in range(2)]
+        for disk in disks:
+            for path in files:
+                (shutil.copytree if path.is_dir() else shutil.copy)(path, disk / path.name)
+        return disks
+
+    def on_two_nodes(
+        self, disks: list[Path], script: str, *argv: str, second: tuple[str, ...] = ()
+    ) -> list[tuple[int, str]]:
+        """(exit code, what is printed) of one process on each of two nodes, which starts in the node's own folder.
+        second: further flags of the second."""
+        common = dict(WORLD_SIZE="2", LOCAL_WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+        common |= dict(MASTER_PORT=launcher_command("torchrun")[-1], OMP_NUM_THREADS="1")
+        logs, processes = [self.folder / f"on_node_{rank}.log" for rank in range(2)], []
+        for rank, log in enumerate(logs):
+            words, environment = [python(), ROOT / f"{script}_t5.py", *argv, *second * rank], {"RANK": str(rank)}
+            with log.open("w") as file:
+                started = dict(env=os.environ | common | environment, stdout=file, stderr=file)
+                processes.append(subprocess.Popen(words, cwd=disks[rank], **started))
+            self.addCleanup(processes[-1].kill)
+        return [(process.wait(60), log.read_text()) for process, log in zip(processes, logs, strict=True)]
+
+    def assert_refused(self, ends: list[tuple[int, str]], expected: str):
+        for code, text in ends:
+            self.assertEqual(code, 2, text[-2000:])
+            self.assertRegex(text, f"error: {expected}")
+            self.assertNotIn("Traceback", text)
+
+    def test_nodes_with_other_text_do_not_train(self):
+        """They trained on different rows, with different tokenizers, and the one with more of them waited for ever."""
+        disks, out = self.own_disks(self.folder / "text.txt"), self.folder / "other_text"
+        (disks[1] / "text.txt").write_text((self.folder / "text.txt").read_text()[5000:])
+        argv = torture.changed(self.flags("pre_train", 2), "--train_file", "text.txt", "--output_dir", str(out))
+        ends = self.on_two_nodes(disks, "pre_train", *argv)
+        self.assert_refused(
+            ends, r"contents of train: .* \(process 1\), .* \(process 0\): give all nodes the same files"
+        )
+        self.assertFalse(out.exists())
+
+    def test_nodes_with_other_flags_do_not_train(self):
+        disks, out = self.own_disks(), self.folder / "other_flags"
+        argv = [*self.flags("pre_train", 2), "--output_dir", str(out)]
+        allowed = ("--report_to", "none", "--dataloader_num_workers", "1")
+        del argv[(place := argv.index("--report_to")) : place + 2]
+        ends = self.on_two_nodes(disks, "pre_train", *argv, second=(*allowed, "--seed", "4"))
+        self.assert_refused(ends, "--seed: 4 on .*, 42 on .*: start the run with the same flags on every node")
+        self.assertFalse(out.exists())
+
+    def test_an_output_dir_that_nodes_do_not_share_is_refused(self):
+        """The checkpoints lacked the states of the second node, and it ended with other weights than the best ones."""
+        disks = self.own_disks()
+        argv = [*self.flags("pre_train", 2), "--output_dir", "out/new"]
+        ends = self.on_two_nodes(disks, "pre_train", *argv)
+        self.assert_refused(ends, "--output_dir .*/out/new on .* is not the folder .* on a disk that all nodes share")
+        self.assertEqual([list(disk.iterdir()) for disk in disks], [[], []])
+        argv = torture.changed(argv, "--save_strategy", "no", "--max_steps", "1")
+        ends = self.on_two_nodes(disks, "pre_train", *argv)
+        self.assertEqual([code for code, _ in ends], [0, 0], ends)
+
+    def test_a_file_that_one_node_lacks_is_told_without_a_traceback_of_the_other(self):
+        disks = self.own_disks(self.folder / "text.txt")
+        (disks[1] / "text.txt").unlink()
+        argv = torture.changed(self.flags("pre_train", 2), "--train_file", "text.txt")
+        (_, first), (code, second) = self.on_two_nodes(
+            disks, "pre_train", *argv, "--output_dir", str(self.folder / "no")
+        )
+        self.assertEqual(code, 2)
+        self.assertRegex(second, "error: --train_file text.txt: no such file")
+        self.assertRegex(first, "ended, since another process of the run has .*: the lines of that one say why\n$")
+        self.assertNotIn("Traceback", first)
+
+    def test_nodes_with_own_disks_answer_as_one_process(self):
+        """Continued, they ended in a KeyError: the second node began at its own first input."""
+        model = self.one_process("fine_tune")
+        disks = self.own_disks(self.folder / "text.txt")
+        flags = "--input_file text.txt --output_file answers.jsonl --batch_size 2 --max_samples 300 --max_new_tokens 2"
+        argv = ["--model_name_or_path", str(model), *flags.split()]
+        ends = self.on_two_nodes(disks, "predict", *argv)
+        self.assertEqual([code for code, _ in ends], [0, 0], ends)
+        answers = disks[0] / "answers.jsonl"
+        whole = answers.read_text()
+        answers.write_text("".join(whole.splitlines(keepends=True)[:150]))
+        ends = self.on_two_nodes(disks, "predict", *argv)
+        self.assertEqual([code for code, _ in ends], [0, 0], ends)
+        self.assertEqual(answers.read_text(), whole)
+        with (disks[1] / "text.txt").open("a") as file:
+            file.write("one line more\n")
+        self.assert_refused(
+            self.on_two_nodes(disks, "predict", *argv), "input: .*: give all nodes the same flags and files"
+        )
+
+    def test_a_checkpoint_that_nodes_do_not_share_is_not_evaluated(self):
+        disks = self.own_disks()
+        for disk in disks:
+            shutil.copytree(self.one_process("fine_tune"), disk / "model")
+        with (disks[1] / "model" / "config.json").open("a") as file:
+            file.write("\n")
+        flags = (
+            f"--model_name_or_path model --task glue/cola --data_dir {self.folder} --report_to none --output_dir out"
+        )
+        self.assert_refused(
+            self.on_two_nodes(disks, "evaluate", *flags.split()), "checkpoint for cola: .* the same files"
+        )
 
     def test_a_signal_to_one_rank_stops_both_at_the_same_step(self):
         out, log = self.folder / "signalled", self.folder / "signalled.log"

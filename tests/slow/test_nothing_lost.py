@@ -105,6 +105,27 @@ class FullDiskTest(TestCase):
         self.assertRegex(printed, "step 4: no room for a checkpoint in .*No space left on device.*last whole one")
         self.assertFalse((out / saving.SAVING).exists())
 
+    def test_the_best_checkpoint(self):
+        """The run ended with its last weights, since the best ones were looked for in what could not be saved."""
+        out, trainer = self.folder / "best", pre_train_t5.T5Trainer
+        evaluate, write = trainer.evaluate, trainer._save_optimizer_and_scheduler
+
+        def best_at_four(self, *args, **kwargs):
+            return evaluate(self, *args, **kwargs) | {"eval_loss": {2: 3.0, 4: 1.0, 6: 2.0}[self.state.global_step]}
+
+        def full_at_four(self, output_dir):
+            if self.state.global_step == 4:
+                raise FULL
+            write(self, output_dir)
+
+        patched = dict(evaluate=best_at_four, _save_optimizer_and_scheduler=full_at_four)
+        with mock.patch.multiple(trainer, **patched):
+            state, *_ = self.run_script(out, "--load_best_model_at_end", "--save_total_limit", "9")
+        self.assertEqual(self.steps_saved(out), [2, 6])
+        self.assertEqual(state["best_model_checkpoint"], str(out / "checkpoint-2"))
+        best = (out / "checkpoint-2" / "model.safetensors").read_bytes()
+        self.assertEqual((out / "model.safetensors").read_bytes(), best)
+
     def test_the_finished_model(self):
         out, save = self.folder / "finished", pre_train_t5.T5Trainer.save_model
 

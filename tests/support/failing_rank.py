@@ -1,8 +1,10 @@
-"""pre_train_t5.py whose rank 1 fails, as its first word says (for test_launchers.py; started by torchrun).
+"""pre_train_t5.py of which one rank fails, as its first word says (for test_launchers.py; started by torchrun).
 
-step: raises in the third step. stream: reads no further than seven batches.
+step: rank 1 raises in the third step. stream: rank 1 reads no further than seven batches. full_disk: rank 0 has no room
+for the model of checkpoint-4. full_disk_zero: rank 1 has none for DeepSpeed's states of it.
 """
 
+import errno
 import itertools
 import os
 import sys
@@ -12,8 +14,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pre_train_t5
 from corpora.streams import StreamDataset
+from training.row_order import RowOrderTrainer
 
 plain_step, plain_batches = pre_train_t5.T5Trainer.training_step, StreamDataset._batches
+
+
+def fill_disk(owner: type, method: str) -> None:
+    plain = getattr(owner, method)
+
+    def write(*args, **kwargs):
+        if any("checkpoint-4" in str(argument) for argument in (*args, *kwargs.values())):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return plain(*args, **kwargs)
+
+    setattr(owner, method, write)
 
 
 def training_step(trainer, *args, **kwargs):
@@ -32,4 +46,10 @@ if os.environ["RANK"] == "1" and what == "step":
     pre_train_t5.T5Trainer.training_step = training_step
 if os.environ["RANK"] == "1" and what == "stream":
     StreamDataset._batches = batches
+if os.environ["RANK"] == "0" and what == "full_disk":
+    fill_disk(RowOrderTrainer, "_save")
+if os.environ["RANK"] == "1" and what == "full_disk_zero":
+    from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+
+    fill_disk(TorchCheckpointEngine, "save")
 pre_train_t5.main()

@@ -214,7 +214,7 @@ class TrainingArgumentsTest(TestCase):
         dict(batch_eval_metrics=True), dict(eval_do_concat_batches=False), dict(generation_config="a/folder"),
         dict(remove_unused_columns=True), dict(use_liger_kernel=True), dict(optim_args="weight_decay=1"),
         dict(enable_jit_checkpoint=True), dict(prediction_loss_only=True), dict(sortish_sampler=True),
-        dict(average_tokens_across_devices=False), dict(dataloader_drop_last=True),
+        dict(average_tokens_across_devices=False), dict(dataloader_drop_last=True), dict(save_on_each_node=True),
     )  # fmt: skip
     def test_what_the_trainer_has_not_is_refused(self, **flags):
         ((name, value),) = flags.items()
