@@ -223,11 +223,14 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
     return [job for job in jobs if job.task.name not in missing], missing
 
 
-def contents_of(job: Job) -> dict[str, str]:
-    """Fingerprints of the task's rows and of its model's files, by which every process answers a part of the rows."""
-    rows = {f"contents of {job.task.name} {split}": data._fingerprint for split, data in job.task.data.items()}
-    files = (file for pattern in ("*.safetensors", "*.bin", "*.json") for file in sorted(Path(job.model).glob(pattern)))
-    return rows | {f"checkpoint for {job.task.name}": contents_digest(list(files))}
+def contents_of(jobs: list[Job]) -> dict[str, str]:
+    """Fingerprints of the tasks' rows and of the files of each model, by which every process answers a part of them."""
+    found = {f"contents of {job.task.name} {split}": data._fingerprint for job in jobs
+             for split, data in job.task.data.items()}  # fmt: skip
+    for model, name in {job.model: job.task.name for job in reversed(jobs)}.items():  # the first task of each model
+        files = (path for ending in ("safetensors", "bin", "json") for path in sorted(Path(model).glob(f"*.{ending}")))
+        found[f"checkpoint for {name}"] = contents_digest(list(files))
+    return found
 
 
 def build_trainer(
@@ -357,8 +360,7 @@ def main(argv: list[str] | None = None) -> dict:
         with run_args.main_process_first(desc="preparing the task"):
             jobs, missing = load_data(jobs, evaluation)
         if run_args.world_size > 1:
-            check_alike({name: found for job in jobs for name, found in contents_of(job).items()},
-                        "give all nodes the same files")  # fmt: skip
+            check_alike(contents_of(jobs), "give all nodes the same files")
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
     tasks = Tasks([job.task for job in jobs])
     unknown = tasks.count_unknown(lambda task, split: f"{task.name} {split}")
