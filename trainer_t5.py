@@ -328,12 +328,14 @@ class T5Trainer(SavingTrainer):
         was there before the step, which began at this place of the stream, unless the run began there too."""
         self._stop_if_non_finite()
         step = self.state.global_step
-        told = gather_object([error, step and not (Path(self.args.output_dir) / f"checkpoint-{step}").exists()])
-        if told[1]:  # of the first rank
+        is_new = step > 0 and not (Path(self.args.output_dir) / f"checkpoint-{step}").exists()
+        errors, are_new = zip(*gather_object([(error, is_new)]), strict=True)
+        told = list(filter(None, errors))
+        if are_new[0]:  # one rank decides for all
             told.append(self._save_before_step(place))
         finish_process_group()
         with exit_on_user_error():
-            raise ValueError("; ".join(text for text in told if isinstance(text, str)))
+            raise ValueError("; ".join(told))
 
     def _run_epoch(self, *args, **kwargs):
         """Overrides Trainer, which would train one step too many when it resumes a run that had ended, also by early
