@@ -103,8 +103,8 @@ class HubTest(absltest.TestCase):
         self.assertEqual(self.weights("offline"), self.weights("online"))
 
     def test_a_stream(self):
-        lines = (self.folder / "streamed" / "metrics.jsonl").read_text().splitlines()
-        self.assertIn("eval_loss", json.loads(lines[-2]))
+        logged = (self.folder / "streamed" / "metrics.jsonl").read_text().splitlines()
+        self.assertIn("eval_loss", json.loads(logged[-2]))
 
     def test_a_task_finds_its_rows(self):
         record = json.loads((self.folder / "tuned" / "run.json").read_text())
