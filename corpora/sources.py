@@ -18,7 +18,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from common.cached_folders import cached
-from common.manifests import file_digest
+from common.manifests import file_digests
 from common.processes import print_once
 from common.reports import human_bytes
 from constants import BUILTIN_CORPUS
@@ -29,6 +29,7 @@ from corpora.tokenizers import load_tokenizer, train_tokenizer
 
 # Sample for a tokenizer that is trained on the way: enough for a small vocabulary, and a minute or less.
 TOKENIZER_SENTENCES, TOKENIZER_CHARACTERS = 200_000, 2**25
+TOLD_BYTES = 2**33  # of files, which take more than some seconds to be hashed
 TOKENIZER_FORMAT = 3  # part of its key in the cache: raise it when the same text would give another tokenizer
 
 
@@ -117,10 +118,12 @@ def joint_fingerprint(sources: Sequence) -> str:
 def _file_source(flag: str, paths: list[str], column: str, ids: IdFormat | None = None) -> Source:
     files = corpus_files(flag, paths, ids)
     digest, stamps = hashlib.sha256(), [_stamp(file) for file in files]
-    for file in files:
-        kind = ".txt" if is_plain_text(file) else data_suffix(file)
-        digest.update(kind.encode() + file_digest(file).encode())
     size = sum(file.stat().st_size for file in files)
+    if size > TOLD_BYTES:
+        print_once(f"{flag}: reading {human_bytes(size)}, whose hash says whether the cache holds their tokens")
+    for file, contents in zip(files, file_digests(files), strict=True):
+        kind = ".txt" if is_plain_text(file) else data_suffix(file)
+        digest.update(kind.encode() + contents.encode())
     shown = files[0].name if len(files) == 1 else f"{len(files)} files"
     column = column if ids is None else str(ids)
     return Source(f"{shown}, {human_bytes(size)}", digest.hexdigest(), files, column, size=size, ids=ids, stamps=stamps)
