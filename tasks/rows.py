@@ -40,27 +40,33 @@ MISSING = object()  # no such column, where None is an empty one
 HELD_OUT = 1_000  # rows of a streamed text without --validation_file and --max_eval_samples
 
 
-def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[dict]:
+def load_rows(
+    name: str, task: dict, args: TaskArguments, split: str, halves: dict[str, list[dict]] | None = None
+) -> list[dict]:
     """All rows of a split as {column: value} with the entry's column names. ValueError if there are none.
 
     Rows of a test split have the target column only where their labels are public. With --streaming no more than
-    --max_eval_samples rows of a --validation_file are read.
+    --max_eval_samples rows of a --validation_file are read. halves: where training and held-out rows, which are read
+    together, are kept for the next call.
     """
+    halves = {} if halves is None else halves
     own = own_files(args, task)
     if split == "train" and task.get("train_with") and "train" not in own:
         other = task["train_with"]
         return load_rows(other, DATASET_VALS[args.benchmark][other], args, split)
     evaluated = eval_splits(task)[0]
     held_out = task.get("held_out") if split in ("train", evaluated) and evaluated not in own else None
-    source = "train" if held_out else split
-    reader = SplitReader(name, task, args, source)
-    limit = args.max_eval_samples if args.streaming and source in own else None
-    rows = list(itertools.islice(reader, limit))
-    if held_out:
-        rows = _share_of_train(name, task, rows, split)
-    if reader.skipped and source == split:
-        print_once(f"task {name}, {split}: left out {reader.skipped.total():,} rows with "
-                   + ", ".join(f"{column} {value!r}" for column, value in reader.skipped))  # fmt: skip
+    if not (held_out and halves):
+        source = "train" if held_out else split
+        reader = SplitReader(name, task, args, source)
+        limit = args.max_eval_samples if args.streaming and source in own else None
+        rows = list(itertools.islice(reader, limit))
+        if reader.skipped and source == split:
+            print_once(f"task {name}, {split}: left out {reader.skipped.total():,} rows with "
+                       + ", ".join(f"{column} {value!r}" for column, value in reader.skipped))  # fmt: skip
+        if held_out:
+            halves["train"], halves[evaluated] = _halves(name, task, rows)
+    rows = halves[split] if held_out else rows
     if split == "train":
         rows = training_rows(task, rows)
     if not rows:
@@ -70,9 +76,9 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[di
     return merged_references(task, rows) if task.get("merge_references") and split != "train" else rows
 
 
-def _share_of_train(name: str, task: dict, rows: list[dict], split: str) -> list[dict]:
-    """The training rows that are held out, or for `split` train the others: the same ones in every run. Rows with the
-    same source are on the same side, so that no evaluated source was trained on."""
+def _halves(name: str, task: dict, rows: list[dict]) -> tuple[list[dict], list[dict]]:
+    """(rows to train on, rows that are held out): the same ones in every run. Rows with the same source are on the same
+    side, so that no evaluated source was trained on."""
     source_of = [source_text(task, row) for row in rows]
     sources = list(dict.fromkeys(source_of))
     if len(sources) < 2:
@@ -80,8 +86,10 @@ def _share_of_train(name: str, task: dict, rows: list[dict], split: str) -> list
                          "give --validation_file")  # fmt: skip
     count = max(1, round(len(sources) * task["held_out"] / 100))
     chosen = np.random.default_rng(0).permutation(len(sources))[: min(count, len(sources) - 1)]
-    held_out = {sources[number] for number in chosen}
-    return [row for row, text in zip(rows, source_of, strict=True) if (text in held_out) != (split == "train")]
+    held_out, halves = {sources[number] for number in chosen}, ([], [])
+    for row, text in zip(rows, source_of, strict=True):
+        halves[text in held_out].append(row)
+    return halves
 
 
 def training_rows(task: dict, rows: list[dict]) -> list[dict]:
