@@ -32,7 +32,7 @@ from constants import DEMO_CHECKPOINTS, LORA
 from corpora.sources import default_tokenizer
 from corpora.tokenizers import load_tokenizer
 from model_t5 import check_model_source, forget_search, get_model, is_local_model, set_generation_length
-from runs.run import TrainingRun
+from runs.run import TrainingRun, check_before_data
 from runs.speed import job_of, make_fast
 from tasks.tasks import Task, Tasks
 from trainer_t5 import T5Trainer
@@ -83,6 +83,7 @@ def main(argv: list[str] | None = None) -> dict:
         source, target = tasks.most_tokens
         job = job_of(model, source, target, args.length_buckets, args.max_steps, checkpoint, not task_args.streaming)
         speed = make_fast(model, job, model_args, args)
+        check_before_data(model, args)
         with args.main_process_first(desc="preparing the task"):
             tasks.load(tokenizer, args)
         check_resumed(checkpoint, model.config, tasks.fingerprints(tokenizer), model_args, task_args, args)

@@ -30,7 +30,7 @@ from model_t5 import check_model_source, get_model
 from objectives.denoisers import denoisers_of, with_mode_tokens
 from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from objectives.registry import get_objective, packed_flag
-from runs.run import TrainingRun
+from runs.run import TrainingRun, check_before_data
 from runs.samples import SamplesCallback
 from runs.speed import job_of, make_fast
 from runs.trackers import log_table
@@ -79,6 +79,7 @@ def main(argv: list[str] | None = None) -> dict:
         objective = get_objective(text_args, tokenizer, model)
         job = job_of(model, objective.inputs_length, objective.targets_length, 1, args.max_steps, checkpoint)
         speed = make_fast(model, job, model_args, args)
+        check_before_data(model, args)
         check_resumed(checkpoint, model.config, text.fingerprints(tokenizer), model_args, text_args, args)
         train, validation = text.examples(objective, args, checkpoint)
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from arguments.training import BY_METRIC, T5TrainingArguments, check_warmup, global_batch_size, wants_fsdp
 from common.checkpoint_folders import checkpoints_of
-from common.command_line import check_folder, exit_on_user_error
+from common.command_line import MOST, check_folder, exit_on_user_error
 from common.processes import answers, finish_process_group, is_first_process, print_once
 from common.reports import (
     end_summary,
@@ -134,9 +134,7 @@ class TrainingRun(Run):
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
         warmup = 0 if args.lr_scheduler_type in ("constant", *BY_METRIC) else args.get_warmup_steps(steps)
         self._install_callbacks()
-        memory, disk = needed_memory(self.trainer), needed_disk(self.trainer)
-        memory_there = find_gpu(args).memory if args.assume_gpu else memory_available(args.device)
-        disk_there = disk_free(self.output_dir) + bytes_below(self.output_dir)  # an earlier run's files are replaced
+        (memory, memory_there), (disk, disk_there) = room_for(self.trainer.model, args)
         limited = args.save_total_limit or args.save_strategy == "no"
         plan = {
             "model": described_model(self.trainer.model),
@@ -164,19 +162,9 @@ class TrainingRun(Run):
             resumed_batch_notice(self.checkpoint, self.sequences),
         )
         with exit_on_user_error():
-            check_warmup(args, steps)
-            check_schedule(args, steps)
-            check_muon(args, self.trainer.model)
+            check_plan(self.trainer.model, args, steps)
             if not args.deepspeed:
                 check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)
-            if disk > disk_there:
-                raise ValueError(f"--output_dir {self.output_dir} will need {human_bytes(disk)} and has "
-                                 f"{human_bytes(disk_there)} free: use another disk, a smaller --save_total_limit or "
-                                 "--save_only_model")  # fmt: skip
-            if memory > memory_there and not args.deepspeed and not self.trainer.is_fsdp_enabled:
-                raise ValueError(f"{human_bytes(memory)} are needed for weights, gradients and optimizer alone, and "
-                                 f"{human_bytes(memory_there)} are available: use --optim adafactor, --deepspeed "
-                                 "zero_stage2_config.json, or a smaller --config_name")  # fmt: skip
         if args.dry_run:
             print_once("--dry_run: nothing was trained or written")
             finish_process_group()
@@ -299,32 +287,64 @@ def described_model(model: PreTrainedModel) -> str:
     return f"{human_count(count_parameters(model))} parameters ({shape}), dropout {dropout_of(model):g}{trained}"
 
 
-def _state_bytes(trainer: T5Trainer) -> int:
+def _state_bytes(model: PreTrainedModel, optimizer: str) -> int:
     """Bytes of the optimizer's state, which is float32."""
-    trained = [p for p in trainer.model.parameters() if p.requires_grad]
-    if trainer.args.optim == "muon":  # of the layers' matrices one moment, of all else two
-        matrices = layer_matrices(trainer.model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if optimizer == "muon":  # of the layers' matrices one moment, of all else two
+        matrices = layer_matrices(model)
         return sum(4 * p.numel() * (1 if id(p) in matrices else 2) for p in trained)
-    shapes = [tuple(p.shape) for p in trained]
-    return optimizer_bytes(trainer.args.optim, shapes, trainer.model.config)
+    return optimizer_bytes(optimizer, [tuple(p.shape) for p in trained], model.config)
 
 
-def needed_memory(trainer: T5Trainer) -> float:
+def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     """Bytes of weights, gradients and optimizer on a GPU or, on a CPU, of all processes of this machine; without
     activations. In mixed precision the weights stay float32."""
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if trainer.args.use_cpu else 1
-    weights, trained = count_parameters(trainer.model), count_parameters(trainer.model, True)
-    memory = processes * (4 * (weights + trained) + _state_bytes(trainer))
-    return memory / trainer.args.world_size if trainer.is_fsdp_enabled else memory
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if args.use_cpu else 1
+    weights, trained = count_parameters(model), count_parameters(model, True)
+    memory = processes * (4 * (weights + trained) + _state_bytes(model, args.optim))
+    return memory / args.world_size if _shards_by_fsdp(args) else memory
 
 
-def needed_disk(trainer: T5Trainer) -> float:
+def _shards_by_fsdp(args: T5TrainingArguments) -> bool:
+    return wants_fsdp(args) and not args.use_cpu  # accelerate shards on GPUs only
+
+
+def needed_disk(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     """Bytes of the model, and of the checkpoints while one more is being written."""
-    args = trainer.args
     kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
     # LoRA's matrices are saved alone, but DeepSpeed keeps frozen weights too.
-    model = 4 * count_parameters(trainer.model, trained_only=has_low_rank(trainer.model) and not args.deepspeed)
-    return model + kept * (model + (0 if args.save_only_model else _state_bytes(trainer)))
+    saved = 4 * count_parameters(model, trained_only=has_low_rank(model) and not args.deepspeed)
+    return saved + kept * (saved + (0 if args.save_only_model else _state_bytes(model, args.optim)))
+
+
+def room_for(model: PreTrainedModel, args: T5TrainingArguments) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Bytes (needed, there) of memory and of disk."""
+    memory = find_gpu(args).memory if args.assume_gpu else memory_available(args.device)
+    folder = Path(args.output_dir)
+    disk = disk_free(folder) + bytes_below(folder)  # an earlier run's files are replaced
+    return (needed_memory(model, args), memory), (needed_disk(model, args), disk)
+
+
+def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int) -> None:
+    """ValueError for a warm-up, schedule or optimizer that does not fit the run, and for too little memory or disk."""
+    check_warmup(args, steps)
+    check_schedule(args, steps)
+    check_muon(args, model)
+    (memory, memory_there), (disk, disk_there) = room_for(model, args)
+    if disk > disk_there and not args.assume_gpu:  # of another machine
+        raise ValueError(f"--output_dir {args.output_dir} will need {human_bytes(disk)} and has "
+                         f"{human_bytes(disk_there)} free: use another disk, a smaller --save_total_limit or "
+                         "--save_only_model")  # fmt: skip
+    if memory > memory_there and not args.deepspeed and not _shards_by_fsdp(args):
+        raise ValueError(f"{human_bytes(memory)} are needed for weights, gradients and optimizer alone, and "
+                         f"{human_bytes(memory_there)} are available: use --optim adafactor, --deepspeed "
+                         "zero_stage2_config.json, or a smaller --config_name")  # fmt: skip
+
+
+def check_before_data(model: PreTrainedModel, args: T5TrainingArguments) -> None:
+    """`check_plan` before the data are prepared, which may take hours. A dry run shows its plan first."""
+    if not args.dry_run:
+        check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST)
 
 
 def large_step_notice(args: T5TrainingArguments, sequences: int, tokens: int | None) -> str | None:

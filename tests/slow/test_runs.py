@@ -19,6 +19,7 @@ from warm_python import warm_python
 import pre_train_t5
 from common.checkpoint_folders import checkpoints_of
 from common.reports import read_metrics
+from data_t5 import Text
 from model_t5 import build_config, count_parameters, create_model, train_only
 from modeling import loss
 from runs import run as runs
@@ -215,15 +216,24 @@ class BeforeARunTest(parameterized.TestCase):
         ("memory_available",
          r"[0-9.]+ .* are needed for weights, gradients and optimizer alone, and 1000 B are available"),
     )  # fmt: skip
-    def test_too_little_is_refused_before_anything_is_deleted(self, what, message):
+    def test_too_little_is_refused_before_anything_is_prepared_or_deleted(self, what, message):
         self.assertEqual(self.run_script()[0], 0)
         before = self.files()
         little = mock.patch.object(runs, what, return_value=1000)
         with little, mock.patch.object(runs, "bytes_below", return_value=0):
-            code, _, err = self.run_script("--overwrite_output_dir")
+            with mock.patch.object(Text, "examples", side_effect=AssertionError("the data are prepared")):
+                code, _, err = self.run_script("--overwrite_output_dir")
+            dry_run = self.run_script("--overwrite_output_dir", "--dry_run")
         self.assertEqual(code, 2)
         self.assertRegex(err, message)
+        self.assertEqual(dry_run[0], 2)
+        self.assertRegex(dry_run[1], r"memory +.* available\ndisk +.* free")
+        self.assertRegex(dry_run[2], message)
         self.assertEqual(self.files(), before)
+
+    def test_a_plan_for_another_machine_needs_no_disk_of_this_one(self):
+        with mock.patch.object(runs, "disk_free", return_value=1000):
+            self.assertEqual(self.run_script("--dry_run", "--assume_gpu", "h100")[0], 0)
 
     @parameterized.parameters(
         ("cosine_with_min_lr", "min_lr or min_lr_rate"), ("warmup_stable_decay", "num_decay_steps"),
@@ -231,10 +241,11 @@ class BeforeARunTest(parameterized.TestCase):
         ("constant --lr_scheduler_kwargs {\"a\":1}", "takes none"),
         ("cosine_with_restarts --lr_scheduler_kwargs {\"num_cycles\":\"a\"}", "could not convert"),
     )  # fmt: skip
-    def test_a_schedule_without_what_it_needs_is_refused_before_anything_is_deleted(self, flags, missing):
+    def test_a_schedule_without_what_it_needs_is_refused_before_anything_is_prepared_or_deleted(self, flags, missing):
         self.assertEqual(self.run_script()[0], 0)
         before = self.files()
-        code, _, err = self.run_script("--overwrite_output_dir", "--lr_scheduler_type", *flags.split())
+        with mock.patch.object(Text, "examples", side_effect=AssertionError("the data are prepared")):
+            code, _, err = self.run_script("--overwrite_output_dir", "--lr_scheduler_type", *flags.split())
         self.assertEqual(code, 2)
         self.assertRegex(err, rf"--lr_scheduler_type {flags.split()[0]} with --lr_scheduler_kwargs '.*{missing}")
         self.assertEqual(self.files(), before)
@@ -266,7 +277,7 @@ class BeforeARunTest(parameterized.TestCase):
         args = SimpleNamespace(optim=optim, save_strategy="steps", save_total_limit=1, load_best_model_at_end=False,
                                save_only_model=False, deepspeed=None)  # fmt: skip
         whole, trained = 4 * count_parameters(model), state * count_parameters(model, trained_only=True)
-        needed = runs.needed_disk(SimpleNamespace(model=model, args=args))
+        needed = runs.needed_disk(model, args)
         self.assertEqual(needed, whole + 2 * (whole + trained))
 
     def test_muon_with_nothing_to_train_is_refused(self):
