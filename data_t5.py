@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from arguments.model import ModelArguments
 from arguments.text import EVALUATED, EVALUATED_OF_A_STREAM, PreTrainingDataArguments
 from arguments.training import T5TrainingArguments, global_batch_size
-from common.command_line import listed
+from common.command_line import listed, refuse
 from common.reports import human_count
 from constants import BUILTIN_CORPUS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
@@ -67,6 +67,9 @@ class Text:
         self.names = list(found)
         self.sources = {name: self._open(alone) for name, (_, alone) in found.items()}
         self.is_mixed = len(found) > 1
+        if all("validation" in splits for splits in self.sources.values()):
+            refuse(args, "validation_split_percentage validation_split_count", "the text has a validation split of its "
+                   "own: leave the flag out")  # fmt: skip
         if name := model_args.tokenizer_name or model_args.model_name_or_path:
             self.tokenizer = load_tokenizer(name)
         else:

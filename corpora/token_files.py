@@ -58,14 +58,12 @@ class TokenFile:
 def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokenizerBase) -> dict[str, TokenFile]:
     """Token files of "train" and "validation", from the cache or tokenised now with a progress bar.
 
-    args: the flags of the text. ValueError if more documents are to be held out than the text has.
+    args: the flags of the text. ValueError if more documents are to be held out than the text has; without effect
+    where it has a validation split.
     """
     choices = [TOKENS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents, args.max_train_samples]
     choices += [(split, source.fingerprint, source.column) for split, source in sources.items()]
     count = args.validation_split_count
-    if count and "validation" in sources:
-        raise ValueError(f"--validation_split_count {count}: {sources['validation'].description} is the validation "
-                         "text already; leave the flag out")  # fmt: skip
     if "validation" not in sources:
         choices.append(args.validation_split_percentage if count is None else ["documents", count])
     key = hashlib.sha256(repr(choices).encode()).hexdigest()

@@ -247,6 +247,21 @@ class CachedTextTest(TestCase):
         with self.assertRaisesRegex(ValueError, message):
             self.open(self.flags("file", **held_out))
 
+    def test_how_much_is_held_out_is_refused_where_all_text_has_a_validation_split(self):
+        import datasets
+
+        splits = {"train": lines(1), "validation": lines(3, 40)}
+        rows = {split: datasets.Dataset.from_dict({"text": texts}) for split, texts in splits.items()}
+        datasets.DatasetDict(rows).save_to_disk(self.folder / "whole")
+        for flag, value in (("validation_split_percentage", 1.0), ("validation_split_count", 10)):
+            own, mixed = str(self.folder / "whole"), f"{self.folder / 'whole'}:0.5,{self.folder / 'one'}:0.5"
+            with self.assertRaisesRegex(ValueError, f"--{flag} {value}: the text has a validation split of its own"):
+                self.open(self.flags("saved", dataset_name=own, **{flag: value}))
+            text, _, _ = self.open(self.flags("saved", dataset_name=mixed, **{flag: value}))  # of the other one
+            of_own, of_other = (file.documents for file in text.files["validation"])
+            self.assertEqual(of_own, 40)
+            self.assertBetween(of_other, 1, 10)
+
 
 class NewObjectiveTest(TestCase):
     """What CONTRIBUTING.md shows: an objective is one entry, or one class and its line."""
