@@ -448,7 +448,7 @@ class T5Trainer(SavingTrainer):
         steps_per_epoch = max(1, math.ceil(len(sampler) / size))
         sampler.set_epoch(step // steps_per_epoch)
         first = step % steps_per_epoch * size
-        return [number % sampler.num_examples for number in list(sampler)[first : first + size]]
+        return [number % sampler.num_examples for number in itertools.islice(sampler, first, first + size)]
 
     # ------------------------------------------------------------ evaluation
     def evaluate(
