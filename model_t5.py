@@ -46,6 +46,7 @@ from transformers import (
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from common.command_line import check_value
+from common.processes import print_once
 from common.reports import first_line
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
@@ -63,6 +64,11 @@ _SHAPE_LIMITS |= dict.fromkeys(("num_layers", "num_decoder_layers"), dict(at_lea
 _SHAPE_LIMITS |= {"vocab_size": dict(at_least=2, at_most=2**21), "dropout_rate": dict(at_least=0, below=1)}
 _SHAPE_LIMITS |= {"relative_attention_num_buckets": dict(at_least=4, at_most=2**20)}
 _SHAPE_LIMITS |= dict.fromkeys(("layer_norm_epsilon", "initializer_factor"), dict(above=0, at_most=1000))
+# Of generation_config.json: what `generate` does no longer, or not alone, or what the machine's speed would decide.
+_NOT_FOLLOWED = (
+    "num_beam_groups diversity_penalty penalty_alpha constraints force_words_ids dola_layers guidance_scale "
+    "stop_strings assistant_early_exit return_dict_in_generate max_time"
+).split()
 _NO_MODEL = "not a folder or Hub name with a model"
 
 
@@ -353,6 +359,10 @@ def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:
         for name in ("eos_token_id", "pad_token_id"):  # without EOS no answer would end
             if getattr(own, name) is None:
                 setattr(own, name, getattr(model.config, name))
+        for name in _NOT_FOLLOWED:
+            if getattr(own, name, None) not in (None, False, 0, 1):
+                print_once(f"generation_config.json: {name} {getattr(own, name)} is not followed")
+            setattr(own, name, None)
     return model
 
 

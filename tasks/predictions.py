@@ -15,7 +15,7 @@ from pathlib import Path
 from arguments.own_pairs import OWN, own_entry
 from arguments.task import LENGTHS, find_entry, task_arguments, task_names
 from common.command_line import did_you_mean, listed
-from common.reports import read_json, write_json
+from common.reports import plain_json, read_json, write_json
 from corpora.files import data_suffix, is_plain_text, open_text, read_rows
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
@@ -170,6 +170,6 @@ class AnswerFile:
     def append(self, records: list[dict]) -> None:
         """Appends a line for each record; they are on the disk when it returns."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records)
+            file.writelines(json.dumps(plain_json(record), ensure_ascii=False) + "\n" for record in records)
             file.flush()
             os.fsync(file.fileno())

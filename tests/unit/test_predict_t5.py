@@ -109,6 +109,20 @@ class PredictTest(TestCase):
         self.assertEqual(["n_best" in row for row in rows], [count == 2] * len(LINES))
         self.assertEqual(load_model(str(self.model)).generation_config.eos_token_id, 1)
 
+    @parameterized.parameters(
+        dict(num_beams=2, num_beam_groups=2, diversity_penalty=0.5), dict(penalty_alpha=0.6), dict(stop_strings=["a"]),
+        dict(constraints=[1]), dict(dola_layers="low"), dict(max_time=1e-9), dict(return_dict_in_generate=True),
+    )  # fmt: skip
+    def test_settings_that_generate_does_not_follow_alone_are_left_out(self, **own):
+        self.with_record(benchmark="glue", dataset_name="cola")
+        (self.model / "generation_config.json").write_text(json.dumps(own))
+        _, rows, printed = self.predict(self.write("in.csv", "sentence\n" + "\n".join(LINES)))
+        beams = {"num_beams": 2} if "num_beams" in own else {}
+        wanted = plain_answers([f"cola sentence: {line}" for line in LINES], **beams)
+        self.assertEqual([row["prediction"] for row in rows], wanted)
+        for name in own.keys() - {"num_beams", "return_dict_in_generate"}:
+            self.assertIn(f"generation_config.json: {name} {own[name]} is not followed", printed)
+
     @parameterized.parameters((9, True), (99, False))
     def test_texts_that_are_cut_are_counted(self, tokens, told):
         path = self.write("in.txt", "fox\n" + "very old fox number 7\n" * 2)
@@ -121,6 +135,13 @@ class PredictTest(TestCase):
         self.assertEqual([(row["id"], row["title"]) for row in rows], [("7", "x"), ("8", "y")])
         self.assertEqual([row["prediction"] for row in rows], plain_answers(["say: old fox", "say: very old fox"]))
         self.assertRegex(printed, "model reads +say: <body>\n")
+
+    def test_answers_are_standard_json_whatever_the_rows_hold(self):
+        path = self.write("in.jsonl", '{"body": "old fox", "score": NaN, "more": [Infinity]}\n')
+        self.predict(path, "--source_column", "body")
+        (line,) = (self.folder / "answers.jsonl").read_text().splitlines()
+        row = json.loads(line, parse_constant=self.fail)
+        self.assertEqual((row["score"], row["more"]), ("NaN", ["Infinity"]))
 
     def test_a_stopped_run_is_continued(self):
         path = self.write("in.txt", "\n".join(LINES))
