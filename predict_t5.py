@@ -37,6 +37,7 @@ from corpora.blocks import contents_digest
 from corpora.files import check_file
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, load_model
+from modeling.loss import nats_of, rows_at_a_time
 from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_search
 from tasks.examples import answer_length, class_label_ids, decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
@@ -221,9 +222,12 @@ def log_probabilities(
     ends = torch.isin(labels, torch.tensor(as_list(model.generation_config.eos_token_id), device=labels.device)).long()
     labels[ends.cumsum(dim=1) > ends] = IGNORE_INDEX
     repeated = {name: values.repeat_interleave(count, dim=0) for name, values in batch.items()}
-    logits = model(**repeated, decoder_input_ids=written[:, :-1]).logits.float().log_softmax(dim=-1)
-    chosen = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-    return (chosen * labels.ne(IGNORE_INDEX)).sum(dim=1).tolist()
+    repeated |= {"decoder_input_ids": written[:, :-1]}
+    found, size = [], rows_at_a_time(model.config, batch["input_ids"].shape[1], labels.shape[1])
+    for start in range(0, len(labels), size):
+        part = {name: values[start : start + size] for name, values in repeated.items()}
+        found += nats_of(model(**part).logits, labels[start : start + size]).sum(dim=1).neg().tolist()
+    return found
 
 
 def with_ctranslate2(plan: Plan, _: object) -> Engine:

@@ -4,7 +4,7 @@ Class labels are scored without generating. A greedy decoder writes the tokens o
 label, its most likely token is the label's at every position, EOS included. So one teacher-forced pass over all labels
 finds the label that greedy decoding would write, or none (docs/tasks.md: other tokens that spell the same text).
 
-Legend of shapes: B batch, T target length, V vocabulary, C class labels.
+Legend of shapes: B batch, T target length, C class labels.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from transformers import (
     TrainerControl,
     TrainerState,
 )
-from transformers.integrations.deepspeed import set_hf_deepspeed_config
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled, set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.trainer_utils import PredictionOutput, SaveStrategy, TrainOutput
 
@@ -50,7 +50,7 @@ from modeling.fused_projections import (
     keep_weight_copies,
     use_bf16_residual,
 )
-from modeling.loss import compute_loss_in_forward
+from modeling.loss import compute_loss_in_forward, nats_of, rows_at_a_time
 from modeling.relative_bias import sum_bias_by_diagonals
 from modeling.segment_masks import SEGMENTS
 from tasks.batching import BucketCollator, PackingCollator
@@ -513,7 +513,22 @@ class T5Trainer(SavingTrainer):
         return None, (generated, statistics), labels
 
     def _score(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Statistics [B, 5 + n] of a batch by teacher forcing, on its labels and on every class label in one forward
+        """(statistics [B, 5 + n], encoder's output [B, S, d_model] or None) of `_score_rows`, of as many rows at a time
+        as memory allows: 64 rows of 128 tokens of mT5's vocabulary have 8 GB of logits. Under ZeRO-3 and FSDP2 all at
+        once, since all ranks need as many forward passes."""
+        (rows, source), positions = inputs["input_ids"].shape, 0 if labels is None else labels.shape[1]
+        if self.class_label_ids is not None and not self.args.predict_with_generate:
+            positions += int(self.class_label_ids.ne(IGNORE_INDEX).sum())
+        size = rows_at_a_time(self.model.config, source, positions)
+        if size >= rows or is_deepspeed_zero3_enabled() or self.is_fsdp_enabled:
+            return self._score_rows(model, inputs, labels)
+        parts = [{name: values[i : i + size] for name, values in inputs.items()} for i in range(0, rows, size)]
+        scored = [self._score_rows(model, part, part.get("labels")) for part in parts]
+        statistics, encoded = zip(*scored, strict=True)
+        return torch.cat(statistics), None if encoded[0] is None else torch.cat(encoded)
+
+    def _score_rows(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Statistics [B, 5 + n] of rows by teacher forcing, on their labels and on every class label in one forward
         pass, and the encoder's output [B, S, d_model], or None where there is nothing to score.
 
         The texts are joined into one decoder sequence with a block-diagonal causal mask, so encoder and cross-attention
@@ -559,9 +574,10 @@ class T5Trainer(SavingTrainer):
             elsewhere = gold is not None or len(texts) > 1
             own = logits[torch.arange(rows, device=device)[:, None], where] if elsewhere else logits
             correct = written.gather(1, where).eq(labels)
-            statistics[:, :4] = _teacher_forced(own, labels, correct)
+            nats = nats_of(own, labels)
+            statistics[:, :4] = _teacher_forced(nats, labels, correct)
             if hasattr(self.data_collator, "statistics"):  # an objective's (objectives/objective.py)
-                more = self.data_collator.statistics(own, labels, correct, inputs)
+                more = self.data_collator.statistics(nats, labels, correct, inputs)
                 statistics = torch.cat([statistics, more], dim=1)
         if num_classes:
             right = written.eq(targets).split(lengths, dim=1)[:num_classes]
@@ -587,11 +603,9 @@ def _block_causal_mask(lengths: list[int], device: torch.device, rows: int) -> t
     return mask.expand(rows, 1, -1, -1)
 
 
-def _teacher_forced(logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor) -> torch.Tensor:
-    """[B, 4] nats, tokens, correct tokens and exact match of each example; logits [B, T, V], labels and correct [B, T]
-    (whether the label's token is the most likely one)."""
-    logits = logits.float().transpose(1, 2)
-    nats = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="none")  # 0 where ignored
+def _teacher_forced(nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor) -> torch.Tensor:
+    """[B, 4] nats, tokens, correct tokens and exact match of each example; nats, labels and correct [B, T] (whether the
+    label's token is the most likely one)."""
     counted = labels.ne(IGNORE_INDEX)
     exact = (correct | ~counted).all(-1)
     return torch.stack([nats.sum(-1), counted.sum(-1).float(), correct.sum(-1).float(), exact.float()], dim=1)

@@ -3,7 +3,7 @@
 A new objective is a subclass, its line in objectives/registry.py and its name in arguments/text.py, or, for a mixture
 of denoisers, an entry of OBJECTIVES in constants.py (CONTRIBUTING.md shows both).
 
-Legend of shapes: B rows of a batch, R raw tokens of a row, S and T input and target length, V vocabulary.
+Legend of shapes: B rows of a batch, R raw tokens of a row, S and T input and target length.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,11 +48,9 @@ class Objective:
         It depends on its arguments alone, so that a resumed stream gives the same rows."""
         raise NotImplementedError
 
-    def statistics(
-        self, logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict
-    ) -> torch.Tensor:
-        """[B, n] more columns of the evaluation's statistics, for `metrics`. logits [B, T, V]; labels [B, T]; correct
-        [B, T]: whether the label is the most likely token."""
+    def statistics(self, nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict) -> torch.Tensor:
+        """[B, n] more columns of the evaluation's statistics, for `metrics`. nats [B, T]: cross-entropy of the labels
+        [B, T]; correct [B, T]: whether the label is the most likely token."""
         raise NotImplementedError
 
     def metrics(self, bytes_per_token: float | None) -> Callable:

@@ -4,7 +4,7 @@ denoisers.py (mixtures of denoisers) and documents.py (a document an example) de
 do not see each other: modeling/segment_masks.py.
 
 Legend of shapes: B rows, G examples of all rows, S and T input and target length of a row, N raw tokens of all rows, D
-denoisers, V vocabulary.
+denoisers.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from objectives.metrics import mixture_metrics
 from objectives.objective import Objective
@@ -88,10 +87,13 @@ class PackedObjective(Objective):
         raise NotImplementedError
 
     def statistics(
-        self, logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict
-    ) -> torch.Tensor:
+        self, nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict  # noqa: ARG002
+    ) -> torch.Tensor:  # fmt: skip
         """[B, 3 * 2D]: nats, tokens and correct tokens of each kind of target."""
-        return statistics_by_kind(logits, labels, correct, batch["target_kinds"], 2 * len(self.names))
+        kinds, count = batch["target_kinds"], 2 * len(self.names)
+        columns = (torch.zeros(len(kinds), count, device=kinds.device) for _ in range(3))
+        values = (nats, torch.ones_like(nats), correct.float())
+        return torch.cat([c.scatter_add_(1, kinds, v) for c, v in zip(columns, values, strict=True)], dim=1)
 
     def metrics(self, bytes_per_token: float | None) -> Callable:
         return partial(mixture_metrics, names=self.names, bytes_per_token=bytes_per_token)
@@ -140,13 +142,3 @@ class PackedObjective(Objective):
             "target_kinds": kinds,
         }
         return {name: torch.from_numpy(array.reshape(rows, -1)) for name, array in arrays.items()}
-
-
-def statistics_by_kind(
-    logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, kinds: torch.Tensor, count: int
-) -> torch.Tensor:
-    """[B, 3 * count]: nats, tokens and correct tokens of each kind. logits [B, T, V]; labels, correct, kinds [B, T]."""
-    nats = F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
-    columns = (torch.zeros(len(kinds), count, device=kinds.device) for _ in range(3))
-    values = (nats, torch.ones_like(nats), correct.float())
-    return torch.cat([c.scatter_add_(1, kinds, v) for c, v in zip(columns, values, strict=True)], dim=1)

@@ -33,7 +33,7 @@ class SpanCorruption(T5DataCollator, Objective):
         return self.window, {"input_ids": tokens}
 
     def statistics(
-        self, logits: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict  # noqa: ARG002
+        self, nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict  # noqa: ARG002
     ) -> torch.Tensor:  # fmt: skip
         """[B, 2] correct text tokens and text tokens: neither sentinels nor EOS."""
         used = self.sentinel_ids[: self.num_spans]  # ByT5's other ones are text

@@ -41,6 +41,7 @@ from constants import PREEMPTED_EXIT_CODE
 from corpora.examples import ChunkDataset
 from data_collator_t5 import shift_right
 from model_t5 import build_config, create_model
+from modeling import loss
 from modeling.fused_projections import keep_weight_copies
 from objectives.metrics import language_model_metrics
 from objectives.spans import SpanCorruption
@@ -536,6 +537,22 @@ class ClassScoringTest(TrainerTest):
         np.testing.assert_array_equal(other[:, column], found[:, column])
         self.assertGreater(len(set(found[:, column])), 1)
         self.assertEqual(set(other[:, 1]), {5.0})
+
+    @parameterized.product(classes=(True, False), generates=(True, False))
+    def test_rows_that_take_too_much_memory_are_scored_in_parts(self, classes, generates):
+        """Else 64 rows of 128 tokens of mT5's vocabulary would take 16 GB, and 77 class labels of it 40."""
+        data, shapes = ragged_rows(10, seed=11), []
+        trainer = task_trainer(self.folder, 25, data, LABELS if classes else None, predict_with_generate=generates)
+        quietly(trainer.train)
+        whole = trainer.predict(data).predictions
+        trainer.model.register_forward_hook(lambda *call: shapes.append(call[-1].logits.shape))
+        most = 20 * VOCABULARY  # logits at 20 positions
+        with mock.patch.object(loss, "LARGEST_TENSOR", most):
+            tokens, statistics = trainer.predict(data).predictions
+        self.assertLessEqual(max(shape.numel() for shape in shapes), most)
+        self.assertGreater(len(shapes), 1)
+        np.testing.assert_allclose(statistics, whole[1], rtol=1e-5)
+        np.testing.assert_array_equal(tokens, whole[0])
 
     def test_a_model_that_writes_no_label_has_class_minus_one(self):
         data = ragged_rows(10, seed=11)

@@ -29,7 +29,7 @@ from data_collator_t5 import T5DataCollator, find_bos_id, find_unused_ids
 from model_t5 import check_options, create_model, dropout_of, flops_per_sequence, get_model, load_model, set_dropout
 from modeling.adaptation import adapt
 from modeling.families import FAMILIES, family_of, output_head, shape_of, stacks
-from modeling.loss import compute_loss_in_forward
+from modeling.loss import compute_loss_in_forward, rows_at_a_time
 from modeling.new_vocabulary import change_vocabulary
 from modeling.segment_masks import enable_packing
 from objectives.denoisers import DenoiserMixture, PackedChunks, with_mode_tokens
@@ -38,6 +38,7 @@ from tasks.examples import non_canonical_outputs
 from training.checkpoints import check_resumed
 
 WORDS = 300
+BASE = dict(d_model=768, d_kv=64, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12)
 NEAR = dict(rtol=1e-4, atol=1e-5)
 
 
@@ -59,6 +60,20 @@ def tokenizer():
     folder = Path(tempfile.mkdtemp()) / "t5gemma"
     zoo.write_checkpoint(folder, "t5gemma")
     return load_tokenizer(str(folder))
+
+
+class RowsAtATimeTest(parameterized.TestCase):
+    """Where no gradient is needed: as many rows as keep the largest tensor below 2^28 numbers."""
+
+    @parameterized.parameters(
+        ("t5", 32_128, 512, 128, 65),  # fine-tuning's default batch of 64 is one
+        ("mt5", 250_112, 512, 128, 8),  # logits
+        ("t5", 32_128, 4_096, 128, 1),  # attention scores
+        ("longt5", 32_128, 16_384, 128, 3),  # scores over three blocks of 128 tokens
+    )
+    def test_of_a_base_model(self, family, words, source, target, rows):
+        shape = BASE | (dict(local_radius=127, encoder_attention_type="local") if family == "longt5" else {})
+        self.assertEqual(rows_at_a_time(AutoConfig.for_model(family, vocab_size=words, **shape), source, target), rows)
 
 
 class FamiliesTest(parameterized.TestCase):

@@ -15,6 +15,7 @@ from test_data_collator_t5 import EOS, T5_SENTINELS, make_tokenizer, restored
 import constants
 from corpora.examples import SomeExamples
 from data_collator_t5 import example_keys, masks_from_random, random_numbers
+from modeling.loss import nats_of
 from objectives.denoisers import (
     Denoiser,
     DenoiserMixture,
@@ -25,7 +26,7 @@ from objectives.denoisers import (
     with_mode_tokens,
 )
 from objectives.metrics import mixture_metrics
-from objectives.packed_rows import ragged_noise_mask, statistics_by_kind
+from objectives.packed_rows import PackedObjective, ragged_noise_mask
 from tasks.metrics.scoring import STATISTICS
 
 HARD = dict(noise_density=0.5, mean_noise_span_length=3.0)  # at 512 it needs 128 sentinels: REFERENCE, section 1
@@ -275,7 +276,9 @@ class MetricsTest(TestCase):
         logits = torch.zeros(1, 4, 3)
         logits[0, 0, 0] = 2.0
         labels, kinds = torch.tensor([[0, 1, 2, 1]]), torch.tensor([[0, 2, 1, 3]])
-        by_kind = statistics_by_kind(logits, labels, logits.argmax(-1).eq(labels), kinds, 4)
+        objective, nats = PackedObjective(), nats_of(logits, labels)
+        objective.names = ["a", "b"]
+        by_kind = objective.statistics(nats, labels, logits.argmax(-1).eq(labels), {"target_kinds": kinds})
         statistics = torch.cat([torch.zeros(1, len(STATISTICS)), by_kind], dim=1).numpy()
         output = types.SimpleNamespace(predictions=(None, statistics))
         metrics = mixture_metrics(output, names=["a", "b"], bytes_per_token=2.0)
