@@ -13,6 +13,7 @@ import re
 import shutil
 from dataclasses import dataclass, field, replace
 
+import psutil
 import torch
 from accelerate.utils import broadcast_object_list
 from transformers import T5Config
@@ -56,11 +57,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Launcher:
-    """processes: in all. cores: of each. sharding: ddp, zero1 to zero3 or fsdp2."""
+    """processes: in all. cores: of each. sharding: ddp, zero1 to zero3 or fsdp2. memory: bytes of the machine that are
+    free for each."""
 
     processes: int = 1
     cores: int = 1
     sharding: str = "ddp"
+    memory: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,9 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     ]
     if job.packable:
         rules.append(("packing", "packing", args.packing, _packing))
-    if gpu is not None:
+    if gpu is not None or args.given.isdisjoint(batch.split()):
         rules.append(("micro-batch", batch, tuple(getattr(args, name) for name in batch.split()), _micro_batch))
+    if gpu is not None:
         rules.append(("dataloader_num_workers", "dataloader_num_workers", args.dataloader_num_workers, _workers))
     chosen = {}
     for name, flags, asked, rule in rules:
@@ -228,30 +232,38 @@ def _packing(gpu: Gpu | None, job: Job, args, _launcher: Launcher, _chosen: dict
     return (True, "several examples in a row, hardly any padding") if gpu is None else None
 
 
-def _micro_batch(gpu: Gpu, job: Job, args, launcher: Launcher, chosen: dict) -> tuple[tuple[int, int], str]:
-    """(sequences, accumulation steps): the largest micro-batch that the memory plan allows."""
-    asked = (args.per_device_train_batch_size, args.gradient_accumulation_steps)
+def _micro_batch(
+    gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict
+) -> tuple[tuple[int, int], str] | None:
+    """(sequences, accumulation steps): the largest micro-batch that the memory plan allows; on a CPU, which gains
+    nothing by a larger one, None if the one asked for fits."""
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    asked, earlier = (tuple(values.get(name, 0) for name in names) for values in (vars(args), job.earlier))
+    sharded = launcher.sharding.startswith("zero")
+    if gpu is None and (args.auto_find_batch_size or sharded):
+        return None
     if args.auto_find_batch_size:
         return asked, "--auto_find_batch_size tries what fits"
-    if launcher.sharding.startswith("zero"):
+    if sharded:
         return asked, "DeepSpeed's file is filled in with it"
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    earlier = tuple(job.earlier.get(name, 0) for name in names)
     if math.prod(earlier) == math.prod(asked):
-        return earlier, RESUMED
+        return (earlier, RESUMED) if gpu is not None or earlier != asked else None
     bf16, attention = chosen["bf16"].value, chosen["attn_implementation"].value
-    room = gpu.memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
     states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
     frozen = 4 * job.frozen / (launcher.processes if launcher.sharding == "fsdp2" else 1)  # neither gradient nor state
-    fixed = frozen + states.weights + states.gradients + states.optimizer + states.working
+    fixed = states.gradients + states.optimizer + states.working
+    memory, sizes = launcher.memory, divisors_below(*asked)  # the weights are there already
+    if gpu is not None:
+        memory, sizes, fixed = gpu.memory, divisors_below(math.prod(asked), 1), fixed + frozen + states.weights
+    room = memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
     more = dict(z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen)
-    for size, steps in divisors_below(math.prod(asked), 1):
+    for size, steps in sizes:
         lengths = size, job.source, job.target
         kept = activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total
         if fixed + kept <= room:
-            need = f"{(fixed + kept) / 1e9:.0f} of {gpu.memory / 1e9:.0f} GB by the memory plan"
-            return (size, steps), f"{need}; the global batch stays"
-    return asked, f"by the memory plan one sequence is too much for {gpu.memory / 1e9:.0f} GB"
+            need = f"{(fixed + kept) / 1e9:.0f} of {memory / 1e9:.0f} GB by the memory plan"
+            return ((size, steps), f"{need}; the global batch stays") if gpu or (size, steps) != asked else None
+    return asked, f"by the memory plan one sequence is too much for {memory / 1e9:.0f} GB"
 
 
 def _workers(_gpu: Gpu, _job: Job, _args, launcher: Launcher, _chosen: dict) -> tuple[int, str]:
@@ -289,7 +301,8 @@ def find_gpu(args) -> Gpu | None:
 def find_launcher(args) -> Launcher:
     """How this process was started."""
     sharding = f"zero{zero_stage(args)}" if args.deepspeed else "fsdp2" if wants_fsdp(args) else "ddp"
-    return Launcher(max(1, args.world_size), cores_of_a_process(), sharding)
+    memory = psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return Launcher(max(1, args.world_size), cores_of_a_process(), sharding, memory)
 
 
 def make_fast(model, job: Job, model_args, args) -> str:
@@ -317,7 +330,7 @@ def make_fast(model, job: Job, model_args, args) -> str:
         args.torch_compile, args.torch_compile_backend = True, "inductor"
     if "packing" in values:
         args.packing = values["packing"]
-    if gpu is not None:
+    if "micro-batch" in values:
         args.per_device_train_batch_size, args.gradient_accumulation_steps = values["micro-batch"]
     if args.assume_gpu:  # nothing is trained
         args.bf16 = values["bf16"]

@@ -1,8 +1,8 @@
 """Tests of runs/speed.py: what is chosen for which machine as a table, and that flags and a resumed run win."""
 
 import contextlib
-import copy
 import io
+import math
 import multiprocessing
 import os
 from unittest import mock
@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 from absl.testing import absltest, parameterized
 from helpers import OVERRIDES, SHAPE, argv_of, run_main, sentences
+from transformers import LongT5Config
 
 import fine_tune_t5
 import pre_train_t5
@@ -21,8 +22,7 @@ from runs import speed
 from runs.speed import Choice, Gpu, Job, Launcher, choose, find_gpu, make_fast, peaks_of
 
 BASE = build_config("t5-v1_1-base", None)
-LONGT5 = copy.copy(BASE)
-LONGT5.model_type = "longt5"
+LONGT5 = LongT5Config()
 JOB = dict(config=BASE, source=512, target=114, shapes=1, steps=65_536, weights=parameter_shapes(BASE))
 
 
@@ -110,6 +110,24 @@ class ChoiceTest(parameterized.TestCase):
         args = arguments({"per_device_train_batch_size": 32}, assume_gpu="h200")
         found = {c.name: c.value for c in choose(find_gpu(args), Job(**JOB | dict(config=config)), args, Launcher())}
         self.assertEqual((found["attn_implementation"], found["torch_compile"]), ("sdpa", False))
+
+    @parameterized.parameters(
+        (math.inf, {}, {}, None),
+        (64e9, {}, {}, None),
+        (16e9, {}, {}, (16, 8)),
+        (8e9, {}, {}, (4, 32)),
+        (8e9, {"per_device_train_batch_size": 32}, {}, None),
+        (8e9, {}, dict(per_device_train_batch_size=32, gradient_accumulation_steps=4), None),
+        (64e9, {}, dict(per_device_train_batch_size=8, gradient_accumulation_steps=16), (8, 16)),
+        (1e9, {}, {}, (32, 4)),
+    )
+    def test_a_cpu_takes_fewer_sequences_at_a_time_where_memory_is_short(self, memory, given, earlier, micro_batch):
+        """Else the system would kill the run in its first step, without a word."""
+        with mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False):
+            found = chosen(None, given, Launcher(memory=memory), earlier=earlier).get("micro-batch")
+        self.assertEqual(found and found.value, micro_batch)
+        if memory == 1e9:
+            self.assertIn("one sequence is too much for 1 GB", found.reason)
 
     def test_a_model_too_large_keeps_the_batch(self):
         config = build_config("t5-v1_1-xl", None)
