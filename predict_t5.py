@@ -37,7 +37,8 @@ from corpora.blocks import contents_digest
 from corpora.files import check_file
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, load_model
-from modeling.loss import nats_of, rows_at_a_time
+from modeling.loss import nats_of
+from modeling.rows_at_a_time import rows_to_score
 from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_search
 from tasks.examples import answer_length, class_label_ids, decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
@@ -223,7 +224,7 @@ def log_probabilities(
     labels[ends.cumsum(dim=1) > ends] = IGNORE_INDEX
     repeated = {name: values.repeat_interleave(count, dim=0) for name, values in batch.items()}
     repeated |= {"decoder_input_ids": written[:, :-1]}
-    found, size = [], rows_at_a_time(model.config, batch["input_ids"].shape[1], labels.shape[1])
+    found, size = [], rows_to_score(model.config, batch["input_ids"].shape[1], labels.shape[1])
     for start in range(0, len(labels), size):
         part = {name: values[start : start + size] for name, values in repeated.items()}
         found += nats_of(model(**part).logits, labels[start : start + size]).sum(dim=1).neg().tolist()

@@ -50,8 +50,9 @@ from modeling.fused_projections import (
     keep_weight_copies,
     use_bf16_residual,
 )
-from modeling.loss import compute_loss_in_forward, nats_of, rows_at_a_time
+from modeling.loss import compute_loss_in_forward, nats_of
 from modeling.relative_bias import sum_bias_by_diagonals
+from modeling.rows_at_a_time import rows_to_generate, rows_to_score
 from modeling.segment_masks import SEGMENTS
 from tasks.batching import BucketCollator, PackingCollator
 from tasks.examples import EvaluationTask
@@ -507,22 +508,34 @@ class T5Trainer(SavingTrainer):
         if self.args.predict_with_generate:
             sources = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
             if encoded is not None:
-                sources["encoder_outputs"] = BaseModelOutput(last_hidden_state=encoded)
-            with self.accelerator.autocast():  # accelerate wraps the model's forward pass; generate() calls its parts
-                _, generated, _ = super().prediction_step(model, sources, False, ignore_keys, **gen_kwargs)
+                sources["encoder_outputs"] = encoded
+            own, written, places = self.model.generation_config, [], (self.model.config, inputs["input_ids"].shape[1])
+            longest, beams = (self._gen_kwargs.get(n) or getattr(own, n) or 1 for n in ("max_length", "num_beams"))
+            for part in self._parts(
+                sources, rows_to_generate(*places, longest, beams, self.args.device, self.args.bf16)
+            ):
+                if encoded is not None:
+                    part["encoder_outputs"] = BaseModelOutput(last_hidden_state=part["encoder_outputs"])
+                with self.accelerator.autocast():  # accelerate wraps the model's forward; generate() calls its parts
+                    written.append(super().prediction_step(model, part, False, ignore_keys, **gen_kwargs)[1])
+            generated = torch.cat(written)
         return None, (generated, statistics), labels
+
+    def _parts(self, rows: dict[str, torch.Tensor], size: int) -> list[dict[str, torch.Tensor]]:
+        """The rows of a batch, at most `size` at a time. Under ZeRO-3 and FSDP2 all at once, since all ranks need as
+        many forward passes."""
+        count = len(rows["input_ids"])
+        size = count if is_deepspeed_zero3_enabled() or self.is_fsdp_enabled else size
+        there = {name: values for name, values in rows.items() if values is not None}
+        return [{name: values[i : i + size] for name, values in there.items()} for i in range(0, count, size)]
 
     def _score(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(statistics [B, 5 + n], encoder's output [B, S, d_model] or None) of `_score_rows`, of as many rows at a time
-        as memory allows: 64 rows of 128 tokens of mT5's vocabulary have 8 GB of logits. Under ZeRO-3 and FSDP2 all at
-        once, since all ranks need as many forward passes."""
-        (rows, source), positions = inputs["input_ids"].shape, 0 if labels is None else labels.shape[1]
+        as memory allows: 64 rows of 128 tokens of mT5's vocabulary have 8 GB of logits."""
+        positions = 0 if labels is None else labels.shape[1]
         if self.class_label_ids is not None and not self.args.predict_with_generate:
             positions += int(self.class_label_ids.ne(IGNORE_INDEX).sum())
-        size = rows_at_a_time(self.model.config, source, positions)
-        if size >= rows or is_deepspeed_zero3_enabled() or self.is_fsdp_enabled:
-            return self._score_rows(model, inputs, labels)
-        parts = [{name: values[i : i + size] for name, values in inputs.items()} for i in range(0, rows, size)]
+        parts = self._parts(inputs, rows_to_score(self.model.config, inputs["input_ids"].shape[1], positions))
         scored = [self._score_rows(model, part, part.get("labels")) for part in parts]
         statistics, encoded = zip(*scored, strict=True)
         return torch.cat(statistics), None if encoded[0] is None else torch.cat(encoded)

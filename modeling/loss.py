@@ -16,22 +16,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
 from constants import IGNORE_INDEX
-from modeling.families import family_of, output_head, shape_of
-
-LARGEST_TENSOR = 2**28  # numbers, where no gradient is needed: 1 GiB in float32, of which two or three exist at a time
-
-
-def rows_at_a_time(config: PreTrainedConfig, source: int, target: int) -> int:
-    """Rows of so many source and target positions for which no tensor of a forward pass without gradients is larger
-    than LARGEST_TENSOR: the logits, the encoder's attention scores, its feed-forward layer."""
-    shape, family = shape_of(config), family_of(config)
-    queries, keys, _ = family.encoder_attention(config, source)
-    scores, wide = shape.encoder.heads * queries * keys, 2 * source * shape.encoder.feed_forward
-    return max(1, LARGEST_TENSOR // max(target * shape.vocabulary, scores, wide))
+from modeling.families import family_of, output_head
 
 
 def loss_sums(

@@ -41,7 +41,7 @@ from constants import PREEMPTED_EXIT_CODE
 from corpora.examples import ChunkDataset
 from data_collator_t5 import shift_right
 from model_t5 import build_config, create_model
-from modeling import loss
+from modeling import rows_at_a_time
 from modeling.fused_projections import keep_weight_copies
 from objectives.metrics import language_model_metrics
 from objectives.spans import SpanCorruption
@@ -547,8 +547,10 @@ class ClassScoringTest(TrainerTest):
         whole = trainer.predict(data).predictions
         trainer.model.register_forward_hook(lambda *call: shapes.append(call[-1].logits.shape))
         most = 20 * VOCABULARY  # logits at 20 positions
-        with mock.patch.object(loss, "LARGEST_TENSOR", most):
+        watched = mock.patch.object(trainer.model, "generate", wraps=trainer.model.generate)
+        with mock.patch.multiple(rows_at_a_time, LARGEST_TENSOR=most, SHARE_OF_CACHES=0), watched as generate:
             tokens, statistics = trainer.predict(data).predictions
+        self.assertEqual(generate.call_count, len(data) if generates else 0)
         self.assertLessEqual(max(shape.numel() for shape in shapes), most)
         self.assertGreater(len(shapes), 1)
         np.testing.assert_allclose(statistics, whole[1], rtol=1e-5)

@@ -29,8 +29,9 @@ from data_collator_t5 import T5DataCollator, find_bos_id, find_unused_ids
 from model_t5 import check_options, create_model, dropout_of, flops_per_sequence, get_model, load_model, set_dropout
 from modeling.adaptation import adapt
 from modeling.families import FAMILIES, family_of, output_head, shape_of, stacks
-from modeling.loss import compute_loss_in_forward, rows_at_a_time
+from modeling.loss import compute_loss_in_forward
 from modeling.new_vocabulary import change_vocabulary
+from modeling.rows_at_a_time import cached_numbers, rows_to_generate, rows_to_score
 from modeling.segment_masks import enable_packing
 from objectives.denoisers import DenoiserMixture, PackedChunks, with_mode_tokens
 from runs.memory import block_parameters, matrix_parameters
@@ -63,7 +64,24 @@ def tokenizer():
 
 
 class RowsAtATimeTest(parameterized.TestCase):
-    """Where no gradient is needed: as many rows as keep the largest tensor below 2^28 numbers."""
+    """Where no gradient is needed: as many rows as keep the largest tensor below 2^28 numbers, and caches small."""
+
+    @parameterized.parameters("t5_v1_0", "umt5", "longt5_local")
+    def test_numbers_that_generating_keeps(self, family):
+        model, ids = model_of(family), torch.full((2, 5), 7)
+        found = model.generate(ids, max_length=9, min_length=9, return_dict_in_generate=True)
+        caches = found.past_key_values.self_attention_cache, found.past_key_values.cross_attention_cache
+        layers = (layer for cache in caches for layer in cache.layers if layer.keys is not None)
+        kept = sum(layer.keys.numel() + layer.values.numel() for layer in layers)
+        self.assertEqual(kept, 2 * cached_numbers(model.config, 5, 8))  # the last token is not read
+
+    @parameterized.parameters((1, True, 203), (4, True, 50), (4, False, 25))
+    def test_texts_that_are_generated_at_a_time(self, beams, bf16, rows):
+        """24 GB: of each text 11.8 million numbers."""
+        memory = mock.Mock(return_value=mock.Mock(total_memory=24e9))
+        with mock.patch.object(torch.cuda, "get_device_properties", memory):
+            config = AutoConfig.for_model("t5", **BASE)
+            self.assertEqual(rows_to_generate(config, 512, 128, beams, torch.device("cuda"), bf16), rows)
 
     @parameterized.parameters(
         ("t5", 32_128, 512, 128, 65),  # fine-tuning's default batch of 64 is one
@@ -73,7 +91,7 @@ class RowsAtATimeTest(parameterized.TestCase):
     )
     def test_of_a_base_model(self, family, words, source, target, rows):
         shape = BASE | (dict(local_radius=127, encoder_attention_type="local") if family == "longt5" else {})
-        self.assertEqual(rows_at_a_time(AutoConfig.for_model(family, vocab_size=words, **shape), source, target), rows)
+        self.assertEqual(rows_to_score(AutoConfig.for_model(family, vocab_size=words, **shape), source, target), rows)
 
 
 class FamiliesTest(parameterized.TestCase):

@@ -1,0 +1,41 @@
+"""Rows that a model takes at a time where no gradient is needed.
+
+With the vocabularies, lengths, label sets and beams of some tasks a whole batch would not fit into memory.
+
+Legend of shapes: S source length, T target length.
+"""
+
+import psutil
+import torch
+from transformers import PreTrainedConfig
+
+from modeling.families import family_of, shape_of
+
+LARGEST_TENSOR = 2**28  # numbers: 1 GiB in float32, of which two or three exist at a time
+SHARE_OF_CACHES = 0.2  # of a GPU's memory, or of what a machine has free
+
+
+def rows_to_score(config: PreTrainedConfig, source: int, target: int) -> int:
+    """Rows of so many source and target positions for which no tensor of a forward pass is larger than LARGEST_TENSOR:
+    the logits, the encoder's attention scores, its feed-forward layer."""
+    shape, family = shape_of(config), family_of(config)
+    queries, keys, _ = family.encoder_attention(config, source)
+    scores, wide = shape.encoder.heads * queries * keys, 2 * source * shape.encoder.feed_forward
+    return max(1, LARGEST_TENSOR // max(target * shape.vocabulary, scores, wide))
+
+
+def cached_numbers(config: PreTrainedConfig, source: int, target: int) -> int:
+    """Keys and values that `generate` keeps of one text: each layer's of T written and S read positions."""
+    decoder = shape_of(config).decoder
+    return 2 * decoder.layers * decoder.key_inner * (source + target)
+
+
+def rows_to_generate(
+    config: PreTrainedConfig, source: int, target: int, beams: int, device: torch.device, bf16: bool
+) -> int:
+    """Rows whose caches take SHARE_OF_CACHES of the memory, with so many beams each."""
+    memory = psutil.virtual_memory().available
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    of_row = beams * cached_numbers(config, source, target) * (2 if bf16 else 4)
+    return max(1, int(SHARE_OF_CACHES * memory) // of_row)
