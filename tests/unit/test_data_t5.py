@@ -476,8 +476,18 @@ class PlainEncoderTest(TestCase):
             self.assertTrue(
                 special & set(tokenizer(self.TEXT)["input_ids"]), "the tokenizer itself does, or nothing is shown"
             )
-        self.assertEqual(ids[1], [ord(letter) + 3 for letter in "word5 two"])
+        self.assertEqual(list(ids[1]), [ord(letter) + 3 for letter in "word5 two"])
         self.assertEqual(plain_encoder(mt5_like)(["word5 two word6"])[0], [5, 300, 6])
+
+    @parameterized.parameters((), ("{", "two"))
+    def test_bytes_are_those_of_byt5s_own_tokenizer(self, *added):
+        tokenizer = ByT5Tokenizer()
+        tokenizer.add_tokens(list(added))
+        texts = [self.TEXT, "", "  two  spaces {", "\u2028\x00é漢🎉\n\t", " <extra_id_124>x"]
+        wanted = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        found = plain_encoder(tokenizer)(texts)
+        self.assertEqual([list(ids) for ids in found], wanted)
+        self.assertEqual(isinstance(found[0], np.ndarray), not added)  # many times as fast
 
     def test_a_remembered_cut_does_not_cut_the_text(self):
         tokenizer = load_tokenizer(str(TRAINED / "plain"))
