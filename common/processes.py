@@ -21,6 +21,13 @@ def has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
+def free_memory() -> int:
+    """Bytes of the machine's memory that programs can still have."""
+    import psutil  # which a GPU machine may lack
+
+    return psutil.virtual_memory().available
+
+
 def is_first_process() -> bool:
     """True for global rank 0, also before the process group exists (launchers set RANK)."""
     return int(os.environ.get("RANK", "0")) == 0

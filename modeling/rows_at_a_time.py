@@ -5,10 +5,10 @@ With the vocabularies, lengths, label sets and beams of some tasks a whole batch
 Legend of shapes: S source length, T target length.
 """
 
-import psutil
 import torch
 from transformers import PreTrainedConfig
 
+from common.processes import free_memory
 from modeling.families import family_of, shape_of
 
 LARGEST_TENSOR = 2**28  # numbers: 1 GiB in float32, of which two or three exist at a time
@@ -34,8 +34,7 @@ def rows_to_generate(
     config: PreTrainedConfig, source: int, target: int, beams: int, device: torch.device, bf16: bool
 ) -> int:
     """Rows whose caches take SHARE_OF_CACHES of the memory, with so many beams each."""
-    memory = psutil.virtual_memory().available
-    if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
+    is_gpu = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory if is_gpu else free_memory()
     of_row = beams * cached_numbers(config, source, target) * (2 if bf16 else 4)
     return max(1, int(SHARE_OF_CACHES * memory) // of_row)

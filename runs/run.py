@@ -7,7 +7,6 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-import psutil
 import torch
 from requests.utils import get_netrc_auth
 from transformers import PreTrainedModel
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel
 from arguments.training import BY_METRIC, T5TrainingArguments, check_warmup, global_batch_size, wants_fsdp
 from common.checkpoint_folders import checkpoints_of
 from common.command_line import MOST, check_folder, exit_on_user_error
-from common.processes import answers, finish_process_group, is_first_process, print_once
+from common.processes import answers, finish_process_group, free_memory, is_first_process, print_once
 from common.reports import (
     end_summary,
     first_line,
@@ -400,7 +399,7 @@ def _evaluated(trainer: T5Trainer) -> dict:
 
 def memory_available(device: torch.device) -> int:
     """Bytes free on the GPU, or without one in the machine's memory."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
 def disk_free(folder: Path) -> int:

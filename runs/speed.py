@@ -13,12 +13,12 @@ import re
 import shutil
 from dataclasses import dataclass, field, replace
 
-import psutil
 import torch
 from accelerate.utils import broadcast_object_list
 from transformers import T5Config
 
 from arguments.training import GPUS, cores_of_a_process, wants_fsdp, zero_stage
+from common.processes import free_memory
 from constants import HARDWARE_PEAKS
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
@@ -301,7 +301,7 @@ def find_gpu(args) -> Gpu | None:
 def find_launcher(args) -> Launcher:
     """How this process was started."""
     sharding = f"zero{zero_stage(args)}" if args.deepspeed else "fsdp2" if wants_fsdp(args) else "ddp"
-    memory = psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    memory = free_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if args.use_cpu else math.inf
     return Launcher(max(1, args.world_size), cores_of_a_process(), sharding, memory)
 
 
