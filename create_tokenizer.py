@@ -27,14 +27,14 @@ from arguments.model import LEAST_VOCABULARY
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from common.cached_folders import made_aside
 from common.command_line import check_folder, exit_on_user_error, listed, option, parse_arguments, refuse
-from common.reports import end_summary
+from common.reports import end_summary, start_summary
 from constants import BUILTIN_CORPUS, NUM_SENTINELS
 from corpora.added_tokens import add_tokens
 from corpora.files import column_texts
 from corpora.hub import load_dataset_splits
 from corpora.long_text import first_documents
-from corpora.sources import described, find_corpora, find_sources
-from corpora.tokenizers import LEAST_COVERAGE, has_tokenizer, load_tokenizer, train_tokenizer
+from corpora.sources import bytes_of, described, find_corpora, find_sources
+from corpora.tokenizers import LEAST_COVERAGE, MOST_CHARACTERS, has_tokenizer, load_tokenizer, train_tokenizer
 from corpora.unknown import lost_letters, named
 from model_t5 import build_config, drop_idle_search, load_model
 from modeling.new_vocabulary import change_vocabulary
@@ -71,7 +71,9 @@ class TokenizerArguments:
         at_least=LEAST_COVERAGE,
         at_most=1,
     )
-    max_sentences: int = option(1_000_000, "Lines that SentencePiece samples from the text.", at_least=1)
+    max_sentences: int = option(
+        1_000_000, f"Lines that SentencePiece samples, of {MOST_CHARACTERS / 1e6:.0f}M characters at most.", at_least=1
+    )
     config_name: str | None = option(None, "Also write the config.json of this shape, with the tokenizer's vocabulary.")
     data_cache_dir: str = option("~/.cache/t5_foundry", "Where the built-in corpus is kept.")
 
@@ -128,8 +130,11 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
     return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {flags} ..."}
 
 
-def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments) -> tuple[str, Iterator[str]]:
-    """(what the text is, its documents, at most --max_train_samples of them)."""
+def find_documents(
+    args: TokenizerArguments, data_args: PreTrainingDataArguments
+) -> tuple[str, Iterator[str], int | None]:
+    """(what the text is, its documents, at most --max_train_samples of them, their bytes if all are read)."""
+    size = None
     if args.streaming:
         name, config = args.dataset_name, args.dataset_config_name
         rows = iter(load_dataset_splits(name, config, "--dataset_name", streaming=True, needed="train")["train"])
@@ -140,10 +145,10 @@ def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments
         text = f"{args.dataset_name}, streamed"
     else:
         sources = [find_sources(alone)["train"] for _, alone in find_corpora(data_args).values()]
-        text = described(sources)
+        text, size = described(sources), bytes_of(sources)
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
     limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
-    return text + limit, first_documents(documents, args.max_train_samples)
+    return text + limit, first_documents(documents, args.max_train_samples), None if limit else size
 
 
 def _with_first(documents: Iterator[str]) -> tuple[Iterator[str], str]:
@@ -174,11 +179,12 @@ def main(argv: list[str] | None = None) -> str:
             return args.output_dir
         if args.config_name:
             build_config(args.config_name)  # an unknown name is refused before the training
-        text, documents = find_documents(args, data_args)
+        text, documents, size = find_documents(args, data_args)
+        start_summary({"text": text, "tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
         documents, first = _with_first(documents)
         with made_aside(Path(args.output_dir)) as folder:
             how = args.normalization, args.character_coverage, args.max_sentences
-            letters = train_tokenizer(documents, folder, args.vocab_size, args.byte_fallback, *how)
+            letters = train_tokenizer(documents, folder, args.vocab_size, args.byte_fallback, *how, size=size)
             tokenizer = load_tokenizer(str(folder))
             if args.config_name:
                 build_config(args.config_name, len(tokenizer)).save_pretrained(folder)

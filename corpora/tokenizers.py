@@ -7,6 +7,7 @@ import json
 import random
 import re
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
+from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Tokenizer
 
+from common.processes import print_once
 from common.reports import first_line
 from constants import LEAST_VOCAB_SIZE, NUM_SENTINELS
 from corpora.hub import do_not_wait_for_the_hub
@@ -24,6 +27,8 @@ from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_eos_id, is_byte_le
 
 TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece skips longer lines, so they are cut
 LINE_PART = 1_024  # characters of a part of such a line
+MOST_CHARACTERS = 2**28  # from which SentencePiece learns; it takes 13 bytes of memory for each
+TOLD_CHARACTERS = 2**24  # from which it takes longer than some seconds
 BYTES = 256  # tokens of a tokenizer that writes unknown letters as bytes
 COVERAGE = 0.9995  # SentencePiece's advice for scripts of thousands of letters
 LEAST_COVERAGE = 0.98  # that SentencePiece takes
@@ -32,22 +37,25 @@ LEAST_COVERAGE = 0.98  # that SentencePiece takes
 def train_tokenizer(
     documents: Iterable[str], output_dir: Path, vocab_size: int, byte_fallback: bool | None = None,
     normalization: str = "nmt_nfkc", character_coverage: float | None = None, max_sentences: int = 1_000_000,
-    max_characters: int | None = None,
+    max_characters: int = MOST_CHARACTERS, size: int | None = None,
 ) -> Counter:  # fmt: skip
     """Trains a SentencePiece unigram model on `documents` and writes it as a T5 tokenizer folder.
 
     vocab_size counts all tokens: <pad> 0, </s> 1, <unk> 2, the pieces, and 100 sentinels at the end (<extra_id_0> last,
     as in T5's own vocabulary). The pieces are learnt from a sample: at most `max_sentences` lines of `max_characters`
     together, drawn evenly, the same each time. `letters_and_bytes` chooses byte_fallback and character_coverage by
-    its letters if they are None.
+    its letters if they are None. size: bytes of the documents, if known, for a progress bar.
 
     Returns how often each letter occurs in the sample. ValueError if the text is too small for the size.
     """
     import sentencepiece
 
     output_dir.mkdir(parents=True, exist_ok=True)
-    lines = (line for document in documents for line in document.split("\n") if line.strip())
+    lines = (line for document in _shown(documents, size) for line in document.split("\n") if line.strip())
     sample = _sample((part for line in lines for part in _parts_of(line)), max_sentences, max_characters)
+    if (characters := sum(map(len, sample))) > TOLD_CHARACTERS:
+        learnt = f"{characters:,} characters in {len(sample):,} lines"
+        print_once(f"SentencePiece learns {vocab_size:,} tokens from {learnt}")
     letters = Counter(itertools.chain.from_iterable(sample))
     letters = Counter({letter: count for letter, count in letters.items() if letter.strip()})
     byte_fallback, character_coverage = letters_and_bytes(letters, vocab_size, byte_fallback, character_coverage)
@@ -119,7 +127,16 @@ def letters_and_bytes(
     return byte_fallback, max(LEAST_COVERAGE, frequent / letters.total()) if byte_fallback else COVERAGE
 
 
-def _sample(lines: Iterable[str], most: int, most_characters: int | None) -> list[str]:
+def _shown(documents: Iterable[str], size: int | None) -> Iterator[str]:
+    """The documents, with a bar of the bytes that are read."""
+    shown = dict(unit="B", unit_scale=True, desc="reading the text", disable=not sys.stderr.isatty())
+    with tqdm(total=size, **shown) as bar:
+        for document in documents:
+            bar.update(len(document.encode()))
+            yield document
+
+
+def _sample(lines: Iterable[str], most: int, most_characters: int) -> list[str]:
     """At most so many lines, each with the same chance; the same ones each time."""
     chooser, sample = random.Random(0), []
     for number, line in enumerate(lines):
@@ -127,9 +144,7 @@ def _sample(lines: Iterable[str], most: int, most_characters: int | None) -> lis
             sample.append(line)
         elif (place := int(chooser.random() * (number + 1))) < most:
             sample[place] = line
-    if most_characters:
-        sample = sample[:: max(1, -(-sum(map(len, sample)) // most_characters))]
-    return sample
+    return sample[:: max(1, -(-sum(map(len, sample)) // most_characters))]
 
 
 def _parts_of(line: str) -> Iterator[str]:

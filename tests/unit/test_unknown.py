@@ -4,10 +4,14 @@ Hermetic: made-up words in which a few letters are so rare that SentencePiece's 
 one step of both scripts and an evaluation.
 """
 
+import contextlib
+import io
 import json
 import random
+import re
 import shutil
 from collections import Counter
+from unittest import mock
 
 import datasets
 import numpy as np
@@ -104,12 +108,23 @@ class TrainedTest(TestCase):
 
     def test_the_sample_is_even_bounded_and_the_same_each_time(self):
         lines = [f"line {number}" for number in range(10_000)]
-        sample = tokenizers._sample(iter(lines), 500, None)
+        sample = tokenizers._sample(iter(lines), 500, 10**9)
         self.assertLen(set(sample), 500)
-        self.assertEqual(tokenizers._sample(iter(lines), 500, None), sample)
+        self.assertEqual(tokenizers._sample(iter(lines), 500, 10**9), sample)
         self.assertBetween(np.mean([int(line.split()[1]) for line in sample]), 4_500, 5_500)
-        self.assertEqual(tokenizers._sample(iter(lines[:500]), 500, None), lines[:500])
+        self.assertEqual(tokenizers._sample(iter(lines[:500]), 500, 10**9), lines[:500])
         self.assertLessEqual(sum(map(len, tokenizers._sample(iter(lines), 500, 999))), 999)
+
+    def test_a_terminal_shows_how_much_is_read_and_a_line_how_much_is_learnt_from(self):
+        lines, out, err = sentences(700), io.StringIO(), io.StringIO()
+        size, text = sum(map(len, lines)), " ".join(lines)
+        err.isatty = lambda: True
+        told = mock.patch.object(tokenizers, "TOLD_CHARACTERS", 100)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), told:
+            train_tokenizer(lines, self.folder / "told", 300, max_characters=len(text) // 3, size=size)
+        told = re.search(r"learns 300 tokens from ([\d,]+) characters in [\d,]+ lines\n", out.getvalue())
+        self.assertBetween(int(told[1].replace(",", "")), len(text) // 9, len(text) // 3)
+        self.assertRegex(err.getvalue(), r"reading the text: 100%.* [\d.]+k/[\d.]+k ")
 
 
 class CountedTest(TestCase):
