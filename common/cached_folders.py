@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from common.manifests import difference, fsync, share, write_manifest
+from common.manifests import difference, fsync, is_disk_full, share, write_manifest
 from common.processes import is_first_process, print_once
+from common.reports import first_line
 
 
 def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], overwrite: bool = False) -> Path:
@@ -17,6 +18,7 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
 
     It is built in a temporary folder beside it and renamed when it is whole. A manifest is checked at every use: sizes
     by all processes, contents by rank 0 alone. If several processes build it at once, all use the first one's.
+    ValueError if the disk is full.
     """
     final = cache / f"{name}-{key[:24]}"
     overwrite = overwrite and is_first_process()  # the other processes take what the first one made
@@ -28,8 +30,14 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
     cache.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(cache, name)
     with _temporary(name, cache) as aside:
-        build(aside)
-        write_manifest(aside)
+        try:
+            build(aside)
+            write_manifest(aside)
+        except Exception as error:
+            if not is_disk_full(error):
+                raise
+            raise ValueError(f"{cache} has no room for {name} ({first_line(error)}): free some space, or name a folder "
+                             "on another disk with --data_cache_dir") from None  # fmt: skip
         _put_in_place(aside, final, overwrite)
     return final
 

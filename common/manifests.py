@@ -5,6 +5,7 @@
 Checkpoints and cached data are written into a temporary folder, described, synced to the disk, and renamed when whole.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,9 @@ from pathlib import Path
 
 MANIFEST = "manifest.json"
 READ_AT_ONCE = 8  # files whose contents are hashed side by side
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# The libraries pass on the system's message without its number; torch only compares its place in the file.
+_FULL_MESSAGES = ("unexpected pos ", "PytorchStreamWriter failed writing", *map(os.strerror, _FULL))
 
 
 def write_manifest(folder: Path) -> None:
@@ -84,3 +88,12 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an exception of torch, safetensors or Python means a full disk, quota or file-size limit."""
+    while error is not None:
+        if getattr(error, "errno", None) in _FULL or any(words in str(error) for words in _FULL_MESSAGES):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

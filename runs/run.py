@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from arguments.training import BY_METRIC, T5TrainingArguments, check_warmup, global_batch_size, wants_fsdp
 from common.checkpoint_folders import checkpoints_of
 from common.command_line import MOST, check_folder, exit_on_user_error
+from common.manifests import is_disk_full
 from common.processes import answers, finish_process_group, free_memory, is_first_process, print_once
 from common.reports import (
     end_summary,
@@ -46,7 +47,7 @@ from runs.trackers import finish_tracking, start_tracking
 from tasks.tasks import Tasks
 from trainer_t5 import T5Trainer
 from training.batch_size import find_micro_batch
-from training.checkpoints import check_optimizer_state, delete, is_disk_full, old_files, resumed_batch_notice
+from training.checkpoints import check_optimizer_state, delete, old_files, resumed_batch_notice
 from training.optimizers import check_muon, check_schedule, layer_matrices
 from training.output_lock import lock_output_dir, unlock_output_dir
 

@@ -8,7 +8,6 @@ manifest (common/manifests.py) shows that when a run resumes: the damaged checkp
 """
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -33,9 +32,6 @@ from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
 GIVEN_UP = "_given_up-"  # beginning of the name of a checkpoint that the run has resumed before
 RUN_FILES = "metrics.jsonl all_results.json run.json loss.png predictions.jsonl trackers.json samples.md README.md"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# The libraries pass on the system's message without its number; torch only compares its place in the file.
-_FULL_MESSAGES = ("unexpected pos ", "PytorchStreamWriter failed writing", *map(os.strerror, _FULL))
 
 
 # ---------------------------------------------------------------- writing
@@ -83,15 +79,6 @@ def rotate(newest: Path, keep: int | None, best: str | None) -> None:
     surplus = max(0, place + 1 - keep) if keep else 0
     for checkpoint in earlier[:surplus]:
         discard(checkpoint)
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an exception of torch, safetensors or Python means a full disk, quota or file-size limit."""
-    while error is not None:
-        if getattr(error, "errno", None) in _FULL or any(words in str(error) for words in _FULL_MESSAGES):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 # ---------------------------------------------------------------- resuming

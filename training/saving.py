@@ -16,14 +16,14 @@ from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import HubStrategy
 
 from common.command_line import exit_on_user_error
-from common.manifests import share
+from common.manifests import is_disk_full, share
 from common.processes import is_first_process, print_once
 from common.reports import write_json
 from modeling.low_rank import CONFIG, WEIGHTS, has_low_rank, load_low_rank, low_rank_state
 from publishing.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
 from publishing.model_cards import model_card, read_run
 from tasks.task_records import TASK_RECORD
-from training.checkpoints import SAVING, is_disk_full, load_loss_state, publish, rotate, save_loss_state
+from training.checkpoints import SAVING, load_loss_state, publish, rotate, save_loss_state
 from training.row_order import RowOrderTrainer
 
 

@@ -34,6 +34,7 @@ from arguments.training import FineTuningArguments, PreTrainingArguments
 from common import manifests
 from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
 from common.command_line import RESUME_NEWEST
+from common.manifests import is_disk_full
 from common.reports import read_metrics
 from constants import PREEMPTED_EXIT_CODE
 from corpora.examples import ChunkDataset
@@ -41,7 +42,6 @@ from training import checkpoints, preemption
 from training.checkpoints import (
     SAVING,
     delete,
-    is_disk_full,
     load_loss_state,
     old_files,
     prepare_output_dir,

@@ -23,7 +23,7 @@ import pre_train_t5
 from arguments.training import FineTuningArguments
 from common.cached_folders import cached
 from common.command_line import parse_arguments
-from common.manifests import difference, write_manifest
+from common.manifests import difference, is_disk_full, write_manifest
 from common.reports import read_metrics, side_file
 from common.trust import check_deepspeed_files
 from corpora import sources
@@ -35,7 +35,7 @@ from publishing.exports import load_any_checkpoint
 from runs.callbacks import MetricsFileCallback
 from runs.trackers import TensorBoardTracker
 from search.sweep_files import choose_folder
-from training.checkpoints import check_optimizer_state, check_saved_state, is_disk_full, prepare_output_dir, publish
+from training.checkpoints import check_optimizer_state, check_saved_state, prepare_output_dir, publish
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 ROOT = Path(__file__).parents[2]

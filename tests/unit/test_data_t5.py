@@ -6,6 +6,7 @@ itself (token ids) and T5's vocabulary (places of the special tokens).
 
 import bz2
 import contextlib
+import errno
 import gzip
 import io
 import json
@@ -675,6 +676,16 @@ class CachedTest(TestCase):
             raise KeyboardInterrupt
 
         with self.assertRaises(KeyboardInterrupt):
+            cached(self.folder, "thing", "k", build)
+        self.assertEmpty(list(self.folder.iterdir()))
+
+    def test_a_full_disk_names_the_folder_and_the_flag(self):
+        def build(folder):
+            (folder / "x").write_text("half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        message = r"has no room for thing \(\[Errno 28\] .*free some space, or .*another disk with --data_cache_dir"
+        with self.assertRaisesRegex(ValueError, message):
             cached(self.folder, "thing", "k", build)
         self.assertEmpty(list(self.folder.iterdir()))
 
