@@ -21,6 +21,7 @@ import contextlib
 import copy
 import itertools
 import logging
+import os
 import pickle
 import re
 from collections.abc import Iterator
@@ -46,8 +47,8 @@ from transformers import (
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from common.command_line import check_value
-from common.processes import print_once
-from common.reports import first_line
+from common.processes import free_memory, print_once
+from common.reports import first_line, human_bytes
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
@@ -228,6 +229,8 @@ def check_model_source(args: Any, training_args: Any = None, packed: str | None 
     else:
         return
     check_options(config, args.attn_implementation, training_args, packed)
+    named = "model_name_or_path" if args.model_name_or_path else "config_name"
+    check_room(config, f"--{named} {getattr(args, named)}")
     if is_local_model(args.model_name_or_path) and training_args:
         base, folder = Path(args.model_name_or_path).resolve(), Path(training_args.output_dir).resolve()
         if args.lora_rank and folder in (base, *base.parents):
@@ -240,6 +243,17 @@ def check_model_source(args: Any, training_args: Any = None, packed: str | None 
         if training_args.overwrite_output_dir and folder == base.parent and base.name.startswith("checkpoint-"):
             raise ValueError(f"--overwrite_output_dir would delete {args.model_name_or_path}, from which the training "
                              "is to start: name another --output_dir")  # fmt: skip
+
+
+def check_room(config: PreTrainedConfig, shown: str) -> None:
+    """ValueError if the machine's memory cannot hold the whole model in each of its processes, which build it before it
+    is sharded or sent to a GPU. shown: the flag and value that name it."""
+    shape, processes = shape_of(config), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    needed, there = 4 * (shape.layer_weights + shape.embedding_weights) * processes, free_memory()
+    if needed > there:
+        copies = f"one for each of {processes} processes, " if processes > 1 else ""
+        raise ValueError(f"{shown}: its weights in float32, {copies}take {human_bytes(needed)} of the machine's memory "
+                         f"before they are sharded or sent to a GPU, and {human_bytes(there)} are free")  # fmt: skip
 
 
 def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTrainedConfig:

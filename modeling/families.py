@@ -84,6 +84,11 @@ class Shape:
         return self.decoder.width * self.vocabulary
 
     @property
+    def layer_weights(self) -> int:
+        """Weights of all layers' matrices."""
+        return self.encoder.layers * self.encoder.block + self.decoder.layers * self.decoder_block
+
+    @property
     def described(self) -> str:
         """ "d_model 128, 2 + 2 layers"."""
         widths = dict.fromkeys((self.encoder.width, self.decoder.width))

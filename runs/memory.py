@@ -160,9 +160,7 @@ def activation_bytes(
 
 def matrix_parameters(config: T5Config) -> int:
     """Number of weights in matrix products, including the head's: those that autocast copies."""
-    shape = shape_of(config)
-    layers = shape.encoder.layers * shape.encoder.block + shape.decoder.layers * shape.decoder_block
-    return layers + shape.head
+    return shape_of(config).layer_weights + shape_of(config).head
 
 
 def block_parameters(config: T5Config) -> int:

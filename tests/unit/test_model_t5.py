@@ -428,6 +428,17 @@ class LoadingTest(ModelTest):
             with self.assertRaisesRegex(ValueError, message):
                 load_model(folder, **model_flags)
 
+    @parameterized.parameters((1, 44e9, True), (1, 45e9, False), (8, 300e9, True), (8, 360e9, False))
+    def test_a_model_that_this_machine_cannot_build_is_refused(self, processes, memory, refused):
+        """T5 XXL: 44.5 GB in float32 for each process. The system would end them without a word."""
+        args, launched = ModelArguments(config_name="t5-v1_1-xxl"), {"LOCAL_WORLD_SIZE": str(processes)}
+        expected = contextlib.nullcontext()
+        if refused:
+            copies = "one for each of 8 processes, " if processes == 8 else ""
+            expected = self.assertRaisesRegex(ValueError, f"^--config_name t5-v1_1-xxl: its weights .*, {copies}take ")
+        with mock.patch("model_t5.free_memory", return_value=memory), mock.patch.dict(os.environ, launched), expected:
+            check_model_source(args)
+
     @parameterized.parameters((None, "not a folder or Hub name"), ("{", "valid JSON"), ("{}", "model_type"))
     def test_what_is_no_model_is_refused(self, content, message):
         if content is not None:
