@@ -183,7 +183,8 @@ class Text:
     def compute_metrics(self) -> Callable:
         """The function from predictions to metrics, of each corpus too if there are several."""
         objective, held_out = self.objective, self.files["validation"]
-        of_corpus = [objective.metrics(file.without(objective.eos_id).bytes_per_token) for file in held_out]
+        eos = objective.eos_id if self.args.eos_between_documents else None
+        of_corpus = [objective.metrics(file.bytes_per_token(eos)) for file in held_out]
         if not self._is_joined:
             return of_corpus[0]
         ends = self.validation.cumulative_sizes

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from common.manifests import difference, fsync, is_disk_full, share, write_manifest
 from common.processes import is_first_process, print_once
-from common.reports import first_line
+from common.reports import first_line, human_bytes
+
+TOLD_BYTES = 2**33  # which take more than some seconds to be hashed
 
 
 def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], overwrite: bool = False) -> Path:
@@ -23,6 +25,9 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
     final = cache / f"{name}-{key[:24]}"
     overwrite = overwrite and is_first_process()  # the other processes take what the first one made
     if final.exists() and not overwrite:
+        size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
+        if size > TOLD_BYTES:
+            print_once(f"{final}: checking its {human_bytes(size)}")
         damage = difference(final, hashes=is_first_process())
         if damage is None:
             return final

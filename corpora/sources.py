@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from common.cached_folders import cached
+from common.cached_folders import TOLD_BYTES, cached
 from common.manifests import file_digests
 from common.processes import print_once
 from common.reports import human_bytes
@@ -29,7 +29,6 @@ from corpora.tokenizers import load_tokenizer, train_tokenizer
 
 # Sample for a tokenizer that is trained on the way: enough for a small vocabulary, and a minute or less.
 TOKENIZER_SENTENCES, TOKENIZER_CHARACTERS = 200_000, 2**25
-TOLD_BYTES = 2**33  # of files, which take more than some seconds to be hashed
 TOKENIZER_FORMAT = 3  # part of its key in the cache: raise it when the same text would give another tokenizer
 
 

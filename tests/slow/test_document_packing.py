@@ -304,7 +304,7 @@ class TokensTest(parameterized.TestCase):
 
     def test_bytes_of_a_token_leave_out_the_separators(self):
         file = TokenFile(np.array([5, 6, EOS, 7, EOS]), 2, 0, 30)
-        self.assertEqual((file.bytes_per_token, file.without(EOS).bytes_per_token), (6.0, 10.0))
+        self.assertEqual((file.bytes_per_token(), file.bytes_per_token(EOS)), (6.0, 10.0))
 
 
 class ModelTest(parameterized.TestCase):

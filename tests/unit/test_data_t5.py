@@ -533,7 +533,7 @@ class TokenisedTest(TestCase):
         file = self.tokens(path, validation_file=[str(self.text)], max_train_samples=4)["train"]
         self.assertEqual((file.documents, file.empty_documents, file.text_bytes), (2, 2, 9))
         self.assertEqual(file.tokens.tolist(), self.ids(["one é", "two"]))
-        self.assertAlmostEqual(file.bytes_per_token, 9 / len(file.tokens))
+        self.assertAlmostEqual(file.bytes_per_token(), 9 / len(file.tokens))
 
     def test_long_text_in_several_batches_of_the_tokenizer(self):
         with mock.patch.object(token_files, "TOKENISE_BATCH", 200):

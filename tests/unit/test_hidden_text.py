@@ -56,7 +56,7 @@ class PerfectModelTest(parameterized.TestCase):
         text = documents(longest)
         file = TokenFile(text, documents=1, empty_documents=0, text_bytes=round(BYTES * np.count_nonzero(text != EOS)))
         data = collator.rows(text)
-        metrics = collator.metrics(file.without(EOS).bytes_per_token)
+        metrics = collator.metrics(file.bytes_per_token(EOS))
         trainer = T5Trainer(
             model=model, args=arguments(self.enterContext(tempfile.TemporaryDirectory()), per_device_eval_batch_size=7),
             eval_dataset=data, data_collator=collator, compute_metrics=metrics,

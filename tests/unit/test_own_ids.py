@@ -98,7 +98,7 @@ class TokensTest(TestCase):
         self.assertEqual(tokens["validation"].tokens.tolist(), [4])
         counts = tokens["train"].documents, tokens["train"].empty_documents
         self.assertEqual(counts, (3, 1) if column else (3, 0))
-        self.assertIsNone(tokens["train"].bytes_per_token)
+        self.assertIsNone(tokens["train"].bytes_per_token())
         with_eos = self.tokens(self.path(name, content), eos_between_documents=True, **flags)["train"].tokens
         self.assertEqual(with_eos.tolist().count(1), 3)
 
