@@ -251,8 +251,8 @@ def check_room(config: PreTrainedConfig, shown: str) -> None:
     shape, processes = shape_of(config), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     needed, there = 4 * (shape.layer_weights + shape.embedding_weights) * processes, free_memory()
     if needed > there:
-        copies = f"one for each of {processes} processes, " if processes > 1 else ""
-        raise ValueError(f"{shown}: its weights in float32, {copies}take {human_bytes(needed)} of the machine's memory "
+        copies = f", one for each of {processes} processes," if processes > 1 else ""
+        raise ValueError(f"{shown}: its weights in float32{copies} take {human_bytes(needed)} of the machine's memory "
                          f"before they are sharded or sent to a GPU, and {human_bytes(there)} are free")  # fmt: skip
 
 
