@@ -44,9 +44,9 @@ from corpora.files import check_file
 LARGEST_SEED = 2**32 - 1  # of numpy
 # {flag whose default depends on the job (check_training): the value that transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
-_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
 _CHECKPOINTING = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")  # torch's names
-_COMPILE_MODES = ("default", "lite", "max-autotune-no-cudagraphs", *_CUDA_GRAPHS)
+_COMPILE_MODES = ("default", "lite", "max-autotune-no-cudagraphs", *CUDA_GRAPHS)
 # Parts of Trainer that T5Trainer does not have: it would stop at its first batch or evaluation, ignore them or err.
 _NOT_IN_T5TRAINER = (
     "average_tokens_across_devices batch_eval_metrics dataloader_drop_last enable_jit_checkpoint "
@@ -498,11 +498,11 @@ def _check_step(args: T5TrainingArguments) -> None:
     if args.torch_compile:
         check_value("torch_compile_backend", args.torch_compile_backend,
                     dict(choices=torch.compiler.list_backends(exclude_tags=None)))  # fmt: skip
-    if args.torch_compile_mode in _CUDA_GRAPHS and args.gradient_accumulation_steps > 1:
+    if args.torch_compile_mode in CUDA_GRAPHS and args.gradient_accumulation_steps > 1:
         raise ValueError(f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
                          "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "
                          f"{args.gradient_accumulation_steps}, or leave the mode out")  # fmt: skip
-    if args.torch_compile_mode in _CUDA_GRAPHS:
+    if args.torch_compile_mode in CUDA_GRAPHS:
         refuse(args, "auto_find_batch_size", f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate "
                "gradients, which this flag may ask for")  # fmt: skip
     if args.precompile:

@@ -17,7 +17,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers import T5Config
 
-from arguments.training import GPUS, cores_of_a_process, wants_fsdp, zero_stage
+from arguments.training import CUDA_GRAPHS, GPUS, cores_of_a_process, wants_fsdp, zero_stage
 from common.processes import free_memory
 from constants import HARDWARE_PEAKS
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
@@ -261,6 +261,8 @@ def _micro_batch(
         lengths = size, job.source, job.target
         kept = activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total
         if fixed + kept <= room:
+            if steps > 1 and args.torch_compile_mode in CUDA_GRAPHS:
+                return asked, f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate gradients"
             need = f"{(fixed + kept) / 1e9:.0f} of {memory / 1e9:.0f} GB by the memory plan"
             return ((size, steps), f"{need}; the global batch stays") if gpu or (size, steps) != asked else None
     return asked, f"by the memory plan one sequence is too much for {memory / 1e9:.0f} GB"

@@ -129,6 +129,19 @@ class ChoiceTest(parameterized.TestCase):
         if memory == 1e9:
             self.assertIn("one sequence is too much for 1 GB", found.reason)
 
+    @parameterized.parameters((None, (8, 4)), ("reduce-overhead", (32, 1)))
+    def test_cuda_graphs_do_not_accumulate(self, mode, micro_batch):
+        """They write a forward pass's gradients over those of the one before."""
+        config = build_config("t5-v1_1-large", None)
+        args = FineTuningArguments(
+            output_dir=str(self.folder), report_to="none", dry_run=True, assume_gpu="rtx3090", torch_compile_mode=mode
+        )
+        args.optim, args.given = "adafactor", frozenset({"torch_compile_mode"} if mode else ())
+        job = Job(**JOB | dict(config=config, weights=parameter_shapes(config)))
+        found = {choice.name: choice for choice in choose(find_gpu(args), job, args, Launcher())}["micro-batch"]
+        self.assertEqual(found.value, micro_batch)
+        self.assertEqual("cannot accumulate gradients" in found.reason, mode is not None)
+
     def test_a_model_too_large_keeps_the_batch(self):
         config = build_config("t5-v1_1-xl", None)
         found = chosen("t4", config=config, weights=parameter_shapes(config))["micro-batch"]

@@ -83,7 +83,7 @@ class FlagsTest(parameterized.TestCase):
     def test_these_are_the_modes_with_cuda_graphs(self):
         modes = torch._inductor.list_mode_options()
         self.assertCountEqual(
-            training_arguments._CUDA_GRAPHS,
+            training_arguments.CUDA_GRAPHS,
             [mode for mode, options in modes.items() if options.get("triton.cudagraphs")],
         )
 
