@@ -21,7 +21,6 @@ import contextlib
 import copy
 import itertools
 import logging
-import os
 import pickle
 import re
 from collections.abc import Iterator
@@ -47,7 +46,7 @@ from transformers import (
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from common.command_line import check_value
-from common.processes import free_memory, print_once
+from common.processes import free_memory, print_once, processes_here
 from common.reports import first_line, human_bytes
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
@@ -248,7 +247,7 @@ def check_model_source(args: Any, training_args: Any = None, packed: str | None 
 def check_room(config: PreTrainedConfig, shown: str) -> None:
     """ValueError if the machine's memory cannot hold the whole model in each of its processes, which build it before it
     is sharded or sent to a GPU. shown: the flag and value that name it."""
-    shape, processes = shape_of(config), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    shape, processes = shape_of(config), processes_here()
     needed, there = 4 * (shape.layer_weights + shape.embedding_weights) * processes, free_memory()
     if needed > there:
         copies = f", one for each of {processes} processes," if processes > 1 else ""

@@ -38,7 +38,7 @@ from corpora.files import check_file
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, load_model
 from modeling.loss import nats_of
-from modeling.rows_at_a_time import rows_to_score
+from modeling.rows_at_a_time import parts, rows_to_score
 from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_search
 from tasks.examples import answer_length, class_label_ids, decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
@@ -223,11 +223,11 @@ def log_probabilities(
     ends = torch.isin(labels, torch.tensor(as_list(model.generation_config.eos_token_id), device=labels.device)).long()
     labels[ends.cumsum(dim=1) > ends] = IGNORE_INDEX
     repeated = {name: values.repeat_interleave(count, dim=0) for name, values in batch.items()}
-    repeated |= {"decoder_input_ids": written[:, :-1]}
+    rows = repeated | {"decoder_input_ids": written[:, :-1], "labels": labels}
     found, size = [], rows_to_score(model.config, batch["input_ids"].shape[1], labels.shape[1])
-    for start in range(0, len(labels), size):
-        part = {name: values[start : start + size] for name, values in repeated.items()}
-        found += nats_of(model(**part).logits, labels[start : start + size]).sum(dim=1).neg().tolist()
+    for part in parts(rows, size):
+        wanted = part.pop("labels")
+        found += nats_of(model(**part).logits, wanted).sum(dim=1).neg().tolist()
     return found
 
 

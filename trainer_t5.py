@@ -52,7 +52,7 @@ from modeling.fused_projections import (
 )
 from modeling.loss import compute_loss_in_forward, nats_of
 from modeling.relative_bias import sum_bias_by_diagonals
-from modeling.rows_at_a_time import rows_to_generate, rows_to_score
+from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from modeling.segment_masks import SEGMENTS
 from tasks.batching import BucketCollator, PackingCollator
 from tasks.examples import EvaluationTask
@@ -509,11 +509,10 @@ class T5Trainer(SavingTrainer):
             sources = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
             if encoded is not None:
                 sources["encoder_outputs"] = encoded
-            own, written, places = self.model.generation_config, [], (self.model.config, inputs["input_ids"].shape[1])
+            own, source, written = self.model.generation_config, inputs["input_ids"].shape[1], []
             longest, beams = (self._gen_kwargs.get(n) or getattr(own, n) or 1 for n in ("max_length", "num_beams"))
-            for part in self._parts(
-                sources, rows_to_generate(*places, longest, beams, self.args.device, self.args.bf16)
-            ):
+            size = rows_to_generate(self.model.config, source, longest, beams, self.args.device, self.args.bf16)
+            for part in self._parts(sources, size):
                 if encoded is not None:
                     part["encoder_outputs"] = BaseModelOutput(last_hidden_state=part["encoder_outputs"])
                 with self.accelerator.autocast():  # accelerate wraps the model's forward; generate() calls its parts
@@ -524,10 +523,9 @@ class T5Trainer(SavingTrainer):
     def _parts(self, rows: dict[str, torch.Tensor], size: int) -> list[dict[str, torch.Tensor]]:
         """The rows of a batch, at most `size` at a time. Under ZeRO-3 and FSDP2 all at once, since all ranks need as
         many forward passes."""
-        count = len(rows["input_ids"])
-        size = count if is_deepspeed_zero3_enabled() or self.is_fsdp_enabled else size
+        whole = is_deepspeed_zero3_enabled() or self.is_fsdp_enabled
         there = {name: values for name, values in rows.items() if values is not None}
-        return [{name: values[i : i + size] for name, values in there.items()} for i in range(0, count, size)]
+        return parts(there, len(rows["input_ids"]) if whole else size)
 
     def _score(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(statistics [B, 5 + n], encoder's output [B, S, d_model] or None) of `_score_rows`, of as many rows at a time
@@ -535,8 +533,8 @@ class T5Trainer(SavingTrainer):
         positions = 0 if labels is None else labels.shape[1]
         if self.class_label_ids is not None and not self.args.predict_with_generate:
             positions += int(self.class_label_ids.ne(IGNORE_INDEX).sum())
-        parts = self._parts(inputs, rows_to_score(self.model.config, inputs["input_ids"].shape[1], positions))
-        scored = [self._score_rows(model, part, part.get("labels")) for part in parts]
+        size = rows_to_score(self.model.config, inputs["input_ids"].shape[1], positions)
+        scored = [self._score_rows(model, part, part.get("labels")) for part in self._parts(inputs, size)]
         statistics, encoded = zip(*scored, strict=True)
         return torch.cat(statistics), None if encoded[0] is None else torch.cat(encoded)
 

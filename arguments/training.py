@@ -28,7 +28,7 @@ from common.command_line import (
     refuse,
 )
 from common.deepspeed_build import watch_deepspeed_build
-from common.processes import end_with_launcher, has_accelerator, print_once
+from common.processes import end_with_launcher, has_accelerator, print_once, processes_here
 from common.reports import is_secret
 from constants import (
     DEFAULT_OPTIMIZER,
@@ -290,7 +290,7 @@ def _check_mapping(name: str, value: str) -> None:
 def cores_of_a_process() -> int:
     """CPU cores for each process of this machine, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, cores // processes_here())
 
 
 def has_bf16() -> bool:

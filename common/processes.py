@@ -21,6 +21,11 @@ def has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
+def processes_here() -> int:
+    """The processes of this run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def free_memory() -> int:
     """Bytes of the machine's memory that programs can still have."""
     import psutil  # which a GPU machine may lack

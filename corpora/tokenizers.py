@@ -128,9 +128,11 @@ def letters_and_bytes(
 
 
 def _shown(documents: Iterable[str], size: int | None) -> Iterator[str]:
-    """The documents, with a bar of the bytes that are read."""
-    shown = dict(unit="B", unit_scale=True, desc="reading the text", disable=not sys.stderr.isatty())
-    with tqdm(total=size, **shown) as bar:
+    """The documents, on a terminal with a bar of the bytes that are read."""
+    if not sys.stderr.isatty():
+        yield from documents
+        return
+    with tqdm(total=size, unit="B", unit_scale=True, desc="reading the text") as bar:
         for document in documents:
             bar.update(len(document.encode()))
             yield document

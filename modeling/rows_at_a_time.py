@@ -24,6 +24,12 @@ def rows_to_score(config: PreTrainedConfig, source: int, target: int) -> int:
     return max(1, LARGEST_TENSOR // max(target * shape.vocabulary, scores, wide))
 
 
+def parts(rows: dict[str, torch.Tensor], size: int) -> list[dict[str, torch.Tensor]]:
+    """A batch {name: [B, ...]}, at most `size` rows at a time."""
+    count = len(next(iter(rows.values())))
+    return [{name: values[i : i + size] for name, values in rows.items()} for i in range(0, count, size)]
+
+
 def cached_numbers(config: PreTrainedConfig, source: int, target: int) -> int:
     """Keys and values that `generate` keeps of one text: each layer's of T written and S read positions."""
     decoder = shape_of(config).decoder

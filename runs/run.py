@@ -15,7 +15,7 @@ from arguments.training import BY_METRIC, T5TrainingArguments, check_warmup, glo
 from common.checkpoint_folders import checkpoints_of
 from common.command_line import MOST, check_folder, exit_on_user_error
 from common.manifests import is_disk_full
-from common.processes import answers, finish_process_group, free_memory, is_first_process, print_once
+from common.processes import answers, finish_process_group, free_memory, is_first_process, print_once, processes_here
 from common.reports import (
     end_summary,
     first_line,
@@ -134,7 +134,7 @@ class TrainingRun(Run):
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
         warmup = 0 if args.lr_scheduler_type in ("constant", *BY_METRIC) else args.get_warmup_steps(steps)
         self._install_callbacks()
-        (memory, memory_there), (disk, disk_there) = room_for(self.trainer.model, args)
+        room = (memory, memory_there), (disk, disk_there) = room_for(self.trainer.model, args)
         limited = args.save_total_limit or args.save_strategy == "no"
         plan = {
             "model": described_model(self.trainer.model),
@@ -162,7 +162,7 @@ class TrainingRun(Run):
             resumed_batch_notice(self.checkpoint, self.sequences),
         )
         with exit_on_user_error():
-            check_plan(self.trainer.model, args, steps)
+            check_plan(self.trainer.model, args, steps, room)
             if not args.deepspeed:
                 check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)
         if args.dry_run:
@@ -299,7 +299,7 @@ def _state_bytes(model: PreTrainedModel, optimizer: str) -> int:
 def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     """Bytes of weights, gradients and optimizer on a GPU or, on a CPU, of all processes of this machine; without
     activations. In mixed precision the weights stay float32."""
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if args.use_cpu else 1
+    processes = processes_here() if args.use_cpu else 1
     weights, trained = count_parameters(model), count_parameters(model, True)
     memory = processes * (4 * (weights + trained) + _state_bytes(model, args.optim))
     return memory / args.world_size if _shards_by_fsdp(args) else memory
@@ -325,12 +325,15 @@ def room_for(model: PreTrainedModel, args: T5TrainingArguments) -> tuple[tuple[f
     return (needed_memory(model, args), memory), (needed_disk(model, args), disk)
 
 
-def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int) -> None:
-    """ValueError for a warm-up, schedule or optimizer that does not fit the run, and for too little memory or disk."""
+def check_plan(
+    model: PreTrainedModel, args: T5TrainingArguments, steps: int, room: tuple[tuple[float, float], tuple[float, float]]
+) -> None:
+    """ValueError for a warm-up, schedule or optimizer that does not fit the run, and for too little memory or disk.
+    room: of `room_for`."""
     check_warmup(args, steps)
     check_schedule(args, steps)
     check_muon(args, model)
-    (memory, memory_there), (disk, disk_there) = room_for(model, args)
+    (memory, memory_there), (disk, disk_there) = room
     if disk > disk_there and not args.assume_gpu:  # of another machine
         raise ValueError(f"--output_dir {args.output_dir} will need {human_bytes(disk)} and has "
                          f"{human_bytes(disk_there)} free: use another disk, a smaller --save_total_limit or "
@@ -344,7 +347,7 @@ def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int) ->
 def check_before_data(model: PreTrainedModel, args: T5TrainingArguments) -> None:
     """`check_plan` before the data are prepared, which may take hours. A dry run shows its plan first."""
     if not args.dry_run:
-        check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST)
+        check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST, room_for(model, args))
 
 
 def large_step_notice(args: T5TrainingArguments, sequences: int, tokens: int | None) -> str | None:

@@ -18,7 +18,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import T5Config
 
 from arguments.training import CUDA_GRAPHS, GPUS, cores_of_a_process, wants_fsdp, zero_stage
-from common.processes import free_memory
+from common.processes import free_memory, processes_here
 from constants import HARDWARE_PEAKS
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
@@ -303,7 +303,7 @@ def find_gpu(args) -> Gpu | None:
 def find_launcher(args) -> Launcher:
     """How this process was started."""
     sharding = f"zero{zero_stage(args)}" if args.deepspeed else "fsdp2" if wants_fsdp(args) else "ddp"
-    memory = free_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if args.use_cpu else math.inf
+    memory = free_memory() / processes_here() if args.use_cpu else math.inf
     return Launcher(max(1, args.world_size), cores_of_a_process(), sharding, memory)
 
 
