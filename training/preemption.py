@@ -4,6 +4,8 @@ T5Trainer._finalize_training then exits with code 75 (EX_TEMPFAIL of sysexits.h:
 requeues such a job, and its next start resumes from the newest whole checkpoint (training/checkpoints.py).
 """
 
+import atexit
+import multiprocessing
 import os
 import signal
 import threading
@@ -90,8 +92,17 @@ class PreemptionCallback(TrainerCallback):
 
 def outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> None:
     """Initialises a data worker that ignores SIGNALS. SLURM sends them to every process of a job, and a rank without
-    its data workers could not finish the step after which it saves. Workers end with their rank's process."""
+    its data workers could not finish the step after which it saves."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if initialise is not None:
         initialise(worker)
+
+
+@atexit.register
+def _kill_workers() -> None:
+    """Kills the data workers that an error has left: Python's exit would send them SIGTERM and wait for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that was killed
+    for worker in multiprocessing.active_children():
+        if worker.daemon:
+            worker.kill()

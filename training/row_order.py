@@ -22,8 +22,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
     train_collator: BucketCollator | PackingCollator | None = None  # for training alone
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides Trainer to start data workers that ignore the signals at which the run saves and stops. A stream
-        brings its own loader, since it is split over the ranks already."""
+        """Overrides Trainer for collators of training alone, and for rows that fill the last batch of all ranks. A
+        stream brings its own loader, since it is split over the ranks already."""
         if hasattr(self.train_dataset, "loader"):
             workers = partial(outlive_signals, None)
             return self.train_dataset.loader(self.data_collator, self.args, worker_init_fn=workers)
@@ -35,21 +35,25 @@ class RowOrderTrainer(Seq2SeqTrainer):
             self.train_dataset = FilledRows(rows, -len(order) % whole, order)
         loader = super().get_train_dataloader()
         self.train_dataset, self.data_collator = rows, for_evaluation
-        for part in {loader, getattr(loader, "base_dataloader", loader)}:
-            part.worker_init_fn = partial(outlive_signals, part.worker_init_fn)
         return loader
 
     def _get_dataloader(self, *args, is_training: bool = False, **kwargs):
-        """Overrides Trainer to keep data workers between epochs of training only, not for every evaluation set."""
-        asked = self.args.dataloader_persistent_workers
-        self.args.dataloader_persistent_workers = bool(asked and is_training and self.args.dataloader_num_workers)
+        """Overrides Trainer to start data workers that ignore the signals at which the run saves and stops, and to keep
+        them between epochs of training only, not for every evaluation set. They are forked, which Python 3.14 does not
+        by itself: so they share model and corpus, which would be pickled for each of them."""
+        workers, asked = self.args.dataloader_num_workers, self.args.dataloader_persistent_workers
+        self.args.dataloader_persistent_workers = bool(asked and is_training and workers)
         try:
-            return super()._get_dataloader(*args, is_training=is_training, **kwargs)
+            loader = super()._get_dataloader(*args, is_training=is_training, **kwargs)
         finally:
             self.args.dataloader_persistent_workers = asked
+        for part in {loader, getattr(loader, "base_dataloader", loader)} if workers else ():
+            part.worker_init_fn = partial(outlive_signals, part.worker_init_fn)
+            part.multiprocessing_context = "fork"
+        return loader
 
     def end_data_workers(self) -> None:
-        """Ends the workers that are kept between epochs. They ignore signals, so Python's exit would wait forever."""
+        """Ends the workers that are kept between epochs."""
         loader = self.callback_handler.train_dataloader
         for part in (loader, getattr(loader, "base_dataloader", None)):
             if (iterator := getattr(part, "_iterator", None)) is not None:

@@ -2,9 +2,12 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -13,6 +16,7 @@ import torture
 from absl.testing import absltest, parameterized
 from helpers import run_main
 
+import fine_tune_t5
 import pre_train_t5
 from common.checkpoint_folders import checkpoints_of, damage
 from runs import trackers
@@ -66,6 +70,42 @@ class EarlyStopTest(TestCase):
         out = self.folder / "patient_later"
         self.run_script(out, *torture.changed([*self.FLAGS], "--max_steps", "4"))
         self.assertEqual(self.run_script(out, *self.PATIENT, "--resume_from_checkpoint")[0]["global_step"], 12)
+
+
+class DataWorkersTest(TestCase):
+    # Its fourth step runs out of memory.
+    FAILS = """
+import sys
+import pre_train_t5, trainer_t5
+step, steps = trainer_t5.T5Trainer.training_step, []
+def fourth_fails(*args, **kwargs):
+    steps.append(1)
+    if len(steps) == 4:
+        raise MemoryError("out of memory")
+    return step(*args, **kwargs)
+trainer_t5.T5Trainer.training_step = fourth_fails
+pre_train_t5.main(sys.argv[1:])
+"""
+
+    def test_an_error_ends_a_run_whose_workers_outlive_signals(self):
+        """Python's exit sent them SIGTERM, and waited for ever."""
+        flags = torture.changed(self.command, "--output_dir", str(self.folder / "failed"))
+        command = [sys.executable, "-c", self.FAILS, *flags, "--dataloader_num_workers", "2"]
+        root = Path(pre_train_t5.__file__).parent
+        done = subprocess.run(command, cwd=root, timeout=120, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("MemoryError: out of memory", done.stderr)
+
+    def test_workers_are_forked_whatever_python_does_by_itself(self):
+        """Python 3.14 starts processes by a server, which needs everything pickled: the model, and a corpus as a copy
+        in each worker. An evaluation in fine-tuning then ended in a traceback."""
+        before = multiprocessing.get_start_method(allow_none=True)
+        multiprocessing.set_start_method("spawn", force=True)
+        self.addCleanup(multiprocessing.set_start_method, before, force=True)
+        flags = torture.changed(torture.material_of(self.folder)["fine_tune"], "--num_train_epochs", "1")
+        out = self.folder / "forked"
+        results, *_ = run_main(fine_tune_t5.main, *flags, "--output_dir", out, "--dataloader_num_workers", "1")
+        self.assertIn("eval_matthews_correlation", results)
 
 
 class OverwriteTest(TestCase):
