@@ -197,9 +197,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
                 # `accelerate launch` gives a process one thread by default, but here it may use its cores.
                 torch.set_num_threads(cores_of_a_process())
             self.dataloader_pin_memory = False
-        elif torch.backends.mps.is_available() and not self.use_cpu:
-            raise ValueError("--use_cpu false: Apple's GPU (MPS) is not tested here; train on the CPU with --use_cpu "
-                             "true")  # fmt: skip
         if self.dataloader_num_workers is None:
             self.dataloader_num_workers = 0  # until runs/speed.py chooses
         if self.accelerator_config is None and not self.use_cpu and self.dataloader_pin_memory:

@@ -253,6 +253,7 @@ def load_for(path: Path, args: Namespace) -> dict:
         raise ValueError(f"--gigabytes: a corpus of {size}, fewer than --batch {args.batch}: use more gigabytes")
     sampler = EpochSampler(len(chunks), seed=1, group=args.batch, count_epochs=True)
     options = dict(num_workers=args.workers, prefetch_factor=4 if args.workers else None, drop_last=True)
+    options |= dict(multiprocessing_context="fork" if args.workers else None)  # as in training
     loader = torch.utils.data.DataLoader(chunks, args.batch, sampler=sampler, collate_fn=collator, **options)
     batches = itertools.chain.from_iterable(iter(loader) for _ in itertools.count())  # epoch after epoch
     for _ in range(2 * max(args.workers, 1)):

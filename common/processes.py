@@ -14,10 +14,14 @@ from pathlib import Path
 # torch is imported where it is needed: --help, a wrong flag and scripts that only read files need not wait for it.
 
 
+@functools.cache
 def has_accelerator() -> bool:
-    """Whether torch sees a GPU or another accelerator."""
+    """Whether torch sees a GPU or another accelerator. A line tells that Apple's is not used."""
     import torch
 
+    if torch.backends.mps.is_available():
+        print_once("Apple's GPU (MPS) is not tested here: this runs on the CPU")
+        return False
     return torch.accelerator.is_available()
 
 
