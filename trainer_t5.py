@@ -1,167 +1,45 @@
 """`Seq2SeqTrainer` made exact for T5: loss over the global batch, evaluation that counts every token and example once.
 
-Class labels are scored without generating. A greedy decoder writes the tokens of a label if and only if, fed with that
-label, its most likely token is the label's at every position, EOS included. So one teacher-forced pass over all labels
-finds the label that greedy decoding would write, or none (docs/tasks.md: other tokens that spell the same text).
+The parts it is made of, each a subclass of the one before: training/row_order.py, saving.py, non_finite.py; beside them
+flow.py (when it logs, evaluates, saves and ends) and teacher_forcing.py (class labels are scored without generating).
 
 Legend of shapes: B batch, T target length, C class labels.
 """
 
 import itertools
-import math
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from accelerate.utils import DynamoBackend, gather_object, send_to_device
 from torch import nn
-from torch._inductor.codecache import cache_dir
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset
-from transformers import (
-    DefaultFlowCallback,
-    PreTrainedModel,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
+from torch.utils.data import Dataset
+from transformers import DefaultFlowCallback, PreTrainedModel, Trainer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled, set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.trainer_utils import PredictionOutput, SaveStrategy, TrainOutput
 
-from arguments.training import T5TrainingArguments, best_metric_key, global_batch_size
+from arguments.training import T5TrainingArguments, best_metric_key
 from common.command_line import exit_on_user_error
-from common.processes import finish_process_group, is_first_process, print_once
+from common.processes import finish_process_group, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from corpora.streams import StreamError
-from data_collator_t5 import shift_right
 from model_t5 import use_one_embedding_module
-from modeling.families import family_of, is_tied, shape_of
-from modeling.fused_projections import (
-    checkpoint_blocks_only,
-    fuse_cross_projections,
-    fuse_projections,
-    keep_weight_copies,
-    use_bf16_residual,
-)
-from modeling.loss import compute_loss_in_forward, nats_of
+from modeling.families import is_tied
+from modeling.fused_projections import fuse_cross_projections, fuse_projections, keep_weight_copies, use_bf16_residual
+from modeling.loss import compute_loss_in_forward
 from modeling.relative_bias import sum_bias_by_diagonals
 from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
-from modeling.segment_masks import SEGMENTS
 from tasks.batching import BucketCollator, PackingCollator
 from tasks.examples import EvaluationTask
-from tasks.metrics.scoring import STATISTICS
-from training.optimizers import build_scheduler, optimizer_class_and_kwargs, options_of, restore_options
+from training.flow import FlowCallback, PrecompileCallback, ResumeCallback
+from training.non_finite import FiniteTrainer
+from training.optimizers import build_scheduler, optimizer_class_and_kwargs, options_of
 from training.preemption import PreemptionCallback
-from training.saving import SavingTrainer
-
-
-class _ResumeCallback(TrainerCallback):
-    """Restores what Trainer forgets of the resumed run, and sets the epochs of a stream, which Trainer cannot know."""
-
-    def __init__(self, trainer: "T5Trainer"):
-        self.trainer = trainer
-
-    def on_train_begin(self, _args, state: TrainerState, *_, **__) -> None:
-        """Restores the losses since the last log, so that the next log has the same mean as without interruption; and
-        finds the best checkpoint beside the resumed one, if their folder has been moved. The optimizer's options are
-        those of the flags again, not of the checkpoint, and so are the steps between logs, evaluations and saves, and
-        the metric by which the best checkpoint is compared."""
-        self.trainer.restore_loss_state()
-        resumed = self.trainer._resumed_from
-        if resumed:
-            _take_steps_of_flags(self.trainer.args, state)
-            key, lines = best_metric_key(self.trainer.args), state.log_history
-            values = [line[key] for line in lines if line["step"] == state.best_global_step and key in line]
-            state.best_metric = values[0] if values else None
-        if resumed and self.trainer.asked_options:
-            restore_options(self.trainer.optimizer, self.trainer.lr_scheduler, self.trainer.asked_options)
-        best = resumed and Path(resumed).with_name(f"checkpoint-{state.best_global_step}")
-        if best and best.is_dir():
-            state.best_model_checkpoint = str(best)
-        checkpoint_blocks_only(self.trainer.model)
-
-    def on_epoch_begin(self, _args, state: TrainerState, *_, train_dataloader: DataLoader, **__) -> None:
-        """Sets the sampler's epoch. Trainer does so too, but where several ranks resume within an epoch it does not
-        reach the sampler: the data loader that skips the batches already seen is one wrapper more."""
-        train_dataloader.set_epoch(int(state.epoch or 0))
-
-    def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
-        """Sets the epochs of a stream. Trainer does not know its length and would count shares of --max_steps."""
-        if hasattr(self.trainer.train_dataset, "epochs_done"):
-            state.epoch = self.trainer.train_dataset.epochs_done()
-
-
-def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None:
-    """Gives the state of a resumed run the steps between logs, evaluations and saves that its flags ask for; prints
-    what is different from the checkpoint's."""
-    names = ("logging_steps", "eval_steps", "save_steps")
-    before = {name: getattr(state, name) for name in names}
-    state.compute_steps(args, state.max_steps)
-    for name, steps in before.items():
-        if getattr(state, name) != steps:
-            print_once(f"--{name} {getattr(state, name):g} from here on, {steps:g} before")
-
-
-class _FlowCallback(DefaultFlowCallback):
-    """DefaultFlowCallback that logs, evaluates and saves for the end of an epoch at its last step.
-
-    Trainer does so after what is due at that step: a checkpoint saved there would lack the epoch's log and evaluation,
-    which a run that resumes from it would not make up for. And it does so wherever an epoch is left: a run that a
-    signal stops would first evaluate, though it may be killed within seconds.
-    """
-
-    def __init__(self, trainer: "T5Trainer"):
-        self.trainer, self.has_ended = trainer, False
-
-    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        super().on_step_end(args, state, control, **kwargs)
-        counts_epochs = not hasattr(self.trainer.train_dataset, "epochs_done")  # a stream ends with the run alone
-        self.has_ended = state.global_step >= state.max_steps or (counts_epochs and state.epoch == int(state.epoch))
-        if self.has_ended:
-            super().on_epoch_end(args, state, control, **kwargs)
-
-    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if not self.has_ended and self.trainer.preemption.reason is None:  # such as by early stopping
-            super().on_epoch_end(args, state, control, **kwargs)
-
-
-class _PrecompileCallback(TrainerCallback):
-    """`--precompile`: ends the run after two steps, when the compiler's cache is filled."""
-
-    def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
-        if state.global_step >= 2:
-            print_once(f"--precompile: compiled in two steps and kept in {cache_dir()}; nothing else was written")
-            finish_process_group()
-            raise SystemExit(0)
-
-
-class _OnItsWay:
-    """A number that is copied from the device to the host while both go on working.
-
-    non_finite: float32 on the device, 1 where the number is NaN or infinite, else 0.
-    """
-
-    def __init__(self, number: torch.Tensor):
-        number = number.full_tensor() if isinstance(number, DTensor) else number  # FSDP2's
-        number = number.detach().float()
-        self.non_finite, self.on_host, self.copied = 1 - number.isfinite().float(), number, None
-        if number.is_cuda:
-            self.on_host = torch.empty_like(number, device="cpu", pin_memory=True).copy_(number, non_blocking=True)
-            self.copied = torch.cuda.Event()
-            self.copied.record()
-
-    def value(self) -> float:
-        """The number, after waiting for the copy."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        return float(self.on_host.numpy())
+from training.teacher_forcing import score_rows
 
 
 def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
@@ -189,7 +67,7 @@ def _fit_for_fsdp(model: PreTrainedModel) -> None:
     model._no_split_modules = [name for name in model._no_split_modules if name in there]
 
 
-class T5Trainer(SavingTrainer):
+class T5Trainer(FiniteTrainer):
     """Seq2SeqTrainer with T5's loss, optimizers, schedules, data order and evaluation.
 
     The model's class is changed so that its forward pass computes the loss (modeling/loss.py); `--torch_compile`
@@ -233,14 +111,12 @@ class T5Trainer(SavingTrainer):
         self.asked_options = []  # of the optimizer's groups, as the flags ask for
         self.preemption = PreemptionCallback(self)
         self.remove_callback(DefaultFlowCallback)
-        self.callback_handler.callbacks.insert(0, _FlowCallback(self))
-        self.add_callback(_ResumeCallback(self))
+        self.callback_handler.callbacks.insert(0, FlowCallback(self))
+        self.add_callback(ResumeCallback(self))
         self.add_callback(self.preemption)
         if training_args.precompile:
-            self.add_callback(_PrecompileCallback())
+            self.add_callback(PrecompileCallback())
         self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=training_args.device), 0
-        # What was there when the step began; (norm, the same) of the last step, until its norm is known to be finite.
-        self._began, self._unchecked = {}, (None, {})
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
@@ -346,37 +222,6 @@ class T5Trainer(SavingTrainer):
             return
         super()._run_epoch(*args, **kwargs)
 
-    # ------------------------------------------------------------ non-finite gradients
-    def _get_grad_norm(self, model, grad_norm=None):
-        """Overrides Trainer, which calls this before the update, to end the run at a non-finite norm.
-
-        To read the norm the host must wait for the GPU. An optimizer that knows `found_inf` leaves weights and moments
-        alone where the norm is non-finite, so the host reads it one step later, or before it logs, saves or evaluates.
-        With any other optimizer it reads the norm at once.
-        """
-        self._stop_if_non_finite()
-        grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        norm = _OnItsWay(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
-        optimizer = self._plain_optimizer
-        if not isinstance(norm, _OnItsWay) or not getattr(optimizer, "_step_supports_amp_scaling", False):
-            self._unchecked = norm, self._began
-            self._stop_if_non_finite()
-            return grad_norm
-        optimizer.found_inf = norm.non_finite
-        self._began |= {  # what the host will have changed before it knows the norm
-            "rates": [group["lr"] for group in optimizer.param_groups],
-            "schedule": self.lr_scheduler.state_dict(),
-            "step": self.state.global_step,
-            "epoch": self.state.epoch,
-        }
-        self._unchecked = norm, self._began
-        return grad_norm
-
-    @property
-    def _plain_optimizer(self) -> Optimizer:
-        """The optimizer without accelerate's wrapper."""
-        return getattr(self.optimizer, "optimizer", self.optimizer)
-
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, *args, **kwargs):
         control = self.control
         if control.should_log or control.should_save or control.should_evaluate or control.should_training_stop:
@@ -401,55 +246,6 @@ class T5Trainer(SavingTrainer):
         if self.args.load_best_model_at_end and not (saves_the_best or self.control.should_save):
             return False
         return super()._determine_best_metric(metrics, trial) or self.preemption.reason is not None
-
-    def _stop_if_non_finite(self) -> None:
-        """If the last norm is non-finite: saves what was there before its step, prints the step and its examples, and
-        exits with code 1. A step that the host has already counted is taken back first."""
-        (norm, began), self._unchecked = self._unchecked, (None, {})
-        value = norm.value() if isinstance(norm, _OnItsWay) else norm
-        if value is None or math.isfinite(value):
-            return
-        if "step" in began:
-            optimizer = self._plain_optimizer
-            if hasattr(optimizer, "uncount_step"):  # torch's own optimizers count on the device
-                optimizer.uncount_step()
-            for group, rate in zip(optimizer.param_groups, began["rates"], strict=True):
-                group["lr"] = rate
-            self.lr_scheduler.load_state_dict(began["schedule"])
-            self.state.global_step, self.state.epoch = began["step"], began["epoch"]
-        self._tr_loss.copy_(began["loss"])
-        self._tr_z_loss = began["z_loss"]
-        step, kept = self.state.global_step, self._save_before_step(began["place"])
-        examples = ", ".join(map(str, self._examples_of_step(step)))
-        finish_process_group()
-        if is_first_process():
-            where = f"examples {examples}" if examples else "unknown examples"
-            what = f"step {step + 1:,}: the gradient's norm is {value} ({where}); {kept}"
-            advice = "Try a lower --learning_rate or a longer --warmup_steps, or look at these examples."
-            print(f"{Path(sys.argv[0]).name}: error: {what}. {advice}", file=sys.stderr, flush=True)
-        raise SystemExit(1)
-
-    def _save_before_step(self, place: dict | None) -> str:
-        """Saves the weights from before a step that began at this place of the stream; says where they are."""
-        if place is not None:
-            self.train_dataset.loader_in_use.state = place
-        if self.args.save_strategy == SaveStrategy.NO:
-            return "nothing was saved (--save_strategy no)"
-        self._save_checkpoint(self.model_wrapped, None)
-        return f"{self.args.output_dir}/checkpoint-{self.state.global_step} holds the weights from before this step"
-
-    def _examples_of_step(self, step: int) -> list[int]:
-        """Numbers of the training examples in the global batch of a step (from 0); [] with a sampler of Trainer's."""
-        size = global_batch_size(self.args)
-        if hasattr(self.train_dataset, "examples_of_step"):
-            return self.train_dataset.examples_of_step(step, size)
-        sampler = self._get_train_sampler()
-        if not hasattr(sampler, "num_examples"):
-            return []
-        steps_per_epoch = max(1, math.ceil(len(sampler) / size))
-        sampler.set_epoch(step // steps_per_epoch)
-        first = step % steps_per_epoch * size
-        return [number % sampler.num_examples for number in itertools.islice(sampler, first, first + size)]
 
     # ------------------------------------------------------------ evaluation
     def evaluate(
@@ -528,95 +324,15 @@ class T5Trainer(SavingTrainer):
         return parts(there, len(rows["input_ids"]) if whole else size)
 
     def _score(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(statistics [B, 5 + n], encoder's output [B, S, d_model] or None) of `_score_rows`, of as many rows at a time
+        """(statistics [B, 5 + n], encoder's output [B, S, d_model] or None) of `score_rows`, of as many rows at a time
         as memory allows: 64 rows of 128 tokens of mT5's vocabulary have 8 GB of logits."""
-        positions = 0 if labels is None else labels.shape[1]
-        if self.class_label_ids is not None and not self.args.predict_with_generate:
-            positions += int(self.class_label_ids.ne(IGNORE_INDEX).sum())
-        size = rows_to_score(self.model.config, inputs["input_ids"].shape[1], positions)
-        scored = [self._score_rows(model, part, part.get("labels")) for part in self._parts(inputs, size)]
+        positions, classes = 0 if labels is None else labels.shape[1], self.class_label_ids
+        if self.args.predict_with_generate:
+            classes = None
+        if classes is not None:
+            positions += int(classes.ne(IGNORE_INDEX).sum())
+        config, more = self.model.config, getattr(self.data_collator, "statistics", None)
+        size = rows_to_score(config, inputs["input_ids"].shape[1], positions)
+        scored = [score_rows(model, config, part, classes, more) for part in self._parts(inputs, size)]
         statistics, encoded = zip(*scored, strict=True)
         return torch.cat(statistics), None if encoded[0] is None else torch.cat(encoded)
-
-    def _score_rows(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Statistics [B, 5 + n] of rows by teacher forcing, on their labels and on every class label in one forward
-        pass, and the encoder's output [B, S, d_model], or None where there is nothing to score.
-
-        The texts are joined into one decoder sequence with a block-diagonal causal mask, so encoder and cross-attention
-        keys are computed once; relative positions within each text stay the same. If every row's label is a class
-        label, it is scored from that class's logits; otherwise the labels are fed as well.
-        """
-        rows, device = len(inputs["input_ids"]), inputs["input_ids"].device
-        statistics = torch.zeros(rows, len(STATISTICS), device=device)
-        statistics[:, STATISTICS.index("predicted_class")] = -1
-        texts, gold = [], None
-        if self.class_label_ids is not None and not self.args.predict_with_generate:
-            classes = self.class_label_ids.to(device)
-            texts = [label[label.ne(IGNORE_INDEX)].expand(rows, -1) for label in classes]
-            gold = None if labels is None else _which_class(labels, classes)
-        num_classes = len(texts)
-        if labels is not None and gold is None:
-            texts.append(labels)
-        if not texts:
-            return statistics, None
-        lengths, targets = [text.shape[1] for text in texts], torch.cat(texts, dim=1)
-        config = self.model.config
-        decoder_inputs = [shift_right(text, config.decoder_start_token_id, config.pad_token_id) for text in texts]
-        sources = {name: inputs[name] for name in ("input_ids", "attention_mask", *SEGMENTS) if name in inputs}
-        if "target_segments" in inputs:  # packed examples: each begins with the start token
-            decoder_inputs = [inputs["decoder_input_ids"]]
-        if len(texts) > 1:
-            mask = _block_causal_mask(lengths, device, rows)
-            # transformers joins this mask with one of its own, which is boolean under sdpa.
-            joined = shape_of(config).merged and config._attn_implementation == "sdpa"
-            sources["decoder_attention_mask"] = mask.eq(0) if joined else mask
-            if family_of(config).rotary:
-                places = torch.cat([torch.arange(length, device=device) for length in lengths])
-                sources["decoder_position_ids"] = places.expand(rows, -1)
-        output = model(**sources, decoder_input_ids=torch.cat(decoder_inputs, dim=1), use_cache=False)
-        logits, encoded = output.logits, output.encoder_last_hidden_state
-        written = logits.argmax(-1)
-        if labels is not None:
-            where = torch.arange(targets.shape[1], device=device)[-labels.shape[1] :].expand(rows, -1)
-            if gold is not None:  # the places of the row's class; those beyond the end of its text have no label
-                first = torch.tensor([0, *lengths], device=device).cumsum(0)[gold, None]
-                labels = classes[gold]
-                where = (first + torch.arange(labels.shape[1], device=device)).clamp(max=targets.shape[1] - 1)
-            elsewhere = gold is not None or len(texts) > 1
-            own = logits[torch.arange(rows, device=device)[:, None], where] if elsewhere else logits
-            correct = written.gather(1, where).eq(labels)
-            nats = nats_of(own, labels)
-            statistics[:, :4] = _teacher_forced(nats, labels, correct)
-            if hasattr(self.data_collator, "statistics"):  # an objective's (objectives/objective.py)
-                more = self.data_collator.statistics(nats, labels, correct, inputs)
-                statistics = torch.cat([statistics, more], dim=1)
-        if num_classes:
-            right = written.eq(targets).split(lengths, dim=1)[:num_classes]
-            right = torch.stack([tokens.all(-1) for tokens in right], dim=1)
-            found = torch.where(right.any(-1), right.int().argmax(-1), -1)
-            statistics[:, STATISTICS.index("predicted_class")] = found.float()
-        return statistics, encoded
-
-
-def _which_class(labels: torch.Tensor, classes: torch.Tensor) -> torch.Tensor | None:
-    """[B] class index of each row's labels [B, T'] among the class labels [C, T]; None if any row has no such class."""
-    length = max(labels.shape[1], classes.shape[1])
-    labels, classes = (F.pad(ids, (0, length - ids.shape[1]), value=IGNORE_INDEX) for ids in (labels, classes))
-    same = labels[:, None].eq(classes).all(-1)
-    return same.int().argmax(-1) if bool(same.any(-1).all()) else None
-
-
-def _block_causal_mask(lengths: list[int], device: torch.device, rows: int) -> torch.Tensor:
-    """[rows, 1, P, P] for P = sum(lengths): 0 for this and earlier positions of the same block, elsewhere the lowest
-    float32."""
-    allowed = torch.block_diag(*(torch.ones(length, length, device=device).tril() for length in lengths)).bool()
-    mask = torch.zeros(allowed.shape, device=device).masked_fill_(~allowed, torch.finfo(torch.float32).min)
-    return mask.expand(rows, 1, -1, -1)
-
-
-def _teacher_forced(nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor) -> torch.Tensor:
-    """[B, 4] nats, tokens, correct tokens and exact match of each example; nats, labels and correct [B, T] (whether the
-    label's token is the most likely one)."""
-    counted = labels.ne(IGNORE_INDEX)
-    exact = (correct | ~counted).all(-1)
-    return torch.stack([nats.sum(-1), counted.sum(-1).float(), correct.sum(-1).float(), exact.float()], dim=1)

@@ -204,7 +204,7 @@ class StepTest(parameterized.TestCase):
 
     def test_the_watch_is_awake(self):
         """Muon does not know found_inf, so each step waits for the norm."""
-        asks = mock.patch("trainer_t5._OnItsWay.value", lambda norm: norm.on_host.item())
+        asks = mock.patch("training.non_finite._OnItsWay.value", lambda norm: norm.on_host.item())
         with self.assertRaisesRegex(AssertionError, "read from the device"), asks:
             self.train_watched(optim="muon")
 

@@ -323,7 +323,7 @@ class AppliedTest(parameterized.TestCase):
         flags = self.flags(max_steps=-1, num_train_epochs=9, dataloader_num_workers=1, save_strategy="no",
                            dataloader_persistent_workers=True, per_device_train_batch_size=16, eval_strategy="no",
                            max_train_samples=100, warmup_steps=0)  # fmt: skip
-        with mock.patch("trainer_t5._ResumeCallback.on_step_end", note):
+        with mock.patch("training.flow.ResumeCallback.on_step_end", note):
             run_main(pre_train_t5.main, *flags)
         self.assertGreater(len(seen), 3)
         self.assertLen(seen[0], 1)

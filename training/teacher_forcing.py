@@ -1,0 +1,109 @@
+"""Rows scored by teacher forcing: their loss, and class labels without generating.
+
+A greedy decoder writes the tokens of a label if and only if, fed with that label, its most likely token is the label's
+at every position, EOS included. So one teacher-forced pass over all labels finds the label that greedy decoding would
+write, or none (docs/tasks.md: other tokens that spell the same text).
+
+Legend of shapes: B batch, T target length, C class labels.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedConfig
+
+from constants import IGNORE_INDEX
+from data_collator_t5 import shift_right
+from modeling.families import family_of, shape_of
+from modeling.loss import nats_of
+from modeling.segment_masks import SEGMENTS
+from tasks.metrics.scoring import STATISTICS
+
+
+def score_rows(
+    model: nn.Module, config: PreTrainedConfig, inputs: dict, classes: torch.Tensor | None, more: Callable | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Statistics [B, 5 + n] of rows by teacher forcing, on their labels and on every class label in one forward pass,
+    and the encoder's output [B, S, d_model], or None where there is nothing to score.
+
+    inputs: a batch, with labels [B, T] or without. classes: [C, T] token ids of class labels (EOS included, padded with
+    -100). more: the further n statistics, those of an objective (objectives/objective.py).
+
+    The texts are joined into one decoder sequence with a block-diagonal causal mask, so encoder and cross-attention
+    keys are computed once; relative positions within each text stay the same. If every row's label is a class label, it
+    is scored from that class's logits; otherwise the labels are fed as well.
+    """
+    rows, device, labels = len(inputs["input_ids"]), inputs["input_ids"].device, inputs.get("labels")
+    statistics = torch.zeros(rows, len(STATISTICS), device=device)
+    statistics[:, STATISTICS.index("predicted_class")] = -1
+    texts, gold = [], None
+    if classes is not None:
+        classes = classes.to(device)
+        texts = [label[label.ne(IGNORE_INDEX)].expand(rows, -1) for label in classes]
+        gold = None if labels is None else _which_class(labels, classes)
+    num_classes = len(texts)
+    if labels is not None and gold is None:
+        texts.append(labels)
+    if not texts:
+        return statistics, None
+    lengths, targets = [text.shape[1] for text in texts], torch.cat(texts, dim=1)
+    decoder_inputs = [shift_right(text, config.decoder_start_token_id, config.pad_token_id) for text in texts]
+    sources = {name: inputs[name] for name in ("input_ids", "attention_mask", *SEGMENTS) if name in inputs}
+    if "target_segments" in inputs:  # packed examples: each begins with the start token
+        decoder_inputs = [inputs["decoder_input_ids"]]
+    if len(texts) > 1:
+        mask = _block_causal_mask(lengths, device, rows)
+        # transformers joins this mask with one of its own, which is boolean under sdpa.
+        joined = shape_of(config).merged and config._attn_implementation == "sdpa"
+        sources["decoder_attention_mask"] = mask.eq(0) if joined else mask
+        if family_of(config).rotary:
+            places = torch.cat([torch.arange(length, device=device) for length in lengths])
+            sources["decoder_position_ids"] = places.expand(rows, -1)
+    output = model(**sources, decoder_input_ids=torch.cat(decoder_inputs, dim=1), use_cache=False)
+    logits, encoded = output.logits, output.encoder_last_hidden_state
+    written = logits.argmax(-1)
+    if labels is not None:
+        where = torch.arange(targets.shape[1], device=device)[-labels.shape[1] :].expand(rows, -1)
+        if gold is not None:  # the places of the row's class; those beyond the end of its text have no label
+            first = torch.tensor([0, *lengths], device=device).cumsum(0)[gold, None]
+            labels = classes[gold]
+            where = (first + torch.arange(labels.shape[1], device=device)).clamp(max=targets.shape[1] - 1)
+        elsewhere = gold is not None or len(texts) > 1
+        own = logits[torch.arange(rows, device=device)[:, None], where] if elsewhere else logits
+        correct = written.gather(1, where).eq(labels)
+        nats = nats_of(own, labels)
+        statistics[:, :4] = _teacher_forced(nats, labels, correct)
+        if more is not None:
+            statistics = torch.cat([statistics, more(nats, labels, correct, inputs)], dim=1)
+    if num_classes:
+        right = written.eq(targets).split(lengths, dim=1)[:num_classes]
+        right = torch.stack([tokens.all(-1) for tokens in right], dim=1)
+        found = torch.where(right.any(-1), right.int().argmax(-1), -1)
+        statistics[:, STATISTICS.index("predicted_class")] = found.float()
+    return statistics, encoded
+
+
+def _which_class(labels: torch.Tensor, classes: torch.Tensor) -> torch.Tensor | None:
+    """[B] class index of each row's labels [B, T'] among the class labels [C, T]; None if any row has no such class."""
+    length = max(labels.shape[1], classes.shape[1])
+    labels, classes = (F.pad(ids, (0, length - ids.shape[1]), value=IGNORE_INDEX) for ids in (labels, classes))
+    same = labels[:, None].eq(classes).all(-1)
+    return same.int().argmax(-1) if bool(same.any(-1).all()) else None
+
+
+def _block_causal_mask(lengths: list[int], device: torch.device, rows: int) -> torch.Tensor:
+    """[rows, 1, P, P] for P = sum(lengths): 0 for this and earlier positions of the same block, elsewhere the lowest
+    float32."""
+    allowed = torch.block_diag(*(torch.ones(length, length, device=device).tril() for length in lengths)).bool()
+    mask = torch.zeros(allowed.shape, device=device).masked_fill_(~allowed, torch.finfo(torch.float32).min)
+    return mask.expand(rows, 1, -1, -1)
+
+
+def _teacher_forced(nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor) -> torch.Tensor:
+    """[B, 4] nats, tokens, correct tokens and exact match of each example; nats, labels and correct [B, T] (whether the
+    label's token is the most likely one)."""
+    counted = labels.ne(IGNORE_INDEX)
+    exact = (correct | ~counted).all(-1)
+    return torch.stack([nats.sum(-1), counted.sum(-1).float(), correct.sum(-1).float(), exact.float()], dim=1)
