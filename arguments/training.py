@@ -12,10 +12,17 @@ import torch
 from accelerate.utils import GradientAccumulationPlugin
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
+from arguments.sharding import (
+    check_fsdp,
+    choose_optimizer,
+    take_deepspeed_file,
+    take_from_accelerate,
+    wants_fsdp,
+    zero_stage,
+)
 from arguments.task import TaskArguments
 from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
 from common.command_line import (
@@ -34,8 +41,6 @@ from constants import (
     DEFAULT_OPTIMIZER,
     HARDWARE_PEAKS,
     LORA,
-    NOT_UNDER_FSDP,
-    NOT_UNDER_ZERO,
     OPTIMIZERS,
     TRAINING_DEFAULTS,
 )
@@ -201,7 +206,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self.dataloader_num_workers = 0  # until runs/speed.py chooses
         if self.accelerator_config is None and not self.use_cpu and self.dataloader_pin_memory:
             self.accelerator_config = {"non_blocking": True}  # batches are copied while the GPU works
-        self._take_from_accelerate()
+        take_from_accelerate(self)
         if self.bf16 is None:
             self.bf16 = not self.use_cpu and has_bf16()
         # Restored afterwards: transformers knows neither our optimizers' names nor a default that is still open.
@@ -224,33 +229,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self._n_gpu = 1
         self.__dict__.update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
-            config = self.hf_deepspeed_config.config
-            if own := [name for name in ("optimizer", "scheduler") if name in config]:
-                raise ValueError(f"--deepspeed {self.deepspeed}: its section {own[0]} would take the place of --optim, "
-                                 "--learning_rate and --lr_scheduler_type: remove it")  # fmt: skip
-            if differ := [text.removeprefix("- ds ") for text in self.hf_deepspeed_config.mismatches]:
-                raise ValueError(f"--deepspeed {self.deepspeed}: differs from the flags ({'; '.join(differ)}): write "
-                                 '"auto" there, and give the flags')  # fmt: skip
-            # Else accelerate puts DeepSpeed's Adam in the place of any optimizer whose state is offloaded.
-            config.setdefault("zero_force_ds_cpu_optimizer", False)
-            # Every rank builds the whole model, so that it begins with the same weights as in any other launch.
-            # DeepSpeed shards them later, when T5Trainer has set this again.
-            unset_hf_deepspeed_config()
-
-    def _take_from_accelerate(self) -> None:
-        """Makes flags of what `accelerate launch` says by its environment; transformers would follow it past our checks
-        and plan. ValueError for what cannot be had."""
-        precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-        if self.bf16 is None and precision == "bf16":
-            self.bf16, self.given = True, self.given | {"bf16"}
-        elif self.bf16 is None and precision != "no":
-            raise ValueError(f"accelerate's mixed_precision {precision}: T5 trains in bfloat16 or float32; make it "
-                             "bf16 or no, or give --bf16")  # fmt: skip
-        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true" and not self.deepspeed:
-            self.deepspeed = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
-            if self.deepspeed in (None, "none"):
-                raise ValueError("accelerate's configuration asks for DeepSpeed without a deepspeed_config_file: name "
-                                 "one there, such as zero_stage2_config.json, or give --deepspeed")  # fmt: skip
+            take_deepspeed_file(self)
 
     def __getstate__(self):
         """The content of training_args.bin, which is part of every checkpoint: all fields but secrets."""
@@ -357,7 +336,7 @@ class FineTuningArguments(T5TrainingArguments):
 def check_training(args: T5TrainingArguments, job: str) -> None:
     """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS. ValueError for contradictions."""
     if wants_fsdp(args):
-        _check_fsdp(args)
+        check_fsdp(args)
     elif "fsdp_config" in args.given:
         raise ValueError(f"--fsdp_config {args.fsdp_config}: has an effect only with --fsdp")
     if args.deepspeed and "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None:
@@ -368,7 +347,7 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     if job.endswith(LORA):
         refuse(args, "fused_projections fused_cross_projections", "joins matrices in one product, past those of "
                "--lora_rank: leave one of them out")  # fmt: skip
-    _choose_optimizer(args, TRAINING_DEFAULTS[job].get("optim", DEFAULT_OPTIMIZER))
+    choose_optimizer(args, TRAINING_DEFAULTS[job].get("optim", DEFAULT_OPTIMIZER))
     if args.learning_rate is None:
         args.learning_rate = TRAINING_DEFAULTS[job]["learning_rate"][args.optim]
         args.defaults_of = job
@@ -421,54 +400,9 @@ def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
                          "rate would only rise; give fewer, or a share such as 0.1")  # fmt: skip
 
 
-def _choose_optimizer(args: T5TrainingArguments, default: str) -> None:
-    """Sets the optimizer if none is given. ValueError for one that goes wrong on sharded weights."""
-    sharding = "FSDP2" if wants_fsdp(args) else f"ZeRO-{zero_stage(args)}"
-    refused = NOT_UNDER_FSDP if wants_fsdp(args) else NOT_UNDER_ZERO.get(zero_stage(args), ())
-    instead = "adamw_torch" if default in refused else default
-    if args.optim in refused:
-        raise ValueError(f"--optim {args.optim}: it goes wrong on {sharding}'s slices of the weights; use --optim "
-                         f"{instead} (its learning rate may differ)")  # fmt: skip
-    if args.optim is None and instead != default:
-        if args.learning_rate is not None:
-            raise ValueError(f"--learning_rate {args.learning_rate:g}: is for the default optimizer "
-                             f"{default}, which {sharding} cannot have; add --optim {instead} if the rate "
-                             "is meant for it, or leave the rate out")  # fmt: skip
-        print_once(f"--deepspeed: {sharding} cannot have the default optimizer {default}; --optim {instead} "
-                   "with its own learning rate takes its place")  # fmt: skip
-    args.optim = args.optim or instead
-
-
-def zero_stage(args: T5TrainingArguments) -> int:
-    """ZeRO stage of `--deepspeed`; 0 without it."""
-    config = getattr(args, "hf_deepspeed_config", None)
-    return 0 if config is None else int(config.get_value("zero_optimization.stage", 0))
-
-
 def global_batch_size(args: T5TrainingArguments) -> int:
     """Sequences of one optimizer step: per process x accumulation x processes."""
     return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-
-
-def wants_fsdp(args: T5TrainingArguments) -> bool:
-    """Whether `--fsdp`, or the configuration of `accelerate launch`, asks for fully sharded data parallelism."""
-    return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-
-
-def _check_fsdp(args: T5TrainingArguments) -> None:
-    if args.deepspeed:
-        raise ValueError("--fsdp and --deepspeed exclude each other: both shard the model")
-    if args.world_size <= 1:
-        raise ValueError("--fsdp shards a model over several processes, and this is the only one: start them with "
-                         "accelerate launch or torchrun")  # fmt: skip
-    config = args.fsdp_config or {}
-    version = str(config.get("version", os.environ.get("FSDP_VERSION", "2")))
-    if version != "2":
-        raise ValueError(f"FSDP version {version}: must be 2 (launch/fsdp2.yaml is a configuration that works)")
-    kind = str(config.get("state_dict_type", os.environ.get("FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")))
-    if kind != "FULL_STATE_DICT":
-        raise ValueError(f"FSDP's state_dict_type {kind}: must be FULL_STATE_DICT, which is saved as an ordinary "
-                         "Hugging Face folder")  # fmt: skip
 
 
 def _check_step(args: T5TrainingArguments) -> None:

@@ -11,7 +11,8 @@ import torch
 from requests.utils import get_netrc_auth
 from transformers import PreTrainedModel
 
-from arguments.training import BY_METRIC, T5TrainingArguments, check_warmup, global_batch_size, wants_fsdp
+from arguments.sharding import wants_fsdp
+from arguments.training import BY_METRIC, T5TrainingArguments, check_warmup, global_batch_size
 from common.checkpoint_folders import checkpoints_of
 from common.command_line import MOST, check_folder, exit_on_user_error
 from common.manifests import is_disk_full

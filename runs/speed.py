@@ -17,7 +17,8 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers import T5Config
 
-from arguments.training import CUDA_GRAPHS, GPUS, cores_of_a_process, wants_fsdp, zero_stage
+from arguments.sharding import wants_fsdp, zero_stage
+from arguments.training import CUDA_GRAPHS, GPUS, cores_of_a_process
 from common.processes import free_memory, processes_here
 from constants import HARDWARE_PEAKS
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention

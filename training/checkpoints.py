@@ -19,7 +19,8 @@ from typing import IO
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PretrainedConfig
 
-from arguments.training import T5TrainingArguments, wants_fsdp
+from arguments.sharding import wants_fsdp
+from arguments.training import T5TrainingArguments
 from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
 from common.command_line import RESUME_NEWEST, check_folder
 from common.manifests import MANIFEST, fsync, write_manifest
