@@ -36,7 +36,8 @@ from corpora.long_text import first_documents
 from corpora.sources import bytes_of, described, find_corpora, find_sources
 from corpora.tokenizers import LEAST_COVERAGE, MOST_CHARACTERS, has_tokenizer, load_tokenizer, train_tokenizer
 from corpora.unknown import lost_letters, named
-from model_t5 import build_config, drop_idle_search, load_model
+from model_t5 import build_config, load_model
+from modeling.generation_settings import drop_idle_search
 from modeling.new_vocabulary import change_vocabulary
 from tasks.task_records import TASK_RECORD
 

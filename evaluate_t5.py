@@ -34,7 +34,8 @@ from common.reports import end_summary
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS
 from corpora.blocks import contents_digest
 from corpora.tokenizers import load_tokenizer
-from model_t5 import fit_vocabulary, is_local_model, load_model, set_generation_length
+from model_t5 import fit_vocabulary, is_local_model, load_model
+from modeling.generation_settings import set_generation_length
 from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import Run, shown_numbers
 from runs.samples import prompt

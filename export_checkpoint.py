@@ -31,8 +31,9 @@ from common.reports import end_summary, human_count, lines_until, read_json, sta
 from constants import DATASET_VALS
 from corpora.files import check_file, is_plain_text, read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer
-from model_t5 import count_parameters, drop_idle_search, fit_vocabulary, load_model
+from model_t5 import count_parameters, fit_vocabulary, load_model
 from modeling.families import refuse_lacking
+from modeling.generation_settings import drop_idle_search
 from publishing.exports import (
     NEEDS,
     TOLERANCES,

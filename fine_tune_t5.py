@@ -31,7 +31,8 @@ from common.processes import print_once, run_script
 from constants import DEMO_CHECKPOINTS, LORA
 from corpora.sources import default_tokenizer
 from corpora.tokenizers import load_tokenizer
-from model_t5 import check_model_source, forget_search, get_model, is_local_model, set_generation_length
+from model_t5 import check_model_source, get_model, is_local_model
+from modeling.generation_settings import forget_search, set_generation_length
 from runs.run import TrainingRun, check_before_data
 from runs.speed import job_of, make_fast
 from tasks.tasks import Task, Tasks

@@ -46,7 +46,7 @@ from transformers import (
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from common.command_line import check_value
-from common.processes import free_memory, print_once, processes_here
+from common.processes import free_memory, processes_here
 from common.reports import first_line, human_bytes
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
@@ -54,6 +54,7 @@ from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.adaptation import SOURCES
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
 from modeling.fused_projections import fuse_activation
+from modeling.generation_settings import complete, drop_idle_search
 from modeling.low_rank import add_low_rank, base_of, merged
 from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
 
@@ -64,11 +65,6 @@ _SHAPE_LIMITS |= dict.fromkeys(("num_layers", "num_decoder_layers"), dict(at_lea
 _SHAPE_LIMITS |= {"vocab_size": dict(at_least=2, at_most=2**21), "dropout_rate": dict(at_least=0, below=1)}
 _SHAPE_LIMITS |= {"relative_attention_num_buckets": dict(at_least=4, at_most=2**20)}
 _SHAPE_LIMITS |= dict.fromkeys(("layer_norm_epsilon", "initializer_factor"), dict(above=0, at_most=1000))
-# Of generation_config.json: what `generate` does no longer, or not alone, or what the machine's speed would decide.
-_NOT_FOLLOWED = (
-    "num_beam_groups diversity_penalty penalty_alpha constraints force_words_ids dola_layers guidance_scale "
-    "stop_strings assistant_early_exit return_dict_in_generate max_time"
-).split()
 _NO_MODEL = "not a folder or Hub name with a model"
 
 
@@ -367,15 +363,7 @@ def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:
     family.prepare(model, is_new)
     model.accepts_loss_kwargs = False  # forward() would swallow the loss's divisor: it must not get it
     if model.generation_config is not None:
-        own = model.generation_config
-        own.decoder_start_token_id = model.config.decoder_start_token_id
-        for name in ("eos_token_id", "pad_token_id"):  # without EOS no answer would end
-            if getattr(own, name) is None:
-                setattr(own, name, getattr(model.config, name))
-        for name in _NOT_FOLLOWED:
-            if getattr(own, name, None) not in (None, False, 0, 1):
-                print_once(f"generation_config.json: {name} {getattr(own, name)} is not followed")
-            setattr(own, name, None)
+        complete(model)
     return model
 
 
@@ -412,34 +400,6 @@ def set_dropout(model: PreTrainedModel, rate: float) -> None:
 def dropout_of(model: PreTrainedModel) -> float:
     """The dropout rate that training runs with, which may not be the configuration's."""
     return next(module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
-
-
-def set_generation_length(model: PreTrainedModel, tokens: int) -> None:
-    """Lets generate() write this number of tokens."""
-    model.generation_config.max_length = tokens + 1  # it counts the decoder's start token too
-    model.generation_config.max_new_tokens = None  # of an older checkpoint: it would win
-
-
-def forget_search(model: PreTrainedModel, greedy: bool) -> None:
-    """Takes out of the generation settings what belongs to answers that are no longer trained: their least length, and
-    that they are drawn. greedy: beams, penalties and forbidden repetitions too, with which labels are not scored."""
-    own = model.generation_config
-    if greedy:
-        kept = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_length")
-        model.generation_config = own = GenerationConfig(**{name: getattr(own, name) for name in kept})
-    own.update(min_length=None, min_new_tokens=None, do_sample=None, num_return_sequences=None)
-    drop_idle_search(model)
-
-
-def drop_idle_search(model: PreTrainedModel) -> None:
-    """Takes out generation settings without effect, such as early_stopping without beams: with them transformers saves
-    no file that was changed."""
-    own, idle = model.generation_config, []
-    if not own.do_sample:
-        idle += "temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff".split()
-    if (own.num_beams or 1) == 1:
-        idle += ["early_stopping", "length_penalty"]
-    own.update(**dict.fromkeys(idle))
 
 
 def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) -> None:

@@ -15,7 +15,8 @@ from benchmarks.material import benchmark_config, new_model, padded, random_sour
 from benchmarks.measure import compared, interleaved
 from benchmarks.through_trainer import Timer, Way, rows_of, trained_in_turn, trainer_flags
 from constants import IGNORE_INDEX
-from model_t5 import flops_per_sequence, set_generation_length
+from model_t5 import flops_per_sequence
+from modeling.generation_settings import set_generation_length
 from modeling.segment_masks import enable_packing
 from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
 from tasks.metrics.scoring import STATISTICS

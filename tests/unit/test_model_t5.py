@@ -43,14 +43,13 @@ from model_t5 import (
     dropout_of,
     fit_vocabulary,
     flops_per_sequence,
-    forget_search,
     get_model,
     is_local_model,
     load_model,
     set_attention,
     set_dropout,
-    set_generation_length,
 )
+from modeling.generation_settings import forget_search, set_generation_length
 
 
 @contextlib.contextmanager
