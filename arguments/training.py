@@ -35,7 +35,7 @@ from common.command_line import (
     refuse,
 )
 from common.deepspeed_build import watch_deepspeed_build
-from common.processes import end_with_launcher, has_accelerator, print_once, processes_here
+from common.processes import end_with_launcher, has_accelerator, lacks_compiler, print_once, processes_here
 from common.reports import is_secret
 from constants import (
     DEFAULT_OPTIMIZER,
@@ -45,6 +45,7 @@ from constants import (
     TRAINING_DEFAULTS,
 )
 from corpora.files import check_file
+from modeling.kernels.attention import triton_lacks
 
 LARGEST_SEED = 2**32 - 1  # of numpy
 # {flag whose default depends on the job (check_training): the value that transformers sees until then}
@@ -429,6 +430,10 @@ def _check_step(args: T5TrainingArguments) -> None:
     if args.torch_compile:
         check_value("torch_compile_backend", args.torch_compile_backend,
                     dict(choices=torch.compiler.list_backends(exclude_tags=None)))  # fmt: skip
+        lacks = lacks_compiler("CXX", "g++") if args.use_cpu else triton_lacks()
+        if lacks and args.torch_compile_backend == "inductor" and not args.assume_gpu:
+            raise ValueError(f"--torch_compile: needs {lacks}, which this machine lacks; install it, or leave the flag "
+                             "out")  # fmt: skip
     if args.torch_compile_mode in CUDA_GRAPHS and args.gradient_accumulation_steps > 1:
         raise ValueError(f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
                          "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "

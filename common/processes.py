@@ -4,9 +4,11 @@ import atexit
 import ctypes
 import functools
 import os
+import shutil
 import signal
 import socket
 import sys
+import sysconfig
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +37,16 @@ def free_memory() -> int:
     import psutil  # which a GPU machine may lack
 
     return psutil.virtual_memory().available
+
+
+def lacks_compiler(variable: str, *names: str) -> str | None:
+    """What is missing to build code for Python: a compiler, the one that an environment variable names or else one of
+    these names, or Python's headers. None if both are there."""
+    named = os.environ.get(variable, "").split()[:1]
+    if not any(map(shutil.which, named or names)):
+        return " or ".join(named or names)
+    header = Path(sysconfig.get_path("include", "posix_prefix")) / "Python.h"
+    return None if header.is_file() else f"Python's headers ({header})"
 
 
 def is_first_process() -> bool:

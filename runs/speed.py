@@ -10,7 +10,6 @@ order of the rows and the weights stay; a resumed run keeps what it had. Whateve
 import math
 import os
 import re
-import shutil
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,11 +18,11 @@ from transformers import T5Config
 
 from arguments.sharding import wants_fsdp, zero_stage
 from arguments.training import CUDA_GRAPHS, GPUS, cores_of_a_process
-from common.processes import free_memory, processes_here
+from common.processes import free_memory, lacks_compiler, processes_here
 from constants import HARDWARE_PEAKS
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
-from modeling.kernels.attention import Case, keep_kernel_timings, kernel_name, triton_is_installed
+from modeling.kernels.attention import Case, keep_kernel_timings, kernel_name, triton_lacks
 from runs.memory import RESERVE, activation_bytes, state_bytes
 from training.batch_size import divisors_below
 from training.checkpoints import run_of
@@ -188,14 +187,13 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher, _chosen: d
     if launcher.sharding in bring_in:
         return False, f"{bring_in[launcher.sharding]} brings in weights module by module"
     if gpu is None:
-        compiler, is_there = "g++", shutil.which(os.environ.get("CXX", "g++"))
+        lacks = lacks_compiler("CXX", "g++")
     else:
-        # An assumed GPU has it.
-        compiler, is_there = "the package triton", triton_is_installed() or not torch.cuda.is_available()
+        lacks = triton_lacks() if torch.cuda.is_available() else None  # an assumed GPU has all
         if not gpu.is_recent:
             return False, "Triton needs compute capability 8"
-    if not is_there:
-        return False, f"there is no compiler: {compiler}"
+    if lacks:
+        return False, f"compiling needs {lacks}"
     if not job.shapes:
         return False, "batches have many lengths; --length_buckets 4 gives them four"
     if job.earlier:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from common.processes import print_once
+from common.processes import lacks_compiler, print_once
 from common.reports import first_line
 from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch, lower_triangle, rows_dense
 from modeling.kernels.library import ALIGNMENT, KERNELS, aligned, torch_backward, torch_forward
@@ -51,9 +51,15 @@ def triton_is_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+@functools.cache
+def triton_lacks() -> str | None:
+    """What is missing to build a Triton kernel on a GPU: the package, or what it builds its launcher with."""
+    return lacks_compiler("CC", "gcc", "clang") if triton_is_installed() else "the package triton"
+
+
 def choose_bias_gradient(device: torch.device, dtype: torch.dtype) -> str:
-    """ "triton" on a GPU with Triton below float64, "torch" otherwise; or the one forced."""
-    on_gpu = device.type == "cuda" and dtype != torch.float64 and triton_is_installed()
+    """ "triton" on a GPU below float64, where it can be built, "torch" otherwise; or the one forced."""
+    on_gpu = device.type == "cuda" and dtype != torch.float64 and triton_lacks() is None
     return _wanted["gradient"] or ("triton" if on_gpu else "torch")
 
 

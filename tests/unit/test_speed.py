@@ -13,8 +13,9 @@ from helpers import OVERRIDES, SHAPE, argv_of, run_main, sentences
 from transformers import LongT5Config
 
 import fine_tune_t5
+import modeling.kernels.attention
 import pre_train_t5
-from arguments.training import GPUS, FineTuningArguments, PreTrainingArguments
+from arguments.training import GPUS, FineTuningArguments, PreTrainingArguments, check_training
 from benchmarks.material import parameter_shapes
 from common.reports import read_json
 from model_t5 import build_config, create_model, set_attention
@@ -99,6 +100,31 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(found.value, value)
         self.assertIn(reason, found.reason)
 
+    @parameterized.product(
+        gpu=("h200", None),
+        missing=(("shutil.which", "gcc or clang", "g[+][+]"), ("sysconfig.get_path", "Python's headers")),
+    )
+    def test_nothing_is_compiled_where_its_code_cannot_be_built(self, gpu, missing):
+        """On a GPU Triton's package was enough. It builds a launcher in C; without a compiler the run ended there, and
+        so did one without compilation at the bias gradient's kernel."""
+        name, *lacks = missing
+        kernels = modeling.kernels.attention
+        kernels.triton_lacks.cache_clear()
+        self.addCleanup(kernels.triton_lacks.cache_clear)
+        there = mock.patch("torch.cuda.is_available", return_value=gpu is not None)
+        triton = mock.patch.object(kernels, "triton_is_installed", lambda: True)
+        nothing = "" if name.startswith("sys") else None
+        with there, triton, mock.patch(f"common.processes.{name}", return_value=nothing):
+            found = chosen(gpu, {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1})["torch_compile"]
+            gradient = kernels.choose_bias_gradient(torch.device("cuda"), torch.bfloat16)
+            args = arguments({"torch_compile": True})
+            args.use_cpu = gpu is None
+            with self.assertRaisesRegex(ValueError, f"^--torch_compile: needs {lacks[0 if gpu else -1]}"):
+                check_training(args, "pre-training from scratch")
+        self.assertFalse(found.value)
+        self.assertRegex(found.reason, f"compiling needs {lacks[0 if gpu else -1]}")
+        self.assertEqual(gradient, "torch")
+
     def test_a_given_attention_wins(self):
         args = arguments(assume_gpu="h200")
         args.given |= {"attn_implementation"}
@@ -174,7 +200,7 @@ class ChoiceTest(parameterized.TestCase):
     def test_on_a_cpu(self, source, steps, attention, compiled):
         config = BASE if source == 512 else build_config("tiny", 4096)
         given = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
-        with mock.patch.object(speed.shutil, "which", lambda name: f"/bin/{name}"):
+        with mock.patch.object(speed, "lacks_compiler", lambda *_: None):
             found = chosen(None, given, Launcher(cores=2), config=config, source=source, target=34, steps=steps)
         self.assertEqual(list(found), ["bf16", "attn_implementation", "torch_compile"])
         self.assertEqual(found["attn_implementation"].value, attention)
