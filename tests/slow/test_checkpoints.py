@@ -8,6 +8,7 @@ import errno
 import hashlib
 import io
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -499,15 +500,20 @@ class RunTest(TestCase):
         self.assertIn(f"SIGTERM: saved after step {stop}, in its evaluation", (self.folder / "log").read_text())
         self.run_to_end(*flags, "--resume_from_checkpoint", script=script)
 
-    def test_a_signal_within_an_evaluation_stops_at_the_next_step(self):
+    @parameterized.parameters("0", "1")
+    def test_a_signal_within_an_evaluation_stops_at_the_next_step(self, workers):
+        """It comes to all processes of a job, to the evaluation's data workers too."""
         plain = trainer_t5.T5Trainer.prediction_step
 
         def told(trainer, *args, **kwargs):
             trainer.preemption._received = signal.SIGTERM if trainer.state.global_step == 7 else None
+            for worker in multiprocessing.active_children() if trainer.state.global_step == 7 else ():
+                os.kill(worker.pid, signal.SIGTERM)
             return plain(trainer, *args, **kwargs)
 
         with mock.patch.object(trainer_t5.T5Trainer, "prediction_step", told):
-            self.run_to_end("--per_device_eval_batch_size", "2", script="fine_tune", code=PREEMPTED_EXIT_CODE)
+            self.run_to_end("--per_device_eval_batch_size", "2", "--dataloader_num_workers", workers,
+                            script="fine_tune", code=PREEMPTED_EXIT_CODE)  # fmt: skip
         self.assertIn("SIGTERM: saved and stopped after step 8 of 21", (self.folder / "log").read_text())
         whole = self.whole("--per_device_eval_batch_size", "2", script="fine_tune")
         flags = ("--per_device_eval_batch_size", "2", "--resume_from_checkpoint")
