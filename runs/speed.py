@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers import T5Config
 
 from arguments.sharding import wants_fsdp, zero_stage
@@ -287,7 +287,8 @@ def device_peak_flops(device: torch.device, bf16: bool) -> float | None:
 
 
 def find_gpu(args) -> Gpu | None:
-    """The GPU of `--assume_gpu`, else the one that this process trains on; None on a CPU."""
+    """The GPU of `--assume_gpu`, else the one that this process trains on, with the memory that is free on the fullest
+    one of all processes; None on a CPU. All processes must call it."""
     if args.assume_gpu:
         name = GPUS[args.assume_gpu]
         peaks = HARDWARE_PEAKS[name]
@@ -296,7 +297,8 @@ def find_gpu(args) -> Gpu | None:
     if args.device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(args.device)
-    return Gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
+    free = min(gather_object([torch.cuda.mem_get_info(args.device)[0]]))  # a screen or somebody else has the rest
+    return Gpu(properties.name, free, (properties.major, properties.minor))
 
 
 def find_launcher(args) -> Launcher:

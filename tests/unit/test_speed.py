@@ -100,6 +100,18 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(found.value, value)
         self.assertIn(reason, found.reason)
 
+    def test_the_memory_is_what_is_free_on_the_fullest_gpu(self):
+        """It was all that the GPU has: beside another program the micro-batch did not fit."""
+        device = mock.Mock(major=9, minor=0, total_memory=80e9)
+        device.name = "NVIDIA H100"
+        with (
+            mock.patch.object(torch.cuda, "get_device_properties", lambda _: device),
+            mock.patch.object(torch.cuda, "mem_get_info", lambda _: (40e9, 80e9)),
+            mock.patch.object(speed, "gather_object", lambda values: [*values, 20e9]),
+        ):
+            gpu = find_gpu(mock.Mock(assume_gpu=None, device=torch.device("cuda", 0)))
+        self.assertEqual(gpu, Gpu("NVIDIA H100", 20e9, (9, 0)))
+
     @parameterized.product(
         gpu=("h200", None),
         missing=(("shutil.which", "gcc or clang", "g[+][+]"), ("sysconfig.get_path", "Python's headers")),
