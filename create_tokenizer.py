@@ -30,9 +30,9 @@ from common.command_line import check_folder, exit_on_user_error, listed, option
 from common.reports import end_summary, start_summary
 from constants import BUILTIN_CORPUS, NUM_SENTINELS
 from corpora.added_tokens import add_tokens
-from corpora.files import column_texts
 from corpora.hub import load_dataset_splits
 from corpora.long_text import first_documents
+from corpora.reading import column_texts
 from corpora.sources import bytes_of, described, find_corpora, find_sources
 from corpora.tokenizers import LEAST_COVERAGE, MOST_CHARACTERS, has_tokenizer, load_tokenizer, train_tokenizer
 from corpora.unknown import lost_letters, named

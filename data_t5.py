@@ -26,8 +26,8 @@ from common.reports import human_count
 from constants import BUILTIN_CORPUS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.examples import SomeExamples, WeightedExamples, evaluation_shares
-from corpora.files import text_of
 from corpora.own_ids import IdDocument, IdEncoder, corpus_files, id_format, ids_of_row, ids_tokenizer
+from corpora.reading import text_of
 from corpora.sources import builtin_sources, described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
 from corpora.streams import StreamDataset, Units, packed
 from corpora.token_files import TokenFile, TokenWriter, tokenised

@@ -29,7 +29,8 @@ from common.command_line import check_output_dir, check_repository_name, exit_on
 from common.processes import print_once
 from common.reports import end_summary, human_count, lines_until, read_json, start_summary
 from constants import DATASET_VALS
-from corpora.files import check_file, is_plain_text, read_rows, read_text_documents
+from corpora.files import check_file, is_plain_text
+from corpora.reading import read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from model_t5 import count_parameters, fit_vocabulary, load_model
 from modeling.families import refuse_lacking

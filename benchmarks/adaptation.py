@@ -19,7 +19,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, set_s
 
 from benchmarks.settings import SETTINGS, finish, parse, report_pre_training, run
 from common.command_line import exit_on_user_error
-from corpora.files import read_documents
+from corpora.reading import read_documents
 from corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
 from modeling.adaptation import adapt
 from modeling.new_vocabulary import embedding_rows

@@ -30,7 +30,7 @@ from benchmarks.material import bare_tokenizer
 from benchmarks.measure import NotAvailableError, interleaved, process_memory, recording
 from common.reports import first_line
 from corpora.examples import ChunkDataset, EpochSampler
-from corpora.files import read_documents
+from corpora.reading import read_documents
 from corpora.sources import Source
 from corpora.token_files import tokenised
 from data_collator_t5 import T5DataCollator, noise_counts

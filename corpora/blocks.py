@@ -20,23 +20,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from corpora.files import (
-    COMPRESSIONS,
-    CONTROL,
-    WIKI_OPEN,
-    check_file,
-    checked_header,
-    data_suffix,
-    is_plain_text,
-    open_parquet,
-    open_text,
-    parse_json,
-    read_rows,
-    read_text_parts,
-)
+from corpora.files import COMPRESSIONS, check_file, data_suffix, is_plain_text, open_text
 from corpora.hub import load_dataset_splits
 from corpora.long_text import LONGEST_PART, Stretch, place_to_cut
 from corpora.own_ids import ARRAY_SUFFIXES, ArrayDocuments, IdFormat
+from corpora.reading import CONTROL, WIKI_OPEN, checked_header, open_parquet, parse_json, read_rows, read_text_parts
 
 BLOCK_BYTES = 2**18  # of text: small enough that even a small corpus is well mixed, large enough to read at full speed
 HASHED_BYTES = 2**32  # hashed of a stream's files at its start, which takes seconds; of more, evenly spread pieces
@@ -289,7 +277,7 @@ def _object(text: str, path: Path, place: int) -> dict:
 
 
 def _csv_rows(path: Path, start: int) -> Rows:
-    """The rows as corpora.files reads CSV; a place is the byte at which a row begins."""
+    """The rows as corpora.reading reads CSV; a place is the byte at which a row begins."""
     with path.open("rb") as stream:
         place = 0
 

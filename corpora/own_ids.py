@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from common.command_line import listed
 from constants import NUM_SENTINELS
-from corpora.files import data_suffix, expand_files, open_parquet, read_rows, split_weights
+from corpora.files import data_suffix, expand_files, split_weights
+from corpora.reading import open_parquet, read_rows
 from data_collator_t5 import SENTINEL_NAME
 
 ID_OFFSET = 3  # <pad>, </s>, <unk>

@@ -22,9 +22,10 @@ from common.manifests import file_digests
 from common.processes import print_once
 from common.reports import human_bytes
 from constants import BUILTIN_CORPUS
-from corpora.files import column_texts, data_suffix, is_plain_text, read_documents, split_weights
+from corpora.files import data_suffix, is_plain_text, split_weights
 from corpora.hub import load_dataset_splits
 from corpora.own_ids import IdDocument, IdFormat, corpus_files, id_format, read_ids, row_ids
+from corpora.reading import column_texts, read_documents
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 
 # Sample for a tokenizer that is trained on the way: enough for a small vocabulary, and a minute or less.

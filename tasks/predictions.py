@@ -16,7 +16,8 @@ from arguments.own_pairs import OWN, own_entry
 from arguments.task import LENGTHS, find_entry, task_arguments, task_names
 from common.command_line import did_you_mean, listed
 from common.reports import plain_json, read_json, write_json
-from corpora.files import data_suffix, is_plain_text, open_text, read_rows
+from corpora.files import data_suffix, is_plain_text, open_text
+from corpora.reading import read_rows
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
 from tasks.registry import as_list, preprocess_of, source_text

@@ -18,19 +18,9 @@ from common.command_line import comma_words, did_you_mean, home_path, listed
 from common.processes import print_once
 from constants import DATASET_VALS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
-from corpora.files import (
-    ROW_SUFFIXES,
-    TEXT_SUFFIXES,
-    compressed,
-    data_suffix,
-    expand_files,
-    is_plain_text,
-    open_text,
-    read_rows,
-    read_text_documents,
-    read_tsv,
-)
+from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, compressed, data_suffix, expand_files, is_plain_text, open_text
 from corpora.hub import load_dataset_splits
+from corpora.reading import read_rows, read_text_documents, read_tsv
 from corpora.sources import builtin_corpus
 from corpora.streams import cut_sentences
 from tasks.registry import as_list, columns_of, eval_splits, may_hide_answers, preprocess_of, source_text, target_text

@@ -40,7 +40,8 @@ from arguments.task import TaskArguments
 from arguments.text import PreTrainingDataArguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.command_line import limits_of, parse_arguments
-from corpora.files import expand_files, read_documents, read_rows
+from corpora.files import expand_files
+from corpora.reading import read_documents, read_rows
 from model_t5 import build_config, parse_overrides
 from search.sweep_files import read_sweep
 

@@ -38,9 +38,9 @@ from constants import BUILTIN_CORPUS
 from corpora import hub, installed_docs, token_files
 from corpora.blocks import hub_corpora
 from corpora.examples import ChunkDataset, EpochSampler, SomeExamples
-from corpora.files import read_documents, read_rows, read_tsv
 from corpora.hub import load_dataset_splits
 from corpora.long_text import Stretch
+from corpora.reading import read_documents, read_rows, read_tsv
 from corpora.sources import find_sources, tokenizer_for
 from corpora.token_files import split_documents, tokenised
 from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer

@@ -20,8 +20,8 @@ from transformers import ByT5Tokenizer
 from arguments.text import PreTrainingDataArguments
 from corpora import blocks, files, tokenizers
 from corpora.blocks import FileCorpus
-from corpora.files import CONTROL, read_rows, read_text_documents, read_text_parts
 from corpora.long_text import Stretch, first_documents, joined, stretches, whole_parts
+from corpora.reading import CONTROL, read_rows, read_text_documents, read_text_parts
 from corpora.sources import find_sources
 from corpora.streams import packed
 from corpora.token_files import tokenised

@@ -1,0 +1,244 @@
+"""What local files hold: rows of JSON, CSV, TSV and parquet, and documents of text. Errors name the file and line."""
+
+import ast
+import contextlib
+import csv
+import html
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from common.command_line import listed
+from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text
+from corpora.long_text import LONGEST_PART, Stretch, joined, parts_of_line
+
+csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
+
+
+# ---------------------------------------------------------------- rows
+def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
+    """Rows of a JSON-lines, JSON, CSV, TSV or parquet file. ValueError names the line, also for missing `columns`."""
+    if is_plain_text(path):
+        raise ValueError(f"{path}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and .gz, .xz ...)")
+    if data_suffix(path) == ".parquet":
+        rows = _read_parquet(path, columns)
+    else:
+        rows = {".csv": _read_csv, ".tsv": read_tsv}.get(data_suffix(path), _read_json)(path)
+    for number, row in enumerate(rows, start=1):
+        missing = [column for column in columns or [] if column not in row]
+        if missing:
+            raise ValueError(f"{path}, row {number}: no column {missing[0]}; there is {listed(row)}")
+        yield row
+
+
+@contextlib.contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """A pyarrow ParquetFile. ValueError with its name if it turns out to be damaged anywhere in the `with` block."""
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
+
+
+def _read_parquet(path: Path, columns: list[str] | None) -> Iterator[dict]:
+    with open_parquet(path) as file:
+        all_there = columns and set(columns) <= set(file.schema_arrow.names)
+        for batch in file.iter_batches(columns=columns if all_there else None):
+            yield from batch.to_pylist()
+
+
+def _read_csv(path: Path) -> Iterator[dict]:
+    with open_text(path) as stream:
+        rows, line = csv.reader(stream, strict=True), 1  # strict: an open quote would swallow the rest of the file
+        try:
+            header = checked_header(next(rows, []), path)
+            for values in rows:
+                line += 1
+                if values and len(values) != len(header):
+                    raise ValueError(f"{path}, line {line}: {len(values)} fields, the header has {len(header)}")
+                if values:  # [] is an empty line
+                    yield dict(zip(header, values, strict=True))
+                line = rows.line_num
+        except csv.Error as error:
+            problem = "a quote opens that nothing closes" if "unexpected end" in str(error) else str(error)
+            raise ValueError(f"{path}, line {line + (line > 1)}: broken CSV ({problem})") from None
+
+
+def checked_header(names: list[str], path: Path) -> list[str]:
+    """The names themselves; ValueError if two columns have the same."""
+    if len(set(names)) < len(names):
+        (twice, _), *_ = Counter(names).most_common(1)
+        raise ValueError(f"{path}, line 1: two columns are called {twice!r}")
+    return names
+
+
+def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
+    """Rows of a tab-separated file as {column: value}, or {index: value} if it has no header line.
+
+    A line is a row, and quotes are ordinary characters: with the usual quoting of csv readers a lone quote joins lines,
+    which loses rows of MRPC, QNLI and STS-B in silence. Only a line that is too short, and whose last field opens a
+    quote without closing it, continues in the next lines: three questions of GLUE's QQP do.
+    """
+    with open_text(path) as stream:
+        lines = enumerate(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE), start=1)
+        names = checked_header(next(lines, (1, []))[1], path) if header else None
+        for number, values in lines:
+            if not values:  # an empty line
+                continue
+            if names is None:
+                yield dict(enumerate(values))
+                continue
+            if len(values) < len(names) and _is_open(values[-1]):
+                values = _joined(values, (more for _, more in lines))
+            if len(values) != len(names):
+                raise ValueError(f"{path}, line {number}: {len(values)} fields, the header has {len(names)}")
+            yield dict(zip(names, values, strict=True))
+
+
+def _is_open(field: str) -> bool:
+    return field.startswith('"') and field.count('"') % 2 == 1
+
+
+def _joined(values: list[str], lines: Iterator[list[str]]) -> list[str]:
+    """['1', '"What'] and the line ['is this?"', '2'] -> ['1', 'What is this?', '2']; unchanged if no line closes it."""
+    text = values[-1]
+    for more in lines:
+        text = f"{text} {more[0] if more else ''}"
+        if not _is_open(text):
+            return [*values[:-1], text.strip()[1:-1].replace('""', '"').strip(), *more[1:]]
+    return values
+
+
+def _read_json(path: Path) -> Iterator[dict]:
+    """Rows of an array, or of objects that follow one another, each on one line or on several."""
+    with open_text(path) as stream:
+        first = stream.readline()
+        if _is_open_json(first):
+            text = first + stream.read()
+            rows = enumerate(_json_values(text, path), start=1)
+        else:
+            lines = enumerate(itertools.chain([first], stream), start=1)
+            rows = ((number, parse_json(line.strip(), path, number)) for number, line in lines if line.strip())
+        for number, row in rows:
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, row {number}: must be a JSON object, got {type(row).__name__}")
+            yield row
+
+
+def _is_open_json(line: str) -> bool:
+    """Whether a line begins an array, or an object that a later line ends: [ and {, but not {"a": 1} or {"a": x."""
+    try:
+        return isinstance(json.loads(line), list)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(line.rstrip()) or line.lstrip().startswith("[")
+    except (ValueError, RecursionError):
+        return False
+
+
+def _json_values(text: str, path: Path) -> Iterator:
+    """The values that follow one another in a text; of an array its items."""
+    if text.lstrip().startswith("["):
+        yield from parse_json(text, path)
+        return
+    decoder, place, line, space = json.JSONDecoder(), 0, 1, re.compile(r"\s*")
+    while (begin := space.match(text, place).end()) < len(text):
+        line += text.count("\n", place, begin)
+        try:
+            _, place = decoder.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            place = len(text)
+        yield parse_json(text[begin:place], path, line)
+        line += text.count("\n", begin, place)
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_json(text: str, path: Path, line: int = 1) -> Any:
+    """The value of a text that begins in this line of a file. ValueError names the file and line."""
+    try:
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except json.JSONDecodeError as error:
+        line, problem = line + error.lineno - 1, error.msg
+        if _is_python(text):
+            problem = "values as Python prints them: write the file with json.dumps"
+    except UnicodeEncodeError as error:
+        problem = f"half a surrogate pair, \\u{ord(error.object[error.start]):x}"
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
+        problem = str(error)
+    raise ValueError(f"{path}, line {line}: broken JSON ({problem})")
+
+
+def _is_python(text: str) -> bool:
+    """Whether a text is a Python literal, such as {'a': None}."""
+    try:
+        return isinstance(ast.literal_eval(text.strip()), dict | list)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+
+
+# ---------------------------------------------------------------- documents
+WIKI_OPEN = re.compile(r"^<doc (id|url|title)=.*>$")
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def read_text_documents(path: Path) -> Iterator[str]:
+    """Documents of a text file: its lines, or in WikiExtractor's format the pages between <doc ...> tags.
+
+    Without control characters; entities of pages are resolved ("&amp;" -> "&"). Empty documents are yielded too.
+    """
+    return joined(read_text_parts(path))
+
+
+def read_text_parts(path: Path) -> Iterator[str]:
+    """The same documents; a line of more than LONGEST_PART characters is cut into Stretches as it is read."""
+    page, goes_on = None, False  # lines of the open <doc>, None outside; whether the line began before
+    with open_text(path) as stream:
+        pieces = (CONTROL.sub("", piece) for piece in iter(lambda: stream.readline(LONGEST_PART), ""))
+        for line in parts_of_line(pieces, LONGEST_PART):
+            begins, goes_on = not goes_on, isinstance(line, Stretch)
+            if page is None and begins and not goes_on and WIKI_OPEN.match(line):
+                page = []
+            elif page is not None and begins and line == "</doc>":
+                # The first line repeats the title: a page of nothing else is an empty one.
+                yield html.unescape("\n".join(page)) if len(page) > 1 else ""
+                page = None
+            elif page is not None and not begins:
+                page[-1] += line
+            elif page is not None:
+                page += [line] if line else []
+            else:
+                yield line
+    if page:
+        yield html.unescape("\n".join(page))
+
+
+def read_documents(path: Path, text_column: str) -> Iterator[str]:
+    """The documents of a file of any format; long ones of plain text in parts (`read_text_parts`)."""
+    if is_plain_text(path):
+        yield from read_text_parts(path)
+    else:
+        yield from column_texts(read_rows(path, [text_column]), text_column, path)
+
+
+def column_texts(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[str]:
+    """The texts of a column, "" for a missing one. ValueError for any other value."""
+    return (text_of(row[column], column, f"{where}, row {number}") for number, row in enumerate(rows, start=1))
+
+
+def text_of(value: object, column: str, place: str) -> str:
+    """The text of a column in the row at a place, "" for a missing one. ValueError for any other value."""
+    if not isinstance(value, str | None):
+        kind = type(value).__name__
+        raise ValueError(f"{place}: the column {column} holds no text, but a value of type {kind}")
+    return value or ""
