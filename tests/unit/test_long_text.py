@@ -18,7 +18,7 @@ from absl.testing import parameterized
 from transformers import ByT5Tokenizer
 
 from arguments.text import PreTrainingDataArguments
-from corpora import blocks, files, tokenizers
+from corpora import blocks, reading, tokenizers
 from corpora.blocks import FileCorpus
 from corpora.long_text import Stretch, first_documents, joined, stretches, whole_parts
 from corpora.reading import CONTROL, read_rows, read_text_documents, read_text_parts
@@ -49,7 +49,7 @@ def documents_of(text: str) -> list[str]:
 class TestCase(parameterized.TestCase):
     def longest(self, size: int) -> None:
         """No more than `size` characters are read at once."""
-        for module in (files, blocks, tokenizers):
+        for module in (reading, blocks, tokenizers):
             self.enter_context(mock.patch.object(module, "LONGEST_PART", size))
         self.enter_context(mock.patch("corpora.token_files.LONGEST_PART", size))
 
