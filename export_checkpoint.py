@@ -35,18 +35,8 @@ from corpora.tokenizers import has_tokenizer, load_tokenizer
 from model_t5 import count_parameters, fit_vocabulary, load_model
 from modeling.families import refuse_lacking
 from modeling.generation_settings import drop_idle_search
-from publishing.exports import (
-    NEEDS,
-    TOLERANCES,
-    Original,
-    beam_search,
-    compare,
-    encode,
-    find_checkpoint,
-    load_any_checkpoint,
-    pytorch_answers,
-    write_format,
-)
+from publishing.exports import NEEDS, TOLERANCES, Original, beam_search, compare, encode, pytorch_answers, write_format
+from publishing.gathering import find_checkpoint, load_any_checkpoint
 from publishing.hub_uploads import upload
 from publishing.model_cards import model_card, read_run, shown_search, task_of
 from tasks.registry import eval_splits, source_text

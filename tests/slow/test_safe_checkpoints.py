@@ -31,7 +31,7 @@ from corpora.sources import find_sources
 from corpora.token_files import tokenised
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
-from publishing.exports import load_any_checkpoint
+from publishing.gathering import load_any_checkpoint
 from runs.callbacks import MetricsFileCallback
 from runs.trackers import TensorBoardTracker
 from search.sweep_files import choose_folder
