@@ -1,9 +1,9 @@
 """A checkpoint's whole weights, however they were sharded.
 
-    checkpoint-N/model.safetensors          ours under every launcher, and what Hugging Face's tools write
-    checkpoint-N/global_stepN/, latest      DeepSpeed's own, ZeRO-1 to 3 (deepspeed.utils.zero_to_fp32 joins them)
-    checkpoint-N/pytorch_model_fsdp_0/      FSDP's shards (torch.distributed.checkpoint)
-    checkpoint-N/pytorch_model_fsdp.bin     FSDP's whole state
+checkpoint-N/model.safetensors          ours under every launcher, and what Hugging Face's tools write
+checkpoint-N/global_stepN/, latest      DeepSpeed's own, ZeRO-1 to 3 (deepspeed.utils.zero_to_fp32 joins them)
+checkpoint-N/pytorch_model_fsdp_0/      FSDP's shards (torch.distributed.checkpoint)
+checkpoint-N/pytorch_model_fsdp.bin     FSDP's whole state
 """
 
 import contextlib
