@@ -129,9 +129,25 @@ def answers(url: str) -> bool:
 _GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
+def _explained(error: Exception, several: bool) -> str | None:
+    """In one line what an error means that comes from the machine or from another process of the run: that one has
+    told its own, so that a line of each node is enough, and "" for the others. None for any other error."""
+    said = next(filter(None, str(error).splitlines()), type(error).__name__)
+    if several and (words := next((words for words in _GONE if words in str(error)), None)):
+        host = f"{socket.gethostname()} ended, since another process of the run has"
+        return f"{host} ({words}): the lines of that one say why" if os.environ.get("LOCAL_RANK", "0") == "0" else ""
+    if isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said:
+        return (f"{said.rstrip('.')}. Less memory is needed by smaller batches (--per_device_train_batch_size with "
+                "more --gradient_accumulation_steps, --per_device_eval_batch_size, predict_t5.py --batch_size), by "
+                "shorter texts and by --activation_checkpointing; --resume_from_checkpoint resumes")  # fmt: skip
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return f"torch.compile failed ({said}): --torch_compile false trains without it"
+    return None
+
+
 def run_script(main: Callable[[], object]) -> None:
-    """Runs a script's main(). A process of several then ends at once, with main's exit code. Where another one has
-    ended, with its own message, this one's traceback out of the network would only hide that: it is one line.
+    """Runs a script's main(). A process of several then ends at once, with main's exit code. An error that is known to
+    come from the machine, or from another process of the run, is one line instead of a traceback.
 
     Python's own shutdown races with the threads of the process group: sometimes a rank aborts after all work is done,
     so that the launcher reports a failed run, or a stop with exit code 75 becomes a crash. Exit handlers still run.
@@ -148,14 +164,15 @@ def run_script(main: Callable[[], object]) -> None:
         if not several or not isinstance(stop.code, int | None):
             raise
         code = stop.code or 0
-    except RuntimeError as error:
-        words = next((words for words in _GONE if words in str(error)), None)
-        if not several or words is None or os.environ.get("T5_FOUNDRY_TRACEBACK"):
+    except (RuntimeError, MemoryError) as error:
+        explained = _explained(error, several)
+        if explained is None or os.environ.get("T5_FOUNDRY_TRACEBACK"):
             raise
+        if explained:
+            print(f"{Path(sys.argv[0]).name}: error: {explained}", file=sys.stderr, flush=True)
+        if not several:
+            raise SystemExit(1) from None
         code = 1
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"{Path(sys.argv[0]).name} on {socket.gethostname()}: ended, since another process of the run has "
-                  f"({words}): the lines of that one say why", file=sys.stderr, flush=True)  # fmt: skip
     if several:
         atexit._run_exitfuncs()
         sys.stdout.flush()

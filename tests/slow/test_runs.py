@@ -47,6 +47,27 @@ class RunScriptTest(parameterized.TestCase):
         found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
         self.assertEqual((found.returncode, found.stdout), (code, "done handler\n"), found.stderr)
 
+    @parameterized.parameters(
+        ("1", "torch.OutOfMemoryError('CUDA out of memory. Tried 2.00 GiB.')", "CUDA out .* 2.00 GiB. Less memory is "),
+        ("2", "torch.OutOfMemoryError('CUDA out of memory. Tried 2.00 GiB.')", "CUDA out .* 2.00 GiB. Less memory is "),
+        ("1", "MemoryError()", "MemoryError. Less memory is needed by smaller batches"),
+        ("1", "torch._inductor.exc.CppCompileError(['cc'], 'boom')", "torch.compile failed .* --torch_compile false"),
+        ("1", "RuntimeError('a defect')", None),
+    )
+    def test_what_the_machine_cannot_do_is_told_in_one_line(self, processes, error, message):
+        """It was a traceback of forty lines, which named no flag."""
+        program = (
+            f"import torch._inductor.exc\nfrom common.processes import run_script\ndef main():\n    raise {error}\n"
+        )
+        environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(Path(pre_train_t5.__file__).parent)}
+        found = subprocess.run([warm_python(), "-c", program + "run_script(main)"], env=environment,
+                               capture_output=True, text=True, timeout=100)  # fmt: skip
+        self.assertEqual(found.returncode, 1)
+        if message is None:
+            self.assertIn("Traceback", found.stderr)
+        else:
+            self.assertRegex(found.stderr, rf"\A.*: error: {message}.*\n\Z")
+
 
 class LastEvaluationTest(parameterized.TestCase):
     @parameterized.parameters(
