@@ -252,14 +252,16 @@ class T5Trainer(SavingTrainer):
 
     # ------------------------------------------------------------ training
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
-        """Overrides Trainer to end the data workers, which ignore signals, however the training ends. A resumed run has
-        had its `--eval_on_start`: a second one would be logged, and count against the patience."""
+        """Overrides Trainer to end the data workers, which ignore signals, and to give back the signals, however the
+        training ends. A resumed run has had its `--eval_on_start`: a second one would be logged, and count against the
+        patience."""
         self._resumed_from = resume_from_checkpoint
         self._tr_z_loss = torch.zeros_like(self._tr_z_loss)  # without that of steps that --auto_find_batch_size tried
         self.args.eval_on_start = self.args.eval_on_start and not resume_from_checkpoint
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
+            self.preemption.on_train_end()
             self.end_data_workers()
 
     def _finalize_training(self, *args, **kwargs):

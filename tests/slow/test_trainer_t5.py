@@ -334,6 +334,17 @@ class SameRunTest(TrainerTest):
         self.assertEqual(global_batch_size(args), 30)
 
 
+class FailureTest(TrainerTest):
+    def test_the_next_run_of_the_process_has_its_signals_and_the_memory(self):
+        def broken(_rows):
+            raise KeyError("no such column")
+
+        trainer, before = make_trainer(self.folder, collate=broken), signal.getsignal(signal.SIGINT)
+        with self.assertRaises(KeyError):
+            trainer.train()
+        self.assertEqual(signal.getsignal(signal.SIGINT), before)  # whose handler would keep the model, too
+
+
 class ResumeTest(TrainerTest):
     def run_from(self, folder, resume=None, seed=0) -> tuple[T5Trainer, list[torch.Tensor]]:
         """(trainer after 12 steps of 2 x 16 rows, its training batches)."""
