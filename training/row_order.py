@@ -30,8 +30,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
         for_evaluation = self.data_collator
         self.data_collator = self.train_collator or for_evaluation
         rows, whole = self.train_dataset, self.args.train_batch_size * self.args.world_size
-        order = self._get_train_sampler()
-        if self.args.world_size > 1 and len(order) % whole:
+        order = self._get_train_sampler() if self.args.world_size > 1 else ()
+        if len(order) % whole:
             self.train_dataset = FilledRows(rows, -len(order) % whole, order)
         loader = super().get_train_dataloader()
         self.train_dataset, self.data_collator = rows, for_evaluation
