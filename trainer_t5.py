@@ -315,6 +315,7 @@ class T5Trainer(SavingTrainer):
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
         """Overrides Trainer to count the batches of the step for the log. They are sent to the device first: if
         Trainer counted their tokens on the host, the host would wait to send the count."""
+        self.batches_in_use = epoch_iterator
         place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
         self._began = {"place": place, "loss": self._tr_loss.clone(), "z_loss": self._tr_z_loss}
         send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
