@@ -277,13 +277,19 @@ class T5DataCollator:
         if lengths != {self.tokens_length}:
             raise ValueError(f"chunks must be {self.tokens_length} tokens long, got lengths {sorted(lengths)}")
         tokens = np.asarray(examples["input_ids"])
-        keys = np.asarray(examples["key"]) if "key" in examples else content_keys(tokens)
+        keys = whole_keys(examples["key"]) if "key" in examples else content_keys(tokens)
         mask = masks_from_random(cut_numbers(keys, self.tokens_length), self.num_noise, self.num_spans)
         inputs, targets = inputs_and_targets(tokens, mask, self.sentinel_ids, self.eos_id, self.bos_id)
         decoder_inputs = np.empty_like(targets)
         decoder_inputs[:, 0], decoder_inputs[:, 1:] = self.decoder_start_token_id, targets[:, :-1]
         arrays = {"input_ids": inputs, "labels": targets, "decoder_input_ids": decoder_inputs}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def whole_keys(keys: np.ndarray | Sequence[int]) -> np.ndarray:
+    """[B] keys as an array; of integers below and above 2^63, as rows of `datasets` have them, numpy would make floats,
+    which lack their last bits."""
+    return keys if isinstance(keys, np.ndarray) else np.array([int(key) % 2**64 for key in keys], dtype=np.uint64)
 
 
 def content_keys(tokens: np.ndarray) -> np.ndarray:

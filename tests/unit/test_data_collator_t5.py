@@ -370,6 +370,13 @@ class CollatorTest(parameterized.TestCase):
         hidden = [(batch["labels"] >= 32_000).numpy() for batch in (whole, other_text)]
         np.testing.assert_array_equal(*hidden)  # the places of the sentinels tell the lengths of the spans
 
+    def test_keys_may_be_python_integers(self):
+        """Of large and small ones numpy would make floats, which lack the last bits by which the rows differ."""
+        keys = np.array([1, 2**64 - 1, 2**64 - 2, 2**63, 2**63 + 1], dtype=np.uint64)
+        rows = [{"input_ids": self.tokens[0], "key": key} for key in keys.tolist()]
+        expected = self.collator({"input_ids": self.tokens[:1].repeat(5, axis=0), "key": keys})
+        np.testing.assert_array_equal(self.collator(rows)["input_ids"], expected["input_ids"])
+
     def test_nothing_else_is_drawn_or_remembered(self):
         np.random.seed(0)
         first = self.collator({"input_ids": self.tokens, "key": self.keys})
