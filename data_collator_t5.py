@@ -252,7 +252,8 @@ class T5DataCollator:
 
     Called with a list of {"input_ids": [R tokens], "key": 64-bit int} or with one {"input_ids": [B, R], "key": [B]}
     (a `ChunkDataset`'s), it returns tensors {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T]}.
-    `key` stands for (seed, epoch, example) and alone decides the example's mask; without one the tokens decide it.
+    `key` stands for (seed, epoch, example) and alone decides the example's mask; without one the tokens decide it, so
+    that it is the same in each epoch. Trainer keeps keys, and takes a `ChunkDataset`, with remove_unused_columns=False.
 
     Raises ValueError if the tokenizer has too few sentinels for the denoiser, or a chunk is not `tokens_length` long.
     """
