@@ -44,8 +44,13 @@ def compute_input_and_target_lengths(
 ) -> tuple[int, int]:
     """Raw tokens that fill an input of `inputs_length`, and the length of their targets: (512, .15, 3) -> (568, 114).
 
-    Lengths in tokens, EOS included. ValueError if `inputs_length` cannot hold a kept token, a sentinel and EOS.
+    Lengths in tokens, EOS included. ValueError if `inputs_length` cannot hold a kept token, a sentinel and EOS, or for
+    an impossible density or span length.
     """
+    if not 0 < noise_density < 1:
+        raise ValueError(f"--noise_density {noise_density}: must be above 0 and below 1")
+    if not mean_noise_span_length >= 1:
+        raise ValueError(f"--mean_noise_span_length {mean_noise_span_length}: must be at least 1")
     if inputs_length < 3:
         raise ValueError(
             f"--input_seq_length {inputs_length}: must be at least 3 (one kept token, one sentinel, one EOS)"
@@ -247,7 +252,8 @@ class T5DataCollator:
 
     Called with a list of {"input_ids": [R tokens], "key": 64-bit int} or with one {"input_ids": [B, R], "key": [B]}
     (a `ChunkDataset`'s), it returns tensors {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T]}.
-    `key` stands for (seed, epoch, example) and alone decides the example's mask; without one the tokens decide it.
+    `key` stands for (seed, epoch, example) and alone decides the example's mask; without one the tokens decide it, so
+    that it is the same in each epoch. Trainer keeps keys, and takes a `ChunkDataset`, with remove_unused_columns=False.
 
     Raises ValueError if the tokenizer has too few sentinels for the denoiser, or a chunk is not `tokens_length` long.
     """
@@ -277,13 +283,19 @@ class T5DataCollator:
         if lengths != {self.tokens_length}:
             raise ValueError(f"chunks must be {self.tokens_length} tokens long, got lengths {sorted(lengths)}")
         tokens = np.asarray(examples["input_ids"])
-        keys = np.asarray(examples["key"]) if "key" in examples else content_keys(tokens)
+        keys = whole_keys(examples["key"]) if "key" in examples else content_keys(tokens)
         mask = masks_from_random(cut_numbers(keys, self.tokens_length), self.num_noise, self.num_spans)
         inputs, targets = inputs_and_targets(tokens, mask, self.sentinel_ids, self.eos_id, self.bos_id)
         decoder_inputs = np.empty_like(targets)
         decoder_inputs[:, 0], decoder_inputs[:, 1:] = self.decoder_start_token_id, targets[:, :-1]
         arrays = {"input_ids": inputs, "labels": targets, "decoder_input_ids": decoder_inputs}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def whole_keys(keys: np.ndarray | Sequence[int]) -> np.ndarray:
+    """[B] keys as an array; of integers below and above 2^63, as rows of `datasets` have them, numpy would make floats,
+    which lack their last bits."""
+    return keys if isinstance(keys, np.ndarray) else np.array([int(key) % 2**64 for key in keys], dtype=np.uint64)
 
 
 def content_keys(tokens: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from transformers import DefaultFlowCallback, PreTrainedModel, Trainer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled, set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
-from transformers.trainer_utils import PredictionOutput, SaveStrategy, TrainOutput
+from transformers.trainer_utils import EvalPrediction, PredictionOutput, SaveStrategy, TrainOutput
 
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.command_line import exit_on_user_error
@@ -35,6 +35,7 @@ from modeling.relative_bias import sum_bias_by_diagonals
 from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from tasks.batching import BucketCollator, PackingCollator
 from tasks.examples import EvaluationTask
+from tasks.metrics.scoring import token_metrics
 from training.flow import FlowCallback, PrecompileCallback, ResumeCallback
 from training.non_finite import FiniteTrainer
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs, options_of
@@ -73,39 +74,41 @@ class T5Trainer(FiniteTrainer):
     The model's class is changed so that its forward pass computes the loss (modeling/loss.py); `--torch_compile`
     compiles that pass as one graph, without the wrappers around it.
 
-    class_label_ids: [C, T] token ids of the class labels (EOS included, padded with -100), which are scored unless
-    `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`: EvaluationTask}, where the data
-    sets are scored in different ways. summarise: metrics of a whole evaluation -> further ones, all with the prefix
-    "eval_". train_collator: a collator for training alone; each batch of a BucketCollator holds rows of one bucket.
+    args: completed by `check_training`. compute_metrics: its predictions are those of `prediction_step`; None: loss and
+    token accuracy. class_label_ids: [C, T] token ids of the class labels (EOS included, padded with -100), which are
+    scored unless `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`: EvaluationTask},
+    where the data sets are scored in different ways. summarise: metrics of a whole evaluation -> further ones, all with
+    the prefix "eval_". train_collator: a collator for training alone; each batch of a BucketCollator holds rows of one
+    bucket.
     """
 
     def __init__(
         self,
-        *args,
+        *,
+        model: PreTrainedModel,
+        args: T5TrainingArguments,
+        compute_metrics: Callable | None = None,
         class_label_ids: torch.Tensor | None = None,
         evaluation_tasks: dict[str, EvaluationTask] | None = None,
         summarise: Callable[[dict], dict] | None = None,
         train_collator: BucketCollator | PackingCollator | None = None,
         **kwargs,
     ):
-        training_args = kwargs["args"]
         if evaluation_tasks:  # a single data set is scored like the first task
             first = next(iter(evaluation_tasks.values()))
-            class_label_ids = first.class_label_ids
-            kwargs["compute_metrics"] = first.compute_metrics
-        if training_args.ddp_find_unused_parameters is None:
-            training_args.ddp_find_unused_parameters = False  # T5 has none to search for at every step
-        if getattr(training_args, "hf_deepspeed_config", None) is not None:
-            set_hf_deepspeed_config(training_args.hf_deepspeed_config)
-        if kwargs.get("model") is not None:
-            use_one_embedding_module(kwargs["model"])
-            set_up_step(kwargs["model"], training_args)
-        super().__init__(*args, **kwargs)
+            class_label_ids, compute_metrics = first.class_label_ids, first.compute_metrics
+        if args.ddp_find_unused_parameters is None:
+            args.ddp_find_unused_parameters = False  # T5 has none to search for at every step
+        if getattr(args, "hf_deepspeed_config", None) is not None:
+            set_hf_deepspeed_config(args.hf_deepspeed_config)
+        use_one_embedding_module(model)
+        set_up_step(model, args)
+        super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
         self.label_smoother = None  # our loss smooths by itself
         if self.is_fsdp_enabled:
             _fit_for_fsdp(self.model)
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # the model compiles its own loss
-        self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(training_args, self.model)
+        self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(args, self.model)
         self.class_label_ids, self.train_collator = class_label_ids, train_collator
         self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
         self.asked_options = []  # of the optimizer's groups, as the flags ask for
@@ -114,9 +117,9 @@ class T5Trainer(FiniteTrainer):
         self.callback_handler.callbacks.insert(0, FlowCallback(self))
         self.add_callback(ResumeCallback(self))
         self.add_callback(self.preemption)
-        if training_args.precompile:
+        if args.precompile:
             self.add_callback(PrecompileCallback())
-        self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=training_args.device), 0
+        self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=args.device), 0
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
@@ -128,14 +131,19 @@ class T5Trainer(FiniteTrainer):
 
     # ------------------------------------------------------------ training
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
-        """Overrides Trainer to end the data workers, which ignore signals, however the training ends. A resumed run has
-        had its `--eval_on_start`: a second one would be logged, and count against the patience."""
+        """Overrides Trainer to end the data workers, which ignore signals, and to give back the signals, however the
+        training ends. A resumed run has had its `--eval_on_start`: a second one would be logged, and count against the
+        patience."""
+        if self.args.warmup_steps is None and self.lr_scheduler is None:
+            raise ValueError("T5Trainer.train: its arguments are not complete: call check_training(args, "
+                             "'fine-tuning a checkpoint') of arguments/training.py, or give optimizers")  # fmt: skip
         self._resumed_from = resume_from_checkpoint
         self._tr_z_loss = torch.zeros_like(self._tr_z_loss)  # without that of steps that --auto_find_batch_size tried
         self.args.eval_on_start = self.args.eval_on_start and not resume_from_checkpoint
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
+            self.preemption.on_train_end()
             self.end_data_workers()
 
     def _finalize_training(self, *args, **kwargs):
@@ -184,6 +192,7 @@ class T5Trainer(FiniteTrainer):
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
         """Overrides Trainer to count the batches of the step for the log. They are sent to the device first: if
         Trainer counted their tokens on the host, the host would wait to send the count."""
+        self.batches_in_use = epoch_iterator
         place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
         self._began = {"place": place, "loss": self._tr_loss.clone(), "z_loss": self._tr_z_loss}
         send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
@@ -336,3 +345,7 @@ class T5Trainer(FiniteTrainer):
         scored = [score_rows(model, config, part, classes, more) for part in self._parts(inputs, size)]
         statistics, encoded = zip(*scored, strict=True)
         return torch.cat(statistics), None if encoded[0] is None else torch.cat(encoded)
+
+
+def _loss_and_accuracy(output: EvalPrediction) -> dict[str, float]:
+    return token_metrics(output.predictions[1])

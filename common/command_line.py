@@ -183,7 +183,7 @@ def parse_arguments(
     if argv is None:
         argv = sys.argv[1:]
         sys.argv[1:] = _without_secrets(argv)  # W&B records it
-    argv = list(argv)
+    argv = list(map(str, argv))  # a notebook may give numbers and paths
     show_all = not {"--help_all", "--help-all"}.isdisjoint(argv)
     parser = T5ArgumentParser(dataclass_types, show_all, about)
     if show_all or {"-h", "--help"} & set(argv):

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from data_collator_t5 import whole_keys
 from objectives.metrics import mixture_metrics
 from objectives.objective import Objective
 
@@ -79,8 +80,9 @@ class PackedObjective(Objective):
 
     def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:
         if not isinstance(examples, dict):
-            examples = {name: np.stack([example[name] for example in examples]) for name in examples[0]}
-        return self.corrupt({name: np.asarray(values) for name, values in examples.items()})
+            examples = {name: [example[name] for example in examples] for name in examples[0]}
+        made_by = {"key": whole_keys}
+        return self.corrupt({name: made_by.get(name, np.asarray)(values) for name, values in examples.items()})
 
     def corrupt(self, rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """The tensors of a batch of raw rows {"input_ids" [B, R], "key" [B], ...}."""

@@ -2,21 +2,19 @@
 
 import dataclasses
 import math
-import os
 import shutil
 from functools import partial
 from pathlib import Path
 
 import torch
-from requests.utils import get_netrc_auth
 from transformers import PreTrainedModel
 
 from arguments.sharding import wants_fsdp
 from arguments.training import BY_METRIC, T5TrainingArguments, check_warmup, global_batch_size
 from common.checkpoint_folders import checkpoints_of
-from common.command_line import MOST, check_folder, exit_on_user_error
+from common.command_line import MOST, exit_on_user_error
 from common.manifests import is_disk_full
-from common.processes import answers, finish_process_group, free_memory, is_first_process, print_once, processes_here
+from common.processes import finish_process_group, free_memory, is_first_process, print_once, processes_here
 from common.reports import (
     end_summary,
     first_line,
@@ -53,34 +51,6 @@ from training.optimizers import check_muon, check_schedule, layer_matrices
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 
-def set_up_tracking(args: T5TrainingArguments) -> None:
-    """Sets W&B online if the user is logged in and it answers, else offline, with a line that says so."""
-    if "wandb" not in args.report_to or getattr(args, "dry_run", False):
-        return
-    os.environ.setdefault("WANDB_PROJECT", args.project)
-    try:
-        check_folder("WANDB_DIR", os.environ.setdefault("WANDB_DIR", args.output_dir))
-    except ValueError as error:
-        print_once(f"W&B: {error}; its files go to {args.output_dir}")
-        os.environ["WANDB_DIR"] = args.output_dir
-    folder = Path(os.environ["WANDB_DIR"])
-    folder.mkdir(parents=True, exist_ok=True)
-    if "WANDB_MODE" in os.environ:
-        return
-    # Not through wandb itself: its session reads the mode only once, and here the mode is still open.
-    import wandb
-
-    server = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
-    logins = [server] if "WANDB_BASE_URL" in os.environ else [server, "https://api.wandb.ai"]  # the second till 0.30
-    logged_in = {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & set(os.environ) or any(map(get_netrc_auth, logins))
-    if logged_in and answers(server):
-        return
-    os.environ["WANDB_MODE"] = "offline"
-    reason = f"{server} does not answer" if logged_in else "not logged in"
-    runs = folder / "wandb" / "offline-run-*"
-    print_once(f"W&B: {reason}, tracking offline; later: wandb sync {runs} (--report_to none: off)")
-
-
 class Run:
     """A run of any script: its plan, its trackers and its results. title: such as "evaluation"."""
 
@@ -96,7 +66,6 @@ class Run:
     def track(self, trainer: T5Trainer, configuration: dict, checkpoint: str | None = None) -> None:
         """Starts the trackers of --report_to. If one cannot start, that is the user's error, exit code 2."""
         with exit_on_user_error():
-            set_up_tracking(self.args)
             start_tracking(trainer, configuration, checkpoint)
 
     def write_results(self, results: dict) -> None:

@@ -27,11 +27,13 @@ from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
 
+from requests.utils import get_netrc_auth
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from arguments.training import T5TrainingArguments
-from common.processes import is_first_process
+from common.command_line import check_folder
+from common.processes import answers, is_first_process, print_once
 from common.reports import plain_json, side_file, tracked_name, write_json
 from runs.callbacks import metrics_until
 
@@ -43,16 +45,45 @@ TENSORBOARD_FOLDER = "tensorboard"  # below --output_dir, unless TENSORBOARD_LOG
 
 
 # ---------------------------------------------------------------- the three
-class WandbTracker:
-    """A W&B run, online or offline as set_up_tracking decided. Offline, a resumed run adds a folder with the same id;
-    `wandb sync` sends both in order."""
-
-    def __init__(self, _args: T5TrainingArguments, identity: str, name: str, config: dict, step: int | None):
+def wandb_settings(args: T5TrainingArguments) -> dict[str, str | None]:
+    """Project, folder and mode of a W&B run: as its variables say, else online if the user is logged in and it answers,
+    or offline, with a line that says so. Sets no variable, which the next run of this process would take for the
+    user's."""
+    project, mode = os.environ.get("WANDB_PROJECT", args.project), os.environ.get("WANDB_MODE")
+    folder = os.environ.get("WANDB_DIR", args.output_dir)
+    try:
+        check_folder("WANDB_DIR", folder)
+    except ValueError as error:
+        folder = args.output_dir
+        print_once(f"W&B: {error}; its files go to {folder}")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    if mode is None:
+        # Not through wandb itself: its session reads the mode only once, and here the mode is still open.
         import wandb
 
-        ours = {} if os.environ.get("WANDB_SWEEP_ID") else dict(id=identity, project=os.environ.get("WANDB_PROJECT"))
-        # The mode is given too: wandb reads its variables only once in a process.
-        ours |= dict(name=name, dir=os.environ.get("WANDB_DIR"), mode=os.environ.get("WANDB_MODE"))
+        server = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
+        # The second till 0.30.
+        logins = [server] if "WANDB_BASE_URL" in os.environ else [server, "https://api.wandb.ai"]
+        logged_in = {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & set(os.environ) or any(map(get_netrc_auth, logins))
+        if not (logged_in and answers(server)):
+            mode, reason = "offline", f"{server} does not answer" if logged_in else "not logged in"
+            runs = Path(folder) / "wandb" / "offline-run-*"
+            print_once(f"W&B: {reason}, tracking offline; later: wandb sync {runs} (--report_to none: off)")
+    return dict(project=project, dir=folder, mode=mode)
+
+
+class WandbTracker:
+    """A W&B run, online or offline as `wandb_settings` decides. Offline, a resumed run adds a folder with the same id;
+    `wandb sync` sends both in order."""
+
+    def __init__(self, args: T5TrainingArguments, identity: str, name: str, config: dict, step: int | None):
+        import wandb
+
+        ours = wandb_settings(args) | dict(name=name, id=identity)
+        if os.environ.get("WANDB_SWEEP_ID"):
+            del ours["id"], ours["project"]
+        # Else wandb goes on with a run that has failed in this process, and mixes this one into it.
+        ours["reinit"] = "finish_previous"
         self.table = wandb.Table
         # The configuration goes with init: a sweep locks its own values, and would warn of each one in a later update.
         self.run = wandb.init(**ours, config=config, resume=None if step is None else "allow")

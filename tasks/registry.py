@@ -61,7 +61,7 @@ def preprocess_of(task: dict) -> tuple[Callable[[dict], dict | list[dict]], str]
     """The entry's function of a row and its name; the row itself where the entry has none."""
     function = task.get("preprocess")
     if callable(function):
-        return function, function.__qualname__
+        return function, getattr(function, "__qualname__", type(function).__name__)  # a functools.partial has none
     return TRANSFORMS.get(function, lambda row: row), str(function)
 
 

@@ -357,13 +357,17 @@ def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
     """What the entry's function makes of a row. ValueError with the place of what it cannot read."""
     function, name = preprocess_of(task)
     try:
-        return function(row)
+        made = function(row)
     except KeyError as error:
         raise no_column(place, str(error), row, f"which the preprocess {name} needs") from None
     except (AttributeError, TypeError) as error:
         raise ValueError(f"{place}: not what the preprocess {name} expects ({error})") from None
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
+    if any(not isinstance(each, dict) for each in as_list(made)):
+        raise ValueError(f"{place}: the preprocess {name} returns {made!r:.60}: must be a row (a dictionary) or "
+                         "a list of rows ([] leaves this one out)")  # fmt: skip
+    return made
 
 
 def _holds_records(row: dict, within: str | None) -> str:

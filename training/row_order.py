@@ -1,6 +1,6 @@
 """The order of rows in training and evaluation: the same for any number of ranks and data workers."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
     """The part of T5Trainer that decides the order of the rows."""
 
     train_collator: BucketCollator | PackingCollator | None = None  # for training alone
+    batches_in_use: Iterator = iter(())  # of the epoch
 
     def get_train_dataloader(self) -> DataLoader:
         """Overrides Trainer for collators of training alone, and for rows that fill the last batch of all ranks. A
@@ -30,8 +31,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
         for_evaluation = self.data_collator
         self.data_collator = self.train_collator or for_evaluation
         rows, whole = self.train_dataset, self.args.train_batch_size * self.args.world_size
-        order = self._get_train_sampler()
-        if self.args.world_size > 1 and len(order) % whole:
+        order = self._get_train_sampler() if self.args.world_size > 1 else ()
+        if len(order) % whole:
             self.train_dataset = FilledRows(rows, -len(order) % whole, order)
         loader = super().get_train_dataloader()
         self.train_dataset, self.data_collator = rows, for_evaluation
@@ -53,7 +54,10 @@ class RowOrderTrainer(Seq2SeqTrainer):
         return loader
 
     def end_data_workers(self) -> None:
-        """Ends the workers that are kept between epochs."""
+        """Ends the workers that are kept between epochs, and those of an epoch that an error has left: the traceback,
+        which a notebook keeps, would keep them too."""
+        if isinstance(self.batches_in_use, Generator):  # as accelerate's loaders and those of streams give it
+            self.batches_in_use.close()
         loader = self.callback_handler.train_dataloader
         for part in (loader, getattr(loader, "base_dataloader", None)):
             if (iterator := getattr(part, "_iterator", None)) is not None:

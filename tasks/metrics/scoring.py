@@ -69,6 +69,7 @@ def check_metrics(task_name: str, task: dict) -> None:
     for name in task["metrics"]:
         where, fitting = f"Task {task_name!r}, metric {name!r}:", _FITTING[task["target_type"]]
         if name not in METRICS:
+            _load_evaluate.cache_clear()  # a notebook's next run may have changed it
             try:
                 _load_evaluate(name)
             except Exception as error:  # whatever a user's module or `evaluate` raises

@@ -304,7 +304,8 @@ class TrackersTest(parameterized.TestCase):
             offline=offline, url=None if offline else "https://wandb", dir=str(self.out / "my run/a/b"), id="abc"
         )
         with mock.patch("wandb.init", return_value=run):
-            self.assertRegex(WandbTracker(None, "abc", "name", {}, None).shown, shown)
+            args = mock.Mock(output_dir=str(self.out), project="p")
+            self.assertRegex(WandbTracker(args, "abc", "name", {}, None).shown, shown)
 
     def test_one_that_cannot_begin_is_named_before_the_training(self):
         with self.assertRaisesRegex(ValueError, "--report_to wandb: RuntimeError: no such project"):

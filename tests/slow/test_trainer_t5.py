@@ -9,6 +9,7 @@ import functools
 import io
 import json
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from absl.testing import parameterized
 from accelerate import skip_first_batches
 from safetensors.torch import load_file, save_file
+from torch.utils.data import IterableDataset
 from transformers import (
     AutoModelForSeq2SeqLM,
     Seq2SeqTrainer,
@@ -45,9 +47,10 @@ from modeling import rows_at_a_time
 from modeling.fused_projections import keep_weight_copies
 from objectives.metrics import language_model_metrics
 from objectives.spans import SpanCorruption
-from runs import run as runs
-from runs.run import TrainingRun, set_up_tracking
+from runs import trackers
+from runs.run import TrainingRun
 from runs.speed import device_peak_flops
+from runs.trackers import wandb_settings
 from tasks.metrics.scoring import STATISTICS, token_metrics
 from trainer_t5 import T5Trainer
 from training.optimizers import learning_rate_factor
@@ -131,7 +134,7 @@ def make_trainer(folder, model=None, rows=None, collate=None, eval_dataset=None,
         train_dataset=chunks(STEPS_PER_EPOCH * GLOBAL_BATCH + 9, seed=3) if rows is None else rows,
         eval_dataset=eval_dataset,
         data_collator=collate or (collator() if rows is None else pad_rows),
-        compute_metrics=metrics if rows is None else lambda output: token_metrics(output.predictions[1]),
+        compute_metrics=metrics if rows is None else None,
     )
 
 
@@ -331,6 +334,44 @@ class SameRunTest(TrainerTest):
         self.assertEqual(global_batch_size(args), 15)
         args._n_gpu = 2  # torch's DataParallel: one process, two GPUs
         self.assertEqual(global_batch_size(args), 30)
+
+
+class LibraryTest(TrainerTest):
+    """T5Trainer with data and arguments that no script of ours has made."""
+
+    def test_rows_of_any_kind_are_trained_on_and_have_a_loss(self):
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return iter(rows)
+
+        rows = ragged_rows(64, seed=5)
+        ordered = dict(max_steps=2, train_sampling_strategy="sequential")
+        trainers = [make_trainer(self.folder, rows=kind, eval_dataset=rows[:8], **ordered) for kind in (rows, Stream())]
+        for trainer in trainers:
+            trainer.train()
+        self.assertEqual(*map(curve, trainers))
+        metrics = trainers[0].evaluate()
+        self.assertGreater(metrics["eval_loss"], 0)
+        self.assertIn("eval_token_accuracy", metrics)
+
+    def test_arguments_that_are_not_complete(self):
+        args = PreTrainingArguments(output_dir=str(self.folder), report_to=["none"], eval_strategy="no")
+        trainer = T5Trainer(model=make_model(), args=args, train_dataset=ragged_rows(4, seed=5), data_collator=pad_rows)
+        with self.assertRaisesRegex(ValueError, "arguments are not complete: call check_training"):
+            trainer.train()
+
+
+class FailureTest(TrainerTest):
+    def test_the_next_run_of_the_process_has_its_signals_and_no_workers_of_this_one(self):
+        trainer, before = make_trainer(self.folder, dataloader_num_workers=1), signal.getsignal(signal.SIGINT)
+        with mock.patch.object(T5Trainer, "compute_loss", side_effect=KeyError("a bug")):
+            try:
+                trainer.train()
+            except KeyError as error:
+                kept = error  # as a notebook does, and with it all that its traceback holds
+        self.assertIn("a bug", kept.args)
+        self.assertEqual(signal.getsignal(signal.SIGINT), before)  # whose handler would keep the model, too
+        self.assertEmpty(multiprocessing.active_children())
 
 
 class ResumeTest(TrainerTest):
@@ -789,26 +830,26 @@ class RunTest(TrainerTest):
 
 
 class TrackingTest(TrainerTest):
-    def set_up(self, report_to=("wandb",), answers=True, login=False, **environment):
-        """(variables set, lines printed) by set_up_tracking on a machine like this."""
+    def set_up(self, answers=True, login=False, **environment):
+        """(settings, lines printed) of wandb_settings on a machine like this."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        args = types.SimpleNamespace(
-            report_to=list(report_to), output_dir=str(self.folder / "run"), project="t5_foundry"
-        )
+        args = types.SimpleNamespace(output_dir=str(self.folder / "run"), project="t5_foundry")
         with (
             mock.patch.dict(os.environ, clean | environment, clear=True),
-            mock.patch.object(runs, "answers", return_value=answers) as asked,
-            mock.patch.object(runs, "get_netrc_auth", return_value=("user", "key") if login else None),
+            mock.patch.object(trackers, "answers", return_value=answers) as asked,
+            mock.patch.object(trackers, "get_netrc_auth", return_value=("user", "key") if login else None),
         ):
-            _, printed = quietly(set_up_tracking, args)
+            before = dict(os.environ)
+            settings, printed = quietly(wandb_settings, args)
+            self.assertEqual(os.environ, before)  # the next run of this process would take them for the user's
             self.asked = [call.args[0] for call in asked.call_args_list]
-            return {k: v for k, v in os.environ.items() if k.startswith("WANDB_")}, printed.splitlines()
+            return settings, printed.splitlines()
 
     def test_without_login_it_is_offline_and_one_line_says_so(self):
-        variables, lines = self.set_up()
-        self.assertEqual(variables["WANDB_MODE"], "offline")
-        self.assertEqual(variables["WANDB_PROJECT"], "t5_foundry")
-        self.assertEqual(variables["WANDB_DIR"], str(self.folder / "run"))
+        settings, lines = self.set_up()
+        self.assertEqual(settings["mode"], "offline")
+        self.assertEqual(settings["project"], "t5_foundry")
+        self.assertEqual(settings["dir"], str(self.folder / "run"))
         self.assertTrue((self.folder / "run").is_dir())
         self.assertLen(lines, 1)
         self.assertRegex(
@@ -819,39 +860,35 @@ class TrackingTest(TrainerTest):
     def test_with_login_it_is_online_where_the_server_answers(self):
         key = dict(WANDB_API_KEY="0" * 40)
         for how in (dict(login=True), key):
-            variables, lines = self.set_up(**how)
-            self.assertNotIn("WANDB_MODE", variables)
+            settings, lines = self.set_up(**how)
+            self.assertIsNone(settings["mode"])
             self.assertEmpty(lines)
-        variables, lines = self.set_up(answers=False, WANDB_BASE_URL="https://wandb.example", **key)
-        self.assertEqual(variables["WANDB_MODE"], "offline")
+        settings, lines = self.set_up(answers=False, WANDB_BASE_URL="https://wandb.example", **key)
+        self.assertEqual(settings["mode"], "offline")
         self.assertLen(lines, 1)
         self.assertIn("https://wandb.example does not answer", lines[0])
         self.assertEqual(self.asked, ["https://wandb.example"])
 
     def test_what_the_user_chose_stays(self):
-        variables, lines = self.set_up(WANDB_MODE="disabled", WANDB_PROJECT="mine", WANDB_DIR=str(self.folder))
-        expected = dict(WANDB_MODE="disabled", WANDB_PROJECT="mine", WANDB_DIR=str(self.folder))
-        self.assertEqual((variables, lines), (expected, []))
+        settings, lines = self.set_up(WANDB_MODE="disabled", WANDB_PROJECT="mine", WANDB_DIR=str(self.folder))
+        expected = dict(mode="disabled", project="mine", dir=str(self.folder))
+        self.assertEqual((settings, lines), (expected, []))
 
     def test_a_folder_that_cannot_be_written(self):
         (self.folder / "file").touch()
-        variables, lines = self.set_up(WANDB_DIR=str(self.folder / "file" / "below"), WANDB_MODE="offline")
-        self.assertEqual(variables["WANDB_DIR"], str(self.folder / "run"))
+        settings, lines = self.set_up(WANDB_DIR=str(self.folder / "file" / "below"), WANDB_MODE="offline")
+        self.assertEqual(settings["dir"], str(self.folder / "run"))
         self.assertRegex(lines[0], "W&B: WANDB_DIR .*below: .*file is a file, not a folder; its files go to .*/run")
 
-    def test_nothing_happens_without_wandb(self):
-        self.assertEqual(self.set_up(report_to=[]), ({}, []))
-        self.assertEqual(self.set_up(report_to=["tensorboard"]), ({}, []))
-        self.assertFalse((self.folder / "run").exists())
-
     def test_wandb_itself_then_runs_offline(self):
-        """The session of wandb reads WANDB_MODE once: nothing may have woken it before."""
+        """Also a second run of the process, after one that failed: its project, folder and values are its own."""
         script = "; ".join(
             [
-                "import types, wandb, runs.run",
-                "args = types.SimpleNamespace(report_to=['wandb'], output_dir='run', project='p')",
-                "runs.run.set_up_tracking(args)", "run = wandb.init(project='p', settings=wandb.Settings(silent=True))",
-                "run.log({'loss': 1.0})", "print(run.settings.mode, run.dir)", "run.finish()",
+                "import types; from runs.trackers import WandbTracker",
+                "args = [types.SimpleNamespace(output_dir=x, project=x) for x in ('run', 'next')]",
+                "first, second = (WandbTracker(a, a.project, 'n', {}, None) for a in args)",
+                "second.log({'loss': 1.0}, 1)", "run = second.run; print(run.settings.mode, run.project, run.dir)",
+                "second.finish({})",
             ]
         )  # fmt: skip
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
@@ -861,7 +898,7 @@ class TrackingTest(TrainerTest):
         )
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
         self.assertIn("tracking offline", done.stdout)
-        self.assertRegex(done.stdout.splitlines()[-1], r"^offline .*run/wandb/offline-run-")
+        self.assertRegex(done.stdout, r"\noffline next .*next/wandb/offline-run-.*-next/files\n")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class TestCase(parameterized.TestCase):
         """The parsed groups as one namespace; recipe: text of a YAML file that comes first."""
         first = [] if recipe is None else [self.write("recipe.yaml", recipe)]
         with contextlib.redirect_stdout(io.StringIO()):
-            groups = parse_arguments(classes, first + [str(word) for word in argv], **kwargs)
+            groups = parse_arguments(classes, first + list(argv), **kwargs)
         self.assertEqual([type(group) for group in groups], list(classes))
         values = {}
         for group in groups:
@@ -185,6 +185,10 @@ class FlagsTest(TestCase):
         self.assertTrue(self.parse(*none, classes=FINE_TUNING).load_best_model_at_end)
         self.assertFalse(self.parse(*none, "--no_load_best_model_at_end", classes=FINE_TUNING).load_best_model_at_end)
         self.assertFalse(self.parse(*none, "--load_best_model_at_end=0", classes=FINE_TUNING).load_best_model_at_end)
+
+    def test_values_that_are_no_texts(self):
+        found = self.parse("--max_steps", 3, "--output_dir", Path("out"), "--learning_rate", 0.5)
+        self.assertEqual((found.max_steps, found.output_dir, found.learning_rate), (3, "out", 0.5))
 
     def test_switches_and_lists(self):
         found = self.parse("--bf16", "--train_file", "a", "b", "--overwrite_cache", "--report_to", "none")

@@ -124,6 +124,12 @@ class LengthsTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, f"--input_seq_length {inputs_length}: must be at least 3 .*sentinel"):
             compute_input_and_target_lengths(inputs_length, 0.15, 3)
 
+    @parameterized.parameters((0, 3, "noise_density 0: must be"), (1, 3, "noise_density 1: must be above 0"),
+                              (0.15, 0.5, "mean_noise_span_length 0.5: must be at least 1"))  # fmt: skip
+    def test_impossible_masks_are_refused(self, density, mean_span, message):
+        with self.assertRaisesRegex(ValueError, message):  # not searched for ever
+            compute_input_and_target_lengths(512, density, mean_span)
+
     def test_the_shortest_possible_input(self):
         self.assertEqual(compute_input_and_target_lengths(3, 0.15, 3), (2, 3))
         collator = T5DataCollator(make_tokenizer(), 3)
@@ -369,6 +375,13 @@ class CollatorTest(parameterized.TestCase):
         other_text = self.collator({"input_ids": self.tokens[::-1], "key": self.keys})
         hidden = [(batch["labels"] >= 32_000).numpy() for batch in (whole, other_text)]
         np.testing.assert_array_equal(*hidden)  # the places of the sentinels tell the lengths of the spans
+
+    def test_keys_may_be_python_integers(self):
+        """Of large and small ones numpy would make floats, which lack the last bits by which the rows differ."""
+        keys = np.array([1, 2**64 - 1, 2**64 - 2, 2**63, 2**63 + 1], dtype=np.uint64)
+        rows = [{"input_ids": self.tokens[0], "key": key} for key in keys.tolist()]
+        expected = self.collator({"input_ids": self.tokens[:1].repeat(5, axis=0), "key": keys})
+        np.testing.assert_array_equal(self.collator(rows)["input_ids"], expected["input_ids"])
 
     def test_nothing_else_is_drawn_or_remembered(self):
         np.random.seed(0)

@@ -460,6 +460,15 @@ class CheckMetricsTest(parameterized.TestCase):
             scores = score_predictions(task, predictions, ["a", "c"])
             self.assertEqual(scores, {"exact_match": expected, name: expected, f"{name}_also": 2.0})
 
+    def test_the_next_run_of_the_process_sees_a_changed_module(self):
+        name, found = self.write_module("string", '{"share_equal": equal}'), []
+        for old, new in (("", ""), ("equal}", "2 * equal}")):
+            path = Path(name, "share_equal.py")
+            path.write_text(path.read_text().replace(old, new))
+            check_metrics("my_task", text_task(name))
+            found.append(score_predictions(text_task(name), ["a"], ["a"])[name])
+        self.assertEqual(found, [1.0, 2.0])
+
     def test_local_module_gets_class_indices_and_its_nan_is_reported(self):
         name = self.write_module("int32", '{"value": equal, "broken": float("nan"), "seen": predictions[0]}')
         with self.assertLogs("tasks.metrics.scoring", "WARNING") as logs:

@@ -191,6 +191,8 @@ class MasksTest(TestCase):
             for name, tensor in together.items():
                 self.assertTrue(torch.equal(tensor[place], alone[name][0]), name)
         self.assertFalse(torch.equal(together["input_ids"][0], together["input_ids"][2]), "another epoch, another mask")
+        rows = [chunk | {"key": int(chunk["key"])} for chunk in map(chunks.__getitem__, numbers.tolist())]
+        self.assertTrue(torch.equal(collator(rows)["input_ids"], together["input_ids"]))
 
 
 class PackedChunksTest(TestCase):

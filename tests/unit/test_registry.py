@@ -5,6 +5,7 @@ features. The expected texts are written out by hand; those of SuperGLUE and SQu
 (t5/data/preprocessors.py, t5/data/glue_utils.py).
 """
 
+import functools
 import json
 from pathlib import Path
 
@@ -506,6 +507,8 @@ class OwnEntryTest(TestCase):
          "row 1: no column 'span2_index', which the preprocess wsc needs; there is text"),
         ("own_function", {"text": "a"}, {"preprocess": lambda row: {"doc.text": row["txt"]}},
          r"row 1: no column 'txt' \(did you mean text\?\), which the preprocess OwnEntryTest.<lambda> needs"),
+        ("no_row", {"text": "a"}, {"preprocess": lambda _: None},
+         r"row 1: the preprocess OwnEntryTest.<lambda> returns None: must be a row .* or a list of rows"),
         ("other_shape", {"passage": "a", "idx": 1}, {"preprocess": "multirc"}, "not what the preprocess multirc"),
         ("pronoun", {"text": "a b", "span2_text": "he", "span2_index": 1}, {"preprocess": "wsc"}, "the pronoun 'he' "),
     )  # fmt: skip
@@ -532,7 +535,8 @@ class OwnEntryTest(TestCase):
         rows = {"texts": ["a", "b"], "refs": "x"}, {"texts": [], "refs": "y"}, {"doc.text": "c", "refs": "z"}
         check_entry("mine", self.ENTRY | {"preprocess": parts})
         expected = [("p: a", ["x"]), ("p: b", ["x"]), ("p: c", ["z"])]
-        self.assertEqual(self.rows("validation", {"preprocess": parts}, *rows), expected)
+        for function in (parts, functools.partial(parts)):  # which has no name
+            self.assertEqual(self.rows("validation", {"preprocess": function}, *rows), expected)
 
     def test_training_rows_by_their_values(self):
         change = {"train_without": {("doc.id", "good"): [(1, False), (2, True)]}}
