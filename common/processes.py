@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import functools
+import io
 import os
 import signal
 import socket
@@ -113,6 +114,27 @@ def answers(url: str) -> bool:
     return True
 
 
+class _Output(io.FileIO):
+    """Where a script prints. What cannot be written is lost: a log on a full disk, or a `tee` that Ctrl-C has ended
+    first, must not end a training."""
+
+    def write(self, data, /) -> int:
+        try:
+            return super().write(data) or len(data)  # None: a pipe that does not block is full
+        except OSError:
+            return len(data)
+
+
+def _keep_printing() -> None:
+    """Makes stdout and stderr an _Output each; one that was closed before the start is /dev/null."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        plain = getattr(sys, f"__{name}__")
+        if getattr(sys, name) is plain:  # otherwise a notebook's
+            file = _Output(number, "w", closefd=False) if plain else _Output(os.devnull, "w")
+            how = (plain.encoding, plain.errors) if plain else ("utf-8", "replace")
+            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(file), *how, line_buffering=True))
+
+
 # How gloo and NCCL say that a process at the other end is gone.
 _GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
@@ -125,6 +147,7 @@ def run_script(main: Callable[[], object]) -> None:
     so that the launcher reports a failed run, or a stop with exit code 75 becomes a crash. Exit handlers still run.
     """
     several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
+    _keep_printing()
     try:
         main()
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 import functools
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,22 @@ class RunScriptTest(parameterized.TestCase):
         command = [warm_python(), "-c", program, str(code)]
         found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
         self.assertEqual((found.returncode, found.stdout), (code, "done handler\n"), found.stderr)
+
+    @parameterized.product(processes=("1", "2"), where=("full disk", "pipe without a reader", "nowhere"))
+    def test_what_cannot_be_printed_ends_nothing(self, processes, where):
+        """Ctrl-C ended `python pre_train_t5.py ... | tee log` in a BrokenPipeError, since it had ended tee first."""
+        program = (
+            "import sys; from common.processes import run_script\ndef main():\n    print('a step')\n"
+            "    sys.stdout.flush(), print('a warning', file=sys.stderr), sys.exit(75)\nrun_script(main)"
+        )
+        environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(Path(pre_train_t5.__file__).parent)}
+        reader, pipe = os.pipe()
+        os.close(reader)
+        self.addCleanup(os.close, pipe)
+        into = {"full disk": ">/dev/full 2>&1", "pipe without a reader": ">&0 2>&0", "nowhere": ">&- 2>&-"}[where]
+        command = ["sh", "-c", f'exec "$0" -c "$1" {into}', sys.executable, program]
+        done = subprocess.run(command, env=environment, stdin=pipe, timeout=100)
+        self.assertEqual(done.returncode, 75)
 
 
 class LastEvaluationTest(parameterized.TestCase):
