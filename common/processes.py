@@ -67,7 +67,7 @@ def print_once(text: str) -> None:
         print(text, flush=True)
 
 
-def end_with_launcher() -> None:
+def end_with_parent() -> None:
     """On Linux: makes this process get SIGTERM when its parent ends. `accelerate launch` forwards no signal to a single
     process; stopped by one, it would leave the training running."""
     if sys.platform == "linux":
@@ -135,6 +135,13 @@ def _keep_printing() -> None:
             setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(file), *how, line_buffering=True))
 
 
+def _follow_parent() -> None:
+    """For a process that a script forks, such as one that tokenises: Ctrl-C, which reaches it too, is the script's to
+    answer, and no signal that ends the script may leave it running."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+
+
 # How gloo and NCCL say that a process at the other end is gone.
 _GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
@@ -148,25 +155,27 @@ def run_script(main: Callable[[], object]) -> None:
     """
     several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
     _keep_printing()
+    os.register_at_fork(after_in_child=_follow_parent)
     try:
         main()
-    except KeyboardInterrupt:
-        code = 130  # as a shell reports a program that Ctrl-C ended
-        print_once("\ninterrupted")
-        if not several:
-            raise SystemExit(code) from None
     except SystemExit as stop:
         if not several or not isinstance(stop.code, int | None):
             raise
         code = stop.code or 0
-    except RuntimeError as error:
-        words = next((words for words in _GONE if words in str(error)), None)
-        if not several or words is None or os.environ.get("T5_FOUNDRY_TRACEBACK"):
+    except BaseException as error:
+        words = next((words for words in _GONE if isinstance(error, RuntimeError) and words in str(error)), None)
+        if KeyboardInterrupt in (type(error), type(error.__context__)):  # datasets makes a TimeoutError of it
+            code = 130  # as a shell reports a program that Ctrl-C ended
+            print_once("\ninterrupted")
+            if not several:
+                raise SystemExit(code) from None
+        elif several and words and not os.environ.get("T5_FOUNDRY_TRACEBACK"):
+            code = 1
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                print(f"{Path(sys.argv[0]).name} on {socket.gethostname()}: ended, since another process of the run "
+                      f"has ({words}): the lines of that one say why", file=sys.stderr, flush=True)  # fmt: skip
+        else:
             raise
-        code = 1
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"{Path(sys.argv[0]).name} on {socket.gethostname()}: ended, since another process of the run has "
-                  f"({words}): the lines of that one say why", file=sys.stderr, flush=True)  # fmt: skip
     if several:
         atexit._run_exitfuncs()
         sys.stdout.flush()
