@@ -10,7 +10,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 
 # torch is imported where it is needed: --help, a wrong flag and scripts that only read files need not wait for it.
 
@@ -97,6 +99,20 @@ def check_alike(found: dict[str, object], advice: str) -> None:
             if wanted.get(name) != other.get(name):
                 here, there = (f"{values.get(name, 'none')!s:.60}" for values in (other, wanted))
                 raise ValueError(f"{name}: {here} on {host} (process {rank}), {there} on {first} (process 0): {advice}")
+
+
+def in_background(work: Callable[[], object]) -> Future:
+    """The result to come of work(), in a thread for which neither Ctrl-C nor the end of the process waits."""
+    future: Future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
 
 
 ANSWER_SECONDS = 3.0  # to connect, and to answer
