@@ -19,6 +19,7 @@ from transformers import set_seed
 
 from common.cached_folders import made_aside
 from common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
+from common.processes import run_script
 from common.reports import end_summary, human_count, write_json
 from corpora.tokenizers import load_tokenizer
 from model_t5 import count_parameters, load_decoder
@@ -89,4 +90,4 @@ def main(argv: list[str] | None = None) -> dict[str, str | None]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -34,6 +34,7 @@ from benchmarks.material import full_name
 from benchmarks.measure import TIME_IS_UP, free_memory, machine, recording, table
 from benchmarks.picture import bars_of, draw_bars
 from common.command_line import check_folder, check_value, exit_on_user_error
+from common.processes import run_script
 from common.reports import environment_record, human_time, introduction, plain_json, write_json
 from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS
 from data_collator_t5 import compute_input_and_target_lengths
@@ -358,4 +359,4 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

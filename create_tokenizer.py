@@ -27,6 +27,7 @@ from arguments.model import LEAST_VOCABULARY
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from common.cached_folders import made_aside
 from common.command_line import check_folder, exit_on_user_error, listed, option, parse_arguments, refuse
+from common.processes import run_script
 from common.reports import end_summary, start_summary
 from constants import BUILTIN_CORPUS, NUM_SENTINELS
 from corpora.added_tokens import add_tokens
@@ -204,4 +205,4 @@ def main(argv: list[str] | None = None) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

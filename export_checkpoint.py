@@ -26,7 +26,7 @@ from arguments.task import task_arguments
 from arguments.training import PreTrainingArguments
 from common.cached_folders import made_aside
 from common.command_line import check_output_dir, check_repository_name, exit_on_user_error, option, parse_arguments
-from common.processes import print_once
+from common.processes import print_once, run_script
 from common.reports import end_summary, human_count, lines_until, read_json, start_summary
 from constants import DATASET_VALS
 from corpora.files import check_file, is_plain_text
@@ -223,4 +223,4 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -23,6 +23,7 @@ from numbers import Real
 from pathlib import Path
 
 from common.curves import check_picture, draw_curves, eval_loss_key, eval_metrics
+from common.processes import run_script
 from common.reports import aligned, human_time, introduction, mean_and_deviation, read_json, read_metrics, with_floats
 
 
@@ -147,4 +148,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -33,6 +33,7 @@ from arguments.training import FineTuningArguments
 from common.checkpoint_folders import newest_whole_checkpoint
 from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
+from common.processes import run_script
 from common.reports import end_summary, mean_and_deviation, read_json, start_summary, write_aside, write_json
 from constants import DATASET_VALS, PREEMPTED_EXIT_CODE
 from tasks.registry import eval_splits
@@ -354,4 +355,4 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

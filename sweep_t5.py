@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.processes import run_script
 from common.reports import human_time, start_summary
 from constants import PREEMPTED_EXIT_CODE
 from search.report import report
@@ -149,4 +150,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(lambda: sys.exit(main()))

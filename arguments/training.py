@@ -35,7 +35,7 @@ from common.command_line import (
     refuse,
 )
 from common.deepspeed_build import watch_deepspeed_build
-from common.processes import end_with_launcher, has_accelerator, lacks_compiler, print_once, processes_here
+from common.processes import end_with_parent, has_accelerator, lacks_compiler, print_once, processes_here
 from common.reports import is_secret
 from constants import (
     DEFAULT_OPTIMIZER,
@@ -223,7 +223,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             value = getattr(self, old) if getattr(self, new) is None else getattr(self, new)
             self.__dict__.update({old: value, new: value})
         if "ACCELERATE_USE_CPU" in os.environ and self.world_size == 1:
-            end_with_launcher()
+            end_with_parent()
         if self.n_gpu > 1:  # torch's DataParallel: slower than a process for each GPU, and not tested
             print_once(f"this process takes one of {self.n_gpu} GPUs: start it by torchrun --nproc_per_node "
                        f"{self.n_gpu}, in the place of python, and all are used")  # fmt: skip

@@ -11,10 +11,13 @@ import json
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 MANIFEST = "manifest.json"
 READ_AT_ONCE = 8  # files whose contents are hashed side by side
+READ_BYTES = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The libraries pass on the system's message without its number; torch only compares its place in the file.
 _FULL_MESSAGES = ("unexpected pos ", "PytorchStreamWriter failed writing", *map(os.strerror, _FULL))
@@ -60,16 +63,23 @@ def difference(folder: Path, hashes: bool = True) -> str | None:
     return None
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+def file_digest(path: Path, stopped: Event) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal; of its beginning alone if it is stopped."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while not stopped.is_set() and (part := file.read(READ_BYTES)):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def file_digests(paths: Iterable[Path]) -> list[str]:
     """The `file_digest` of each, of READ_AT_ONCE files at a time."""
+    stopped = Event()
     with ThreadPoolExecutor(READ_AT_ONCE) as pool:
-        return list(pool.map(file_digest, paths))
+        try:
+            return list(pool.map(partial(file_digest, stopped=stopped), paths))
+        finally:
+            stopped.set()  # at Ctrl-C; the pool waits for its threads, and a file may take minutes
 
 
 def share(paths: Iterable[Path]) -> None:

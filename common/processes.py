@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import functools
+import io
 import os
 import shutil
 import signal
@@ -11,7 +12,9 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 
 # torch is imported where it is needed: --help, a wrong flag and scripts that only read files need not wait for it.
 
@@ -78,7 +81,7 @@ def print_once(text: str) -> None:
         print(text, flush=True)
 
 
-def end_with_launcher() -> None:
+def end_with_parent() -> None:
     """On Linux: makes this process get SIGTERM when its parent ends. `accelerate launch` forwards no signal to a single
     process; stopped by one, it would leave the training running."""
     if sys.platform == "linux":
@@ -110,6 +113,20 @@ def check_alike(found: dict[str, object], advice: str) -> None:
                 raise ValueError(f"{name}: {here} on {host} (process {rank}), {there} on {first} (process 0): {advice}")
 
 
+def in_background(work: Callable[[], object]) -> Future:
+    """The result to come of work(), in a thread for which neither Ctrl-C nor the end of the process waits."""
+    future: Future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
 ANSWER_SECONDS = 3.0  # to connect, and to answer
 
 
@@ -125,13 +142,43 @@ def answers(url: str) -> bool:
     return True
 
 
+class _Output(io.FileIO):
+    """Where a script prints. What cannot be written is lost: a log on a full disk, or a `tee` that Ctrl-C has ended
+    first, must not end a training."""
+
+    def write(self, data, /) -> int:
+        try:
+            return super().write(data) or len(data)  # None: a pipe that does not block is full
+        except OSError:
+            return len(data)
+
+
+def _keep_printing() -> None:
+    """Makes stdout and stderr an _Output each; one that was closed before the start is /dev/null."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        plain = getattr(sys, f"__{name}__")
+        if getattr(sys, name) is plain:  # otherwise a notebook's
+            file = _Output(number, "w", closefd=False) if plain else _Output(os.devnull, "w")
+            how = (plain.encoding, plain.errors) if plain else ("utf-8", "replace")
+            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(file), *how, line_buffering=True))
+
+
+def _follow_parent() -> None:
+    """For a process that a script forks, such as one that tokenises: Ctrl-C, which reaches it too, is the script's to
+    answer, and no signal that ends the script may leave it running."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+
+
 # How gloo and NCCL say that a process at the other end is gone.
 _GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
-def _explained(error: Exception, several: bool) -> str | None:
+def _explained(error: BaseException, several: bool) -> str | None:
     """In one line what an error means that comes from the machine or from another process of the run: that one has
     told its own, so that a line of each node is enough, and "" for the others. None for any other error."""
+    if not isinstance(error, RuntimeError | MemoryError):
+        return None
     said = next(filter(None, str(error).splitlines()), type(error).__name__)
     if several and (words := next((words for words in _GONE if words in str(error)), None)):
         host = f"{socket.gethostname()} ended, since another process of the run has"
@@ -153,26 +200,26 @@ def run_script(main: Callable[[], object]) -> None:
     so that the launcher reports a failed run, or a stop with exit code 75 becomes a crash. Exit handlers still run.
     """
     several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
+    _keep_printing()
+    os.register_at_fork(after_in_child=_follow_parent)
     try:
         main()
-    except KeyboardInterrupt:
-        code = 130  # as a shell reports a program that Ctrl-C ended
-        print_once("\ninterrupted")
-        if not several:
-            raise SystemExit(code) from None
     except SystemExit as stop:
         if not several or not isinstance(stop.code, int | None):
             raise
         code = stop.code or 0
-    except (RuntimeError, MemoryError) as error:
-        explained = _explained(error, several)
-        if explained is None or os.environ.get("T5_FOUNDRY_TRACEBACK"):
+    except BaseException as error:
+        is_ctrl_c = KeyboardInterrupt in (type(error), type(error.__context__))  # datasets makes a TimeoutError of it
+        explained = "\ninterrupted" if is_ctrl_c else _explained(error, several)
+        if explained is None or (os.environ.get("T5_FOUNDRY_TRACEBACK") and not is_ctrl_c):
             raise
-        if explained:
+        if is_ctrl_c:
+            print_once(explained)
+        elif explained:
             print(f"{Path(sys.argv[0]).name}: error: {explained}", file=sys.stderr, flush=True)
+        code = 130 if is_ctrl_c else 1  # 130: as a shell reports a program that Ctrl-C ended
         if not several:
-            raise SystemExit(1) from None
-        code = 1
+            raise SystemExit(code) from None
     if several:
         atexit._run_exitfuncs()
         sys.stdout.flush()

@@ -16,6 +16,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ from pathlib import Path
 from joblib.externals.loky import ProcessPoolExecutor
 from tqdm import tqdm
 
+from common.processes import end_with_parent
 from constants import PACKAGE_TOPIC_LABELS
 from corpora import prose
 from corpora.prose import MIN_CHARS, clean
@@ -280,6 +282,15 @@ def _rows_of_files(modules: list[dict]) -> dict[str, list[dict]]:
 # ----------------------------------------------------------------------------------------------------------- building
 
 
+def _start_worker() -> None:
+    """Makes a process that parses end with its parent, also if that is killed. Syntax trees are many objects without
+    circles: looking for these would take a quarter of the parsing time."""
+    gc.disable()
+    end_with_parent()
+    if os.getppid() != multiprocessing.parent_process().pid:  # it had ended before
+        os._exit(1)
+
+
 def build(output_dir: Path, site_packages: Path | None = None, num_workers: int = 2, progress: bool = True,
           min_bytes: int = 1_000_000) -> dict:  # fmt: skip
     """Write the corpus and the two tasks below `output_dir`. Returns what stands in its info.json.
@@ -304,8 +315,7 @@ def build(output_dir: Path, site_packages: Path | None = None, num_workers: int 
     jobs = [(site_packages, path) for path in _files(site_packages)]
     # loky's workers are not forked (a lock that a thread of this process holds would never be free in a copy of it),
     # and do not import the script that was started, with torch and all.
-    # Syntax trees are many objects without circles: looking for these would take a quarter of the parsing time.
-    with ProcessPoolExecutor(num_workers, initializer=gc.disable) as pool:
+    with ProcessPoolExecutor(num_workers, initializer=_start_worker) as pool:
         read = pool.map(_read_module, jobs, chunksize=32)
         bar = tqdm(read, "reading the installed documentation", len(jobs), unit="file", disable=not progress)
         results = list(bar)

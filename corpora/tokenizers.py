@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Tokenizer
 
-from common.processes import print_once
+from common.processes import in_background, print_once
 from common.reports import first_line
 from constants import LEAST_VOCAB_SIZE, NUM_SENTINELS
 from corpora.hub import do_not_wait_for_the_hub
@@ -67,8 +68,9 @@ def train_tokenizer(
     inside = [token for token in ("<pad>", "</s>", "<unk>") if any(token in part for part in sample)]
     options |= dict(required_chars="".join(sorted(set("".join(inside)))))
     options |= dict(num_threads=16)  # not the machine's number of cores: the sums, and so the pieces, depend on it
+    train = partial(sentencepiece.SentencePieceTrainer.train, sentence_iterator=iter(sample), model_writer=model)
     try:
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sample), model_writer=model, **options)
+        in_background(partial(train, **options)).result()  # C++ answers Ctrl-C when it is done, which may take an hour
     except RuntimeError as error:
         if "sentences_.empty()" in str(error):
             raise ValueError("there is no text to train a tokenizer on") from None

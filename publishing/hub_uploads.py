@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError  # of the HTTP library that it uses
+
+from common.processes import in_background
 
 # Parts of a run's folder that are not published: states of the training, local paths, the trackers' own files.
 NOT_PUBLISHED = (
@@ -38,7 +41,7 @@ def start_upload(
 ) -> Future:
     """The commit of a folder's files below `into`, running in the background."""
     where = dict(repo_id=name, folder_path=folder, path_in_repo=into, ignore_patterns=list(ignore))
-    return HfApi(token=token).upload_folder(**where, commit_message=message, run_as_future=True)
+    return in_background(partial(HfApi(token=token).upload_folder, **where, commit_message=message))
 
 
 def reason(error: Exception) -> str:

@@ -58,13 +58,13 @@ class PreemptionCallback(TrainerCallback):
             control.should_save = args.save_strategy != "no"
             saved = "saved and stopped" if control.should_save else "stopped without a checkpoint (--save_strategy no)"
             self.reason = f"{name}: {saved} after step {state.global_step:,} of {state.max_steps:,}"
-            control.should_training_stop = True
+            control.should_training_stop = self.trainer.is_leaving = True
 
     def on_prediction_step(self, args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         step, saves = state.global_step, args.save_strategy != "no" and self.trainer.is_in_train
         if not saves or self.reason or step in (0, self._saved_at, state.max_steps) or not (name := self._asked_by()):
             return
-        self._saved_at = step
+        self._saved_at, self.trainer.is_leaving = step, True
         self.trainer._save_checkpoint(self.trainer.model_wrapped, trial=None)
         print_once(f"{name}: saved after step {step:,}, in its evaluation")
 

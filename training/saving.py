@@ -30,6 +30,7 @@ from training.row_order import RowOrderTrainer
 class SavingTrainer(RowOrderTrainer):
     """The part of T5Trainer that saves, resumes and uploads."""
 
+    is_leaving = False  # told to stop: set by PreemptionCallback
     _is_saving = False  # while a checkpoint is being written aside
     _put_off: Exception | None = None  # of a full disk, until all ranks have written
     _resumed_from: str | None = None  # the checkpoint with which this training began
@@ -91,7 +92,8 @@ class SavingTrainer(RowOrderTrainer):
         if self._is_disk_full(self._publish, aside, final):
             self.state.best_model_checkpoint = earlier_best
             return
-        if self.args.should_save:
+        # A run that is told to stop may have seconds left: the one that resumes it uploads, and deletes.
+        if self.args.should_save and not (self.is_leaving and self.args.push_to_hub):
             self._finish_current_push()  # of the previous checkpoint, which may be deleted now
             rotate(final, self.args.save_total_limit, self.state.best_model_checkpoint)
             if self.args.push_to_hub:

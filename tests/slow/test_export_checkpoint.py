@@ -8,8 +8,11 @@ import contextlib
 import functools
 import io
 import json
+import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -27,11 +30,13 @@ from warm_python import warm_python
 
 import export_checkpoint
 import pre_train_t5
+from common.checkpoint_folders import checkpoints_of
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model, load_model
 from publishing import exports
 from publishing.hub_uploads import NOT_PUBLISHED
 from publishing.model_cards import changed_flags, model_card
+from training import saving
 
 ROOT = Path(export_checkpoint.__file__).resolve().parent
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=1, num_decoder_layers=1)
@@ -525,6 +530,29 @@ class CardTest(TestCase):
         self.assertTrue((self.out / "all_results.json").is_file())
         self.assertRegex(printed, "an upload to nobody/out failed")
         self.assertRegex(error, "the model is whole in .*; later: python export_checkpoint.py")
+
+    def test_a_run_that_is_told_to_stop_waits_for_no_upload(self):
+        """It ended when its uploads had, or by its job's time limit, and was not queued again."""
+
+        def told_to_stop(*_, **__):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return mock.Mock(exception=mock.Mock(side_effect=AssertionError("waited")))
+
+        self.flags = self.flags | {"max_steps": 4}
+        with FakeHub(), mock.patch.object(saving, "start_upload", side_effect=told_to_stop) as started:
+            self.train("--push_to_hub", "--save_steps", 1, "--save_total_limit", 1, code=75)
+        started.assert_called_once()
+        self.assertEqual([path.name for path in checkpoints_of(self.out)], ["checkpoint-1", "checkpoint-2"])
+
+    def test_a_process_ends_before_its_uploads(self):
+        program = (
+            "import sys, time; from pathlib import Path; from huggingface_hub import HfApi\n"
+            "from publishing.hub_uploads import start_upload\nHfApi.create_commit = lambda *_, **__: time.sleep(1000)\n"
+            "start_upload(Path(sys.argv[1]), 'me/run', 'a step', 'hf_x')\nsys.exit(75)"
+        )
+        command = [sys.executable, "-c", program, workspace() / "whole"]
+        done = subprocess.run(command, cwd=Path(pre_train_t5.__file__).parent, timeout=20)
+        self.assertEqual(done.returncode, 75)
 
     def test_a_failed_upload_of_an_export_can_be_repeated(self):
         with FakeHub(refuse={"/commit/": 403}):

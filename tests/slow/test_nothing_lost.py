@@ -5,10 +5,12 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -106,6 +108,68 @@ pre_train_t5.main(sys.argv[1:])
         out = self.folder / "forked"
         results, *_ = run_main(fine_tune_t5.main, *flags, "--output_dir", out, "--dataloader_num_workers", "1")
         self.assertIn("eval_matthews_correlation", results)
+
+
+class TokenisingProcessesTest(TestCase):
+    # Its processes tokenise for ever, once they have begun.
+    WAITS = """
+import pathlib, sys, time
+import fine_tune_t5
+from common.processes import run_script
+from tasks import examples
+def tokenise(rows):
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(1000)
+examples.build_tokenize_function = lambda *_: tokenise
+run_script(lambda: fine_tune_t5.main(sys.argv[2:]))
+"""
+
+    @parameterized.parameters((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL))
+    def test_they_end_with_the_script(self, number, code):
+        """Ctrl-C was a TimeoutError of datasets and a traceback of each process; after a kill they went on for ever."""
+        place = Path(self.enterContext(tempfile.TemporaryDirectory())).resolve()
+        began, log = place / "began", place / "log"
+        flags = ["--data_cache_dir", str(place / "cache"), "--output_dir", str(place / "out")]
+        flags = torture.changed(
+            torture.material_of(self.folder)["fine_tune"], *flags, "--preprocessing_num_workers", "2"
+        )
+        with log.open("w") as file:
+            words = [sys.executable, "-c", self.WAITS, str(began), *flags]
+            root = Path(pre_train_t5.__file__).parent
+            process = subprocess.Popen(words, cwd=root, stdout=file, stderr=file, start_new_session=True)
+        deadline = time.monotonic() + 60
+        while not began.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        everyone = torture.processes_of(log)
+        self.addCleanup(lambda: [os.kill(left, signal.SIGKILL) for left in torture.processes_of(log)])
+        self.assertGreater(len(everyone), 2, log.read_text()[-2000:])
+        for each in everyone if number == signal.SIGINT else [process.pid]:  # a terminal sends Ctrl-C to all
+            os.kill(each, number)
+        self.assertEqual(process.wait(60), code, log.read_text()[-2000:])
+        while torture.processes_of(log) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.assertEqual(torture.processes_of(log), [])
+        if number == signal.SIGINT:
+            self.assertRegex(log.read_text(), "\ninterrupted\n$")
+            self.assertNotIn("Traceback", log.read_text())
+
+    def test_those_that_read_the_documentation_too(self):
+        place = Path(self.enterContext(tempfile.TemporaryDirectory())).resolve()
+        (place / "site" / "numpy").mkdir(parents=True)
+        os.mkfifo(place / "site" / "numpy" / "read_for_ever.py")
+        program = "import sys; from corpora.installed_docs import build; build(sys.argv[1], sys.argv[2], 2, False)"
+        words, log = [sys.executable, "-c", program, place / "out", place / "site"], place / "log"
+        with log.open("w") as file:
+            root = Path(pre_train_t5.__file__).parent
+            process = subprocess.Popen(words, cwd=root, stdout=file, stderr=file, start_new_session=True)
+        self.addCleanup(lambda: [os.kill(left, signal.SIGKILL) for left in torture.processes_of(log)])
+        with (place / "site" / "numpy" / "read_for_ever.py").open("w"):  # there as soon as it is read
+            process.kill()
+            process.wait()
+            deadline = time.monotonic() + 20
+            while torture.processes_of(log) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            self.assertEqual(torture.processes_of(log), [])
 
 
 class OverwriteTest(TestCase):

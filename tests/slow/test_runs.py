@@ -3,6 +3,7 @@
 import functools
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,16 +25,30 @@ from model_t5 import build_config, count_parameters, create_model, train_only
 from modeling import loss
 from runs import run as runs
 
+ROOT = Path(pre_train_t5.__file__).parent
+
 
 class RunScriptTest(parameterized.TestCase):
     @parameterized.parameters("1", "2")
     def test_ctrl_c_is_no_traceback(self, processes):
         program = "from common.processes import run_script\ndef main():\n    raise KeyboardInterrupt\nrun_script(main)"
-        environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(Path(pre_train_t5.__file__).parent)}
+        environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(ROOT)}
         found = subprocess.run(
             [warm_python(), "-c", program], env=environment, capture_output=True, text=True, timeout=100
         )
         self.assertEqual((found.returncode, found.stdout, found.stderr), (130, "\ninterrupted\n", ""))
+
+    @parameterized.parameters(*sorted(path.stem for path in ROOT.glob("*.py") if "__main__" in path.read_text()))
+    def test_ctrl_c_is_one_line_of_every_script(self, script):
+        """It was a traceback, and exit code 1, of those that do not train, evaluate or predict."""
+        program = (
+            "import argparse, runpy, common.command_line as lines\ndef ctrl_c(*_):\n    raise KeyboardInterrupt\n"
+            "argparse.ArgumentParser.parse_args = lines.exit_on_user_error = ctrl_c\n"
+            f"runpy.run_module('{script}', run_name='__main__')"
+        )
+        command = [warm_python(), "-c", program]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+        self.assertEqual((found.returncode, found.stdout), (130, "\ninterrupted\n"), found.stderr)
 
     @parameterized.product(processes=("1", "2"), code=(0, 75))
     def test_exit_code_output_and_exit_handlers(self, processes, code):
@@ -42,7 +57,7 @@ class RunScriptTest(parameterized.TestCase):
             "def main():\n    print('done', end=' ')\n    sys.exit(int(sys.argv[1])) if sys.argv[1] != '0' else None\n"
             "run_script(main)"
         )
-        environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(Path(pre_train_t5.__file__).parent)}
+        environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(ROOT)}
         command = [warm_python(), "-c", program, str(code)]
         found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
         self.assertEqual((found.returncode, found.stdout), (code, "done handler\n"), found.stderr)
@@ -59,7 +74,7 @@ class RunScriptTest(parameterized.TestCase):
         program = (
             f"import torch._inductor.exc\nfrom common.processes import run_script\ndef main():\n    raise {error}\n"
         )
-        environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(Path(pre_train_t5.__file__).parent)}
+        environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(ROOT)}
         found = subprocess.run([warm_python(), "-c", program + "run_script(main)"], env=environment,
                                capture_output=True, text=True, timeout=100)  # fmt: skip
         self.assertEqual(found.returncode, 1)
@@ -67,6 +82,22 @@ class RunScriptTest(parameterized.TestCase):
             self.assertIn("Traceback", found.stderr)
         else:
             self.assertRegex(found.stderr, rf"\A.*: error: {message}.*\n\Z")
+
+    @parameterized.product(processes=("1", "2"), where=("full disk", "pipe without a reader", "nowhere"))
+    def test_what_cannot_be_printed_ends_nothing(self, processes, where):
+        """Ctrl-C ended `python pre_train_t5.py ... | tee log` in a BrokenPipeError, since it had ended tee first."""
+        program = (
+            "import sys; from common.processes import run_script\ndef main():\n    print('a step')\n"
+            "    sys.stdout.flush(), print('a warning', file=sys.stderr), sys.exit(75)\nrun_script(main)"
+        )
+        environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(ROOT)}
+        reader, pipe = os.pipe()
+        os.close(reader)
+        self.addCleanup(os.close, pipe)
+        into = {"full disk": ">/dev/full 2>&1", "pipe without a reader": ">&0 2>&0", "nowhere": ">&- 2>&-"}[where]
+        command = ["sh", "-c", f'exec "$0" -c "$1" {into}', sys.executable, program]
+        done = subprocess.run(command, env=environment, stdin=pipe, timeout=100)
+        self.assertEqual(done.returncode, 75)
 
 
 class LastEvaluationTest(parameterized.TestCase):

@@ -10,6 +10,7 @@ import pickle
 import signal
 import stat
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -23,7 +24,7 @@ import pre_train_t5
 from arguments.training import FineTuningArguments
 from common.cached_folders import cached
 from common.command_line import parse_arguments
-from common.manifests import difference, is_disk_full, write_manifest
+from common.manifests import difference, file_digests, is_disk_full, write_manifest
 from common.reports import read_metrics, side_file
 from common.trust import check_deepspeed_files
 from corpora import sources
@@ -326,6 +327,42 @@ class ChangedFileTest(TestCase):
         with self.assertRaisesRegex(ValueError, "a.txt has changed while it was read"):
             sources.tokenizer_for([found["train"]], 120, self.folder / "cache")
         tokenised(flags, find_sources(flags), tokenizer)
+
+
+class CtrlCTest(TestCase):
+    """What works in threads and in C++ was waited for, which may take minutes, or an hour."""
+
+    def test_while_files_are_hashed(self):
+        class Long(io.RawIOBase):
+            left, told = 2**31, False
+
+            def readable(self):
+                return True
+
+            def readinto(self, buffer):
+                if self.left < 2**30 and not self.told:
+                    self.told = True
+                    os.kill(os.getpid(), signal.SIGINT)
+                size = min(self.left, len(buffer))
+                self.left -= size
+                return size
+
+        file = Long()
+        with self.assertRaises(KeyboardInterrupt):
+            file_digests([SimpleNamespace(open=lambda _: file)])
+        self.assertGreater(file.left, 0)
+
+    def test_while_a_tokenizer_is_trained(self):
+        def train_in_c(**_):
+            with contextlib.suppress(KeyboardInterrupt):  # which C++ does not hear
+                os.kill(os.getpid(), signal.SIGINT)
+                ended.wait(60)
+
+        ended = threading.Event()
+        self.addCleanup(ended.set)
+        patch = mock.patch("sentencepiece.SentencePieceTrainer.train", train_in_c)
+        with patch, self.assertRaises(KeyboardInterrupt):
+            train_tokenizer(["a text"], self.folder / "tokenizer", 300)
 
 
 class MetricTest(TestCase):
