@@ -33,7 +33,8 @@ from corpora.sources import default_tokenizer
 from corpora.tokenizers import load_tokenizer
 from model_t5 import check_model_source, get_model, is_local_model
 from modeling.generation_settings import forget_search, set_generation_length
-from runs.run import TrainingRun, check_before_data
+from runs.room import check_before_data
+from runs.run import TrainingRun
 from runs.speed import job_of, make_fast
 from tasks.tasks import Task, Tasks
 from trainer_t5 import T5Trainer

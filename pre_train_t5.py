@@ -30,7 +30,8 @@ from model_t5 import check_model_source, get_model
 from objectives.denoisers import denoisers_of, with_mode_tokens
 from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from objectives.registry import get_objective, packed_flag
-from runs.run import TrainingRun, check_before_data
+from runs.room import check_before_data
+from runs.run import TrainingRun
 from runs.samples import SamplesCallback
 from runs.speed import job_of, make_fast
 from runs.trackers import log_table

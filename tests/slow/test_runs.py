@@ -23,6 +23,7 @@ from common.reports import read_metrics
 from data_t5 import Text
 from model_t5 import build_config, count_parameters, create_model, train_only
 from modeling import loss
+from runs import room
 from runs import run as runs
 
 ROOT = Path(pre_train_t5.__file__).parent
@@ -271,8 +272,8 @@ class BeforeARunTest(parameterized.TestCase):
     def test_too_little_is_refused_before_anything_is_prepared_or_deleted(self, what, message):
         self.assertEqual(self.run_script()[0], 0)
         before = self.files()
-        little = mock.patch.object(runs, what, return_value=1000)
-        with little, mock.patch.object(runs, "bytes_below", return_value=0):
+        little = mock.patch.object(room, what, return_value=1000)
+        with little, mock.patch.object(room, "bytes_below", return_value=0):
             with mock.patch.object(Text, "examples", side_effect=AssertionError("the data are prepared")):
                 code, _, err = self.run_script("--overwrite_output_dir")
             dry_run = self.run_script("--overwrite_output_dir", "--dry_run")
@@ -284,7 +285,7 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertEqual(self.files(), before)
 
     def test_a_plan_for_another_machine_needs_no_disk_of_this_one(self):
-        with mock.patch.object(runs, "disk_free", return_value=1000):
+        with mock.patch.object(room, "disk_free", return_value=1000):
             self.assertEqual(self.run_script("--dry_run", "--assume_gpu", "h100")[0], 0)
 
     @parameterized.parameters(
@@ -329,7 +330,7 @@ class BeforeARunTest(parameterized.TestCase):
         args = SimpleNamespace(optim=optim, save_strategy="steps", save_total_limit=1, load_best_model_at_end=False,
                                save_only_model=False, deepspeed=None)  # fmt: skip
         whole, trained = 4 * count_parameters(model), state * count_parameters(model, trained_only=True)
-        needed = runs.needed_disk(model, args)
+        needed = room.needed_disk(model, args)
         self.assertEqual(needed, whole + 2 * (whole + trained))
 
     def test_muon_with_nothing_to_train_is_refused(self):
@@ -339,12 +340,12 @@ class BeforeARunTest(parameterized.TestCase):
 
     def test_what_lies_there_is_not_needed_twice(self):
         self.assertEqual(self.run_script()[0], 0)
-        with mock.patch.object(runs, "disk_free", return_value=runs.bytes_below(self.out)):
+        with mock.patch.object(room, "disk_free", return_value=room.bytes_below(self.out)):
             self.assertEqual(self.run_script("--resume_from_checkpoint")[0], 0)
 
     def test_disk_of_a_folder_that_is_not_there_yet(self):
-        self.assertEqual(runs.disk_free(self.out / "a" / "b"), runs.disk_free(self.out.parent))
-        self.assertEqual(runs.bytes_below(self.out), 0)
+        self.assertEqual(room.disk_free(self.out / "a" / "b"), room.disk_free(self.out.parent))
+        self.assertEqual(room.bytes_below(self.out), 0)
         self.out.mkdir()
         (self.out / "file").write_bytes(b"12345")
-        self.assertEqual(runs.bytes_below(self.out), 5)
+        self.assertEqual(room.bytes_below(self.out), 5)

@@ -1,0 +1,97 @@
+"""What a run needs of memory and disk, what is there, and what is refused before its data are prepared."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from arguments.sharding import wants_fsdp
+from arguments.training import T5TrainingArguments, check_warmup
+from common.command_line import MOST
+from common.processes import free_memory, processes_here
+from common.reports import human_bytes
+from model_t5 import count_parameters
+from modeling.low_rank import has_low_rank
+from runs.memory import optimizer_bytes
+from runs.speed import find_gpu
+from training.optimizers import check_muon, check_schedule, layer_matrices
+
+
+def _state_bytes(model: PreTrainedModel, optimizer: str) -> int:
+    """Bytes of the optimizer's state, which is float32."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if optimizer == "muon":  # of the layers' matrices one moment, of all else two
+        matrices = layer_matrices(model)
+        return sum(4 * p.numel() * (1 if id(p) in matrices else 2) for p in trained)
+    return optimizer_bytes(optimizer, [tuple(p.shape) for p in trained], model.config)
+
+
+def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
+    """Bytes of weights, gradients and optimizer on a GPU or, on a CPU, of all processes of this machine; without
+    activations. In mixed precision the weights stay float32."""
+    processes = processes_here() if args.use_cpu else 1
+    weights, trained = count_parameters(model), count_parameters(model, True)
+    memory = processes * (4 * (weights + trained) + _state_bytes(model, args.optim))
+    return memory / args.world_size if _shards_by_fsdp(args) else memory
+
+
+def _shards_by_fsdp(args: T5TrainingArguments) -> bool:
+    return wants_fsdp(args) and not args.use_cpu  # accelerate shards on GPUs only
+
+
+def needed_disk(model: PreTrainedModel, args: T5TrainingArguments) -> float:
+    """Bytes of the model, and of the checkpoints while one more is being written."""
+    kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
+    # LoRA's matrices are saved alone, but DeepSpeed keeps frozen weights too.
+    saved = 4 * count_parameters(model, trained_only=has_low_rank(model) and not args.deepspeed)
+    return saved + kept * (saved + (0 if args.save_only_model else _state_bytes(model, args.optim)))
+
+
+def room_for(model: PreTrainedModel, args: T5TrainingArguments) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Bytes (needed, there) of memory and of disk."""
+    memory = find_gpu(args).memory if args.assume_gpu else memory_available(args.device)
+    folder = Path(args.output_dir)
+    disk = disk_free(folder) + bytes_below(folder)  # an earlier run's files are replaced
+    return (needed_memory(model, args), memory), (needed_disk(model, args), disk)
+
+
+def check_plan(
+    model: PreTrainedModel, args: T5TrainingArguments, steps: int, room: tuple[tuple[float, float], tuple[float, float]]
+) -> None:
+    """ValueError for a warm-up, schedule or optimizer that does not fit the run, and for too little memory or disk.
+    room: of `room_for`."""
+    check_warmup(args, steps)
+    check_schedule(args, steps)
+    check_muon(args, model)
+    (memory, memory_there), (disk, disk_there) = room
+    if disk > disk_there and not args.assume_gpu:  # of another machine
+        raise ValueError(f"--output_dir {args.output_dir} will need {human_bytes(disk)} and has "
+                         f"{human_bytes(disk_there)} free: use another disk, a smaller --save_total_limit or "
+                         "--save_only_model")  # fmt: skip
+    if memory > memory_there and not args.deepspeed and not _shards_by_fsdp(args):
+        raise ValueError(f"{human_bytes(memory)} are needed for weights, gradients and optimizer alone, and "
+                         f"{human_bytes(memory_there)} are available: use --optim adafactor, --deepspeed "
+                         "zero_stage2_config.json, or a smaller --config_name")  # fmt: skip
+
+
+def check_before_data(model: PreTrainedModel, args: T5TrainingArguments) -> None:
+    """`check_plan` before the data are prepared, which may take hours. A dry run shows its plan first."""
+    if not args.dry_run:
+        check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST, room_for(model, args))
+
+
+def memory_available(device: torch.device) -> int:
+    """Bytes free on the GPU, or without one in the machine's memory."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+
+
+def disk_free(folder: Path) -> int:
+    """Bytes free where `folder` is or will be."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(there).free
+
+
+def bytes_below(folder: Path) -> int:
+    """Bytes in the files of a folder; 0 if there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
