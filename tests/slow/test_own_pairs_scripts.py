@@ -3,12 +3,15 @@
 import atexit
 import contextlib
 import functools
+import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 from helpers import run_main, write_tiny_model
@@ -145,6 +148,28 @@ class ScriptsTest(parameterized.TestCase):
                              env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)  # fmt: skip
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertEqual((self.folder / "two.jsonl").read_text(), (self.folder / "one.jsonl").read_text())
+
+
+class NotebooksPageTest(ScriptsTest):
+    def test_the_blocks_of_the_page_run_one_after_the_other(self):
+        """With a tiny checkpoint, fewer steps, and files of its own."""
+        page = (ROOT / "docs/notebooks.md").read_text(encoding="utf-8")
+        pairs = [f"what is {row['text']},{row['kind']}\n" for row in ROWS]
+        (self.folder / "pairs.csv").write_text("".join(["question,answer\n", *pairs]))
+        (self.folder / "my_text.txt").write_text("\n".join(row["text"] for row in ROWS))
+        self.enterContext(contextlib.chdir(self.folder))
+        self.enterContext(mock.patch.dict(constants.DATASET_VALS))
+        self.enterContext(mock.patch.dict(os.environ, WANDB_DISABLED="true"))
+        self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+        code, names = page.replace("google/t5-v1_1-base", str(workspace() / "base")).replace("500", "2"), {}
+        blocks = re.findall(r"```python\n(.*?)```", code, re.DOTALL)
+        self.assertLen(blocks, 4)
+        for block in blocks:
+            exec(block, names)
+        self.assertTrue((self.folder / "out/shout/model.safetensors").is_file())
+        self.assertIn("eval_loss", names["results"])
+        self.assertTrue(names["loss"].isfinite())
+        self.assertIn("eval_token_accuracy", names["trainer"].state.log_history[-1])
 
 
 if __name__ == "__main__":
