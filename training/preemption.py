@@ -1,4 +1,4 @@
-"""Pre-emption: SIGTERM, SIGUSR1, Ctrl-C and a job's time limit end a run after the current step, with a checkpoint.
+"""Pre-emption: SIGTERM, SIGUSR1, SIGHUP, Ctrl-C and a job's time limit end a run after its step, with a checkpoint.
 
 T5Trainer._finalize_training then exits with code 75 (EX_TEMPFAIL of sysexits.h: try again later). slurm/train.slurm
 requeues such a job, and its next start resumes from the newest whole checkpoint (training/checkpoints.py).
@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from common.processes import print_once
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # Seconds kept free before the job's time limit for writing the checkpoint, in addition to twice the longest step.
 TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 
@@ -41,7 +41,8 @@ class PreemptionCallback(TrainerCallback):
         if args.world_size > 1:
             self._group = torch.distributed.new_group(backend="gloo")
         if threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
+            ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # by nohup
+            self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS if number not in ignored}
 
     def _note(self, number: int, _frame: object) -> None:
         if number == signal.SIGINT == self._received:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -327,8 +328,11 @@ class RunTest(TestCase):
         for name in ("weights", "metrics", "results", "log_history"):
             self.assertNotEqual(one[name], other[name], name)
 
-    @parameterized.parameters(signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    @parameterized.parameters(signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
     def test_a_signal_saves_and_exits_with_75(self, number):
+        """SIGHUP comes when the terminal is gone: it ended the run, and with it all since the last save."""
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        self.addCleanup(signal.signal, signal.SIGHUP, before)
         pid = self.start("--save_steps", "1000")
         self.wait_for_step(3)
         os.kill(pid, number)
@@ -341,6 +345,14 @@ class RunTest(TestCase):
         whole = self.whole()
         with mock.patch.dict(os.environ, SLURM_RESTART_COUNT="1"):  # the very same command again
             self.assert_equal_runs(whole, self.run_to_end())
+
+    def test_nohup_is_respected(self):
+        self.addCleanup(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        callback = preemption.PreemptionCallback(trainer=None)
+        callback.on_train_begin(SimpleNamespace(world_size=1))
+        self.addCleanup(callback.on_train_end)
+        self.assertEqual(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
+        self.assertEqual(signal.getsignal(signal.SIGTERM), callback._note)
 
     @absltest.skipUnless(sys.platform == "linux", "elsewhere the end of a launcher is no signal")
     def test_a_signal_to_accelerate_launch_of_one_process_saves(self):
