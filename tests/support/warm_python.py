@@ -65,19 +65,21 @@ def quick_runs(whole: bool = False) -> list:
 def start_server() -> str:
     """Path of a program that takes the words of `python`. Its server ends with this process."""
     import atexit
+    import shutil
     import subprocess
     import tempfile
     from pathlib import Path
 
-    folder = tempfile.TemporaryDirectory(prefix="t5_warm_python_")
-    program = Path(folder.name) / "python"
+    # Not a TemporaryDirectory that only atexit holds: Python 3.13 empties that list in forked workers, and it would go.
+    folder = tempfile.mkdtemp(prefix="t5_warm_python_")
+    program = Path(folder) / "python"
     address = program.with_name("socket")
     fixed = dict(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
     fixed |= dict(DS_ACCELERATOR="cpu")
     environment = os.environ | fixed | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    server = subprocess.Popen([sys.executable, __file__, folder.name], env=environment, **pipes)
-    atexit.register(folder.cleanup)
+    server = subprocess.Popen([sys.executable, __file__, folder], env=environment, **pipes)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(server.kill)
     assert server.stdout.readline() == "listening\n", "the server of warm_python.py did not start"
     program.write_text(f'#!/bin/sh\nT5_WARM_PYTHON={address} exec {sys.executable} -I -S {__file__} "$@"\n')
