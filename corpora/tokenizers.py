@@ -157,6 +157,14 @@ def _parts_of(line: str) -> Iterator[str]:
     return cut_at_spaces(line, LINE_PART)
 
 
+_READS_BYTES = [  # rules of a decoder
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+]
+
+
 def _as_sentencepiece(tokenizer, byte_fallback: bool, unknown: int) -> PreTrainedTokenizerFast:
     """The tokenizer as a class that keeps its rules: transformers' T5Tokenizer rebuilds itself at every loading.
 
@@ -165,10 +173,19 @@ def _as_sentencepiece(tokenizer, byte_fallback: bool, unknown: int) -> PreTraine
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content["model"] |= {"byte_fallback": byte_fallback, "unk_id": unknown}
-    space = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-    decoders = [space, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]
-    return rebuilt(tokenizer, content, {" {2,}": " ", "^ | $": ""}, space_marks("always"), decoders)
+    return rebuilt(tokenizer, content, {" {2,}": " ", "^ | $": ""}, space_marks("always"), _READS_BYTES)
+
+
+def _with_own_unknown(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer; a T5Tokenizer whose <unk> is not token 2, such as MADLAD-400's, with rules of its own. There
+    transformers 5 writes unknown letters as token 2, which may be </s>. They are bytes, as in SentencePiece, if it has
+    them, else <unk>."""
+    if not isinstance(tokenizer, T5Tokenizer) or tokenizer.unk_token_id in (None, 2):
+        return tokenizer
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    byte_fallback = "<0x00>" in tokenizer.get_vocab()
+    content["model"] |= {"byte_fallback": byte_fallback, "unk_id": tokenizer.unk_token_id}
+    return rebuilt(tokenizer, content, {}, content["pre_tokenizer"], _READS_BYTES)
 
 
 def space_marks(prepend: str) -> dict:
@@ -219,7 +236,7 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrai
         tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"
     if tokenizer.clean_up_tokenization_spaces:  # saved by transformers 4: answers would lose the space of " ." and " ?"
         tokenizer.clean_up_tokenization_spaces = tokenizer.init_kwargs["clean_up_tokenization_spaces"] = False
-    return tokenizer
+    return _with_own_unknown(tokenizer)
 
 
 def _load_model(path: Path, flag: str) -> PreTrainedTokenizerBase:

@@ -28,7 +28,7 @@ import sentencepiece
 import torch
 from absl.testing import parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast, T5Config
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, T5Config
 
 from arguments.text import PreTrainingDataArguments
 from common import manifests
@@ -412,6 +412,33 @@ class TokenizerTest(TestCase):
         self.assertEqual(tokenizer.decode(ids), "Té 😀 中")
         self.assertEqual((tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)), (1, 0, VOCAB_SIZE + 256))
         np.testing.assert_array_equal(find_sentinel_ids(tokenizer), len(tokenizer) - 1 - np.arange(100))
+
+    @parameterized.parameters(True, False)
+    def test_unknown_letters_where_unk_is_not_token_2(self, byte_fallback):
+        """MADLAD-400's begins with <unk> <s> </s>: transformers 5 ends a text at each letter that it lacks."""
+        options = dict(unk_id=0, bos_id=1, eos_id=2, pad_id=-1, byte_fallback=byte_fallback, minloglevel=2)
+        written = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(LINES), model_writer=written, vocab_size=800, num_threads=1, **options
+        )
+        self.write("spiece.model", written.getvalue())
+        special = dict(unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<s>", extra_ids=0)
+        self.write("tokenizer_config.json", json.dumps(special | dict(tokenizer_class="T5Tokenizer")))
+        T5Config(pad_token_id=1, eos_token_id=2).save_pretrained(self.folder)
+        tokenizer = load_tokenizer(str(self.folder))
+        reference = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+        texts = ["Té 😀 中", " two  spaces ", *LINES[:20]]
+        expected = [reference.encode(text) for text in texts]
+        self.assertEqual([0 in ids for ids in expected[:2]], [not byte_fallback, False])
+        self.assertEqual(plain_encoder(tokenizer)(texts), expected)
+        self.assertEqual(tokenizer(texts)["input_ids"], [[*ids, 2] for ids in expected])
+        self.assertEqual(tokenizer.decode(expected[2]), reference.decode(expected[2]))
+        self.assertTrue(byte_fallback <= (tokenizer.decode(expected[0]) == texts[0]))
+        tokenizer.save_pretrained(self.folder / "saved")
+        T5Config().save_pretrained(self.folder / "saved")
+        again = AutoTokenizer.from_pretrained(self.folder / "saved")
+        self.assertEqual(again(texts)["input_ids"], tokenizer(texts)["input_ids"])
+        self.assertEqual((again.pad_token_id, again.eos_token_id, again.unk_token_id), (1, 2, 0))
 
     def test_the_same_after_saving_and_beside_a_config(self):
         self.tokenizer.save_pretrained(self.folder)
