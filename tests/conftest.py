@@ -5,6 +5,7 @@ import gc
 import getpass
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +23,11 @@ AS_THEY_ARE = "callbacks first_contact"
 
 
 def pytest_configure(config):
-    """All temporary files, of the tests and of what they start, lie in one folder; compiled kernels are kept."""
+    """All temporary files, of the tests and of what they start, lie in one folder; compiled kernels are kept. Ctrl-C is
+    what it is in a terminal, also where a shell started the tests in its background, or nohup."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t5_tests_")
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
