@@ -82,7 +82,7 @@ HARDWARE_PEAKS = {
 # mean_noise_span_length  mean length of a masked span in tokens; without it the denoiser masks the end of the text, of
 #                         a random length: uniform between 1 and what gives `noise_density` on average (prefix LM)
 # sentinels               False: no sentinel stands for the masked end (T5's prefix LM)
-# mode                    token at the beginning of the input; added to a tokenizer that lacks it
+# mode                    text at the beginning of the input; a new model gets a token for it
 DENOISERS: dict[str, dict] = {
     "span_corruption": dict(noise_density=0.15, mean_noise_span_length=3.0),  # T5's base line
     "prefix_lm": dict(noise_density=0.5, sentinels=False),  # T5's prefix LM

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from constants import DENOISERS, IGNORE_INDEX, NUM_SENTINELS
+from constants import IGNORE_INDEX, NUM_SENTINELS
 
 SENTINEL_NAME = re.compile(r"(▁?)<extra_id_(\d+)>")  # mT5's pieces begin with the mark of a space
 UNUSED_NAME = re.compile(r"<unused(\d+)>")  # Gemma's tokens for what is to come
@@ -189,36 +189,19 @@ def find_sentinel_ids(tokenizer: PreTrainedTokenizerBase, required: bool = True)
     if is_byte_level(tokenizer):
         last = tokenizer.offset + tokenizer.vocab_size - 1
         return np.arange(last, last - NUM_SENTINELS, -1)
-    found: dict[str, dict[int, int]] = {"▁": {}, "": {}}
+    found: dict[str, dict[int, int]] = {"▁": {}, "": {}, "unused": {}}
     for token, number in tokenizer.get_vocab().items():
         if name := SENTINEL_NAME.fullmatch(token):
             found[name[1]][int(name[2])] = number
-    by_number = found["▁"] or found[""]  # a token that is added to mT5's pieces has no trained row
-    ids = _counted_up(by_number) or find_unused_ids(tokenizer)[0]
+        elif (name := UNUSED_NAME.fullmatch(token)) and int(name[1]) < NUM_SENTINELS:
+            found["unused"][int(name[1])] = number
+    # A token that is added to mT5's pieces has no trained row.
+    by_number = found["▁"] or found[""] or found["unused"]
+    ids = list(itertools.takewhile(lambda i: i is not None, map(by_number.get, range(len(by_number)))))
     if not ids and required:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path} has no sentinels (<extra_id_0> ...): train one with "
                          "create_tokenizer.py, or use one of the T5 family")  # fmt: skip
     return np.array(ids, dtype=np.int64)
-
-
-def _counted_up(by_number: dict[int, int]) -> list[int]:
-    """{0: 9, 1: 8, 3: 6} -> [9, 8]: the ids of 0, 1 ... up to the first that is missing."""
-    return list(itertools.takewhile(lambda i: i is not None, map(by_number.get, range(len(by_number)))))
-
-
-def find_unused_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], dict[str, int]]:
-    """(sentinels, {mode token of DENOISERS: id}) of a tokenizer that has <unused0> <unused1> ... and no sentinels.
-
-    Neither it nor the model has room for new tokens: the last ones stand for the modes, the others are sentinels.
-    """
-    vocabulary = tokenizer.get_vocab()
-    if any(map(SENTINEL_NAME.fullmatch, vocabulary)):
-        return [], {}
-    named = ((UNUSED_NAME.fullmatch(token), number) for token, number in vocabulary.items())
-    ids = _counted_up({int(name[1]): number for name, number in named if name})
-    modes = dict.fromkeys(mode for denoiser in DENOISERS.values() if (mode := dict(denoiser).get("mode")))
-    sentinels = ids[: max(0, len(ids) - len(modes))]
-    return sentinels[:NUM_SENTINELS], dict(zip(modes, reversed(ids), strict=False))
 
 
 def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:

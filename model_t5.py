@@ -149,14 +149,14 @@ def create_model(config: PreTrainedConfig, attn_implementation: str | None = Non
 
 
 def get_model(
-    args: Any, tokenizer: PreTrainedTokenizerBase, dropout: float | None = None, modes: int = 0
+    args: Any, tokenizer: PreTrainedTokenizerBase, dropout: float | None = None
 ) -> tuple[PreTrainedModel, str | None]:
     """(model, summary of a switched vocabulary or None): the checkpoint that the flags name, or a new model whose
     vocabulary fits the tokenizer.
 
     args: the ModelArguments. dropout: the rate if args give none; the saved configuration then keeps its own (T5 v1.1
     was pre-trained with 0 and is fine-tuned with 0.1). None: the rate of args goes into the configuration, too.
-    modes: the number of mode tokens that an objective has added. ValueError if tokenizer and model do not fit.
+    ValueError if tokenizer and model do not fit.
     """
     changed = None
     if args.model_name_or_path:
@@ -169,11 +169,11 @@ def get_model(
         for name in ("pad_token_id", "eos_token_id"):  # before transformers adds it to T5's 1, which may be a word here
             setattr(config, name, getattr(tokenizer, name))
         model = create_model(config, args.attn_implementation)
-    fit_vocabulary(model, len(tokenizer), modes)
+    fit_vocabulary(model, len(tokenizer))
     if args.lora_rank:
-        if changed or modes:
-            raise ValueError(f"--lora_rank {args.lora_rank}: new tokens ({changed or f'{modes} modes'}) would keep the "
-                             "embeddings they begin with, which are frozen: train all weights")  # fmt: skip
+        if changed:
+            raise ValueError(f"--lora_rank {args.lora_rank}: new tokens ({changed}) would keep the embeddings they "
+                             "begin with, which are frozen: train all weights")  # fmt: skip
         add_low_rank(model, args.lora_rank, args.model_name_or_path)
     rate = dropout if args.dropout_rate is None else args.dropout_rate
     if rate is not None:
@@ -402,15 +402,9 @@ def dropout_of(model: PreTrainedModel) -> float:
     return next(module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
 
 
-def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int, modes: int = 0) -> None:
-    """ValueError if the tokenizer has ids without an embedding in the model. modes: how many of its tokens are mode
-    tokens that an objective has added."""
+def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int) -> None:
+    """ValueError if the tokenizer has ids without an embedding in the model."""
     rows = model.get_input_embeddings().num_embeddings
-    own = tokenizer_size - modes
-    if own <= rows < tokenizer_size:
-        raise ValueError(f"--objective needs {modes} mode tokens beside the tokenizer's {own}, and the model has "
-                         f"{rows} embedding rows: use a model with free rows, or an objective without modes "
-                         "(constants.py)")  # fmt: skip
     if tokenizer_size > rows:
         raise ValueError(f"the tokenizer has {tokenizer_size} tokens and the model only {rows} embedding rows: use the "
                          "tokenizer that the model was trained with (--tokenizer_name), or for a new model "

@@ -74,9 +74,9 @@ def main(argv: list[str] | None = None) -> dict:
         set_seed(args.seed)
         with args.main_process_first(desc="finding the text"):
             text = find_text(text_args, model_args)  # with its tokenizer, loaded or trained on it
-        tokenizer = with_mode_tokens(text.tokenizer, text_args.objective)
-        modes = len(tokenizer) - len(text.tokenizer)
-        model, vocabulary = get_model(model_args, tokenizer, dropout=0.0, modes=modes)
+        is_new = model_args.model_name_or_path is None
+        tokenizer = with_mode_tokens(text.tokenizer, text_args.objective) if is_new else text.tokenizer
+        model, vocabulary = get_model(model_args, tokenizer, dropout=0.0)
         objective = get_objective(text_args, tokenizer, model)
         job = job_of(model, objective.inputs_length, objective.targets_length, 1, args.max_steps, checkpoint)
         speed = make_fast(model, job, model_args, args)

@@ -11,6 +11,7 @@ tokens of all rows, D denoisers.
 """
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +22,13 @@ from transformers import PreTrainedTokenizerBase
 
 from constants import DENOISERS, OBJECTIVES
 from corpora.examples import Examples
+from corpora.tokenizers import plain_encoder
 from data_collator_t5 import (
     content_keys,
     example_keys,
     find_bos_id,
     find_eos_id,
     find_sentinel_ids,
-    find_unused_ids,
     random_numbers,
 )
 from objectives.packed_rows import PackedExamples, PackedObjective, places_within, ragged_noise_mask
@@ -42,7 +43,8 @@ class Denoiser:
     noise_density: float
     mean_noise_span_length: float | None = None  # None: a prefix denoiser, which masks the end of the example
     sentinels: bool = True  # a sentinel for each masked span; T5's prefix LM has none
-    mode: str | None = None  # token at the beginning of the input
+    mode: str | None = None  # text at the beginning of the input
+    mode_ids: tuple[int, ...] = ()  # its tokens
 
     @property
     def is_prefix(self) -> bool:
@@ -50,8 +52,8 @@ class Denoiser:
 
     @property
     def input_overhead(self) -> int:
-        """Input tokens of an example that are neither text nor sentinels: EOS and the mode token."""
-        return 1 + (self.mode is not None)
+        """Input tokens of an example that are neither text nor sentinels: EOS and the mode."""
+        return 1 + len(self.mode_ids)
 
     def targets_for(self, inputs: float) -> float:
         """Target tokens for `inputs` input tokens at the denoiser's own density, sentinels and EOS included."""
@@ -215,7 +217,8 @@ class PackedChunks(Examples):
 class DenoiserMixture(PackedObjective):
     """Packed batches of a mixture of denoisers, from {"input_ids" [B, R], "row" [B], "key" [B]} of `PackedChunks`.
 
-    Raises ValueError, naming what to change, if sentinels or mode tokens are missing or rows are too short.
+    Raises ValueError, naming what to change, if sentinels are missing, the tokenizer cannot write a mode, or rows are
+    too short.
     """
 
     shows_gaps = False  # of several denoisers in one row
@@ -226,15 +229,12 @@ class DenoiserMixture(PackedObjective):
     ):  # fmt: skip
         mixture = denoisers_of(objective)
         self.objective, self.names = objective, list(mixture)
-        self.denoisers = [denoiser for denoiser, _ in mixture.values()]
+        modes = mode_ids(tokenizer, objective)
+        self.denoisers = [dataclasses.replace(d, mode_ids=modes.get(d.mode, ())) for d, _ in mixture.values()]
         weights = [weight for _, weight in mixture.values()]
         self.inputs_length, self.decoder_start_token_id = input_seq_length, decoder_start_token_id
         self.sentinel_ids, self.eos_id = find_sentinel_ids(tokenizer), find_eos_id(tokenizer)
         self.bos_id = find_bos_id(tokenizer)
-        vocabulary = find_unused_ids(tokenizer)[1] | tokenizer.get_vocab()
-        missing = sorted({d.mode for d in self.denoisers} - {None} - set(vocabulary))
-        if missing:
-            raise ValueError(f"--objective {objective}: the tokenizer {tokenizer.name_or_path} has no {missing[0]}")
 
         def built(length: int):
             try:
@@ -267,7 +267,8 @@ class DenoiserMixture(PackedObjective):
         self._examples = np.array(
             [(e.length, e.noise, e.spans, e.pair, e.denoiser, d.sentinels) for e, d in examples]
         ).T
-        self._mode = np.array([vocabulary.get(denoiser.mode, -1) for _, denoiser in examples])
+        ids = [list(denoiser.mode_ids) for _, denoiser in examples]
+        self._mode = np.array([mode + [-1] * (max(map(len, ids)) - len(mode)) for mode in ids], dtype=np.int64)
 
     def rows(self, tokens: np.ndarray, seed: int = 0) -> PackedChunks:
         return PackedChunks(tokens, self.raw_lengths, self.pattern, seed)
@@ -308,11 +309,26 @@ def _share_pairs(noise: np.ndarray, lengths: np.ndarray, first: np.ndarray, rand
     noise[first + 1] = total - noise[first]
 
 
+def modes_of(objective: str) -> list[str]:
+    """The modes of an objective's denoisers."""
+    return list(dict.fromkeys(denoiser.mode for denoiser, _ in denoisers_of(objective).values() if denoiser.mode))
+
+
+def mode_ids(tokenizer: PreTrainedTokenizerBase, objective: str) -> dict[str, tuple[int, ...]]:
+    """{mode: its tokens}: its own token, or those that the tokenizer writes its text with, as UL2's checkpoints were
+    trained (google-research/ul2 has no tokens of their own for them). ValueError if a mode would be <unk>."""
+    vocabulary, encode, found = tokenizer.get_vocab(), plain_encoder(tokenizer), {}
+    for mode in modes_of(objective):
+        found[mode] = (vocabulary[mode],) if mode in vocabulary else tuple(map(int, encode([mode])[0]))
+        if tokenizer.unk_token_id in found[mode]:
+            raise ValueError(f"--objective {objective}: the tokenizer {tokenizer.name_or_path} cannot write {mode}: "
+                             "use another objective, or denoisers with modes that it can write (constants.py)")  # fmt: skip
+    return found
+
+
 def with_mode_tokens(tokenizer: PreTrainedTokenizerBase, objective: str) -> PreTrainedTokenizerBase:
-    """The tokenizer with all mode tokens: itself, also if unused tokens stand for them, or a copy with new ones."""
-    modes = {denoiser.mode: None for denoiser, _ in denoisers_of(objective).values() if denoiser.mode}
-    known = find_unused_ids(tokenizer)[1] | tokenizer.get_vocab()
-    missing = [mode for mode in modes if mode not in known]
+    """The tokenizer of a new model, with a token for each mode: itself if it has them, or a copy with new ones."""
+    missing = [mode for mode in modes_of(objective) if mode not in tokenizer.get_vocab()]
     if not missing:
         return tokenizer
     tokenizer = copy.deepcopy(tokenizer)

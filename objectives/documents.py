@@ -196,7 +196,9 @@ class DocumentSpans(PackedObjective, T5DataCollator):
         spans = 1 + share_out(row_spans - counts, lengths // 2 - 1, counts)
         noise = spans + share_out(row_noise - row_spans, lengths - 2 * spans, counts)
         mask = ragged_noise_mask(random, lengths, noise, spans)
-        kinds = dict(denoiser=np.zeros_like(lengths), marked=np.ones(len(lengths), bool), mode=-np.ones_like(lengths))
+        kinds = dict(
+            denoiser=np.zeros_like(lengths), marked=np.ones(len(lengths), bool), mode=np.empty((len(lengths), 0))
+        )
         examples = PackedExamples(places_within(counts), lengths, noise, spans, **kinds)
         return self.inputs_and_targets(len(tokens), tokens.ravel()[places].astype(np.int64), mask, examples)
 

@@ -56,7 +56,7 @@ def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray
 
 @dataclass
 class PackedExamples:
-    """The examples of a batch, row by row; every array is [G]."""
+    """The examples of a batch, row by row; every array but the last is [G]."""
 
     place: np.ndarray  # in its row, from 0
     lengths: np.ndarray  # raw tokens
@@ -64,7 +64,7 @@ class PackedExamples:
     spans: np.ndarray  # in so many spans
     denoiser: np.ndarray
     marked: np.ndarray  # whether each span has a sentinel
-    mode: np.ndarray  # token at the beginning of the input, -1: none
+    mode: np.ndarray  # [G, M]: tokens at the beginning of the input, then -1
 
 
 class PackedObjective(Objective):
@@ -105,23 +105,24 @@ class PackedObjective(Objective):
     ) -> dict[str, torch.Tensor]:
         """The tensors of a batch of so many rows, from raw tokens [N] under a mask [N]."""
         lengths, noise, spans = examples.lengths, examples.noise, examples.spans
-        marked, mode, has_mode = examples.marked, examples.mode, examples.mode >= 0
+        marked, mode = examples.marked, examples.mode
+        mode_sizes = (mode >= 0).sum(axis=1)
         example = np.repeat(np.arange(len(lengths)), lengths)
         opens = mask.copy()
         opens[1:] &= ~mask[:-1]  # every example begins with a kept token, so no span continues into it
         sentinels = self.sentinel_ids[places_within(spans)][np.repeat(marked, spans)]
         written = opens & marked[example]  # where a sentinel stands
 
-        ends = np.cumsum(lengths - noise + spans * marked + 1 + has_mode)
+        ends = np.cumsum(lengths - noise + spans * marked + 1 + mode_sizes)
         first = 0 if self.bos_id is None else 1  # BOS stands before an example, EOS behind it
         inputs = np.full(ends[-1], self.eos_id if self.bos_id is None else self.bos_id)
         stays = ~mask | written
-        shifts = np.cumsum(has_mode + 1) - 1 + first  # mode tokens and EOS or BOS before an example's text
+        shifts = np.cumsum(mode_sizes + 1) - 1 + first  # modes and EOS or BOS before an example's text
         places = np.cumsum(stays) - 1 + shifts[example]
         inputs[places[stays]] = tokens[stays]
         inputs[places[written]] = sentinels
         sizes = np.diff(ends, prepend=0)
-        inputs[(ends - sizes + first)[has_mode]] = mode[has_mode]
+        inputs[np.repeat(ends - sizes + first, mode_sizes) + places_within(mode_sizes)] = mode[mode >= 0]
 
         target_sizes = noise + spans * marked + 1
         target_ends = np.cumsum(target_sizes)

@@ -138,6 +138,7 @@ def _pieces(special: tuple[str, ...], byte_fallback: bool) -> sentencepiece_mode
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines()), model_writer=written, model_type="unigram", pad_id=0, eos_id=1,
         vocab_size=len(special) + 256 * byte_fallback + WORDS, byte_fallback=byte_fallback, num_threads=1,
+        required_chars="[]NLUGS2",  # of UL2's modes
         minloglevel=2, **ids,
     )  # fmt: skip
     proto = sentencepiece_model_pb2.ModelProto()

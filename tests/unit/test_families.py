@@ -25,7 +25,7 @@ import constants
 from arguments.model import ModelArguments
 from constants import IGNORE_INDEX
 from corpora.tokenizers import encode_targets, load_tokenizer, plain_encoder
-from data_collator_t5 import T5DataCollator, find_bos_id, find_unused_ids
+from data_collator_t5 import T5DataCollator, find_bos_id, find_sentinel_ids
 from model_t5 import check_options, create_model, dropout_of, flops_per_sequence, get_model, load_model, set_dropout
 from modeling.adaptation import adapt
 from modeling.families import FAMILIES, family_of, output_head, shape_of, stacks
@@ -33,7 +33,7 @@ from modeling.loss import compute_loss_in_forward
 from modeling.new_vocabulary import change_vocabulary
 from modeling.rows_at_a_time import cached_numbers, rows_to_generate, rows_to_score
 from modeling.segment_masks import enable_packing
-from objectives.denoisers import DenoiserMixture, PackedChunks, with_mode_tokens
+from objectives.denoisers import DenoiserMixture, PackedChunks
 from runs.memory import block_parameters, matrix_parameters
 from tasks.examples import non_canonical_outputs
 from training.checkpoints import check_resumed
@@ -239,9 +239,7 @@ class BosTest(parameterized.TestCase):
 
     @parameterized.parameters("ul2", "prefix_lm")
     def test_rows_of_several_examples(self, objective):
-        words = with_mode_tokens(tokenizer(), objective)
-        self.assertIs(words, tokenizer())  # neither it nor the model has room for a token more
-        mixture = DenoiserMixture(words, objective, 64, 2)
+        mixture = DenoiserMixture(tokenizer(), objective, 64, 2)
         tokens = np.random.default_rng(0).integers(110, 300, 5000).astype(np.uint16)
         rows = PackedChunks(tokens, mixture.raw_lengths, mixture.pattern)
         batch = mixture(rows.__getitems__(range(20)))
@@ -252,19 +250,13 @@ class BosTest(parameterized.TestCase):
         self.assertEqual(int(inputs.eq(1).sum()), 0)
         starts = batch["target_segments"].diff(dim=1, prepend=torch.zeros(20, 1, dtype=torch.long)).ne(0)
         self.assertTrue(bool(batch["decoder_input_ids"][starts].eq(2).all()))
-        second = inputs[:, 1:][begins[:, :-1]]
-        modes = {105, 104, 103} if objective == "ul2" else set()
-        self.assertEqual({*second.tolist()} & {103, 104, 105}, modes)
 
-    def test_unused_tokens_are_sentinels_and_the_last_ones_modes(self):
-        sentinels, modes = find_unused_ids(tokenizer())
-        self.assertEqual(sentinels, list(range(7, 103)))
-        self.assertEqual(modes, {"[NLU]": 105, "[NLG]": 104, "[S2S]": 103})
-        self.assertEqual(
-            find_unused_ids(SimpleNamespace(get_vocab=lambda: {"<unused0>": 5, "<extra_id_0>": 9})), ([], {})
-        )
-        with mock.patch.dict(constants.DENOISERS, more=dict(noise_density=0.5, mode="[NEW]")):
-            self.assertEqual(find_unused_ids(tokenizer())[1]["[NEW]"], 102)
+    def test_unused_tokens_are_sentinels_where_there_are_no_others(self):
+        self.assertEqual(find_sentinel_ids(tokenizer()).tolist(), list(range(7, 106)))
+        both = SimpleNamespace(get_vocab=lambda: {"<unused0>": 5, "<extra_id_0>": 9})
+        self.assertEqual(find_sentinel_ids(both).tolist(), [9])
+        many = SimpleNamespace(get_vocab=lambda: {f"<unused{n}>": n for n in range(6242)})  # Gemma 3's
+        self.assertEqual(find_sentinel_ids(many).tolist(), list(range(100)))
 
     def test_targets_and_plain_text(self):
         words = tokenizer()

@@ -193,7 +193,5 @@ class FlagsTest(parameterized.TestCase):
         check_model(ModelArguments(model_name_or_path="somewhere", lora_rank=4))
         create_model(build_config("tiny", 64, SHAPE)).save_pretrained(self.folder / "base")
         args = ModelArguments(model_name_or_path=str(self.folder / "base"), lora_rank=4)
-        with self.assertRaisesRegex(ValueError, "--lora_rank 4: new tokens .2 modes. would keep the embeddings"):
-            get_model(args, Tokenizer(), modes=2)
         model, _ = get_model(args, Tokenizer())
         self.assertEqual(model.peft_config["default"].r, 4)

@@ -4,16 +4,20 @@ The references are the arithmetic of the rows, T5's definition of prefix LM (a s
 sentinels) and the masks of data_collator_t5. Hermetic.
 """
 
+import tempfile
 import types
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import torch
+import zoo
 from absl.testing import parameterized
 from test_data_collator_t5 import EOS, T5_SENTINELS, make_tokenizer, restored
 
 import constants
 from corpora.examples import SomeExamples
+from corpora.tokenizers import load_tokenizer
 from data_collator_t5 import example_keys, masks_from_random, random_numbers
 from modeling.loss import nats_of
 from objectives.denoisers import (
@@ -54,11 +58,10 @@ class TestCase(parameterized.TestCase):
     def collator(self, objective: str, length: int = 512) -> DenoiserMixture:
         return DenoiserMixture(with_mode_tokens(make_tokenizer(), objective), objective, length)
 
-    def batch(self, collator, rows: int = 64, seed: int = 0):
-        """(raw tokens of each row, what the collator made of them as arrays)."""
-        tokens = (
-            np.random.default_rng(seed).integers(3, 31_000, 2 * rows * collator.raw_lengths.max()).astype(np.uint16)
-        )
+    def batch(self, collator, rows: int = 64, seed: int = 0, least: int = 3):
+        """(raw tokens of each row, what the collator made of them as arrays). least: lowest id of a raw token."""
+        count = 2 * rows * collator.raw_lengths.max()
+        tokens = np.random.default_rng(seed).integers(least, 31_000, count).astype(np.uint16)
         chunks = PackedChunks(tokens, collator.raw_lengths, collator.pattern, seed)
         examples = chunks.__getitems__(range(rows))
         raw = [row[: collator.raw_lengths[k]] for row, k in zip(examples["input_ids"], examples["row"], strict=True)]
@@ -260,16 +263,39 @@ class RefusedTest(TestCase):
             denoisers_of(objective)
 
 
-class ModeTokensTest(TestCase):
-    def test_they_get_the_next_free_ids_of_a_copy(self):
+class ModesTest(TestCase):
+    def test_a_new_model_has_the_next_free_ids_for_them(self):
         plain = make_tokenizer()
         tokenizer = with_mode_tokens(plain, "ul2")
         self.assertEqual(tokenizer.convert_tokens_to_ids(["[NLU]", "[NLG]", "[S2S]"]), [32_100, 32_101, 32_102])
         self.assertEqual((len(plain), len(tokenizer)), (32_100, 32_103))
         self.assertIs(with_mode_tokens(tokenizer, "ul2"), tokenizer)
         self.assertIs(with_mode_tokens(plain, "prefix_lm"), plain)
-        with self.assertRaisesRegex(ValueError, r"--objective ul2: the tokenizer .* has no \[NLG\]"):
+        with self.assertRaisesRegex(ValueError, r"--objective ul2: the tokenizer .* cannot write \[NLU\]"):
             DenoiserMixture(plain, "ul2", 512)
+
+    @parameterized.parameters("t5_v1_1", "mt5", "byt5", "t5gemma")
+    def test_a_checkpoint_has_the_tokens_that_its_tokenizer_writes_them_with(self, family):
+        """As google-research/ul2, whose vocabulary is T5's, encodes "[NLU]" and puts it before the inputs."""
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory())) / family
+        zoo.write_checkpoint(folder, family)
+        tokenizer = load_tokenizer(str(folder))
+        collator = DenoiserMixture(tokenizer, "ul2", 64)
+        raw, batch = self.batch(collator, 32, least=1000)
+        self.assertEqual(batch["input_ids"].shape, (32, 64))
+        seen, eos = set(), [] if family == "t5gemma" else [EOS]
+        for row in range(32):
+            text = []
+            for kinds, inputs, targets, _ in examples_of(batch, row):
+                denoiser = collator.denoisers[kinds[0] % len(collator.denoisers)]
+                start = tokenizer(denoiser.mode)["input_ids"]  # Gemma's begin with <bos>, others end in EOS
+                start = start[: len(start) - len(eos)]
+                self.assertEqual(inputs[: len(start)].tolist(), start)
+                inputs = np.append(inputs[len(start) : len(inputs) - len(eos)], EOS)
+                text += [int(token) for token in restored(inputs, targets, collator.sentinel_ids)]
+                seen.add(denoiser.mode)
+            self.assertEqual(text, raw[row].tolist())
+        self.assertEqual(seen, {"[NLU]", "[NLG]", "[S2S]"})
 
 
 class MetricsTest(TestCase):

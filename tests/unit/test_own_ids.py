@@ -206,7 +206,7 @@ class RefusedTest(TestCase):
             (dict(input_ids_column="ids", dataset_name="installed_docs"), "go with --train_file, or a data set of ids"),
             (
                 dict(train_file="{npy}", vocab_size=9, objective="ul2", config_overrides="vocab_size=113"),
-                "--objective needs 3 mode tokens beside the tokenizer's 112, and the model has 113 embedding rows",
+                "the tokenizer has 115 tokens and the model only 113 embedding rows",
             ),
             (dict(train_file="{npy}", vocab_size=5), "place 10: the id 5 must be 0 to 4"),
         ):
