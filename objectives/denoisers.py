@@ -321,8 +321,10 @@ def mode_ids(tokenizer: PreTrainedTokenizerBase, objective: str) -> dict[str, tu
     for mode in modes_of(objective):
         found[mode] = (vocabulary[mode],) if mode in vocabulary else tuple(map(int, encode([mode])[0]))
         if tokenizer.unk_token_id in found[mode]:
-            raise ValueError(f"--objective {objective}: the tokenizer {tokenizer.name_or_path} cannot write {mode}: "
-                             "use another objective, or denoisers with modes that it can write (constants.py)")  # fmt: skip
+            raise ValueError(
+                f"--objective {objective}: the tokenizer {tokenizer.name_or_path} cannot write {mode}: "
+                "use another objective, or other modes (DENOISERS in constants.py)"
+            )
     return found
 
 
