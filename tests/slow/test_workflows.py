@@ -134,7 +134,7 @@ class RecipeTest(TestCase):
         if script is pre_train_t5:
             folder = workspace() / "whole"
             flags |= dict(train_file=workspace() / "text.txt", dataset_name="", dataset_config_name="")
-            flags |= dict(input_seq_length=32, validation_split_count=40)
+            flags |= dict(input_seq_length=48, validation_split_count=40)
             if name not in OF_GEMMA:
                 flags |= dict(tokenizer_name=workspace() / "tokenizer")
             flags |= dict(gradient_accumulation_steps=2)
