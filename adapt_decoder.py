@@ -34,11 +34,11 @@ class AdaptationArguments:
 
     _argument_group_name = "adaptation"
 
-    model_name_or_path: str | None = option(None, "Decoder-only checkpoint: the decoder, and the encoder if no other.")
+    model_name_or_path: str | None = option(None, "Decoder-only checkpoint for the decoder, or for both halves.")
     encoder: str | None = option(None, "Another checkpoint for the encoder, with the same tokenizer.")
     output_dir: str = option("out/t5gemma", "Folder to write. Must be empty or overwritten.")
-    overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new model is whole.")
-    seed: int = option(42, "Of a cross-attention that is drawn anew.")
+    overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new model is complete.")
+    seed: int = option(42, "Seed of a new cross-attention.")
 
 
 def check_flags(args: AdaptationArguments) -> None:

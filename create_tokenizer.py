@@ -52,24 +52,24 @@ class TokenizerArguments:
 
     _argument_group_name = "tokenizer"
 
-    from_tokenizer: str | None = option(None, "Add to this one: folder, Hub name, .model. Not set: the model's.")
-    add_tokens: list[str] | None = option(None, "Texts that become tokens of it; \\n: the end of a line, \\t: a tab.")
-    model_name_or_path: str | None = option(None, "Its checkpoint, to be written with rows for them.")
+    from_tokenizer: str | None = option(None, "Add to this tokenizer: folder, Hub name, .model. Not set: the model's.")
+    add_tokens: list[str] | None = option(None, "Texts to add as tokens; \\n: a line break, \\t: a tab.")
+    model_name_or_path: str | None = option(None, "Also write this checkpoint, with rows for the new tokens.")
     train_file: list[str] | None = option(None, "Text: files, folders or globs, as for pre_train_t5.py.")
-    dataset_name: str | None = option(None, "Or a saved `datasets` folder, a Hub name, or the built-in installed_docs.")
+    dataset_name: str | None = option(None, "Saved `datasets` folder, Hub name, or the built-in installed_docs.")
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
-    streaming: bool = option(False, "Read the data set as it arrives, without storing it first.")
+    streaming: bool = option(False, "Read the data set on the fly, without storing it first.")
     max_train_samples: int | None = option(None, "Read the first N documents only.", at_least=1)
-    output_dir: str = option("out/tokenizer", "Folder to write; must be empty. It appears when it is whole.")
-    vocab_size: int = option(32_100, f"Tokens, {NUM_SENTINELS} sentinels included (T5: 32,100).", **LEAST_VOCABULARY)
+    output_dir: str = option("out/tokenizer", "Folder to write; must be empty. It appears when it is complete.")
+    vocab_size: int = option(32_100, f"Size, {NUM_SENTINELS} sentinels included (T5: 32,100).", **LEAST_VOCABULARY)
     byte_fallback: bool | None = option(
-        None, "Write letters without a token as bytes (256 tokens). Not set: if letters exceed a tenth of them and 256."
+        None, "Write letters without a token as bytes (256 tokens). Not set: if there are too many letters."
     )
-    normalization: str = option("nmt_nfkc", "SentencePiece's rule; nmt_nfkc is T5's.", choices=NORMALIZATIONS)
+    normalization: str = option("nmt_nfkc", "SentencePiece's normalization; T5: nmt_nfkc.", choices=NORMALIZATIONS)
     character_coverage: float | None = option(
         None,
-        "Share of letters with a piece. Not set: all, or with bytes the most frequent.",
+        "Share of the text's letters with a token. Not set: all, with bytes the most frequent.",
         at_least=LEAST_COVERAGE,
         at_most=1,
     )
@@ -77,7 +77,7 @@ class TokenizerArguments:
         1_000_000, f"Lines that SentencePiece samples, of {MOST_CHARACTERS / 1e6:.0f}M characters at most.", at_least=1
     )
     config_name: str | None = option(None, "Also write the config.json of this shape, with the tokenizer's vocabulary.")
-    data_cache_dir: str = option("~/.cache/t5_foundry", "Where the built-in corpus is kept.")
+    data_cache_dir: str = option("~/.cache/t5_foundry", "Cache folder of the built-in corpus.")
 
 
 def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:

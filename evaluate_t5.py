@@ -66,9 +66,9 @@ class EvaluationArguments:
     attn_implementation: str | None = option(
         None, "Attention; t5_fused evaluates with sdpa. Not set: transformers'.", choices=ATTENTION_IMPLEMENTATIONS
     )
-    split: str | None = option(None, "Not set: the task's evaluation splits, or with --do_predict its test splits.")
-    interactive: bool = option(False, "Answer lines of standard input: gaps <extra_id_0> are filled, or a task done.")
-    allow_missing: bool = option(False, "Of several tasks leave out those without data or checkpoint.")
+    split: str | None = option(None, "Not set: the task's evaluation splits; with --do_predict: its test splits.")
+    interactive: bool = option(False, "Answer each line of standard input: fill <extra_id_0>, or do the task.")
+    allow_missing: bool = option(False, "Leave out tasks without data or checkpoint.")
 
 
 @dataclass

@@ -63,18 +63,18 @@ class ExportArguments:
 
     _argument_group_name = "export"
 
-    model_name_or_path: str = option(PreTrainingArguments.output_dir, "Run's folder, checkpoint, shards or Hub name.")
-    config_name: str | None = option(None, "Folder with config.json, where shards have none in or above them.")
+    model_name_or_path: str = option(PreTrainingArguments.output_dir, "Run, checkpoint, shards or Hub name.")
+    config_name: str | None = option(None, "Folder with config.json, if the shards have none.")
     tokenizer_name: str | None = option(None, "Tokenizer. Not set: the checkpoint's own, or that of the folder above.")
-    trust_checkpoint: bool = option(False, "Read shards that can run code of whoever wrote them.")
+    trust_checkpoint: bool = option(False, "Read shards that can run code of their author.")
     output_dir: str = option("out/export", "Folder to write. Must be empty or overwritten.")
-    overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new export is whole.")
+    overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new export is complete.")
     formats: list[str] = option(
-        ["huggingface"], "The first is always written, the others into folders of it.", choices=tuple(TOLERANCES)
+        ["huggingface"], "Formats to write; the others into folders inside huggingface's.", choices=tuple(TOLERANCES)
     )
-    dtype: str = option("float32", "Weights of the Hugging Face folder.", choices=tuple(DTYPES))
-    samples_file: str | None = option(None, "Texts to compare on: lines, or rows with `source` (predictions.jsonl).")
-    num_samples: int = option(8, "Texts that are compared.", at_least=1)
+    dtype: str = option("float32", "Type of the weights in the Hugging Face folder.", choices=tuple(DTYPES))
+    samples_file: str | None = option(None, "File of these texts: lines, or rows with `source` (predictions.jsonl).")
+    num_samples: int = option(8, "Texts to compare on.", at_least=1)
     license: str | None = option(None, "Licence for the model card, such as apache-2.0.")
     language: list[str] | None = option(None, "Languages for the model card, such as en it.")
     push_to_hub: str | None = option(None, "Upload the folder to this model repository, such as me/my-t5.")

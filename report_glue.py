@@ -58,11 +58,11 @@ class ReportArguments:
 
     model_name_or_path: str | None = option(None, "Checkpoint that all runs start from: a folder or a Hub name.")
     tasks: list[str] = option(TASKS, "Tasks of GLUE. AX is answered by the best model of mnli.", choices=TASKS)
-    seeds: list[int] = option([1, 2, 3], "Seeds; a run for each of them and each task.", at_least=0)
+    seeds: list[int] = option([1, 2, 3], "One run for each task and seed.", at_least=0)
     data_dir: str | None = option(None, "Folder with GLUE's own files. Not set: the Hub.")
-    output_dir: str = option("out/glue_report", "Where runs, table and submission are written.")
+    output_dir: str = option("out/glue_report", "Folder of runs, table and submission.")
     submission: bool = option(True, "Predict the test sets with each task's best seed.")
-    report_only: bool = option(False, "Only write the table of the runs that are finished.")
+    report_only: bool = option(False, "Only write the table of the finished runs.")
     dry_run: bool = option(False, "Print the commands and run nothing.")
 
 

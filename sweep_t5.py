@@ -48,8 +48,8 @@ class SweepArguments:
     _argument_group_name, _usage = "sweep", "sweeps/glue_sst2_sweep.yaml [--flag value ...]"
 
     count: int | None = option(None, "Trials that this agent runs. Not set: until the sweep is complete.", at_least=1)
-    output_dir: str | None = option(None, "Folder of the sweep. Not set: the file's own, or out/sweeps/<its name>.")
-    seed: int = option(0, "Seed of what random and bayes draw.", at_least=0)
+    output_dir: str | None = option(None, "Folder of the sweep. Not set: as in the file, or out/sweeps/<its name>.")
+    seed: int = option(0, "Seed of random and bayes.", at_least=0)
     dry_run: bool = option(False, "Print the first commands and run nothing.")
     report_only: bool = option(False, "Only print the table and draw the pictures of the trials so far.")
 

@@ -34,7 +34,7 @@ _GOES_WITH = {"source_column": "target_column", "target_column": "source_column"
 _APART = (
     ("train_file", "source_file hub_dataset", "name one source of training rows"),
     ("source_file", "hub_dataset", "name one source of training rows"),
-    ("source_file validation_source_file", "source_column record_shape", "files side by side have no columns"),
+    ("source_file validation_source_file", "source_column record_shape", "parallel files have no columns"),
     ("record_shape", "source_column", "the shape says the columns itself, leave out --source_column"),
     ("hub_dataset", "validation_file validation_source_file", "the data set has validation rows, or else hold some out "
      "with --validation_split_percentage"),
@@ -133,7 +133,7 @@ def _columns(args: Any) -> dict:
 
 
 def _files(args: Any) -> dict:
-    """{split: file or files}, of files side by side {split: {"source": ..., "target": ...}}; absolute paths if
+    """{split: file or files}, of parallel files {split: {"source": ..., "target": ...}}; absolute paths if
     --data_dir is set, for other tasks."""
 
     def one(paths: list[str]) -> str | list[str]:

@@ -62,7 +62,7 @@ _NOT_IN_T5TRAINER = (
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the evaluations, without a warm-up of ours
 SPEEDS = ("auto", "plain")
 GPUS = {name.lower().replace(" ", ""): name for name in HARDWARE_PEAKS}  # {value of --assume_gpu: its name there}
-_OUTPUT = "Where everything is written. Must be empty, resumed or overwritten."
+_OUTPUT = "Folder of the run. Must be empty, or resumed or overwritten."
 
 
 @dataclass
@@ -118,7 +118,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "metric_for_best_model": dict(help="Main metric, such as eval_loss. Not set: the loss, or the task's first."),
         "neftune_noise_alpha": dict(at_least=0, at_most=1000),
         "num_train_epochs": dict(help="Passes over the rows, unless --max_steps is given.", above=0, at_most=10**6),
-        "predict_with_generate": dict(help="Evaluate the texts that the model generates, instead of scoring labels."),
+        "predict_with_generate": dict(help="Evaluate generated texts instead of scoring labels."),
         "push_to_hub": dict(help="Upload the model to the Hugging Face Hub; without it nothing leaves the machine."),
         "resume_from_checkpoint": dict(help="Resume from this folder; without a value: the newest in --output_dir."),
         "save_steps": dict(help="Steps between checkpoints, where --save_strategy is steps.", at_least=0),
@@ -127,54 +127,54 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "torch_compile": dict(help="Compile the model with torch.compile. Not set: --speed decides."),
         "torch_compile_mode": dict(choices=_COMPILE_MODES),
         "train_sampling_strategy": dict(choices=("random", "sequential", "group_by_length")),
-        "weight_decay": dict(help="Weight decay, not of biases and layer norms.", at_least=0, at_most=1000),
+        "weight_decay": dict(help="Weight decay, except of biases and layer norms.", at_least=0, at_most=1000),
     }
 
     output_dir: str | None = option(None, _OUTPUT)
-    overwrite_output_dir: bool = option(False, "Start anew in an --output_dir that holds an earlier run's files.")
+    overwrite_output_dir: bool = option(False, "Start a new run in an --output_dir with files of an earlier run.")
     dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
     optim: str | None = option(None, "Not set: adamw_rms_scaled; with LoRA or ZeRO-3 adamw_torch.", choices=OPTIMIZERS)
-    learning_rate: float | None = option(None, "Peak. Not set: docs/defaults.md has it.", at_least=0, at_most=100)
+    learning_rate: float | None = option(None, "Peak rate. Not set: see docs/defaults.md.", at_least=0, at_most=100)
     lr_scheduler_type: str | None = option(
         None, "Schedule: cosine, inverse_sqrt (T5's), linear, constant, or any of HF's.", choices=tuple(SchedulerType)
     )
-    warmup_steps: float | None = option(None, "Steps of warm-up; a share of all if below 1.", at_least=0)
+    warmup_steps: float | None = option(None, "Warm-up steps; below 1: a share of all steps.", at_least=0)
     warmup_start_factor: float = option(0.5, "Share of the peak at step 0 of the warm-up.", at_least=0, at_most=1)
     final_learning_rate_factor: float = option(
         5e-4, "Share of the peak at the last step of cosine and linear.", at_least=0, at_most=1
     )
     adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", above=0, at_most=1)
-    bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: as --speed finds the hardware.")
+    bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: --speed decides.")
     report_to: list[str] | None = option(None, "wandb, tensorboard, trackio or none. Not set: wandb, if installed.")
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
     dataloader_num_workers: int | None = option(
         None, "Processes that load data. Not set: up to 8 on a GPU, else 0.", at_least=0, at_most=MOST_PROCESSES
     )
-    remove_unused_columns: bool = option(False, "Kept off: our collators take what they need.")
-    logging_nan_inf_filter: bool = option(False, "Kept off: a loss that is not finite must be seen.")
+    remove_unused_columns: bool = option(False, "Kept off: our collators select the columns.")
+    logging_nan_inf_filter: bool = option(False, "Kept off: a non-finite loss must be seen.")
     early_stopping_patience: int | None = option(
         None, "Stop after N evaluations without a better main metric.", at_least=1, unit="evaluation"
     )
-    z_loss: float = option(0.0, "Adds this times (log Z)^2 to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
-    loss_chunk_size: int = option(0, "Target tokens whose logits exist at a time. 0: all.", at_least=0)
-    fused_projections: bool = option(False, "Q, K, V in one product; wi_0, wi_1 too.")
-    fused_cross_projections: bool = option(False, "All cross-attention K, V in one product.")
-    bf16_residual: bool = option(False, "With --bf16: the residual stream in bfloat16 too.")
+    z_loss: float = option(0.0, "Factor of (log Z)^2, added to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
+    loss_chunk_size: int = option(0, "Compute logits for this many target tokens at a time. 0: all.", at_least=0)
+    fused_projections: bool = option(False, "Compute Q, K, V in one product, and wi_0, wi_1 in one.")
+    fused_cross_projections: bool = option(False, "Compute all cross-attention K, V in one product.")
+    bf16_residual: bool = option(False, "With --bf16: keep the residual stream in bfloat16 too.")
     # Flags of transformers, of which 5.17 has only the older names: gradient_checkpointing and its _kwargs.
     activation_checkpointing: bool | None = option(
-        None, "Recompute activations when going backward: less memory, a fifth slower."
+        None, "Recompute activations in the backward pass: less memory, a fifth slower."
     )
     activation_checkpointing_kwargs: dict[str, Any] | str | None = option(
-        None, "Options of that in JSON, such as '{\"use_reentrant\": true}'."
+        None, "Its options in JSON, such as '{\"use_reentrant\": true}'."
     )
     _VALID_DICT_FIELDS = [*Seq2SeqTrainingArguments._VALID_DICT_FIELDS, "activation_checkpointing_kwargs"]
-    kernel_timings: str | None = option(None, "Folder: t5_fused times its kernels once, and takes the quickest.")
-    generation_cache: str = option("dynamic", "Static: compiled on a GPU.", choices=("dynamic", "static"))
-    precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
-    speed: str = option("auto", "Attention, compilation, micro-batch: what suits the machine.", choices=SPEEDS)
+    kernel_timings: str | None = option(None, "Folder where t5_fused keeps its kernels' times, to use the fastest.")
+    generation_cache: str = option("dynamic", "Cache of generate; static: compiled.", choices=("dynamic", "static"))
+    precompile: bool = option(False, "Only run two steps, to fill the cache of --torch_compile.")
+    speed: str = option("auto", "Choose attention, compilation and more for the machine.", choices=SPEEDS)
     assume_gpu: str | None = option(None, "With --dry_run: plan for this GPU.", choices=tuple(GPUS))
 
-    trust_checkpoint: bool = option(False, "Resume from DeepSpeed files that can run code of whoever wrote them.")
+    trust_checkpoint: bool = option(False, "Resume from DeepSpeed files that can run code of their author.")
 
     defaults_of: str | None = field(default=None, init=False)  # the job whose default learning rate was taken
     given: frozenset = field(default=frozenset(), init=False)  # flags that the command line or a recipe sets
@@ -312,7 +312,7 @@ class PreTrainingArguments(T5TrainingArguments):
     eval_strategy: str = option("steps", "When to evaluate.")
     eval_steps: float | None = option(2_000, "Steps between evaluations.")
     save_steps: float = option(2_000, "Steps between checkpoints.")
-    save_total_limit: int | None = option(2, "Checkpoints kept.")
+    save_total_limit: int | None = option(2, "Checkpoints to keep.")
     num_samples: int = option(3, "Texts that samples.md shows at each evaluation.", at_least=0, at_most=1000)
 
 
@@ -327,11 +327,11 @@ class FineTuningArguments(T5TrainingArguments):
     logging_steps: float = option(20, "Steps between log lines.")
     eval_strategy: str = option("epoch", "When to evaluate.")
     save_strategy: str = option("epoch", "When to save.")
-    save_total_limit: int | None = option(1, "Checkpoints kept beside the best one.")
+    save_total_limit: int | None = option(1, "Checkpoints to keep in addition to the best one.")
     load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
     train_sampling_strategy: str = option("random", "Order of the rows.")
     length_buckets: int = option(0, "Pad sources to one of N lengths. 0: to the longest.", at_least=0, at_most=1000)
-    packing: bool = option(False, "Several examples in a row, kept apart by masks. Not set: chosen by --speed.")
+    packing: bool = option(False, "Put several examples into a row, masked apart. Not set: --speed decides.")
 
 
 def check_training(args: T5TrainingArguments, job: str) -> None:

@@ -348,7 +348,7 @@ class MistakeTest(TestCase):
         (f"--train_file src.txt {COLUMNS}", "src.txt: a file of rows must end in .*--source_file"),
         ("--source_file src.txt --target_file short.txt", "short.txt: ends at line 1, before src.txt"),
         ("--source_file src.txt", "--source_file names 1 files and --target_file 0"),
-        ("--source_file src.txt --target_file tgt.txt --source_column a --target_column b", "files side by side"),
+        ("--source_file src.txt --target_file tgt.txt --source_column a --target_column b", "parallel files have no columns"),
         (f"--train_file pairs.jsonl --hub_dataset x {COLUMNS}", "--train_file and --hub_dataset exclude each other"),
         (f"--train_file pairs.jsonl --skip_rows_where label {COLUMNS}", "label: must be COLUMN=VALUE"),
         (f"--train_file pairs.jsonl --skip_rows_where label=- {COLUMNS}", "no column label.*by which rows"),
