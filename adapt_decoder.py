@@ -53,7 +53,7 @@ def described_copies(copied: dict[str, str | None], names: dict[str, str]) -> di
     counts: Counter = Counter()
     for name, source in copied.items():
         part = "head" if name.startswith("lm_head") else name.split(".")[1]
-        origin = names[source.split()[0]] if source else "drawn anew"
+        origin = names[source.split()[0]] if source else "new random weights"
         if "cross_attn" in name:
             part, origin = "cross-attention", f"self-attention of {origin}" if source else origin
         counts[part, origin] += 1

@@ -85,7 +85,7 @@ def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
     if args.from_tokenizer or args.model_name_or_path or args.add_tokens:
         _check_adding(args)
     if args.streaming and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise ValueError("--streaming goes with a data set in --dataset_name; files are read as a stream anyway")
+        raise ValueError("--streaming needs a data set in --dataset_name; files are read as a stream anyway")
     check_folder("--output_dir", args.output_dir)
     if Path(args.output_dir).is_dir() and any(Path(args.output_dir).iterdir()):
         raise ValueError(f"--output_dir {args.output_dir} is not empty: name another folder")
@@ -98,13 +98,13 @@ def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
 def _check_adding(args: TokenizerArguments) -> None:
     if not args.add_tokens:
         named = "model_name_or_path" if args.model_name_or_path else "from_tokenizer"
-        raise ValueError(f"--{named} {getattr(args, named)}: say with --add_tokens what its tokenizer is to get")
+        raise ValueError(f"--{named} {getattr(args, named)}: name the new tokens with --add_tokens")
     if not (args.from_tokenizer or args.model_name_or_path):
         raise ValueError("--add_tokens: name the tokenizer with --from_tokenizer, or its checkpoint with "
                          "--model_name_or_path")  # fmt: skip
     refuse(args, "train_file dataset_name dataset_config_name text_column streaming max_train_samples vocab_size "
-           "byte_fallback normalization character_coverage max_sentences config_name", "is of a tokenizer that is "
-           "trained; --add_tokens takes one as it is")  # fmt: skip
+           "byte_fallback normalization character_coverage max_sentences config_name", "is for a tokenizer that is "
+           "trained; --add_tokens changes no other token")  # fmt: skip
 
 
 def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str, str | None]:

@@ -138,7 +138,7 @@ def parse_flags(
     jobs = [build_job(name, evaluation, task_args, run_args, given) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
     if "generation_num_beams" in given and run_args.generation_num_beams and not generates:
-        raise ValueError("--generation_num_beams goes with --predict_with_generate: labels are scored, not searched")
+        raise ValueError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
     for job in jobs:
         job.task.is_one_of_several = len(jobs) > 1
     if run_args.output_dir is None:

@@ -58,7 +58,7 @@ def group_folders(runs: list[str], labels: str | None) -> dict[str, list[Path]]:
     if labels is not None:
         names = [name.strip() for name in labels.split(",")]
         if not all(names):
-            raise ValueError(f"--labels {labels!r}: a name is missing beside a comma, or all of it")
+            raise ValueError(f"--labels {labels!r}: a name is missing next to a comma")
         if len(names) != len(runs):
             raise ValueError(f"--labels {labels} has {len(names)} names for {len(runs)} runs")
     for name in names:
@@ -97,7 +97,7 @@ def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
     found = {}  # in order, each once
     for metric in map(str.strip, wanted.split(",")):
         if not metric:
-            raise ValueError(f"--metric {wanted!r}: a name is missing beside a comma, or all of it")
+            raise ValueError(f"--metric {wanted!r}: a name is missing next to a comma")
         key = metric if metric in present else f"eval_{metric}"
         if key not in present:
             known = [*metrics, *sorted(present - {"step", "epoch", "seconds", *metrics})]

@@ -149,8 +149,8 @@ def parse_flags(argv: list[str] | None) -> Plan:
         raise ValueError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
     GenerationConfig(**search).validate(strict=True)
     if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
-        raise ValueError("--backend ctranslate2: goes with neither --do_sample, which would draw others than "
-                         "transformers, nor --bf16")  # fmt: skip
+        raise ValueError("--backend ctranslate2: excludes --bf16, and --do_sample, which would draw other "
+                         "tokens than transformers")  # fmt: skip
     plan = Plan(args, entry, InputReader(entry, args.source_column), tokenizer, search)
     if plan.count > 1 and entry.get("max_piece_length"):
         raise ValueError(f"--num_return_sequences {plan.count}: the task answers a text in pieces")

@@ -97,7 +97,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
                          "scratch)")  # fmt: skip
     for flag, values in (("tasks", args.tasks), ("seeds", args.seeds)):
         if len(set(values)) < len(values):
-            raise ValueError(f"--{flag} {' '.join(map(str, values))}: one of them stands there twice")
+            raise ValueError(f"--{flag} {' '.join(map(str, values))}: one of them occurs twice")
     check_folder("--output_dir", args.output_dir)
     groups = [ModelArguments, TaskArguments, FineTuningArguments]
     _, task_args, training_args = parse_arguments(groups, flags_of(args, more, "cola", 0, Path("x")))

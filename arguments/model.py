@@ -39,7 +39,7 @@ def check_model(args: ModelArguments, own_ids: bool = False) -> None:
         raise ValueError("--model_name_or_path and --config_name exclude each other: a checkpoint brings its own shape")
     if args.model_name_or_path and args.config_overrides:
         raise ValueError("--config_overrides changes a new model's shape; --model_name_or_path has one already")
-    only_trained = "is of a tokenizer that is trained when none is given"
+    only_trained = "is for a tokenizer that is trained when none is given"
     if given := args.tokenizer_name or args.model_name_or_path:
         refuse(args, "vocab_size byte_fallback", f"{only_trained}; {given} brings its own")
     if own_ids:

@@ -68,13 +68,13 @@ def check_own_pairs(args: Any) -> None:
     for flag, other in _GOES_WITH.items():
         if getattr(args, flag) and not getattr(args, other):
             shown = args.hub_config if flag == "hub_config" else ",".join(getattr(args, flag))
-            raise ValueError(f"--{flag} {shown} goes with --{other}")
+            raise ValueError(f"--{flag} {shown} needs --{other}")
     for flags, others, reason in _APART:
         for flag, other in itertools.product(flags.split(), others.split()):
             if getattr(args, flag) and getattr(args, other):
                 raise ValueError(f"--{flag} and --{other} exclude each other: {reason}")
     if args.labels and args.target_type not in (None, "class"):
-        raise ValueError(f"--labels goes with --target_type class, not {args.target_type}")
+        raise ValueError(f"--labels needs --target_type class, not {args.target_type}")
     for flags in (("source_file", "target_file"), ("validation_source_file", "validation_target_file")):
         counts = [len(expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES)) for flag in flags]
         if counts[0] != counts[1]:

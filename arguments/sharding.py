@@ -60,7 +60,7 @@ def take_deepspeed_file(args: Any) -> None:
     """Prepares the file of `--deepspeed` for T5Trainer. ValueError for what it says past the flags, or against them."""
     config = args.hf_deepspeed_config.config
     if own := [name for name in ("optimizer", "scheduler") if name in config]:
-        raise ValueError(f"--deepspeed {args.deepspeed}: its section {own[0]} would take the place of --optim, "
+        raise ValueError(f"--deepspeed {args.deepspeed}: its section {own[0]} would override --optim, "
                          "--learning_rate and --lr_scheduler_type: remove it")  # fmt: skip
     if differ := [text.removeprefix("- ds ") for text in args.hf_deepspeed_config.mismatches]:
         raise ValueError(f"--deepspeed {args.deepspeed}: differs from the flags ({'; '.join(differ)}): write "
@@ -78,13 +78,13 @@ def choose_optimizer(args: Any, default: str) -> None:
     refused = NOT_UNDER_FSDP if wants_fsdp(args) else NOT_UNDER_ZERO.get(zero_stage(args), ())
     instead = "adamw_torch" if default in refused else default
     if args.optim in refused:
-        raise ValueError(f"--optim {args.optim}: it goes wrong on {sharding}'s slices of the weights; use --optim "
+        raise ValueError(f"--optim {args.optim}: it does not work on {sharding}'s slices of the weights; use --optim "
                          f"{instead} (its learning rate may differ)")  # fmt: skip
     if args.optim is None and instead != default:
         if args.learning_rate is not None:
             raise ValueError(f"--learning_rate {args.learning_rate:g}: is for the default optimizer "
-                             f"{default}, which {sharding} cannot have; add --optim {instead} if the rate "
+                             f"{default}, which {sharding} does not support; add --optim {instead} if the rate "
                              "is meant for it, or leave the rate out")  # fmt: skip
-        print_once(f"--deepspeed: {sharding} cannot have the default optimizer {default}; --optim {instead} "
-                   "with its own learning rate takes its place")  # fmt: skip
+        print_once(f"--deepspeed: {sharding} does not support the default optimizer {default}; --optim {instead} "
+                   "with its own learning rate is used instead")  # fmt: skip
     args.optim = args.optim or instead

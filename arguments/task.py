@@ -117,21 +117,21 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
     args.benchmark, args.dataset_name = args.benchmark or _BUILTIN[0], args.dataset_name or _BUILTIN[1]
     names = task_names(args.benchmark, args.dataset_name)
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"--dataset_name {args.dataset_name}: {twice[0]} stands there twice")
+        raise ValueError(f"--dataset_name {args.dataset_name}: {twice[0]} occurs twice")
     if names == [OWN]:
-        refuse(args, "data_dir", "is of named tasks; the files of your pairs are named themselves")
+        refuse(args, "data_dir", "is for named tasks; the files of your pairs are named themselves")
     tasks = {name: check_task(dataclasses.replace(args, dataset_name=name)) for name in names}
     if len(tasks) > 1 and OWN not in names:
-        refuse(args, "train_file validation_file", f"goes with one task, --dataset_name names {len(tasks)}")
+        refuse(args, "train_file validation_file", f"needs one task, and --dataset_name names {len(tasks)}")
     if len(tasks) == 1:
-        refuse(args, "mixing mixing_cap mixing_temperature", "goes with several tasks, --dataset_name names one")
+        refuse(args, "mixing mixing_cap mixing_temperature", "needs several tasks, and --dataset_name names one")
     if args.span_corruption_file:
         expand_files("--span_corruption_file", args.span_corruption_file, TEXT_SUFFIXES)
-        refuse(args, "streaming", "goes without --span_corruption_file: a stream is not mixed")
+        refuse(args, "streaming", "excludes --span_corruption_file: a stream cannot be mixed")
     else:
-        refuse(args, "span_corruption_share", "is of the text in --span_corruption_file: name it")
+        refuse(args, "span_corruption_share", "is for the text in --span_corruption_file: name it")
     if args.mixing != "temperature":
-        refuse(args, "mixing_temperature", "goes with --mixing temperature")
+        refuse(args, "mixing_temperature", "needs --mixing temperature")
     return tasks
 
 
@@ -156,7 +156,7 @@ def find_entry(benchmark: str, name: str) -> dict:
         if value not in known:
             hint = did_you_mean(value, known, most=2)
             more = f"; {_HUB_PAIRS}" if "/" in value else ""
-            raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; there is {', '.join(known)}{more}")
+            raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; available: {', '.join(known)}{more}")
     return tasks[name]
 
 
@@ -164,7 +164,7 @@ def _named_entry(args: TaskArguments) -> dict:
     """The entry of the one task that the flags name, with their lengths."""
     task = find_entry(args.benchmark, args.dataset_name)
     if "max_piece_length" not in task:
-        refuse(args, "max_piece_length", f"its rows are no pieces of text (task {args.dataset_name})")
+        refuse(args, "max_piece_length", f"its rows are not pieces of text (task {args.dataset_name})")
     lengths = (args.max_piece_length, args.max_source_length, args.max_target_length)
     return task | {name: length for name, length in zip(LENGTHS, lengths, strict=True) if length}
 

@@ -65,16 +65,16 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     if args.dataset_name and args.train_file:
         raise ValueError("--dataset_name and --train_file exclude each other: name one source of text")
     if args.validation_file and not args.train_file:
-        raise ValueError("--validation_file goes with --train_file")
+        raise ValueError("--validation_file needs --train_file")
     if args.dataset_config_name and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise ValueError("--dataset_config_name goes with the Hub name of a data set in --dataset_name")
+        raise ValueError("--dataset_config_name needs the Hub name of a data set in --dataset_name")
     if not args.text_column:
         raise ValueError("--text_column: must be the name of a column")
     if args.objective != "span_corruption":
-        refuse(args, "noise_density mean_noise_span_length", "is of --objective span_corruption; those of "
+        refuse(args, "noise_density mean_noise_span_length", "is for --objective span_corruption; those of "
                f"{args.objective} stand in DENOISERS (constants.py)")  # fmt: skip
     if args.packing == "documents" and args.objective != "span_corruption":
-        raise ValueError(f"--packing documents is of --objective span_corruption: examples of {args.objective} have "
+        raise ValueError(f"--packing documents needs --objective span_corruption: examples of {args.objective} have "
                          "fixed lengths, not those of documents")  # fmt: skip
     if args.packing == "documents" and not args.eos_between_documents:
         raise ValueError("--eos_between_documents false: --packing documents finds documents by the EOS between them; "

@@ -183,13 +183,13 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         if self.fp16 or self.fp16_full_eval:
             raise ValueError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
         check_limits(self)  # before transformers, whose messages differ
-        refuse(self, _NOT_IN_T5TRAINER, "no part of this training: leave it out")
+        refuse(self, _NOT_IN_T5TRAINER, "T5Trainer does not use it: leave it out")
         self.report_to = _trackers(self.report_to)
         if self.load_best_model_at_end and self.save_strategy not in (self.eval_strategy, SaveStrategy.BEST):
             evaluates, saves = (getattr(value, "value", value) for value in (self.eval_strategy, self.save_strategy))
             raise ValueError(
                 f"--eval_strategy {evaluates}, --save_strategy {saves}: --load_best_model_at_end requires "
-                "the same of both: give it, or --load_best_model_at_end false (fine-tuning has true)"
+                "the same value for both: give it, or --load_best_model_at_end false (fine-tuning has true)"
             )
         if self.disable_tqdm is None and not sys.stderr.isatty():
             self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
@@ -225,8 +225,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         if "ACCELERATE_USE_CPU" in os.environ and self.world_size == 1:
             end_with_parent()
         if self.n_gpu > 1:  # torch's DataParallel: slower than a process for each GPU, and not tested
-            print_once(f"this process takes one of {self.n_gpu} GPUs: start it by torchrun --nproc_per_node "
-                       f"{self.n_gpu}, in the place of python, and all are used")  # fmt: skip
+            print_once(f"this process uses one of {self.n_gpu} GPUs: start it with torchrun --nproc_per_node "
+                       f"{self.n_gpu}, instead of python, to use all")  # fmt: skip
             self._n_gpu = 1
         self.__dict__.update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
@@ -289,12 +289,12 @@ def _trackers(names: list[str] | str | None) -> list[str]:
     known = ("none", "all", *sorted(INTEGRATION_TO_CALLBACK))
     for name in names:
         if name not in known:
-            raise ValueError(f"--report_to {name}: no such tracker{did_you_mean(name, known)}; there is "
+            raise ValueError(f"--report_to {name}: no such tracker{did_you_mean(name, known)}; available: "
                              f"{', '.join(known)}")  # fmt: skip
         if name not in ("none", "all", *get_available_reporting_integrations()):
             raise ValueError(f"--report_to {name}: the package {name} is not installed")
         if name in ("none", "all") and len(names) > 1:
-            raise ValueError(f"--report_to {' '.join(names)}: {name} goes alone")
+            raise ValueError(f"--report_to {' '.join(names)}: {name} excludes other trackers")
     return names
 
 
@@ -341,7 +341,7 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     elif "fsdp_config" in args.given:
         raise ValueError(f"--fsdp_config {args.fsdp_config}: has an effect only with --fsdp")
     if args.deepspeed and "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None:
-        raise ValueError("--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 in the place "
+        raise ValueError("--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 instead "
                          "of python")  # fmt: skip
     if job not in TRAINING_DEFAULTS:
         raise ValueError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
@@ -369,8 +369,8 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
                          "1 % of the peak in a hundred times as many steps; T5 has 10000")  # fmt: skip
     if args.lr_scheduler_type in BY_METRIC:  # transformers has checked this while the schedule was open
         if args.eval_strategy == IntervalStrategy.NO:
-            raise ValueError(f"--lr_scheduler_type {args.lr_scheduler_type}: follows the evaluations, of which "
-                             "--eval_strategy no makes none")  # fmt: skip
+            raise ValueError(f"--lr_scheduler_type {args.lr_scheduler_type}: follows the evaluations, and "
+                             "--eval_strategy no asks for none")  # fmt: skip
         args.metric_for_best_model = args.metric_for_best_model or "loss"
     if args.max_steps < 1 and args.max_steps != -1:
         raise ValueError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
@@ -387,7 +387,7 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     else:
         refuse(args, "hub_model_id", "nothing is uploaded without --push_to_hub")
     if args.assume_gpu and not args.dry_run:
-        raise ValueError(f"--assume_gpu {args.assume_gpu}: is a plan for another machine: add --dry_run")
+        raise ValueError(f"--assume_gpu {args.assume_gpu}: only plans for another machine: add --dry_run")
     refuse(args, "trackio_static_space_id", "not made here; after the run, `trackio sync --sdk static` does it")
     if args.early_stopping_patience and not (args.load_best_model_at_end and args.metric_for_best_model):
         raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
@@ -411,14 +411,14 @@ def _check_step(args: T5TrainingArguments) -> None:
     if args.kernel_timings is not None:
         check_folder("--kernel_timings", args.kernel_timings)
     if args.bf16_residual and not args.bf16:
-        raise ValueError("--bf16_residual goes with --bf16: in float32 there is nothing to cast")
+        raise ValueError("--bf16_residual needs --bf16: in float32 there is nothing to cast")
     if (args.activation_checkpointing_kwargs or {}).get("use_reentrant"):
         refuse(args, "fused_cross_projections", "not with use_reentrant, whose backward pass of each layer would go "
                "through the keys and values that are made once: leave one of them out")  # fmt: skip
     if zero_stage(args) == 3 or wants_fsdp(args):
         sharding = "ZeRO-3" if zero_stage(args) == 3 else "--fsdp"
         refuse(args, "fused_projections fused_cross_projections torch_compile loss_chunk_size", f"not with {sharding}, "
-               "which brings in a module's weights only when it is called; ZeRO-2 goes")  # fmt: skip
+               "which gathers a module\'s weights only when it runs; ZeRO-2 works")  # fmt: skip
     if args.deepspeed or wants_fsdp(args):
         refuse(args, "auto_find_batch_size", "tries sizes on a whole model: not with --deepspeed or --fsdp")
     if buckets := getattr(args, "length_buckets", 0):
@@ -452,10 +452,10 @@ def _check_step(args: T5TrainingArguments) -> None:
 def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:
     """ValueError for contradictions among the flags of a stream, or for one of its flags without a stream."""
     if not args.streaming:
-        refuse(args, "shuffle_buffer_size", "goes with --streaming")
+        refuse(args, "shuffle_buffer_size", "needs --streaming")
         return
     if training_args.max_steps < 1:
-        raise ValueError("--streaming needs --max_steps: nobody knows how long a stream is before it is over")
+        raise ValueError("--streaming needs --max_steps: the length of a stream is not known in advance")
     refuse(args, "max_train_samples", "which rows of a stream come first depends on the order; give a smaller file, or "
            "--max_steps")  # fmt: skip
     refuse(training_args, "train_sampling_strategy", "a stream is always shuffled, by its blocks and "
@@ -475,4 +475,4 @@ def check_best_metric(name: str | None, known: list[str]) -> None:
     """ValueError if `--metric_for_best_model` is no metric of this run. known: names without "eval_"."""
     if name is not None and name.removeprefix("eval_") not in known:
         hint = did_you_mean(name.removeprefix("eval_"), known)
-        raise ValueError(f"--metric_for_best_model {name}: no metric of this run{hint}; there is {', '.join(known)}")
+        raise ValueError(f"--metric_for_best_model {name}: no metric of this run{hint}; available: {', '.join(known)}")

@@ -39,7 +39,7 @@ class Untrusted(ValueError):
 
 
 def _refusal(flag: str, path: Path, name: str) -> Untrusted:
-    return Untrusted(f"{flag} {path}: reading it would call {name}, which can be any code of whoever wrote it; give "
+    return Untrusted(f"{flag} {path}: reading it would call {name}, which can be any code of its author; give "
                       "--trust_checkpoint if that is you, or someone you trust")  # fmt: skip
 
 

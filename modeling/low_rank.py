@@ -71,7 +71,7 @@ def _check_base(found: float, folder: str | Path) -> None:
     """ValueError if a folder's matrices were trained beside weights of another checksum."""
     expected = read_json(Path(folder) / "config.json").get("base_checksum", found)
     if not math.isclose(found, expected, rel_tol=1e-5):
-        raise ValueError(f"{folder}: its LoRA matrices were trained beside other weights than those there now")
+        raise ValueError(f"{folder}: its LoRA matrices were trained with other base weights than those there now")
 
 
 def _in_file(name: str) -> str:

@@ -88,7 +88,7 @@ def denoisers_of(objective: str) -> dict[str, tuple[Denoiser, float]]:
     for name, weight in OBJECTIVES[objective].items():
         where = f"--objective {objective}: the denoiser {name}"
         if name not in DENOISERS:
-            raise ValueError(f"{where} is not in DENOISERS; there is {', '.join(DENOISERS)}")
+            raise ValueError(f"{where} is not in DENOISERS; available: {', '.join(DENOISERS)}")
         try:
             denoiser = Denoiser(**DENOISERS[name])
         except TypeError as error:

@@ -71,7 +71,7 @@ def check_choice(where: str, value: object, known: Collection) -> None:
     """ValueError with the near matches unless a value is one of the known ones."""
     if value not in list(known):
         hint = did_you_mean(str(value), known, most=2)
-        raise ValueError(f"{where}: {value} is not supported{hint}; there is {', '.join(map(str, known))}")
+        raise ValueError(f"{where}: {value} is not supported{hint}; available: {', '.join(map(str, known))}")
 
 
 def check_keys(where: str, given: object, rules: dict, needed: Iterable[str] = ()) -> None:

@@ -26,7 +26,7 @@ def completed(args: TaskArguments) -> dict:
         args.record_shape = next(fitting, None)
         if args.record_shape is None:
             raise ValueError(f"{where}: which column is read and which is written? Say --source_column and "
-                             f"--target_column; there is {listed(record)}")  # fmt: skip
+                             f"--target_column; available: {listed(record)}")  # fmt: skip
         entry = own_entry(args)
         columns = SHAPES[args.record_shape].replace(" ", ", ")
         print_once(f"{where}: read as --record_shape {args.record_shape} (it has {columns}); --source_column and "

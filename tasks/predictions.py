@@ -122,8 +122,8 @@ class InputReader:
             for name, value in zip(names, found.values(), strict=True):
                 if value is MISSING or lacks_value(value):
                     missing = value is MISSING
-                    problem = "is not there" + did_you_mean(name, list(map(str, row))) if missing else "is empty"
-                    raise ValueError(f"{place}: the column {name} {problem}; there is {listed(row)}: name yours with "
+                    problem = "is missing" + did_you_mean(name, list(map(str, row))) if missing else "is empty"
+                    raise ValueError(f"{place}: the column {name} {problem}; available: {listed(row)}. Name yours with "
                                      "--source_column")  # fmt: skip
                 check_text(value, name, place)
             yield self._made(one if isinstance(read, list) else row, found)

@@ -53,7 +53,7 @@ def check_entry(name: str, task: dict) -> None:
     function = task.get("preprocess")
     if not (function is None or callable(function) or function in TRANSFORMS):
         hint = did_you_mean(str(function), TRANSFORMS)
-        raise ValueError(f"{where} preprocess {function}: not in tasks/transforms.py{hint}; there is "
+        raise ValueError(f"{where} preprocess {function}: not in tasks/transforms.py{hint}; available: "
                          f"{', '.join(TRANSFORMS)}, or give a function of a row")  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Fi
         raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
     if split not in files:
         there = ", ".join(files) or "none"
-        raise ValueError(f"task {name}: its entry has no file for the split {split}; there is {there}")
+        raise ValueError(f"task {name}: its entry has no file for the split {split}; available: {there}")
     if not isinstance(files[split], dict):
         return _found(name, args, split, files[split], suffixes)
     sides = {column: _found(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
@@ -216,7 +216,7 @@ class SplitReader:
             splits = load_dataset_splits(where, config, f"task {self.name}, data set")
             if self.split not in splits:
                 more = "; --validation_split_percentage holds some rows out" if self.split == "validation" else ""
-                raise ValueError(f"task {self.name}: {where} has no split {self.split}; there is {', '.join(splits)}"
+                raise ValueError(f"task {self.name}: {where} has no split {self.split}; available: {', '.join(splits)}"
                                  f"{more}")  # fmt: skip
             yield splits[self.split].to_list(), where
         elif isinstance(self.files, dict):
@@ -311,7 +311,7 @@ def check_text(value: object, column: str, place: str) -> None:
 def no_column(place: str, column: str, row: dict, why: str, hint: str = "") -> ValueError:
     """The error of a row without a column: "a.csv, row 1: no column b (did you mean B?), why; there is A, B hint"."""
     near = did_you_mean(column, list(map(str, row)))
-    return ValueError(f"{place}: no column {column}{near}, {why}; there is {listed(row)}{hint}")
+    return ValueError(f"{place}: no column {column}{near}, {why}; available: {listed(row)}{hint}")
 
 
 def pieces_of(task: dict, record: dict, place: str) -> Iterator[dict]:
@@ -328,7 +328,7 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
     first, *rest = path
     if first != "*" and first not in record:
         there = list(map(str, record))
-        raise ValueError(f"{place}: no field {first}{did_you_mean(first, there)} that holds records; there is "
+        raise ValueError(f"{place}: no field {first}{did_you_mean(first, there)} that holds records; available: "
                          f"{listed(there)}")  # fmt: skip
     outer = {} if first == "*" else {name: value for name, value in record.items() if name != first}
     inner = record if first == "*" else record[first]

@@ -208,7 +208,7 @@ class Tasks:
     def complete(self, args: FineTuningArguments) -> None:
         """Sets the training flags that follow from the tasks. ValueError for those that exclude several tasks."""
         if len(self) > 1 and self.args.streaming:
-            raise ValueError(f"--streaming goes with one task, --dataset_name names {len(self)}")
+            raise ValueError(f"--streaming needs one task, and --dataset_name names {len(self)}")
         if len(self) > 1 or self.args.span_corruption_file:
             refuse(args, "train_sampling_strategy length_buckets", "the rows of a mixture come in random order")
         if len(self) == 1 and self.tasks[0].entry["target_type"] != "class":

@@ -149,7 +149,7 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
         print_once(f"restarted: {f'resuming from {checkpoint}' if checkpoint else 'no checkpoint yet, from step 0'}")
         return str(checkpoint) if checkpoint else None
     if folder.is_dir() and {path.name for path in folder.iterdir()} - {LOCK} and not args.overwrite_output_dir:
-        raise ValueError(f"--output_dir {folder} is not empty: resume with --resume_from_checkpoint, start anew with "
+        raise ValueError(f"--output_dir {folder} is not empty: resume with --resume_from_checkpoint, start again with "
                          "--overwrite_output_dir, or name another folder")  # fmt: skip
     return None
 
@@ -175,7 +175,7 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
         missing += [] if (folder / "scheduler.pt").is_file() else ["scheduler.pt"]
     if missing:
         raise ValueError(f"{flag} {checkpoint}: it has no {' and no '.join(missing)} (saved with --save_only_model or "
-                         "another launcher?), without which optimizer and schedule would start anew: take only "
+                         "another launcher?), without which optimizer and schedule would restart: take only "
                          f"the weights with --model_name_or_path {checkpoint}")  # fmt: skip
 
 

@@ -230,7 +230,7 @@ class OutputDirTest(TestCase):
     def test_a_file_or_a_full_folder_is_refused(self):
         self.write("out/notes.txt")
         message = (
-            "--output_dir .*out is not empty: resume with --resume_from_checkpoint, start anew with "
+            "--output_dir .*out is not empty: resume with --resume_from_checkpoint, start again with "
             "--overwrite_output_dir, or name another folder"
         )
         with self.assertRaisesRegex(ValueError, message):

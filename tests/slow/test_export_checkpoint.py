@@ -578,7 +578,7 @@ class BadInputTest(TestCase):
         ("repository", ["--push_to_hub", "a/b/c"], "--push_to_hub a/b/c: "),
         ("samples", ["--samples_file", "{folder}/none.txt"], "--samples_file .*none.txt: no such file"),
         ("blank", ["--samples_file", "{folder}/blank.txt"], "--samples_file .*blank.txt: holds no text"),
-        ("column", ["--samples_file", "{folder}/rows.jsonl"], "rows.jsonl, row 1: no column source; there is text"),
+        ("column", ["--samples_file", "{folder}/rows.jsonl"], "rows.jsonl, row 1: no column source; available: text"),
         ("count", ["--num_samples", "0"], "--num_samples 0: must be at least 1"),
         ("flag", ["--dtypes", "x"], "--dtypes: no such flag; did you mean --dtype"),
         ("tokenizer", ["--tokenizer_name", "{folder}"], "--tokenizer_name .*: no tokenizer there"),
