@@ -4,7 +4,7 @@
                      -> StreamedText   read and tokenised on the fly (--streaming, corpora/streams.py)
 
 A text is one corpus or several drawn by weight, of texts or of ready-made ids. It handles weights, held-out text, EOS
-between documents and resuming, so every corpus goes with every objective, streamed or not.
+between documents and resuming, so every corpus works with every objective, streamed or not.
 """
 
 import io
@@ -138,9 +138,9 @@ class Text:
         of_all = f" of {self._held_out:,}" if self._held_out > scored and not self.args.streaming else ""
         return rows | objective.plan(self.rows) | {
             "chunks": f"{'a stream' if epochs is None else format(len(self.train), ',')} training, "
-            f"{scored:,}{of_all} validation, of {length:.0f} tokens -> {objective.inputs_length} in, "
-            f"{objective.targets_length} out",
-            "tokens": f"{human_count(per_step)} a step, {human_count(per_step * steps)} in all"
+            f"{scored:,}{of_all} validation, of {length:.0f} raw tokens -> {objective.inputs_length} input, "
+            f"{objective.targets_length} target tokens",
+            "tokens": f"{human_count(per_step)} per step, {human_count(per_step * steps)} in total"
             + ("" if epochs is None else f" ({epochs:.1f} epochs)"),
         }  # fmt: skip
 

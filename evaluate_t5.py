@@ -173,7 +173,7 @@ def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
     if flags:
         shown = {name: " ".join(map(str, as_list(value))) for name, value in flags.items() if value is not False}
         shown = " ".join(f"--{name} {value}" for name, value in shown.items())
-        print_once(f"{Path(model) / TASK_RECORD}: evaluating as its fine-tuning did: {shown}")
+        print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
     return flags
 
 

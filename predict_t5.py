@@ -181,7 +181,7 @@ def read_inputs(plan: Plan) -> Iterator[Input]:
 
 
 def settings_of(plan: Plan) -> dict:
-    """What decides the answers, as answers.jsonl.settings.json holds it."""
+    """Everything that decides the answers: the content of answers.jsonl.settings.json."""
     names = "model_name_or_path tokenizer_name input_file source_column source_prefix dataset_name backend bf16 seed"
     settings = {name: getattr(plan.args, name) for name in names.split()} | plan.search
     folder, patterns = Path(plan.args.model_name_or_path), ("*model*.safetensors", "*model*.bin", TASK_RECORD)

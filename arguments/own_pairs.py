@@ -111,7 +111,7 @@ def prefix_of(text: str | None) -> str | None:
 
 
 def _columns(args: Any) -> dict:
-    """inputs, target, file_columns and preprocess of the entry; {} if only the rows tell them."""
+    """inputs, target, file_columns and preprocess of the entry; {} if only the rows show them."""
     if args.source_file or args.validation_source_file:
         return dict(inputs={"": "source"}, target="target")
     if args.record_shape in _MADE:

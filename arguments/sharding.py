@@ -1,4 +1,4 @@
-"""What shards a run: DeepSpeed's ZeRO and FSDP2, from flags or from `accelerate launch`, and the optimizers they allow.
+"""Sharding by DeepSpeed's ZeRO and FSDP2, from flags or `accelerate launch`, and the optimizers that it allows.
 
 `args` are T5TrainingArguments, whose module imports this one.
 """
@@ -24,7 +24,7 @@ def wants_fsdp(args: Any) -> bool:
 
 
 def check_fsdp(args: Any) -> None:
-    """ValueError for what FSDP2 cannot do, or is configured to do otherwise."""
+    """ValueError for settings of FSDP that are not supported here."""
     if args.deepspeed:
         raise ValueError("--fsdp and --deepspeed exclude each other: both shard the model")
     if args.world_size <= 1:
@@ -41,8 +41,8 @@ def check_fsdp(args: Any) -> None:
 
 
 def take_from_accelerate(args: Any) -> None:
-    """Makes flags of what `accelerate launch` says by its environment; transformers would follow it past our checks
-    and plan. ValueError for what cannot be had."""
+    """Turns the settings of `accelerate launch` into flags; transformers would apply them without our checks and plan.
+    ValueError for unsupported settings."""
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if args.bf16 is None and precision == "bf16":
         args.bf16, args.given = True, args.given | {"bf16"}
@@ -57,7 +57,7 @@ def take_from_accelerate(args: Any) -> None:
 
 
 def take_deepspeed_file(args: Any) -> None:
-    """Prepares the file of `--deepspeed` for T5Trainer. ValueError for what it says past the flags, or against them."""
+    """Prepares the file of `--deepspeed` for T5Trainer. ValueError if it overrides or contradicts the flags."""
     config = args.hf_deepspeed_config.config
     if own := [name for name in ("optimizer", "scheduler") if name in config]:
         raise ValueError(f"--deepspeed {args.deepspeed}: its section {own[0]} would override --optim, "
@@ -73,7 +73,7 @@ def take_deepspeed_file(args: Any) -> None:
 
 
 def choose_optimizer(args: Any, default: str) -> None:
-    """Sets the optimizer if none is given. ValueError for one that goes wrong on sharded weights."""
+    """Sets the optimizer if none is given. ValueError for one that does not work on sharded weights."""
     sharding = "FSDP2" if wants_fsdp(args) else f"ZeRO-{zero_stage(args)}"
     refused = NOT_UNDER_FSDP if wants_fsdp(args) else NOT_UNDER_ZERO.get(zero_stage(args), ())
     instead = "adamw_torch" if default in refused else default

@@ -101,14 +101,14 @@ def split_task(text: str) -> tuple[str, str]:
 
 
 def task_arguments(values: dict) -> TaskArguments:
-    """The flags of tasks among those that a run.json or task.json holds."""
+    """The TaskArguments among the flags that a run.json or task.json holds."""
     known = {field.name for field in dataclasses.fields(TaskArguments)}
     return TaskArguments(**{flag: value for flag, value in values.items() if flag in known})
 
 
 def check_tasks(args: TaskArguments) -> dict[str, dict]:
-    """{name: entry} of the tasks that all flags name, own pairs among them; --benchmark and --dataset_name are set to
-    them. ValueError for contradictions among the flags and for missing files."""
+    """{name: entry} of all tasks that the flags name, including own pairs; sets --benchmark and --dataset_name to their
+    names. ValueError for contradictions among the flags and for missing files."""
     if names_own_pairs(args):
         named = comma_words(args.dataset_name or OWN)
         args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])
@@ -136,7 +136,7 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
 
 
 def task_names(benchmark: str, text: str) -> list[str]:
-    """The tasks that --dataset_name names; all stands for those of a benchmark with training rows of their own:
+    """The tasks that --dataset_name names; all stands for the benchmark's tasks that have their own training rows:
     ("glue", "cola,super_glue/all") -> ["cola", "super_glue/boolq", "super_glue/cb", ...]."""
     names = []
     for word in comma_words(text):

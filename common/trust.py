@@ -1,4 +1,4 @@
-"""Reads checkpoints of others as tensors and plain values only: a pickle can run any code of its author.
+"""Reads other people's checkpoints as tensors and plain values only: a pickle can run any code of its author.
 
 transformers and accelerate already read their files this way; here DeepSpeed and torch.distributed.checkpoint do too.
 """

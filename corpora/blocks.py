@@ -319,8 +319,8 @@ def _row_group(block: Block, start: int, column: str | None) -> Rows:
 def hub_corpora(
     name: str, config: str | None, flag: str, splits: tuple[str, ...], only: str | None = None
 ) -> dict[str, "HubCorpus"]:
-    """{split: corpus} of the splits that a Hub or saved data set has; of their rows a column `only`, if there is one of
-    that name. ValueError if there is no train."""
+    """{split: corpus} of a Hub or saved data set. Rows keep only the column `only`, if there is one of that name.
+    ValueError if there is no train."""
     found = load_dataset_splits(name, config, flag, streaming=True, needed="train")
     if only:  # such as without pictures, which would be decoded
         found = {

@@ -69,8 +69,8 @@ class ChunkDataset(Examples):
 
 
 class SomeExamples(Examples):
-    """`count` of the examples in their order, one from each of so many equal parts of them: at another place in each
-    part, so that no period in the examples, such as that of a mixture's kinds of rows, is hit."""
+    """`count` of the examples in their order, one from each of `count` equal parts. Its place in the part changes,
+    so that a period in the examples, such as that of a mixture's kinds of rows, does no harm."""
 
     def __init__(self, examples: Examples, count: int):
         self.examples, self.tokens_length = examples, examples.tokens_length

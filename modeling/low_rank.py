@@ -2,7 +2,7 @@
 
     add_low_rank(model, 16, base)     W x -> W x + 2 B A x in all linear layers but the head; A and B are trained
     load_low_rank(model, folder)      A and B of a checkpoint into the same model
-    merged(model, folder)             W + 2 B A in the place of W: an ordinary model
+    merged(model, folder)             W + 2 B A instead of W: an ordinary model
 
 (Hu et al. 2021, arXiv 2106.09685.) A folder holds adapter_model.safetensors and adapter_config.json, which names the
 checkpoint that the matrices belong to, as peft itself writes and reads them.
@@ -63,7 +63,7 @@ def _save(model, folder, state_dict: dict | None = None, is_main_process: bool =
 
 
 def checksum(model: torch.nn.Module) -> float:
-    """A number, made of a part of every tensor, by which two checkpoints' weights are told apart."""
+    """A number made from a part of every tensor, which differs between checkpoints with different weights."""
     return sum(float(p.detach().flatten()[:64].double().abs().sum()) for p in model.parameters())
 
 

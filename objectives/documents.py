@@ -1,4 +1,4 @@
-"""Span corruption of documents that do not see each other (`--packing documents`), packed into full rows.
+"""Span corruption of documents that do not attend to each other (`--packing documents`), packed into full rows.
 
     text     a a a a a a a a EOS b b b b b b b b b EOS c c c c c c c c c c c c c c c c c c EOS ...
     row 0    [a a a a a a a a] [b b b b b b b b b] [c c c c c]      examples, corrupted alone, each with its own EOS
@@ -182,9 +182,9 @@ class DocumentSpans(PackedObjective, T5DataCollator):
         """How many documents share a row, and how much of the text is in no row."""
         examples = "/".join(f"{corpus.examples_per_row:.1f}" for corpus in rows)
         unused = "/".join(f"{corpus.unused:.2%}" for corpus in rows)
-        found = f", {examples} a row; {unused} of the text is not used" if rows else ""
-        return {"packing": f"documents do not see each other{found}; those below {self.layout.shortest} tokens are "
-                           "joined with the next"}  # fmt: skip
+        found = f", {examples} per row; {unused} of the text is not used" if rows else ""
+        return {"packing": f"documents do not attend to each other{found}; those shorter than "
+                           f"{self.layout.shortest} tokens are joined with the next one"}  # fmt: skip
 
     def corrupt(self, rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         tokens = rows["input_ids"]

@@ -1,4 +1,4 @@
-"""What makes a run fast, chosen by itself and said in one line: `--speed auto`, the default; `--speed plain` leaves it.
+"""Chooses settings that make a run fast and describes them in a line: `--speed auto`; `--speed plain` chooses none.
 
     chosen = choose(gpu, job, args, launcher)        # [Choice(name, value, reason), ...]; changes nothing
     row = make_fast(model, job, model_args, args)    # chooses, applies it, and returns the line for the plan
@@ -176,7 +176,7 @@ def _attention(gpu: Gpu | None, job: Job, _args, _launcher: Launcher, _chosen: d
 
 
 def attention_on_a_cpu(source: int) -> str:
-    """The quicker of transformers' own for sources of so many tokens."""
+    """The faster of transformers' own implementations for sources of this many tokens."""
     return "eager" if source <= EAGER_ON_A_CPU else "sdpa"
 
 
@@ -220,7 +220,7 @@ def _uncompiled_seconds(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> 
 
 
 def _packing(gpu: Gpu | None, job: Job, args, _launcher: Launcher, _chosen: dict) -> tuple[bool, str] | None:
-    """Of fine-tuning: a CPU computes padding at the full price. What it gains on a GPU is not known yet."""
+    """For fine-tuning: on a CPU padding costs as much as text. The gain on a GPU is not known yet."""
     family = family_of(job.config)
     if "packing" in family.lacks:
         return False, f"{family.names} has no masks for it"
@@ -235,7 +235,7 @@ def _micro_batch(
     gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict
 ) -> tuple[tuple[int, int], str] | None:
     """(sequences, accumulation steps): the largest micro-batch that the memory plan allows; on a CPU, which gains
-    nothing by a larger one, None if the one asked for fits."""
+    nothing from a larger one, None if the given one fits."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     asked, earlier = (tuple(values.get(name, 0) for name in names) for values in (vars(args), job.earlier))
     sharded = launcher.sharding.startswith("zero")

@@ -46,8 +46,8 @@ TENSORBOARD_FOLDER = "tensorboard"  # below --output_dir, unless TENSORBOARD_LOG
 
 # ---------------------------------------------------------------- the three
 def wandb_settings(args: T5TrainingArguments) -> dict[str, str | None]:
-    """Project, folder and mode of a W&B run: as its variables say, else online if the user is logged in and it answers,
-    or offline, with a line that says so. Sets no variable, which the next run of this process would take for the
+    """Project, folder and mode of a W&B run: as its environment variables say, else online if the user is logged in and
+    W&B answers, or offline, with a printed line. Sets no variable: the next run of this process would take it for the
     user's."""
     project, mode = os.environ.get("WANDB_PROJECT", args.project), os.environ.get("WANDB_MODE")
     folder = os.environ.get("WANDB_DIR", args.output_dir)

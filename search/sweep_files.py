@@ -302,7 +302,7 @@ def history(lines: list[dict], key: str) -> list[float]:
 
 
 def best_value(lines: list[dict], sweep: dict) -> float | None:
-    """The best finite value of the metric among a run's lines, by which it counts, as in W&B's own search."""
+    """The best finite value of the metric among a run's lines: its result, as in W&B's own search."""
     return min(history(lines, sweep["key"]), key=lambda value: sweep["sign"] * value, default=None)
 
 

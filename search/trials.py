@@ -47,7 +47,7 @@ def end_group(process: subprocess.Popen) -> None:
 
 
 def resume_flags(folder: Path) -> dict:
-    """Flags with which a script resumes in its folder, or starts anew if no checkpoint there holds the optimizer."""
+    """Flags with which a script resumes in its folder, or starts again if no checkpoint there holds the optimizer."""
     from common.checkpoint_folders import newest_whole_checkpoint  # torch: only where a trial begins
 
     if checkpoint := newest_whole_checkpoint(folder, with_optimizer=True):

@@ -34,7 +34,7 @@ def completed(args: TaskArguments) -> dict:
     if entry["target_type"] == "class" and "labels" not in entry:
         args.labels = _labels_of(entry, args)
         entry = own_entry(args)
-        print_once(f"--labels {','.join(args.labels)}: as the training rows have them")
+        print_once(f"--labels {','.join(args.labels)}: the classes of the training rows")
     return entry
 
 
@@ -101,7 +101,7 @@ def translated(name: str, entry: dict) -> dict:
         new["metrics"] = as_list(new["metrics"])
     if isinstance(entry.get("labels"), dict):
         new["labels"] = _in_order(name, entry["labels"])
-    print_once(f"task {name}: its entry has fields of another toolkit; here it is written\n{as_source(name, new)}")
+    print_once(f"task {name}: its entry has fields of another toolkit; with ours it is\n{as_source(name, new)}")
     return new
 
 

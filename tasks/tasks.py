@@ -76,7 +76,7 @@ class Task:
                 self.rows[split] = load_rows(self.name, self.entry, self.args, split, halves)
 
     def tokenise(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Makes tokens of what was read, limited to --max_train_samples and --max_eval_samples."""
+        """Tokenises the rows that were read, limited to --max_train_samples and --max_eval_samples."""
         self.tokenizer = tokenizer
         for split, rows in self.rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
@@ -155,7 +155,7 @@ class Task:
         return StreamDataset.of_run([(self.corpus, units)], batch, args, size, description=described)
 
     def judge(self, split: str, with_generate: bool) -> examples.EvaluationTask:
-        """How the answers to a split are found and judged. with_generate: decode also where labels could be scored."""
+        """How the answers to a split are found and scored. with_generate: decode also where labels could be scored."""
         labels = examples.class_label_ids(self.entry, self.tokenizer)
         length = examples.answer_length(self.entry, labels)
         generated = with_generate or labels is None
@@ -362,8 +362,8 @@ class Tasks:
         }
 
     def _cut(self, task: Task) -> str:
-        """What share of a task's training rows is as long as it may be: "12% of the sources at 512 tokens". Rows that
-        have just that length are counted too, which hardly any do."""
+        """The share of a task's training rows that are cut: "12% of the sources at 512 tokens". It includes the few
+        rows that have exactly the maximum length."""
         if "train" not in task.data:
             return ""  # a stream, of which nothing is known
         found = []
@@ -374,7 +374,7 @@ class Tasks:
         return f"{task.name}: " * (len(self) > 1 and bool(found)) + ", ".join(found)
 
     def record(self) -> dict:
-        """The content of task.json, by which evaluate_t5.py repeats the numbers."""
+        """The content of task.json, from which evaluate_t5.py repeats the numbers."""
         generates = any(task.predict_with_generate for task in self.judged.values())
         holds_out = any(task.entry.get("held_out") for task in self)
         return task_record(self.args, self.training_args, generates=generates, holds_out=holds_out)

@@ -160,7 +160,7 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
         return
     flag, folder = "--resume_from_checkpoint", Path(checkpoint)
     if not (folder / MANIFEST).is_file():
-        print_once(f"{folder} has no {MANIFEST}, by which its files could be checked")
+        print_once(f"{folder} has no {MANIFEST}: its files cannot be checked")
     if args.deepspeed:
         missing = [] if any(folder.glob("global_step*")) else ["global_step* of DeepSpeed"]
         saved_by = len(list(folder.glob("global_step*/*_optim_states.pt")))
@@ -311,7 +311,7 @@ def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:
     before = run_of(checkpoint).get("sequences_per_step")
     if not before or before == sequences:
         return None
-    return (f"resuming with {sequences} sequences a step instead of {before}: steps count the examples seen, so the "
+    return (f"resuming with {sequences} sequences per step instead of {before}: steps count the examples seen, so the "
             f"run resumes at another example than it stopped at; {before} a step, however made up, resume at the same "
             "one")  # fmt: skip
 

@@ -70,7 +70,7 @@ class PreemptionCallback(TrainerCallback):
         print_once(f"{name}: saved after step {step:,}, in its evaluation")
 
     def _asked_by(self) -> str | None:
-        """The name of the signal that came to any rank, or how soon the job ends; None if nobody asks for a stop."""
+        """The signal that any rank received, or how soon the job ends; None if there is no reason to stop."""
         left = self._end_time - time.time()
         out_of_time = left < TIME_LIMIT_MARGIN + 2 * self._longest_step
         number, out_of_time = self.largest(int(self._received or 0), int(out_of_time))

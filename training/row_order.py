@@ -23,8 +23,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
     batches_in_use: Iterator = iter(())  # of the epoch
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides Trainer for collators of training alone, and for rows that fill the last batch of all ranks. A
-        stream brings its own loader, since it is split over the ranks already."""
+        """Overrides Trainer to use collators for training only, and rows that fill the last batch of all ranks. A
+        stream has its own loader, since it is split over the ranks already."""
         if hasattr(self.train_dataset, "loader"):
             workers = partial(outlive_signals, None)
             return self.train_dataset.loader(self.data_collator, self.args, worker_init_fn=workers)

@@ -231,7 +231,7 @@ class BeforeARunTest(parameterized.TestCase):
         code, out, err = self.run_with_room_for(3, "--auto_find_batch_size")
         self.assertEqual(code, 0, err)
         self.assertIn("--auto_find_batch_size: 3 x 4 accumulated instead of 6 x 2", out)
-        self.assertRegex(out, r"batch +12 sequences a step \(3 x 4 accumulated x 1 processes\)")
+        self.assertRegex(out, r"batch +12 sequences per step \(3 x 4 accumulated x 1 processes\)")
         found = load_file(self.out / "model.safetensors")
         z_losses = [self.first_z_loss()]
         self.out = plain  # the search has left no trace in weights and random numbers
@@ -254,7 +254,7 @@ class BeforeARunTest(parameterized.TestCase):
         code, out, _ = self.run_with_room_for(6, "--auto_find_batch_size")
         self.assertEqual(code, 0)
         self.assertNotIn("instead of", out)
-        self.assertRegex(out, r"batch +12 sequences a step \(6 x 2 accumulated")
+        self.assertRegex(out, r"batch +12 sequences per step \(6 x 2 accumulated")
 
     def test_dry_run_keeps_an_earlier_run(self):
         self.assertEqual(self.run_script()[0], 0)

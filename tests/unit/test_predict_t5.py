@@ -121,7 +121,7 @@ class PredictTest(TestCase):
         wanted = plain_answers([f"cola sentence: {line}" for line in LINES], **beams)
         self.assertEqual([row["prediction"] for row in rows], wanted)
         for name in own.keys() - {"num_beams", "return_dict_in_generate"}:
-            self.assertIn(f"generation_config.json: {name} {own[name]} is not followed", printed)
+            self.assertIn(f"generation_config.json: {name} {own[name]} is ignored", printed)
 
     @parameterized.parameters((9, True), (99, False))
     def test_texts_that_are_cut_are_counted(self, tokens, told):

@@ -309,11 +309,11 @@ class AppliedTest(parameterized.TestCase):
                      "torch_compile on (all batches have one shape)", "micro-batch 128 x 1 (", "persistent_workers on",
                      "float32 products high", "expandable segments on"):  # fmt: skip
             self.assertIn(part, line)
-        self.assertRegex(out, r"batch +128 sequences a step \(128 x 1 accumulated x 1 processes\)")
+        self.assertRegex(out, r"batch +128 sequences per step \(128 x 1 accumulated x 1 processes\)")
         self.assertRegex(out, r"device +h200, bfloat16 mixed precision")
         _, out, _ = run_main(pre_train_t5.main, *words, "t4", "--speed", "plain", code=0)
         self.assertRegex(out, r"speed +plain: nothing is chosen")
-        self.assertRegex(out, r"batch +128 sequences a step \(32 x 4 accumulated x 1 processes\)")
+        self.assertRegex(out, r"batch +128 sequences per step \(32 x 4 accumulated x 1 processes\)")
         with mock.patch("runs.run.find_micro_batch", side_effect=AssertionError("tried on this machine")):
             run_main(pre_train_t5.main, *words, "h200", "--auto_find_batch_size", code=0)
         _, _, err = run_main(pre_train_t5.main, *self.flags(assume_gpu="h200"), code=2)
