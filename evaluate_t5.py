@@ -225,7 +225,7 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
 
 
 def contents_of(jobs: list[Job]) -> dict[str, str]:
-    """Fingerprints of the tasks' rows and of the files of each model, by which every process answers a part of them."""
+    """Fingerprints of the tasks' rows and of each model's files, which all processes must share to divide the rows."""
     found = {f"contents of {job.task.name} {split}": data._fingerprint for job in jobs
              for split, data in job.task.data.items()}  # fmt: skip
     for model, name in {job.model: job.task.name for job in reversed(jobs)}.items():  # the first task of each model

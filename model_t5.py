@@ -188,8 +188,8 @@ def get_model(
 
 
 def train_only(model: PreTrainedModel, pattern: str) -> None:
-    """Freezes all weights but those whose names the regular expression finds; ValueError if it finds none that is not
-    frozen already, as those beside LoRA's matrices are."""
+    """Freezes all weights except those whose names match the regular expression. ValueError if all matching weights are
+    frozen already, as LoRA freezes them."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     try:
         chosen = {name for name in weights if re.search(pattern, name)}

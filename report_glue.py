@@ -82,7 +82,7 @@ class Run:
 
 # ---------------------------------------------------------------- flags
 def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], TaskArguments]:
-    """The report's flags, those of fine_tune_t5.py as they were given, and what these say of the data; all checked."""
+    """The report's flags, those of fine_tune_t5.py unchanged, and the flags of the data among them; all checked."""
     argv = list(sys.argv[1:] if argv is None else argv)
     cut = argv.index("--") if "--" in argv else len(argv)
     (args,) = parse_arguments([ReportArguments], argv[:cut], about=__doc__)
@@ -137,7 +137,7 @@ def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
 
 
 def check_data(args: ReportArguments, task_args: TaskArguments) -> None:
-    """Reads all rows once, so that what is wrong with a file is said before hours of training."""
+    """Reads all rows once, so that a broken file is reported before hours of training."""
     for name in args.tasks:
         of_task = dataclasses.replace(task_args, dataset_name=name)
         (task,) = check_tasks(of_task).values()
@@ -234,7 +234,7 @@ def average(tasks: dict[str, dict]) -> dict | None:
 
 
 def gather(args: ReportArguments, runs: list[Run]) -> dict:
-    """What glue.json holds: of each task its numbers, the averages, and where they come from."""
+    """The content of glue.json: the numbers of each task, the averages, and their origin."""
     finished = [run for run in runs if run.results()]
     done = {name: [run for run in finished if run.task == name] for name in args.tasks}
     tasks = {name: numbers_of_task(name, of_task) for name, of_task in done.items() if of_task}

@@ -348,7 +348,7 @@ def home_path(path: str | Path) -> Path:
 
 
 def check_folder(flag: str, path: str) -> None:
-    """ValueError unless `path` is a folder to write in, or can be made one. Makes nothing."""
+    """ValueError unless `path` is a writable folder or can be created. Creates nothing."""
     if not path:
         raise ValueError(f"{flag}: must name a folder")
     wanted = there = home_path(path).absolute()

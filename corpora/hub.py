@@ -1,4 +1,4 @@
-"""The Hugging Face Hub and saved `datasets` folders. Without a network nothing waits for the Hub."""
+"""The Hugging Face Hub and saved `datasets` folders. Without a network no script waits for the Hub."""
 
 import os
 from pathlib import Path

@@ -32,7 +32,7 @@ class Told(BaseException):
 
 
 def end_group(process: subprocess.Popen) -> None:
-    """Ends a trial with all its processes: SIGTERM, and after PATIENCE or a second Ctrl-C SIGKILL to what is left."""
+    """Ends a trial with all its processes: SIGTERM, and after PATIENCE or a second Ctrl-C SIGKILL."""
     try:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Entries that are not written by hand: completed from the rows of own pairs, or translated from another toolkit.
+"""Entries that the scripts write: completed from the rows of own pairs, or translated from another toolkit.
 
 completed(args)            -> the entry of --train_file ..., with the shape of its records and its labels
 as_source("mine", entry)   -> the text to paste into constants.py
@@ -39,7 +39,7 @@ def completed(args: TaskArguments) -> dict:
 
 
 def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
-    """(the first record as it is, where it is). ValueError if there is none."""
+    """(the first record unchanged, its place). ValueError if there is none."""
     split = "train" if has_training_rows(args) else "validation"
     for records, where in SplitReader(OWN, entry, args, split).sources():
         for record in records:

@@ -1,4 +1,4 @@
-"""Inputs of predict_t5.py as the texts that the model reads, and the file of its answers, which a later run continues.
+"""Inputs of predict_t5.py as the texts that the model reads, and the file of answers, which a later run resumes.
 
 reader = InputReader(entry, source_column=None)
 for item in reader.read(Path("inputs.jsonl")):      # Input(row, texts, between)
@@ -146,7 +146,7 @@ class AnswerFile:
     """answers.jsonl, a line for each input in their order, and answers.jsonl.settings.json, how they were made.
     Answers of the same settings are kept: the first `done` inputs are answered.
 
-    ValueError if the file holds others. overwrite: start anew.
+    ValueError if the file holds others. overwrite: start again.
     """
 
     def __init__(self, path: Path, settings: dict, overwrite: bool):

@@ -90,7 +90,7 @@ def main_metric(task: dict) -> str:
 
 
 def may_hide_answers(task: dict, split: str) -> bool:
-    """Whether the answers of a split may be secret: it is predicted and not evaluated."""
+    """Whether the answers of a split may be secret, so that the split is predicted and not evaluated."""
     return split in test_splits(task) and split not in eval_splits(task)
 
 

@@ -101,8 +101,8 @@ def merged_references(task: dict, rows: list[dict]) -> list[dict]:
 
 
 def _hides_answers(task: dict, rows: list[dict]) -> bool:
-    """Whether the answers of a test split are secret: missing, or as on the Hub -1, "" or an empty list in all rows. In
-    some rows these are answers, as the labels -1, 0 and 1."""
+    """Whether the answers of a test split are secret: missing, or in all rows -1, "" or an empty list, as on the Hub.
+    In single rows such a value may be an answer, as with labels -1, 0 and 1."""
     columns = [[row.get(column) for row in rows] for column in (task["target"], *task.get("metric_columns", []))]
     return any(None in values or all(value in (-1, "", []) for value in values) for values in columns)
 
@@ -295,7 +295,7 @@ class SplitReader:
 
 
 def lacks_value(value: object) -> bool:
-    """Whether a value, or an item of a list, is missing: None, or NaN, as which pandas hands it to json.dumps."""
+    """Whether a value, or an item of a list, is missing: None, or NaN, which pandas writes for it in JSON."""
     return any(item is None or (isinstance(item, float) and math.isnan(item)) for item in as_list(value))
 
 
@@ -341,7 +341,7 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
 
 
 def renamed_columns(row: dict, names: dict) -> dict:
-    """{column: what the row has under its name there}; of several names the list of what is not empty."""
+    """{column: the row's value under the source's name}; for several names the list of values that are not empty."""
     found = {}
     for column, there in names.items():
         if not isinstance(there, list):

@@ -1,4 +1,4 @@
-"""What an entry of DATASET_VALS cannot declare: functions of a row, one of which it may name as its `preprocess`.
+"""Functions of a row that an entry of DATASET_VALS may name as its `preprocess`, for what it cannot declare.
 
     TRANSFORMS["squad"]({"question": "Who?", ...})  -> the row with "Who ?", as T5 writes it
     TRANSFORMS["squad"]({"data": [...]})            -> all rows of SQuAD's own file, which is one nested record

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: writing, checking and finding them, and all else that resuming needs.
+"""Checkpoints that are whole or do not exist: writing, checking and finding them, and what resuming needs.
 
     _saving/checkpoint-40/   a checkpoint while it is being written
     checkpoint-40/           the same after manifest and fsync: it appears by one rename
@@ -180,8 +180,8 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
 
 
 def check_optimizer_state(checkpoint: str | None, has_fsdp: bool) -> None:
-    """ValueError unless a checkpoint's optimizer was saved as this run will read it. accelerate decides whether FSDP2
-    is in force, so this is known later than the rest."""
+    """ValueError unless a checkpoint's optimizer was saved as this run will read it. It is checked late, since
+    accelerate decides whether FSDP2 is used."""
     name = "optimizer.bin" if has_fsdp else "optimizer.pt"
     if checkpoint and not (Path(checkpoint) / name).is_file():
         now, before = ("with", "without") if has_fsdp else ("without", "with")
@@ -238,8 +238,8 @@ _OF_A_NODE = (
 
 
 def check_same_flags(*groups: object) -> None:
-    """ValueError, on every process, unless all were started with the same flags; of a file, which may lie elsewhere on
-    a node, only that there is one."""
+    """ValueError, on every process, unless all were started with the same flags. The path of a file may differ between
+    nodes."""
     values = {name: value for group in groups for name, value in vars(group).items()}
     given = [name for group in groups for name in getattr(group, "given", ())]
     names = {*gather_object(given)} - {*_OF_A_NODE}
