@@ -351,7 +351,7 @@ def _load_merged(folder: str, base: str, attn_implementation: str | None, config
         raise ValueError(f"--model_name_or_path {folder}: holds LoRA matrices, which need peft: pip install -r "
                          "requirements/lora.txt") from None  # fmt: skip
     except (ValueError, RuntimeError) as error:
-        raise ValueError(f"--model_name_or_path {folder}: its LoRA matrices belong to {base}, and do not go with what "
+        raise ValueError(f"--model_name_or_path {folder}: its LoRA matrices belong to {base}, and do not fit what "
                          f"is there ({first_line(error)})") from None  # fmt: skip
 
 

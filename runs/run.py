@@ -275,7 +275,7 @@ def long_evaluation_notice(args: T5TrainingArguments, sequences: int, steps: int
     forward_passes = 3 * every * sequences  # that take as long as the training from one evaluation to the next
     if rows <= forward_passes / 5:
         return None
-    return (f"each evaluation scores {rows:,} validation rows, and one in every {every:g} steps makes the run "
+    return (f"each evaluation scores {rows:,} validation rows; an evaluation every {every:g} steps makes the run "
             f"{rows / forward_passes:.0%} longer: with --max_eval_samples {max(1, round(forward_passes / 20))} it "
             "would be 5%")  # fmt: skip
 

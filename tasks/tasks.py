@@ -345,12 +345,12 @@ class Tasks:
         mixture = f"{self.train.described()} ({self.args.mixing})" if isinstance(self.train, Mixture) else None
         empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
         if len(self) == 1:
-            scored = "teacher-forced scoring (labels whose tokens greedy decoding writes)"
+            scored = "teacher-forced scoring (the label that greedy decoding would write)"
             metrics = ", ".join(self.tasks[0].entry["metrics"])
             metrics += f" from {'generated texts' if self.training_args.predict_with_generate else scored}"
         else:
             metrics = "; ".join(f"{task.name} {', '.join(task.entry['metrics'])}" for task in self)
-            metrics += "; the average of the first of each chooses the best checkpoint"
+            metrics += "; the mean of each task's first metric chooses the best checkpoint"
         return {
             "stream": corpus and corpus.description,
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
