@@ -1,13 +1,13 @@
-"""Make an encoder-decoder out of a decoder-only checkpoint (or two), as T5Gemma was made of Gemma 2, to train on.
+"""Make an encoder-decoder from one or two decoder-only checkpoints, as T5Gemma was made from Gemma 2.
 
     python adapt_decoder.py --model_name_or_path google/gemma-2-2b --output_dir out/t5gemma
     python adapt_decoder.py --model_name_or_path google/gemma-2-2b --encoder google/gemma-2-9b --output_dir out/9b_2b
 
 The encoder's attention is bidirectional. Each layer of the decoder gets a cross-attention: a copy of the layer's
-self-attention, or new weights where the encoder has other sizes; train these alone first. Writes the model in T5Gemma's
-layout, its tokenizer, and adaptation.json: from which tensor each one was copied. docs/t5gemma.md says what it is
-worth. Gemma 2's 2B becomes 5.6B parameters; source and result together take 16 GB of memory in bfloat16, the
-checkpoint's own type.
+self-attention, or new weights if the encoder has other sizes; train new weights alone first. Writes the model in
+T5Gemma's layout, its tokenizer, and adaptation.json, which names the source of each tensor. docs/t5gemma.md shows the
+benefit. Gemma 2 2B becomes a model of 5.6B parameters; source and result together take 16 GB of memory in bfloat16,
+the checkpoint's own type.
 """
 
 import shlex

@@ -1,4 +1,4 @@
-"""Measure this project's parts against their peers on this machine, side by side.
+"""Compare the speed of this project's parts with that of their peers, on this machine.
 
     python benchmark_t5.py all --output results/benchmark.json   # 8 minutes on a GPU; 2 on a CPU, at a tiny size
     python benchmark_t5.py step --rows all --model base           # the training step, rung by rung
@@ -8,10 +8,10 @@
     python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, communication and speed on paper
     python benchmark_t5.py gpu --output out/gpu.json --train_file my_text.txt     # make gpu: 25 minutes on a new GPU
 
-What is compared runs in one process, in the order A B A B, and medians are reported. It needs torch, transformers and
-numpy (and triton on a GPU); a missing peer or part is named, and the others are measured. Peers are the published files
-where --nanot5 names a checkout of nanoT5, otherwise stand-ins, which are named so. Prints tables, and JSON as the last
-line; --output writes it as it grows, with hardware, versions and commit, and beside it a log and a picture.
+Both sides of a comparison run in one process, in the order A B A B; medians are reported. The script needs torch,
+transformers and numpy (and triton on a GPU); it names a missing peer or part and measures the others. Peers are the
+published files where --nanot5 names a checkout of nanoT5, otherwise stand-ins, which are named so. Prints tables, and
+JSON as the last line; --output writes the JSON as it grows, with hardware, versions and commit, a log and a picture.
 """
 
 import argparse

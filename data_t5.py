@@ -1,4 +1,4 @@
-"""Text for pre-training: what the user named, wherever it lies, as examples for an objective.
+"""Text for pre-training: the text that the flags name, as examples for an objective.
 
     find_text(flags) -> CachedText     tokenised once into flat files of ids (corpora/token_files.py)
                      -> StreamedText   read and tokenised on the fly (--streaming, corpora/streams.py)

@@ -9,10 +9,10 @@
 
 Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jsonl (a line per row) and, for
 `--dataset_name all --do_predict`, the GLUE server's submission.zip into --output_dir. Several tasks (cola,rte or all)
-are evaluated one after the other, by one checkpoint or each by its own ({task}); eval_average is the mean of their main
-metrics. Class labels are scored, one forward pass for each; numbers and texts, or all with `--predict_with_generate`,
-are decoded. Several processes count every row once. Flags that are not given are those of the checkpoint's task.json,
-unless a given one names another task.
+are evaluated one after the other, with one checkpoint or one for each task ({task}); eval_average is the mean of their
+main metrics. Class labels are scored by teacher forcing; numbers and texts, or all answers with
+`--predict_with_generate`, are generated. Several processes count every row once. Flags that are not given come from the
+checkpoint's task.json, unless a given flag names another task.
 """
 
 import copy

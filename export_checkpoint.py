@@ -1,4 +1,4 @@
-"""Export any checkpoint as a clean Hugging Face folder with a model card; beside it CTranslate2, ONNX, its encoder.
+"""Export any checkpoint as a clean Hugging Face folder with a model card, and for CTranslate2, ONNX or as an encoder.
 
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --output_dir out/export
     python export_checkpoint.py --model_name_or_path out/pre_train_t5/checkpoint-2000 --dtype bfloat16
@@ -8,9 +8,9 @@
 
 Reads the checkpoints of our runs under any launcher, the shards of DeepSpeed's ZeRO-1 to 3 and of FSDP, and LoRA's
 matrices, which it merges. Each format is loaded again and compared with PyTorch on real texts before it is kept: greedy
-tokens must be equal, log-probabilities within a tolerance, which is printed. CTranslate2 ends a beam search by another
-rule: if the checkpoint is decoded with beams, the number of equal texts is printed too. The folder appears when all of
-it is whole. A model of 1M parameters takes 20 s of one core in all formats.
+tokens must be equal, and log-probabilities equal within a tolerance, which is printed. CTranslate2 ends a beam search
+by another rule: if the checkpoint generates with beams, the number of equal texts is printed too. The folder appears
+when it is complete. A model of 1M parameters takes 20 s of one core in all formats.
 """
 
 import importlib.util

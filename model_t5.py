@@ -7,10 +7,10 @@
 
 Methods of the model that are replaced:
   - forward, by one that ends in the loss: `compute_loss_in_forward` (modeling/loss.py) gives the model a subclass of
-    its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py). Without labels the model answers as before.
+    its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py). Without labels the forward pass is unchanged.
   - products of its blocks, on request: --fused_projections, --bf16_residual (modeling/fused_projections.py).
   - the tanh-GELU, by torch's in one kernel (fuse_activation there), and the gradient of the relative biases, summed in
-    a fixed order (modeling/relative_bias.py); T5Trainer asks for the second one.
+    a fixed order (modeling/relative_bias.py); T5Trainer asks for the latter.
   - save_pretrained, with LoRA, to save LoRA's matrices alone (modeling/low_rank.py).
   - masks, where rows hold several examples: hooks before both stacks (modeling/segment_masks.py).
 

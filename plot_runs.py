@@ -1,11 +1,11 @@
-"""Compares runs: prints a table of what they reached and draws their curves into one picture.
+"""Compares runs: prints a table of their results and draws their curves into one picture.
 
     python plot_runs.py out/a out/b
     python plot_runs.py out/a out/b --x tokens --metric bits_per_byte,learning_rate,sequences_per_second
     python plot_runs.py adam=out/adam_1,out/adam_2,out/adam_3 lion=out/lion_1,out/lion_2 --metric eval_accuracy
 
 A run is the --output_dir of a training script, during training or afterwards; `label=folder,folder,...` puts several
-seeds together. Takes seconds, and no GPU. The table:
+seeds together. Takes seconds, and needs no GPU. The table:
 
     run   n  steps  train loss     eval loss      accuracy         time
     adam  3  2,000  2.314 ± 0.012  2.402 ± 0.009  0.8133 ± 0.0042  7 min 05 s

@@ -1,4 +1,4 @@
-r"""Answer the inputs of a file with a fine-tuned checkpoint: a line of answers.jsonl for each input, in their order.
+r"""Answer the inputs of a file with a fine-tuned checkpoint: one line of answers.jsonl per input, in the same order.
 
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --input_file inputs.txt --output_file answers.jsonl
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --input_file new.csv --source_column body --num_beams 4
@@ -6,11 +6,11 @@ r"""Answer the inputs of a file with a fine-tuned checkpoint: a line of answers.
         --source_column question --source_prefix "Answer: " --do_sample --top_p 0.9 --num_return_sequences 5
     python predict_t5.py --backend ctranslate2 --model_name_or_path out/export --input_file inputs.txt
 
-Prefix, columns and lengths are those of the task that the checkpoint's task.json names; without one a text is read as
-it is. A line of a text file is an input, or a row of JSON, CSV, TSV and parquet, whose columns are kept. The answer is
-its `prediction`; --num_return_sequences adds `n_best`, texts with their log-probabilities. Tasks on running text
-(benchmark text) are answered piece by piece, and the text between the pieces stays. Texts of similar length are
-generated together. The same command continues a run that was stopped.
+Prefix, columns and lengths are those of the task in the checkpoint's task.json; without this file the model reads each
+text unchanged. An input is a line of a text file, or a row of JSON, CSV, TSV and parquet, whose columns are kept. The
+answer is its `prediction`; --num_return_sequences adds `n_best`, texts with their log-probabilities. Tasks on running
+text (benchmark text) are answered piece by piece, and the text between the pieces is kept. Inputs of similar length are
+answered together. The same command resumes a stopped run.
 """
 
 import itertools

@@ -1,19 +1,19 @@
-"""GLUE from one checkpoint: fine-tunes every task with several seeds and writes the table that people quote.
+"""GLUE from one checkpoint: fine-tunes every task with several seeds and writes the usual table of results.
 
     python report_glue.py --model_name_or_path google/t5-v1_1-base
     python report_glue.py --model_name_or_path out/pre_train_t5 --data_dir glue --tasks cola sst2 rte --seeds 1 2 3
     python report_glue.py --model_name_or_path out/base --data_dir glue -- --num_train_epochs 3 --optim adafactor
 
-Flags after -- go to fine_tune_t5.py as they are (a recipe comes first). The runs come one after the other, each with
-its log beside its folder. The same command resumes: finished runs are not repeated, an unfinished one resumes from its
+Flags after -- go to fine_tune_t5.py unchanged (a recipe comes first). The runs follow one after the other, each with a
+log next to its folder. The same command resumes: finished runs are not repeated, an unfinished one resumes from its
 newest checkpoint. Cost: the sum of the runs (--dry_run prints their commands).
 
 Writes into --output_dir, again after each run: glue.md and glue.tex (the table), glue.json (every number, seed and
-command), glue.png and glue.pdf; at the end best/<task> (each task's best seed) and, by evaluate_t5.py,
+command), glue.png and glue.pdf; at the end best/<task> (each task's best seed) and, through evaluate_t5.py,
 submission/submission.zip. The numbers are those of the development sets, on which each run also chose its best epoch,
 x 100, as mean and standard deviation (n - 1) over seeds. A task's score is the mean of its metrics as GLUE defines it:
 Matthews alone for CoLA, both sets of MNLI. The average of the tasks is given with WNLI, as GLUE's server has it, and
-without, as BERT reports it: WNLI's development sentences contradict its training set, and T5 does not train on it
+without it, as in BERT's paper: WNLI's development sentences contradict its training set, and T5 does not train on it
 either.
 """
 

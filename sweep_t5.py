@@ -4,14 +4,14 @@
     python sweep_t5.py sweeps/glue_sst2_sweep.yaml --dry_run      # the first commands, without running them
     python sweep_t5.py sweeps/glue_sst2_sweep.yaml --report_only  # table and pictures of the trials so far
 
-The same command resumes where it stopped. A trial of a killed or interrupted agent is resumed by the next one, from its
-newest checkpoint if that holds the optimizer; a finished one is never repeated. The sweep's folder holds study.jsonl
-(Optuna's journal of all trials), for each trial a folder with its .log and .err beside it, and report.html with
-history.png, parallel_coordinates.png and importance.png.
+The same command resumes where it stopped. The next agent resumes a trial of a killed or interrupted agent, from its
+newest checkpoint if that holds the optimizer; a finished trial is never repeated. The sweep's folder holds study.jsonl
+(Optuna's journal of all trials), a folder, a .log and an .err file for each trial, and report.html with history.png,
+parallel_coordinates.png and importance.png.
 
-Supported keys of W&B's sweep files, the others are refused by name: grid, random and bayes (Optuna's TPE on the
-quantiles of the parameters), all distributions, the command's macros, hyperband, target, run_cap. A trial counts by the
-best value that it logged, as in W&B; a failed one counts as the worst.
+Supported of W&B's sweep files (anything else is refused by name): grid, random and bayes (Optuna's TPE on the quantiles
+of the parameters), all distributions, the command's macros, hyperband, target, run_cap. The result of a trial is the
+best value that it logged, as in W&B; a failed trial counts as the worst.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """`Seq2SeqTrainer` made exact for T5: loss over the global batch, evaluation that counts every token and example once.
 
-The parts it is made of, each a subclass of the one before: training/row_order.py, saving.py, non_finite.py; beside them
-flow.py (when it logs, evaluates, saves and ends) and teacher_forcing.py (class labels are scored without generating).
+Its parts, each a subclass of the one before: training/row_order.py, saving.py, non_finite.py. It also uses flow.py
+(when it logs, evaluates, saves and ends) and teacher_forcing.py (class labels are scored without generating).
 
 Legend of shapes: B batch, T target length, C class labels.
 """
