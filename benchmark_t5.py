@@ -65,7 +65,7 @@ FLAGS: dict[str, dict] = {
                           unit="(a kept token, a sentinel, EOS)"),
     "model": dict(default=("base", "tiny"), help="Shape: tiny, mini, small ... xxl, or a folder with a config.json."),
     "bf16": dict(default=(True, False), help="bfloat16 autocast. Not set: on a GPU.", **_SWITCH),
-    "minutes": dict(default=(8.0, 2.0), help="Nothing new begins after so many minutes.", **_AMOUNT),
+    "minutes": dict(default=(8.0, 2.0), help="No new part begins after this many minutes.", **_AMOUNT),
     "compile": dict(default=(True, False), help="torch.compile where it belongs. Not set: on a GPU.", **_SWITCH),
     "rows": dict(default="all", help=f"Rungs: all, peers, best, or some of {_RUNGS}."),
     "steps": dict(default=4, help="Steps timed together in a turn.", **_COUNT),

@@ -42,7 +42,7 @@ from modeling.generation_settings import drop_idle_search
 from modeling.new_vocabulary import change_vocabulary
 from tasks.task_records import TASK_RECORD
 
-# nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: as it is.
+# nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: unchanged.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
 
 
@@ -119,7 +119,7 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
         model = load_model(args.model_name_or_path)
         folder_of_model = Path(args.model_name_or_path)
         bare = folder_of_model.is_dir() and not has_tokenizer(folder_of_model)
-        own = load_tokenizer(name if bare else args.model_name_or_path)  # by which its rows are ordered
+        own = load_tokenizer(name if bare else args.model_name_or_path)  # its ids order the rows
         tokens = change_vocabulary(model, own, tokenizer)
         changed = f"{tokens['kept']:,} rows kept, {tokens['new']:,} new ones at their mean"
         flags = f"--model_name_or_path {shlex.quote(args.output_dir)}"

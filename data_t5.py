@@ -75,7 +75,7 @@ class Text:
         else:
             self.tokenizer = ids_tokenizer(model_args.vocab_size) if self.ids else self._train_tokenizer(model_args)
 
-    # ------------------------------------------------------------ what a run says of it
+    # ------------------------------------------------------------ what a run reports
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         """Fingerprints of the contents of both splits and of the run's tokenizer."""
         first = next(iter(self.sources.values()))
@@ -166,7 +166,7 @@ class Text:
 
     @property
     def _is_joined(self) -> bool:
-        """Whether each corpus has held-out text of its own; a --validation_file is for all of them."""
+        """Whether each corpus has its own held-out text; a --validation_file is for all of them."""
         return self.is_mixed and not self.args.validation_file
 
     def _more_validation(self) -> str:

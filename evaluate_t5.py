@@ -161,7 +161,7 @@ def is_submission(task_args: TaskArguments, run_args: EvaluationRunArguments) ->
 
 def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
     """The flags that the checkpoint's task.json adds to those given; a line shows them. The `names` of those given are
-    put into `given`. If each task has a checkpoint of its own, build_job adds the lengths."""
+    put into `given`. If each task has its own checkpoint, build_job adds the lengths."""
     if values["task"]:
         names |= {"benchmark", "dataset_name"}
         values["benchmark"], values["dataset_name"] = split_task(values["task"])

@@ -132,7 +132,7 @@ def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
 
 
 def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Saves model and tokenizer into `folder`; returns the model as it is loaded again. ValueError unless every tensor
+    """Saves model and tokenizer into `folder`; returns the model loaded from there. ValueError unless every tensor
     has the bits of the checkpoint, rounded to `dtype`."""
     model = original.model
     wanted = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}

@@ -254,7 +254,7 @@ def check_room(config: PreTrainedConfig, shown: str) -> None:
 def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTrainedConfig:
     """The configuration of a folder or Hub name. ValueError naming the flag, and what is wrong with its value.
 
-    Code that lies beside it, which transformers would offer to run, is never run.
+    Code in the same folder, which transformers would offer to run, is never run.
     """
     place = name_or_path
     try:
@@ -413,7 +413,7 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int) -> None:
 
 def use_one_embedding_module(model: PreTrainedModel) -> None:
     """Makes encoder and decoder look tokens up in one module, not in modules of their own that share its tensor: FSDP2
-    takes a tensor from one module only. The names in state dicts, and what is saved, stay as they are."""
+    takes a tensor from one module only. The names in state dicts, and what is saved, do not change."""
     shared = model.get_input_embeddings()
     for stack in stacks(model):
         if stack.embed_tokens.weight is shared.weight:

@@ -68,7 +68,7 @@ class ReportArguments:
 
 @dataclass
 class Run:
-    """One task with one seed. Beside its folder lie <folder>.json, which holds its flags, and <folder>.log."""
+    """One task with one seed. Next to its folder are <folder>.json, which holds its flags, and <folder>.log."""
 
     task: str
     seed: int

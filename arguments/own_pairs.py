@@ -12,11 +12,11 @@ from corpora.files import TEXT_SUFFIXES, expand_files
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
 HELD_OUT = 5.0  # percent of the training rows, where no validation rows are named
-# {shape: the columns by which a record of it is recognised}. Of these the preprocess of the same name makes source and
+# {shape: the columns that identify a record of it}. For these shapes the preprocess of the same name makes source and
 # target; the number is that of the worked examples, two in Tk-Instruct.
 _MADE = {f"natural_instructions_{n}": "Definition Instances" for n in (2, 0, 1, 3, 4)}
 _MADE["alpaca"] = "instruction output"
-SHAPES = _MADE | {  # of these the two columns are source and target
+SHAPES = _MADE | {  # for these the two columns are source and target
     "pretokenized": "inputs_pretokenized targets_pretokenized",  # P3, of which T0 was made
     "prompt_completion": "prompt completion",
     "inputs_targets": "inputs targets",  # FLAN
@@ -106,7 +106,7 @@ def own_entry(args: Any) -> dict:
 
 
 def prefix_of(text: str | None) -> str | None:
-    """The prefix of an entry: "summarize: " -> "summarize", written with a colon; "TL;DR " -> "TL;DR ", as it is."""
+    """The prefix of an entry: "summarize: " -> "summarize", written with a colon; "TL;DR " -> "TL;DR ", unchanged."""
     return text.rstrip(" ").removesuffix(":") if text and text.rstrip(" ").endswith(":") else text or None
 
 

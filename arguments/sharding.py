@@ -65,7 +65,7 @@ def take_deepspeed_file(args: Any) -> None:
     if differ := [text.removeprefix("- ds ") for text in args.hf_deepspeed_config.mismatches]:
         raise ValueError(f"--deepspeed {args.deepspeed}: differs from the flags ({'; '.join(differ)}): write "
                          '"auto" there, and give the flags')  # fmt: skip
-    # Else accelerate puts DeepSpeed's Adam in the place of any optimizer whose state is offloaded.
+    # Otherwise accelerate replaces any optimizer whose state is offloaded with DeepSpeed's Adam.
     config.setdefault("zero_force_ds_cpu_optimizer", False)
     # Every rank builds the whole model, so that it begins with the same weights as in any other launch.
     # DeepSpeed shards them later, when T5Trainer has set this again.

@@ -160,7 +160,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     fused_projections: bool = option(False, "Compute Q, K, V in one product, and wi_0, wi_1 in one.")
     fused_cross_projections: bool = option(False, "Compute all cross-attention K, V in one product.")
     bf16_residual: bool = option(False, "With --bf16: keep the residual stream in bfloat16 too.")
-    # Flags of transformers, of which 5.17 has only the older names: gradient_checkpointing and its _kwargs.
+    # Flags of transformers; 5.17 has only their older names: gradient_checkpointing and its _kwargs.
     activation_checkpointing: bool | None = option(
         None, "Recompute activations in the backward pass: less memory, a fifth slower."
     )

@@ -263,7 +263,7 @@ def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
 
 
 def _recipe_as_flags(parser: T5ArgumentParser, path: str) -> dict[str, list[str]]:
-    """{flag: its words on a command line} of a recipe; null leaves a flag as it is."""
+    """{flag: its words on a command line} of a recipe; null does not set a flag."""
     try:
         recipe = read_yaml(path)
     except OSError as error:

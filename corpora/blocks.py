@@ -69,11 +69,11 @@ class Corpus:
         raise NotImplementedError
 
     def here(self) -> str:
-        """Where the row that was read last lies, as messages say it: "a.csv at byte 1,024"."""
+        """The place of the row that was read last, as in messages: "a.csv at byte 1,024"."""
         raise NotImplementedError
 
     def share_read(self, block: int, place: int | None) -> float:  # noqa: ARG002
-        """Share of a block that lies before a place; 0 if only reading could tell."""
+        """Share of a block before a place; 0 if only reading could show it."""
         return 0.0
 
     def all_rows(self) -> Rows:

@@ -104,7 +104,7 @@ class WeightedExamples(Examples):
         return self.total
 
     def passes(self, epochs: float) -> list[float]:
-        """How often each corpus is seen in so many epochs."""
+        """How often each corpus is seen in this many epochs."""
         return [epochs * int(n) / len(corpus) for n, corpus in zip(self.draws, self.corpora, strict=True)]
 
     def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
@@ -138,7 +138,7 @@ class EpochSampler(torch.utils.data.Sampler):
     group: size of a global batch; an epoch has whole ones, and each epoch leaves out other examples.
     count_epochs: yield epoch * N + example (as `ChunkDataset` takes it) instead of the example.
     buckets: [N] bucket of each example; each batch of `batch` examples then comes from one bucket.
-    in_order: the examples as they are, in every epoch.
+    in_order: the examples in their own order in every epoch.
     """
 
     def __init__(

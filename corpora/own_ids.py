@@ -93,7 +93,7 @@ def read_ids(path: Path, format: IdFormat) -> Iterator[IdDocument]:
 
 class ArrayDocuments(Sequence):
     """The documents of an .npy or .bin file by number: its rows, or the pieces of a flat array, which is one document.
-    Only what is asked for is read."""
+    Only the requested documents are read."""
 
     def __init__(self, path: Path, format: IdFormat):
         try:

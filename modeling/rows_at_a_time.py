@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from common.processes import free_memory
 from modeling.families import family_of, shape_of
 
-LARGEST_TENSOR = 2**28  # numbers: 1 GiB in float32, of which two or three exist at a time
+LARGEST_TENSOR = 2**28  # numbers: 1 GiB in float32; two or three such tensors exist at a time
 SHARE_OF_CACHES = 0.2  # of a GPU's memory, or of what a machine has free
 
 

@@ -103,7 +103,7 @@ class DocumentRows(Examples):
 def find_rows(tokens: np.ndarray, layout: RowLayout, eos_id: int) -> tuple[np.ndarray, np.ndarray, int]:
     """([rows] where they begin, [rows] their examples, number of EOS that separate examples).
 
-    The text is cut into lanes, of which each step finds one more example. A lane begins at a document if one begins
+    The text is cut into lanes; each step finds one more example in each. A lane begins at a document if one begins
     within a row's length, else anywhere.
     """
     size, longest = len(tokens), int(layout.texts[1])

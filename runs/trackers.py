@@ -82,7 +82,7 @@ class WandbTracker:
         ours = wandb_settings(args) | dict(name=name, id=identity)
         if os.environ.get("WANDB_SWEEP_ID"):
             del ours["id"], ours["project"]
-        # Else wandb goes on with a run that has failed in this process, and mixes this one into it.
+        # Otherwise wandb continues a run that has failed in this process, and mixes this one into it.
         ours["reinit"] = "finish_previous"
         self.table = wandb.Table
         # The configuration goes with init: a sweep locks its own values, and would warn of each one in a later update.
@@ -97,7 +97,7 @@ class WandbTracker:
         self.run.log({name: self.table(columns=columns, data=rows, allow_mixed_types=True)}, step=step)
 
     def finish(self, latest: dict) -> None:
-        """Ends the run. The summary, by which a sweep decides, gets the best checkpoint's evaluation."""
+        """Ends the run. The summary, which a sweep reads, gets the best checkpoint's evaluation."""
         self.run.log({}, commit=True)
         self.run.summary.update(latest)
         self.run.finish()

@@ -80,7 +80,7 @@ def name_of(args: TaskArguments) -> str:
 
 def translated(name: str, entry: dict) -> dict:
     """An entry with the fields of other registries (`text_column_name`, `label_column_name`, `metric_names`, a
-    dictionary of `labels`) in those of constants.py, with a line that shows it; other entries as they are.
+    dictionary of `labels`) in those of constants.py, with a line that shows it; other entries unchanged.
 
     {"text_column_name": "sentence", "label_column_name": "label", "labels": {0: "no", 1: "yes"}, "metric_names": "f1"}
     -> dict(prefix=name, inputs={"sentence": "sentence"}, target="label", target_type="class", labels=["no", "yes"],

@@ -40,7 +40,7 @@ PLAIN = dict(inputs={"": "text"}, target="prediction", target_type="text", metri
 
 def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
     """(entry, record) of the task in a checkpoint's task.json, of several the one called `name`. Without a task.json
-    (PLAIN, {}): the input is read as it is. ValueError if `name` is needed or wrong."""
+    (PLAIN, {}): the input is read unchanged. ValueError if `name` is needed or wrong."""
     record = read_record(folder)
     if not record:
         return PLAIN, {}

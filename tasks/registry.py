@@ -116,7 +116,7 @@ def source_text(task: dict, row: dict) -> str:
 
 
 def target_text(name: str, task: dict, row: dict) -> str:
-    """The text T5 should write: a label's words, a number in STS-B's rounding, or the (first) text as it is."""
+    """The text T5 should write: a label's words, a number in STS-B's rounding, or the (first) text unchanged."""
     value = row[task["target"]]
     if task["target_type"] == "text":
         return reference_texts(name, task, row)[0]

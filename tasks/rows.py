@@ -426,7 +426,7 @@ def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) ->
 def row_splitter(
     name: str, task: dict, args: TaskArguments, split: str = "train", here: Callable[[], str] = lambda: "a row"
 ) -> Callable[[dict], list[dict]]:
-    """The function that makes the rows of a split from a record of the stream. here: says where the record lies."""
+    """The function that makes a split's rows from a record of the stream. here: returns the place of the record."""
     reader = SplitReader(name, task, args, split, files_of="train")
 
     def rows_of(record: dict) -> list[dict]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Task:
     """One task: its entry in DATASET_VALS, the flags for it, and what was read of it. ValueError for a wrong entry.
 
-    rows: {split: rows as they are}; data: {split: their tokens}; examples: {split: number of rows before any limit}.
+    rows: {split: rows as texts}; data: {split: their tokens}; examples: {split: number of rows before any limit}.
     """
 
     corpus: Corpus | None = None  # of the training rows, if they are streamed
@@ -316,7 +316,7 @@ class Tasks:
         rows = {split: count for unknown in found for split, count in unknown.rows.items()}
         return Unknown(shares, named(letter for unknown in found for letter in unknown.letters.split()), rows)
 
-    tokens_per_example = None  # rows have lengths of their own
+    tokens_per_example = None  # rows have different lengths
 
     @property
     def documents(self) -> dict[str, int]:
@@ -365,7 +365,7 @@ class Tasks:
         """The share of a task's training rows that are cut: "12% of the sources at 512 tokens". It includes the few
         rows that have exactly the maximum length."""
         if "train" not in task.data:
-            return ""  # a stream, of which nothing is known
+            return ""  # a stream, whose rows are not known
         found = []
         columns = {"input_ids": "sources", "labels": "targets"}
         for (column, name), most in zip(columns.items(), examples.max_lengths(task.entry, "train"), strict=True):

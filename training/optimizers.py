@@ -28,7 +28,7 @@ class AdamWRMSScaled(torch.optim.Optimizer):
     group of its own, and its RMS is that of the model's tensor, which these stages keep whole.
 
     found_inf (an attribute, as in torch's fused optimizers): a float32 number on the device. Where it is 1, weights and
-    moments stay as they are; the host, which need not wait for it, then calls `uncount_step`.
+    moments do not change; the host, which need not wait for it, then calls `uncount_step`.
     """
 
     _step_supports_amp_scaling = True  # torch's name for an optimizer that looks at found_inf

@@ -102,7 +102,7 @@ def outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> No
 
 @atexit.register
 def _kill_workers() -> None:
-    """Kills the data workers that an error has left: Python's exit would send them SIGTERM and wait for ever."""
+    """Kills the data workers that an error has left: Python's exit would send them SIGTERM and wait forever."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that was killed
     for worker in multiprocessing.active_children():
         if worker.daemon:

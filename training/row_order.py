@@ -41,7 +41,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
     def _get_dataloader(self, *args, is_training: bool = False, **kwargs):
         """Overrides Trainer to start data workers that ignore the signals at which the run saves and stops, and to keep
         them between epochs of training only, not for every evaluation set. They are forked, which Python 3.14 does not
-        by itself: so they share model and corpus, which would be pickled for each of them."""
+        do by default: so they share model and corpus, which would otherwise be pickled for each."""
         workers, asked = self.args.dataloader_num_workers, self.args.dataloader_persistent_workers
         self.args.dataloader_persistent_workers = bool(asked and is_training and workers)
         try:
