@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Task:
     """One task: its entry in DATASET_VALS, the flags for it, and what was read of it. ValueError for a wrong entry.
 
-    rows: {split: rows as texts}; data: {split: their tokens}; examples: {split: number of rows before any limit}.
+    rows: {split: raw rows}; data: {split: their tokens}; examples: {split: number of rows before any limit}.
     """
 
     corpus: Corpus | None = None  # of the training rows, if they are streamed

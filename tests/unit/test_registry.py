@@ -492,7 +492,8 @@ class OwnEntryTest(TestCase):
         self.assertEqual(self.rows("validation", {}, {"doc.text": "a", "refs": "x"}), [("p: a", ["x"])])
 
     @parameterized.named_parameters(
-        ("missing", {"doc": {"txt": "a"}, "refs": "x"}, {}, r"dev.jsonl, no column doc.text.*available: doc, refs"),
+        ("missing", {"doc": {"txt": "a"}, "refs": "x"}, {},
+         r"dev.jsonl, row 1: no column doc.text.*available: doc, refs"),
         ("no_record", {"doc": "a", "refs": "x"}, {}, "no column doc.text"),
         ("no_reference", {"doc": {"text": "a"}, "refs": []}, {}, "row 1: the column refs is empty"),
         ("a_null_reference", {"doc": {"text": "a"}, "refs": ["x", None]}, {}, "column refs is empty in part"),
