@@ -577,14 +577,14 @@ class CacheTest(TestCase):
             (table,) = rows.rglob("*.arrow")
             if table.stat().st_size > 100:
                 table.write_bytes(table.read_bytes()[:100])
-        self.assertRegex(printed, "task-colour-train-.* is damaged .*arrow has 100 bytes instead of .* made again")
+        self.assertRegex(printed, "task-colour-train-.* is damaged .*arrow has 100 bytes instead of .* making it again")
         flags = self.pre_training(tokenizer_name=None, vocab_size=300, dry_run=True)
         self.assertEqual(self.run_script(pre_train_t5, flags)[0], 0)
         (tokenizer,) = (self.folder / "cache").glob("tokenizer-*")
         (tokenizer / "tokenizer.json").write_text("{")
         code, printed, errors = self.run_script(pre_train_t5, flags)
         self.assertEqual(code, 0, errors)
-        self.assertRegex(printed, "tokenizer-.* is damaged .* made again")
+        self.assertRegex(printed, "tokenizer-.* is damaged .* making it again")
 
     def test_a_process_killed_while_it_prepares(self):
         text = self.write("text.txt", "\n".join(sentences(40_000)).encode())

@@ -320,7 +320,7 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertEqual(torture.outcome(self.out), whole)
         _, code, _, err = call(pre_train_t5.main, *torture.changed(self.argv, *follow, "--eval_strategy", "no"))
         self.assertEqual(code, 2)
-        self.assertIn(f"--lr_scheduler_type {name}: follows the evaluations, of which", err)
+        self.assertIn(f"--lr_scheduler_type {name}: follows the evaluations, and ", err)
 
     @parameterized.parameters(("muon", 4), ("adamw_torch", 8))
     def test_disk_of_a_model_of_which_some_matrices_are_trained(self, optim, state):
