@@ -2,12 +2,12 @@
 # make check  set up, then: lint, format check and the unit tests
 # make test   set up, then: lint, format check and the whole test suite (no network, no GPU)
 # make test-launchers   set up, then: every launcher x sharding x script on two processes
-# make torture   set up, then: 300 kills of every kind of run, full disks, damaged checkpoints, wrong inputs (KILLS=300)
-# make test-slurm   set up, then: the job scripts on a SLURM of two nodes that runs on this machine for the test
+# make torture   set up, then: 300 kills of runs of every kind, full disks, damaged checkpoints, wrong inputs (KILLS=300)
+# make test-slurm   set up, then: the job scripts on a SLURM cluster of two nodes that the test starts on this machine
 # make gpu    the first minutes on a new GPU: kernels, ladders, Trainer, pre-training (MINUTES=25 TRAIN_FILE=my_text.txt)
-# make peers  into out/peers: what the published models of nanoT5 and FAT5 need to be timed (benchmark_t5.py --nanot5)
+# make peers  an environment in out/peers to time the published models of nanoT5 and FAT5 (benchmark_t5.py --nanot5)
 # make lock   writes requirements/lock.txt, the exact environment of .venv
-# make setup  the virtual environment with the pinned requirements, changed only when they are (setup-core: without extras)
+# make setup  the virtual environment with the pinned requirements, updated only when the requirements change (setup-core: without extras)
 
 PYTHON ?= python3
 VENV := .venv

@@ -1,13 +1,13 @@
-"""Make an encoder-decoder out of a decoder-only checkpoint (or two), as T5Gemma was made of Gemma 2, to train on.
+"""Make an encoder-decoder from one or two decoder-only checkpoints, as T5Gemma was made from Gemma 2.
 
     python adapt_decoder.py --model_name_or_path google/gemma-2-2b --output_dir out/t5gemma
     python adapt_decoder.py --model_name_or_path google/gemma-2-2b --encoder google/gemma-2-9b --output_dir out/9b_2b
 
 The encoder's attention is bidirectional. Each layer of the decoder gets a cross-attention: a copy of the layer's
-self-attention, or new weights where the encoder has other sizes; train these alone first. Writes the model in T5Gemma's
-layout, its tokenizer, and adaptation.json: from which tensor each one was copied. docs/t5gemma.md says what it is
-worth. Gemma 2's 2B becomes 5.6B parameters; source and result together take 16 GB of memory in bfloat16, the
-checkpoint's own type.
+self-attention, or new weights if the encoder has other sizes; train new weights alone first. Writes the model in
+T5Gemma's layout, its tokenizer, and adaptation.json, which names the source of each tensor. docs/t5gemma.md shows the
+benefit. Gemma 2 2B becomes a model of 5.6B parameters; source and result together take 16 GB of memory in bfloat16,
+the checkpoint's own type.
 """
 
 import shlex
@@ -34,11 +34,11 @@ class AdaptationArguments:
 
     _argument_group_name = "adaptation"
 
-    model_name_or_path: str | None = option(None, "Decoder-only checkpoint: the decoder, and the encoder if no other.")
+    model_name_or_path: str | None = option(None, "Decoder-only checkpoint for the decoder, or for both halves.")
     encoder: str | None = option(None, "Another checkpoint for the encoder, with the same tokenizer.")
     output_dir: str = option("out/t5gemma", "Folder to write. Must be empty or overwritten.")
-    overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new model is whole.")
-    seed: int = option(42, "Of a cross-attention that is drawn anew.")
+    overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new model is complete.")
+    seed: int = option(42, "Seed of a new cross-attention.")
 
 
 def check_flags(args: AdaptationArguments) -> None:
@@ -53,7 +53,7 @@ def described_copies(copied: dict[str, str | None], names: dict[str, str]) -> di
     counts: Counter = Counter()
     for name, source in copied.items():
         part = "head" if name.startswith("lm_head") else name.split(".")[1]
-        origin = names[source.split()[0]] if source else "drawn anew"
+        origin = names[source.split()[0]] if source else "new random weights"
         if "cross_attn" in name:
             part, origin = "cross-attention", f"self-attention of {origin}" if source else origin
         counts[part, origin] += 1

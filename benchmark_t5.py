@@ -1,4 +1,4 @@
-"""Measure this project's parts against their peers on this machine, side by side.
+"""Compare the speed of this project's parts with that of their peers, on this machine.
 
     python benchmark_t5.py all --output results/benchmark.json   # 8 minutes on a GPU; 2 on a CPU, at a tiny size
     python benchmark_t5.py step --rows all --model base           # the training step, rung by rung
@@ -8,10 +8,10 @@
     python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, communication and speed on paper
     python benchmark_t5.py gpu --output out/gpu.json --train_file my_text.txt     # make gpu: 25 minutes on a new GPU
 
-What is compared runs in one process, in the order A B A B, and medians are reported. It needs torch, transformers and
-numpy (and triton on a GPU); a missing peer or part is named, and the others are measured. Peers are the published files
-where --nanot5 names a checkout of nanoT5, otherwise stand-ins, which are named so. Prints tables, and JSON as the last
-line; --output writes it as it grows, with hardware, versions and commit, and beside it a log and a picture.
+Both sides of a comparison run in one process, in the order A B A B; medians are reported. The script needs torch,
+transformers and numpy (and triton on a GPU); it names a missing peer or part and measures the others. Peers are the
+published files where --nanot5 names a checkout of nanoT5, otherwise stand-ins, which are named so. Prints tables, and
+JSON as the last line; --output writes the JSON as it grows, with hardware, versions and commit, a log and a picture.
 """
 
 import argparse
@@ -65,7 +65,7 @@ FLAGS: dict[str, dict] = {
                           unit="(a kept token, a sentinel, EOS)"),
     "model": dict(default=("base", "tiny"), help="Shape: tiny, mini, small ... xxl, or a folder with a config.json."),
     "bf16": dict(default=(True, False), help="bfloat16 autocast. Not set: on a GPU.", **_SWITCH),
-    "minutes": dict(default=(8.0, 2.0), help="Nothing new begins after so many minutes.", **_AMOUNT),
+    "minutes": dict(default=(8.0, 2.0), help="No new part begins after this many minutes.", **_AMOUNT),
     "compile": dict(default=(True, False), help="torch.compile where it belongs. Not set: on a GPU.", **_SWITCH),
     "rows": dict(default="all", help=f"Rungs: all, peers, best, or some of {_RUNGS}."),
     "steps": dict(default=4, help="Steps timed together in a turn.", **_COUNT),

@@ -2,34 +2,34 @@
 
 Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.md). The fields of an entry:
 
-    prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."; one that ends
-                        in a space is written as it is
+    prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."; a prefix that
+                        ends in a space is written unchanged
     inputs              {key in the source text: column}, in the order they are written; key "" writes the bare text
-    target              the column that holds the answer; a list of texts in it holds several references: training has a
-                        row for each, evaluation counts the best. Any column may be dotted: translation.en, answers.text
-    target_type         "class" (one of `labels`), "number" (written in STS-B's rounding) or "text" (used as it is)
+    target              the column that holds the answer; a list of texts holds several references: each becomes a
+                        training row, evaluation counts the best. Any column may be dotted: translation.en, answers.text
+    target_type         "class" (one of `labels`), "number" (written in STS-B's rounding) or "text" (unchanged)
     labels              class names in class order (only for "class"); an integer in the data is an index into it
     metrics             names in METRICS of tasks/metrics/scoring.py; the first one chooses the best checkpoint. Any
-                        other name, or a folder, goes to evaluate.load, which runs its code
-    metric_columns      columns that a metric reads beside answers and targets (question_exact_match, referent_accuracy)
+                        other name, or a folder, is loaded with evaluate.load, which runs its code
+    metric_columns      further columns that a metric reads (question_exact_match, referent_accuracy)
     max_source_length, max_target_length   in tokens, EOS included
     hub                 (data set, configuration or None) on the Hugging Face Hub
     builtin             folder of the built-in English corpus (corpora/installed_docs.py) instead of `hub`
     files               {split: file below --data_dir, or a path}: .tsv .csv .json .jsonl .parquet, also compressed, a
-                        folder, a pattern or a list; or {split: {column: text file}}, whose lines belong together
+                        folder, a pattern or a list; or {split: {column: text file}}, parallel files
     file_columns        {column: header name, or index where a file has no header line}, where a file's names differ;
-                        of a list of names the column holds all that is not empty: several references
-    records             field that holds the rows of a nested record, as data.qas; * is any. A row keeps the fields
+                        with a list of names the column holds all their non-empty values: several references
+    records             field that holds the rows of a nested record, such as data.qas; * is any. A row keeps the fields
                         around it
-    preprocess          what cannot be declared: a function of a row of the source, which returns a row or a list of
-                        rows; a name in tasks.transforms.TRANSFORMS, or the function itself
+    preprocess          for what cannot be declared: a function of a record that returns a row or a list of rows; a name
+                        in tasks.transforms.TRANSFORMS, or the function itself
     skip_where          {column: values}: rows to leave out of every split, an empty cell being ""
     held_out            percent of the training rows to validate on, unless --validation_file names validation rows
     train_without       {columns: their values in the training rows to leave out, or a file of such rows}
     train_with          the task whose training rows this one borrows (AX has none of its own)
     merge_references    True: evaluation rows with the same source become one, with all their references
-    max_piece_length    the column text is running text, of whole books too: a row is a sentence-like piece of at most
-                        so many characters; plain text files have a document on each line
+    max_piece_length    the column text is running text, also whole books: a row is a sentence-like piece of at most
+                        this many characters; plain text files have a document on each line
     eval_splits         splits to report when there is more than "validation" (MNLI); the first is the main one
     submission_file     name inside the GLUE submission zip
 """

@@ -1,4 +1,4 @@
-"""Train a T5 tokenizer (SentencePiece unigram, 100 sentinels) on your own text, or add tokens to one that is there.
+"""Train a T5 tokenizer (SentencePiece unigram, 100 sentinels) on your own text, or add tokens to a tokenizer.
 
     python create_tokenizer.py --train_file 'corpus/*.txt' --vocab_size 32100 --output_dir out/tokenizer
     python create_tokenizer.py --train_file corpus.jsonl.gz --text_column content --config_name t5-v1_1-base
@@ -6,11 +6,11 @@
     python create_tokenizer.py --from_tokenizer google/flan-t5-base --add_tokens '\\n' '{' '}'
     python create_tokenizer.py --model_name_or_path google/flan-t5-base --add_tokens '{' --output_dir out/new
 
-The folder loads with AutoTokenizer and AutoConfig, and is a `--tokenizer_name` of the other scripts. 10 MB of text take
-about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus. With --streaming
-a data set of the Hub is read as it arrives; --max_train_samples ends it. Added tokens get embedding rows in a
+The folder loads with AutoTokenizer and AutoConfig; give it to the other scripts as `--tokenizer_name`. 10 MB of text
+take about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus. --streaming
+reads a data set of the Hub on the fly, up to --max_train_samples. Added tokens get embedding rows in a
 checkpoint when it is trained with the new tokenizer (--model_name_or_path and --tokenizer_name), or at once if
---model_name_or_path names it here. Rows of the old tokens, sentinels too, stay; new ones begin at their mean.
+--model_name_or_path names it here. Rows of old tokens and sentinels do not change; new rows begin at their mean.
 """
 
 import itertools
@@ -42,7 +42,7 @@ from modeling.generation_settings import drop_idle_search
 from modeling.new_vocabulary import change_vocabulary
 from tasks.task_records import TASK_RECORD
 
-# nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: as it is.
+# nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: unchanged.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
 
 
@@ -52,24 +52,24 @@ class TokenizerArguments:
 
     _argument_group_name = "tokenizer"
 
-    from_tokenizer: str | None = option(None, "Add to this one: folder, Hub name, .model. Not set: the model's.")
-    add_tokens: list[str] | None = option(None, "Texts that become tokens of it; \\n: the end of a line, \\t: a tab.")
-    model_name_or_path: str | None = option(None, "Its checkpoint, to be written with rows for them.")
+    from_tokenizer: str | None = option(None, "Add to this tokenizer: folder, Hub name, .model. Not set: the model's.")
+    add_tokens: list[str] | None = option(None, "Texts to add as tokens; \\n: a line break, \\t: a tab.")
+    model_name_or_path: str | None = option(None, "Also write this checkpoint, with rows for the new tokens.")
     train_file: list[str] | None = option(None, "Text: files, folders or globs, as for pre_train_t5.py.")
-    dataset_name: str | None = option(None, "Or a saved `datasets` folder, a Hub name, or the built-in installed_docs.")
+    dataset_name: str | None = option(None, "Saved `datasets` folder, Hub name, or the built-in installed_docs.")
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
-    streaming: bool = option(False, "Read the data set as it arrives, without storing it first.")
+    streaming: bool = option(False, "Read the data set on the fly, without storing it first.")
     max_train_samples: int | None = option(None, "Read the first N documents only.", at_least=1)
-    output_dir: str = option("out/tokenizer", "Folder to write; must be empty. It appears when it is whole.")
-    vocab_size: int = option(32_100, f"Tokens, {NUM_SENTINELS} sentinels included (T5: 32,100).", **LEAST_VOCABULARY)
+    output_dir: str = option("out/tokenizer", "Folder to write; must be empty. It appears when it is complete.")
+    vocab_size: int = option(32_100, f"Size, {NUM_SENTINELS} sentinels included (T5: 32,100).", **LEAST_VOCABULARY)
     byte_fallback: bool | None = option(
-        None, "Write letters without a token as bytes (256 tokens). Not set: if letters exceed a tenth of them and 256."
+        None, "Write letters without a token as bytes (256 tokens). Not set: if there are too many letters."
     )
-    normalization: str = option("nmt_nfkc", "SentencePiece's rule; nmt_nfkc is T5's.", choices=NORMALIZATIONS)
+    normalization: str = option("nmt_nfkc", "SentencePiece's normalization; T5: nmt_nfkc.", choices=NORMALIZATIONS)
     character_coverage: float | None = option(
         None,
-        "Share of letters with a piece. Not set: all, or with bytes the most frequent.",
+        "Share of the text's letters with a token. Not set: all, with bytes the most frequent.",
         at_least=LEAST_COVERAGE,
         at_most=1,
     )
@@ -77,7 +77,7 @@ class TokenizerArguments:
         1_000_000, f"Lines that SentencePiece samples, of {MOST_CHARACTERS / 1e6:.0f}M characters at most.", at_least=1
     )
     config_name: str | None = option(None, "Also write the config.json of this shape, with the tokenizer's vocabulary.")
-    data_cache_dir: str = option("~/.cache/t5_foundry", "Where the built-in corpus is kept.")
+    data_cache_dir: str = option("~/.cache/t5_foundry", "Cache folder of the built-in corpus.")
 
 
 def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
@@ -85,7 +85,7 @@ def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
     if args.from_tokenizer or args.model_name_or_path or args.add_tokens:
         _check_adding(args)
     if args.streaming and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise ValueError("--streaming goes with a data set in --dataset_name; files are read as a stream anyway")
+        raise ValueError("--streaming needs a data set in --dataset_name; files are read as a stream anyway")
     check_folder("--output_dir", args.output_dir)
     if Path(args.output_dir).is_dir() and any(Path(args.output_dir).iterdir()):
         raise ValueError(f"--output_dir {args.output_dir} is not empty: name another folder")
@@ -98,13 +98,13 @@ def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
 def _check_adding(args: TokenizerArguments) -> None:
     if not args.add_tokens:
         named = "model_name_or_path" if args.model_name_or_path else "from_tokenizer"
-        raise ValueError(f"--{named} {getattr(args, named)}: say with --add_tokens what its tokenizer is to get")
+        raise ValueError(f"--{named} {getattr(args, named)}: name the new tokens with --add_tokens")
     if not (args.from_tokenizer or args.model_name_or_path):
         raise ValueError("--add_tokens: name the tokenizer with --from_tokenizer, or its checkpoint with "
                          "--model_name_or_path")  # fmt: skip
     refuse(args, "train_file dataset_name dataset_config_name text_column streaming max_train_samples vocab_size "
-           "byte_fallback normalization character_coverage max_sentences config_name", "is of a tokenizer that is "
-           "trained; --add_tokens takes one as it is")  # fmt: skip
+           "byte_fallback normalization character_coverage max_sentences config_name", "is for a tokenizer that is "
+           "trained; --add_tokens changes no other token")  # fmt: skip
 
 
 def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str, str | None]:
@@ -119,7 +119,7 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
         model = load_model(args.model_name_or_path)
         folder_of_model = Path(args.model_name_or_path)
         bare = folder_of_model.is_dir() and not has_tokenizer(folder_of_model)
-        own = load_tokenizer(name if bare else args.model_name_or_path)  # by which its rows are ordered
+        own = load_tokenizer(name if bare else args.model_name_or_path)  # its ids order the rows
         tokens = change_vocabulary(model, own, tokenizer)
         changed = f"{tokens['kept']:,} rows kept, {tokens['new']:,} new ones at their mean"
         flags = f"--model_name_or_path {shlex.quote(args.output_dir)}"

@@ -67,7 +67,7 @@ def compute_input_and_target_lengths(
 # ---------------------------------------------------------------- masks
 def masks_from_random(random: np.ndarray, num_noise: int, num_spans: int) -> np.ndarray:
     """Random masks, bool [B, R], True where a token is masked. Each starts kept, ends masked, and is uniform over all
-    segmentations with so many masked tokens and spans.
+    segmentations with this many masked tokens and spans.
 
     random: uint32 or uint64 [B, R - 2], a number for every place where a span may be cut.
     """
@@ -151,7 +151,7 @@ def inputs_and_targets(
     kept[starts] = masked[starts - 1] = True
 
     def by_rows(places: np.ndarray) -> np.ndarray:
-        """[B, n] of places in rising order, of which all rows must have as many."""
+        """[B, n] places in rising order; all rows must have the same number of them."""
         is_even = places.size and places.size % batch == 0
         if not is_even or (places.reshape(batch, -1)[:, [0, -1]] // width != rows[:, None]).any():
             raise ValueError("all masks of a batch must mask the same number of tokens in the same number of spans, "

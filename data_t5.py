@@ -1,10 +1,10 @@
-"""Text for pre-training: what the user named, wherever it lies, as examples for an objective.
+"""Text for pre-training: the text that the flags name, as examples for an objective.
 
     find_text(flags) -> CachedText     tokenised once into flat files of ids (corpora/token_files.py)
                      -> StreamedText   read and tokenised on the fly (--streaming, corpora/streams.py)
 
 A text is one corpus or several drawn by weight, of texts or of ready-made ids. It handles weights, held-out text, EOS
-between documents and resuming, so every corpus goes with every objective, streamed or not.
+between documents and resuming, so every corpus works with every objective, streamed or not.
 """
 
 import io
@@ -75,7 +75,7 @@ class Text:
         else:
             self.tokenizer = ids_tokenizer(model_args.vocab_size) if self.ids else self._train_tokenizer(model_args)
 
-    # ------------------------------------------------------------ what a run says of it
+    # ------------------------------------------------------------ what a run reports
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         """Fingerprints of the contents of both splits and of the run's tokenizer."""
         first = next(iter(self.sources.values()))
@@ -138,9 +138,9 @@ class Text:
         of_all = f" of {self._held_out:,}" if self._held_out > scored and not self.args.streaming else ""
         return rows | objective.plan(self.rows) | {
             "chunks": f"{'a stream' if epochs is None else format(len(self.train), ',')} training, "
-            f"{scored:,}{of_all} validation, of {length:.0f} tokens -> {objective.inputs_length} in, "
-            f"{objective.targets_length} out",
-            "tokens": f"{human_count(per_step)} a step, {human_count(per_step * steps)} in all"
+            f"{scored:,}{of_all} validation, of {length:.0f} raw tokens -> {objective.inputs_length} input, "
+            f"{objective.targets_length} target tokens",
+            "tokens": f"{human_count(per_step)} per step, {human_count(per_step * steps)} in total"
             + ("" if epochs is None else f" ({epochs:.1f} epochs)"),
         }  # fmt: skip
 
@@ -166,7 +166,7 @@ class Text:
 
     @property
     def _is_joined(self) -> bool:
-        """Whether each corpus has held-out text of its own; a --validation_file is for all of them."""
+        """Whether each corpus has its own held-out text; a --validation_file is for all of them."""
         return self.is_mixed and not self.args.validation_file
 
     def _more_validation(self) -> str:

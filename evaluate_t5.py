@@ -9,10 +9,10 @@
 
 Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jsonl (a line per row) and, for
 `--dataset_name all --do_predict`, the GLUE server's submission.zip into --output_dir. Several tasks (cola,rte or all)
-are evaluated one after the other, by one checkpoint or each by its own ({task}); eval_average is the mean of their main
-metrics. Class labels are scored, one forward pass for each; numbers and texts, or all with `--predict_with_generate`,
-are decoded. Several processes count every row once. Flags that are not given are those of the checkpoint's task.json,
-unless a given one names another task.
+are evaluated one after the other, with one checkpoint or one for each task ({task}); eval_average is the mean of their
+main metrics. Class labels are scored by teacher forcing; numbers and texts, or all answers with
+`--predict_with_generate`, are generated. Several processes count every row once. Flags that are not given come from the
+checkpoint's task.json, unless a given flag names another task.
 """
 
 import copy
@@ -66,9 +66,9 @@ class EvaluationArguments:
     attn_implementation: str | None = option(
         None, "Attention; t5_fused evaluates with sdpa. Not set: transformers'.", choices=ATTENTION_IMPLEMENTATIONS
     )
-    split: str | None = option(None, "Not set: the task's evaluation splits, or with --do_predict its test splits.")
-    interactive: bool = option(False, "Answer lines of standard input: gaps <extra_id_0> are filled, or a task done.")
-    allow_missing: bool = option(False, "Of several tasks leave out those without data or checkpoint.")
+    split: str | None = option(None, "Not set: the task's evaluation splits; with --do_predict: its test splits.")
+    interactive: bool = option(False, "Answer each line of standard input: fill <extra_id_0>, or do the task.")
+    allow_missing: bool = option(False, "Leave out tasks without data or checkpoint.")
 
 
 @dataclass
@@ -138,7 +138,7 @@ def parse_flags(
     jobs = [build_job(name, evaluation, task_args, run_args, given) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
     if "generation_num_beams" in given and run_args.generation_num_beams and not generates:
-        raise ValueError("--generation_num_beams goes with --predict_with_generate: labels are scored, not searched")
+        raise ValueError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
     for job in jobs:
         job.task.is_one_of_several = len(jobs) > 1
     if run_args.output_dir is None:
@@ -161,7 +161,7 @@ def is_submission(task_args: TaskArguments, run_args: EvaluationRunArguments) ->
 
 def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
     """The flags that the checkpoint's task.json adds to those given; a line shows them. The `names` of those given are
-    put into `given`. If each task has a checkpoint of its own, build_job adds the lengths."""
+    put into `given`. If each task has its own checkpoint, build_job adds the lengths."""
     if values["task"]:
         names |= {"benchmark", "dataset_name"}
         values["benchmark"], values["dataset_name"] = split_task(values["task"])
@@ -173,7 +173,7 @@ def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
     if flags:
         shown = {name: " ".join(map(str, as_list(value))) for name, value in flags.items() if value is not False}
         shown = " ".join(f"--{name} {value}" for name, value in shown.items())
-        print_once(f"{Path(model) / TASK_RECORD}: evaluating as its fine-tuning did: {shown}")
+        print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
     return flags
 
 
@@ -225,7 +225,7 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
 
 
 def contents_of(jobs: list[Job]) -> dict[str, str]:
-    """Fingerprints of the tasks' rows and of the files of each model, by which every process answers a part of them."""
+    """Fingerprints of the tasks' rows and of each model's files, which all processes must share to divide the rows."""
     found = {f"contents of {job.task.name} {split}": data._fingerprint for job in jobs
              for split, data in job.task.data.items()}  # fmt: skip
     for model, name in {job.model: job.task.name for job in reversed(jobs)}.items():  # the first task of each model

@@ -1,4 +1,4 @@
-"""Export any checkpoint as a clean Hugging Face folder with a model card; beside it CTranslate2, ONNX, its encoder.
+"""Export any checkpoint as a clean Hugging Face folder with a model card, and for CTranslate2, ONNX or as an encoder.
 
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --output_dir out/export
     python export_checkpoint.py --model_name_or_path out/pre_train_t5/checkpoint-2000 --dtype bfloat16
@@ -8,9 +8,9 @@
 
 Reads the checkpoints of our runs under any launcher, the shards of DeepSpeed's ZeRO-1 to 3 and of FSDP, and LoRA's
 matrices, which it merges. Each format is loaded again and compared with PyTorch on real texts before it is kept: greedy
-tokens must be equal, log-probabilities within a tolerance, which is printed. CTranslate2 ends a beam search by another
-rule: if the checkpoint is decoded with beams, the number of equal texts is printed too. The folder appears when all of
-it is whole. A model of 1M parameters takes 20 s of one core in all formats.
+tokens must be equal, and log-probabilities equal within a tolerance, which is printed. CTranslate2 ends a beam search
+by another rule: if the checkpoint generates with beams, the number of equal texts is printed too. The folder appears
+when it is complete. A model of 1M parameters takes 20 s of one core in all formats.
 """
 
 import importlib.util
@@ -63,18 +63,18 @@ class ExportArguments:
 
     _argument_group_name = "export"
 
-    model_name_or_path: str = option(PreTrainingArguments.output_dir, "Run's folder, checkpoint, shards or Hub name.")
-    config_name: str | None = option(None, "Folder with config.json, where shards have none in or above them.")
+    model_name_or_path: str = option(PreTrainingArguments.output_dir, "Run, checkpoint, shards or Hub name.")
+    config_name: str | None = option(None, "Folder with config.json, if the shards have none.")
     tokenizer_name: str | None = option(None, "Tokenizer. Not set: the checkpoint's own, or that of the folder above.")
-    trust_checkpoint: bool = option(False, "Read shards that can run code of whoever wrote them.")
+    trust_checkpoint: bool = option(False, "Read shards that can run code of their author.")
     output_dir: str = option("out/export", "Folder to write. Must be empty or overwritten.")
-    overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new export is whole.")
+    overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new export is complete.")
     formats: list[str] = option(
-        ["huggingface"], "The first is always written, the others into folders of it.", choices=tuple(TOLERANCES)
+        ["huggingface"], "Formats to write; the others into folders inside huggingface's.", choices=tuple(TOLERANCES)
     )
-    dtype: str = option("float32", "Weights of the Hugging Face folder.", choices=tuple(DTYPES))
-    samples_file: str | None = option(None, "Texts to compare on: lines, or rows with `source` (predictions.jsonl).")
-    num_samples: int = option(8, "Texts that are compared.", at_least=1)
+    dtype: str = option("float32", "Type of the weights in the Hugging Face folder.", choices=tuple(DTYPES))
+    samples_file: str | None = option(None, "File of these texts: lines, or rows with `source` (predictions.jsonl).")
+    num_samples: int = option(8, "Texts to compare on.", at_least=1)
     license: str | None = option(None, "Licence for the model card, such as apache-2.0.")
     language: list[str] | None = option(None, "Languages for the model card, such as en it.")
     push_to_hub: str | None = option(None, "Upload the folder to this model repository, such as me/my-t5.")
@@ -132,7 +132,7 @@ def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
 
 
 def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Saves model and tokenizer into `folder`; returns the model as it is loaded again. ValueError unless every tensor
+    """Saves model and tokenizer into `folder`; returns the model loaded from there. ValueError unless every tensor
     has the bits of the checkpoint, rounded to `dtype`."""
     model = original.model
     wanted = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}

@@ -11,8 +11,8 @@ r"""Fine-tune a T5 on your own pairs or any task of DATASET_VALS (constants.py),
     torchrun --nproc_per_node 8 fine_tune_t5.py --deepspeed zero_stage2_config.json --task glue/mnli
 
 Without flags it runs recipes/fine_tune_installed_docs.yaml. Class labels are scored by teacher forcing, which finds the
-label whose tokens greedy decoding would write; `--predict_with_generate` decodes and compares texts. A mixture is
-evaluated task by task, and the average of their main metrics (eval_average) chooses the best model. The flags of your
+label whose tokens greedy decoding would write; `--predict_with_generate` generates and compares texts. A mixture is
+evaluated task by task, and the mean of the tasks' main metrics (eval_average) chooses the best model. The flags of your
 own pairs become an entry, which is printed (docs/your_data.md). Writes the best model, task.json (for evaluate_t5.py to
 repeat the numbers), all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
@@ -62,7 +62,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
             print_once(f"no model was named: starting from the checkpoint {model_args.model_name_or_path}")
         else:
             model_args.config_name = "tiny"
-            print_once(f"no model was named and there is no {' or '.join(DEMO_CHECKPOINTS)}: a tiny one from scratch")
+            print_once(f"no model was named and there is no {' or '.join(DEMO_CHECKPOINTS)}: a tiny model from scratch")
     job = "fine-tuning a checkpoint" if model_args.model_name_or_path else "fine-tuning from scratch"
     check_training(args, job + LORA * bool(model_args.lora_rank))
     check_streaming(task_args, args)

@@ -7,10 +7,10 @@
 
 Methods of the model that are replaced:
   - forward, by one that ends in the loss: `compute_loss_in_forward` (modeling/loss.py) gives the model a subclass of
-    its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py). Without labels the model answers as before.
+    its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py). Without labels the forward pass is unchanged.
   - products of its blocks, on request: --fused_projections, --bf16_residual (modeling/fused_projections.py).
   - the tanh-GELU, by torch's in one kernel (fuse_activation there), and the gradient of the relative biases, summed in
-    a fixed order (modeling/relative_bias.py); T5Trainer asks for the second one.
+    a fixed order (modeling/relative_bias.py); T5Trainer asks for the latter.
   - save_pretrained, with LoRA, to save LoRA's matrices alone (modeling/low_rank.py).
   - masks, where rows hold several examples: hooks before both stacks (modeling/segment_masks.py).
 
@@ -188,8 +188,8 @@ def get_model(
 
 
 def train_only(model: PreTrainedModel, pattern: str) -> None:
-    """Freezes all weights but those whose names the regular expression finds; ValueError if it finds none that is not
-    frozen already, as those beside LoRA's matrices are."""
+    """Freezes all weights except those whose names match the regular expression. ValueError if all matching weights are
+    frozen already, as LoRA freezes them."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     try:
         chosen = {name for name in weights if re.search(pattern, name)}
@@ -254,7 +254,7 @@ def check_room(config: PreTrainedConfig, shown: str) -> None:
 def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTrainedConfig:
     """The configuration of a folder or Hub name. ValueError naming the flag, and what is wrong with its value.
 
-    Code that lies beside it, which transformers would offer to run, is never run.
+    Code in the same folder, which transformers would offer to run, is never run.
     """
     place = name_or_path
     try:
@@ -351,7 +351,7 @@ def _load_merged(folder: str, base: str, attn_implementation: str | None, config
         raise ValueError(f"--model_name_or_path {folder}: holds LoRA matrices, which need peft: pip install -r "
                          "requirements/lora.txt") from None  # fmt: skip
     except (ValueError, RuntimeError) as error:
-        raise ValueError(f"--model_name_or_path {folder}: its LoRA matrices belong to {base}, and do not go with what "
+        raise ValueError(f"--model_name_or_path {folder}: its LoRA matrices belong to {base}, and do not fit what "
                          f"is there ({first_line(error)})") from None  # fmt: skip
 
 
@@ -413,7 +413,7 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int) -> None:
 
 def use_one_embedding_module(model: PreTrainedModel) -> None:
     """Makes encoder and decoder look tokens up in one module, not in modules of their own that share its tensor: FSDP2
-    takes a tensor from one module only. The names in state dicts, and what is saved, stay as they are."""
+    takes a tensor from one module only. The names in state dicts, and what is saved, do not change."""
     shared = model.get_input_embeddings()
     for stack in stacks(model):
         if stack.embed_tokens.weight is shared.weight:

@@ -1,11 +1,11 @@
-"""Compares runs: prints a table of what they reached and draws their curves into one picture.
+"""Compares runs: prints a table of their results and draws their curves into one picture.
 
     python plot_runs.py out/a out/b
     python plot_runs.py out/a out/b --x tokens --metric bits_per_byte,learning_rate,sequences_per_second
     python plot_runs.py adam=out/adam_1,out/adam_2,out/adam_3 lion=out/lion_1,out/lion_2 --metric eval_accuracy
 
 A run is the --output_dir of a training script, during training or afterwards; `label=folder,folder,...` puts several
-seeds together. Takes seconds, and no GPU. The table:
+seeds together. Takes seconds, and needs no GPU. The table:
 
     run   n  steps  train loss     eval loss      accuracy         time
     adam  3  2,000  2.314 ± 0.012  2.402 ± 0.009  0.8133 ± 0.0042  7 min 05 s
@@ -58,7 +58,7 @@ def group_folders(runs: list[str], labels: str | None) -> dict[str, list[Path]]:
     if labels is not None:
         names = [name.strip() for name in labels.split(",")]
         if not all(names):
-            raise ValueError(f"--labels {labels!r}: a name is missing beside a comma, or all of it")
+            raise ValueError(f"--labels {labels!r}: a name is missing next to a comma")
         if len(names) != len(runs):
             raise ValueError(f"--labels {labels} has {len(names)} names for {len(runs)} runs")
     for name in names:
@@ -97,7 +97,7 @@ def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
     found = {}  # in order, each once
     for metric in map(str.strip, wanted.split(",")):
         if not metric:
-            raise ValueError(f"--metric {wanted!r}: a name is missing beside a comma, or all of it")
+            raise ValueError(f"--metric {wanted!r}: a name is missing next to a comma")
         key = metric if metric in present else f"eval_{metric}"
         if key not in present:
             known = [*metrics, *sorted(present - {"step", "epoch", "seconds", *metrics})]

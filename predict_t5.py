@@ -1,4 +1,4 @@
-r"""Answer the inputs of a file with a fine-tuned checkpoint: a line of answers.jsonl for each input, in their order.
+r"""Answer the inputs of a file with a fine-tuned checkpoint: one line of answers.jsonl per input, in the same order.
 
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --input_file inputs.txt --output_file answers.jsonl
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --input_file new.csv --source_column body --num_beams 4
@@ -6,11 +6,11 @@ r"""Answer the inputs of a file with a fine-tuned checkpoint: a line of answers.
         --source_column question --source_prefix "Answer: " --do_sample --top_p 0.9 --num_return_sequences 5
     python predict_t5.py --backend ctranslate2 --model_name_or_path out/export --input_file inputs.txt
 
-Prefix, columns and lengths are those of the task that the checkpoint's task.json names; without one a text is read as
-it is. A line of a text file is an input, or a row of JSON, CSV, TSV and parquet, whose columns are kept. The answer is
-its `prediction`; --num_return_sequences adds `n_best`, texts with their log-probabilities. Tasks on running text
-(benchmark text) are answered piece by piece, and the text between the pieces stays. Texts of similar length are
-generated together. The same command continues a run that was stopped.
+Prefix, columns and lengths are those of the task in the checkpoint's task.json; without this file the model reads each
+text unchanged. An input is a line of a text file, or a row of JSON, CSV, TSV and parquet, whose columns are kept. The
+answer is its `prediction`; --num_return_sequences adds `n_best`, texts with their log-probabilities. Tasks on running
+text (benchmark text) are answered piece by piece, and the text between the pieces is kept. Inputs of similar length are
+answered together. The same command resumes a stopped run.
 """
 
 import itertools
@@ -61,17 +61,17 @@ class PredictionArguments:
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     input_file: str | None = option(None, "Inputs: a text file, or .json .jsonl .csv .tsv .parquet, also compressed.")
     output_file: str | None = option(None, "Answers as JSON lines. Not set: <input_file>.answers.jsonl.")
-    overwrite_output_file: bool = option(False, "Start anew instead of continuing --output_file.")
-    source_column: list[str] | None = option(None, "Columns of --input_file that are read. Not set: the task's.")
-    source_prefix: str | None = option(None, "Begins each text. Not set: the task's.")
-    dataset_name: str | None = option(None, "Of a checkpoint of several tasks, the one to do.")
-    max_source_length: int | None = option(None, "Tokens at which a text is cut. Not set: the task's.", at_least=2)
-    batch_size: int = option(32, "Texts generated together by each process.", at_least=1)
+    overwrite_output_file: bool = option(False, "Start again instead of resuming --output_file.")
+    source_column: list[str] | None = option(None, "Columns of --input_file to read. Not set: the task's.")
+    source_prefix: str | None = option(None, "Put before each source. Not set: the task's.")
+    dataset_name: str | None = option(None, "The task to do, if the checkpoint has several.")
+    max_source_length: int | None = option(None, "Source tokens; longer ones are cut. Not set: the task's.", at_least=2)
+    batch_size: int = option(32, "Inputs per process and batch.", at_least=1)
     max_samples: int | None = option(None, "Answer the first N inputs only.", at_least=1)
-    backend: str = option("transformers", "What generates.", choices=("transformers", "ctranslate2"))
+    backend: str = option("transformers", "Library that generates.", choices=("transformers", "ctranslate2"))
     bf16: bool = option(False, "Weights in bfloat16.")
     attn_implementation: str | None = option(None, "Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS)
-    use_cpu: bool = option(False, "Generate on the CPU although there is a GPU.")
+    use_cpu: bool = option(False, "Generate on the CPU even if there is a GPU.")
     seed: int = option(42, "Seed of --do_sample.", at_least=0)
 
     def __post_init__(self):
@@ -85,18 +85,18 @@ class SearchArguments:
 
     _argument_group_name = "search (transformers' GenerationConfig)"
 
-    max_new_tokens: int | None = option(None, "Tokens of an answer. Not set: as in evaluation.", at_least=1)
-    min_new_tokens: int | None = option(None, "Tokens that an answer has at least.", at_least=1)
+    max_new_tokens: int | None = option(None, "Most tokens of an answer. Not set: as in evaluation.", at_least=1)
+    min_new_tokens: int | None = option(None, "Fewest tokens of an answer.", at_least=1)
     num_beams: int | None = option(None, "Beams. Not set: as the checkpoint was evaluated, else greedy.", at_least=1)
-    num_return_sequences: int | None = option(None, "Texts for each input, written with their scores.", at_least=1)
-    length_penalty: float | None = option(None, "Above 0 favours long texts among beams.", at_least=-100, at_most=100)
-    early_stopping: bool | None = option(None, "End when there are as many whole texts as beams.")
-    do_sample: bool | None = option(None, "Draw tokens instead of taking the most likely ones.")
-    temperature: float | None = option(None, "Of sampling.", above=0)
-    top_k: int | None = option(None, "Sample among the K likeliest tokens; 0: among all.", at_least=0)
-    top_p: float | None = option(None, "Sample among the likeliest tokens that have this share.", above=0, at_most=1)
+    num_return_sequences: int | None = option(None, "Answers per input, written with their scores.", at_least=1)
+    length_penalty: float | None = option(None, "Above 0 favours long answers among beams.", at_least=-100, at_most=100)
+    early_stopping: bool | None = option(None, "End the search when as many answers as beams are complete.")
+    do_sample: bool | None = option(None, "Sample tokens instead of taking the most likely ones.")
+    temperature: float | None = option(None, "Temperature of sampling.", above=0)
+    top_k: int | None = option(None, "Sample among the K most likely tokens; 0: all.", at_least=0)
+    top_p: float | None = option(None, "Sample among the most likely tokens with this share.", above=0, at_most=1)
     repetition_penalty: float | None = option(None, "Above 1 makes repeated tokens less likely.", above=0)
-    no_repeat_ngram_size: int | None = option(None, "No N tokens come twice.", at_least=0)
+    no_repeat_ngram_size: int | None = option(None, "No sequence of N tokens occurs twice.", at_least=0)
 
 
 @dataclass
@@ -149,8 +149,8 @@ def parse_flags(argv: list[str] | None) -> Plan:
         raise ValueError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
     GenerationConfig(**search).validate(strict=True)
     if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
-        raise ValueError("--backend ctranslate2: goes with neither --do_sample, which would draw others than "
-                         "transformers, nor --bf16")  # fmt: skip
+        raise ValueError("--backend ctranslate2: excludes --bf16, and --do_sample, which would draw other "
+                         "tokens than transformers")  # fmt: skip
     plan = Plan(args, entry, InputReader(entry, args.source_column), tokenizer, search)
     if plan.count > 1 and entry.get("max_piece_length"):
         raise ValueError(f"--num_return_sequences {plan.count}: the task answers a text in pieces")
@@ -181,7 +181,7 @@ def read_inputs(plan: Plan) -> Iterator[Input]:
 
 
 def settings_of(plan: Plan) -> dict:
-    """What decides the answers, as answers.jsonl.settings.json holds it."""
+    """Everything that decides the answers: the content of answers.jsonl.settings.json."""
     names = "model_name_or_path tokenizer_name input_file source_column source_prefix dataset_name backend bf16 seed"
     settings = {name: getattr(plan.args, name) for name in names.split()} | plan.search
     folder, patterns = Path(plan.args.model_name_or_path), ("*model*.safetensors", "*model*.bin", TASK_RECORD)

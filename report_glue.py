@@ -1,19 +1,19 @@
-"""GLUE from one checkpoint: fine-tunes every task with several seeds and writes the table that people quote.
+"""GLUE from one checkpoint: fine-tunes every task with several seeds and writes the usual table of results.
 
     python report_glue.py --model_name_or_path google/t5-v1_1-base
     python report_glue.py --model_name_or_path out/pre_train_t5 --data_dir glue --tasks cola sst2 rte --seeds 1 2 3
     python report_glue.py --model_name_or_path out/base --data_dir glue -- --num_train_epochs 3 --optim adafactor
 
-Flags after -- go to fine_tune_t5.py as they are (a recipe comes first). The runs come one after the other, each with
-its log beside its folder. The same command resumes: finished runs are not repeated, an unfinished one resumes from its
+Flags after -- go to fine_tune_t5.py unchanged (a recipe comes first). The runs follow one after the other, each with a
+log next to its folder. The same command resumes: finished runs are not repeated, an unfinished one resumes from its
 newest checkpoint. Cost: the sum of the runs (--dry_run prints their commands).
 
 Writes into --output_dir, again after each run: glue.md and glue.tex (the table), glue.json (every number, seed and
-command), glue.png and glue.pdf; at the end best/<task> (each task's best seed) and, by evaluate_t5.py,
+command), glue.png and glue.pdf; at the end best/<task> (each task's best seed) and, through evaluate_t5.py,
 submission/submission.zip. The numbers are those of the development sets, on which each run also chose its best epoch,
 x 100, as mean and standard deviation (n - 1) over seeds. A task's score is the mean of its metrics as GLUE defines it:
 Matthews alone for CoLA, both sets of MNLI. The average of the tasks is given with WNLI, as GLUE's server has it, and
-without, as BERT reports it: WNLI's development sentences contradict its training set, and T5 does not train on it
+without it, as in BERT's paper: WNLI's development sentences contradict its training set, and T5 does not train on it
 either.
 """
 
@@ -58,17 +58,17 @@ class ReportArguments:
 
     model_name_or_path: str | None = option(None, "Checkpoint that all runs start from: a folder or a Hub name.")
     tasks: list[str] = option(TASKS, "Tasks of GLUE. AX is answered by the best model of mnli.", choices=TASKS)
-    seeds: list[int] = option([1, 2, 3], "Seeds; a run for each of them and each task.", at_least=0)
+    seeds: list[int] = option([1, 2, 3], "One run for each task and seed.", at_least=0)
     data_dir: str | None = option(None, "Folder with GLUE's own files. Not set: the Hub.")
-    output_dir: str = option("out/glue_report", "Where runs, table and submission are written.")
+    output_dir: str = option("out/glue_report", "Folder of runs, table and submission.")
     submission: bool = option(True, "Predict the test sets with each task's best seed.")
-    report_only: bool = option(False, "Only write the table of the runs that are finished.")
+    report_only: bool = option(False, "Only write the table of the finished runs.")
     dry_run: bool = option(False, "Print the commands and run nothing.")
 
 
 @dataclass
 class Run:
-    """One task with one seed. Beside its folder lie <folder>.json, which holds its flags, and <folder>.log."""
+    """One task with one seed. Next to its folder are <folder>.json, which holds its flags, and <folder>.log."""
 
     task: str
     seed: int
@@ -82,7 +82,7 @@ class Run:
 
 # ---------------------------------------------------------------- flags
 def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], TaskArguments]:
-    """The report's flags, those of fine_tune_t5.py as they were given, and what these say of the data; all checked."""
+    """The report's flags, those of fine_tune_t5.py unchanged, and the flags of the data among them; all checked."""
     argv = list(sys.argv[1:] if argv is None else argv)
     cut = argv.index("--") if "--" in argv else len(argv)
     (args,) = parse_arguments([ReportArguments], argv[:cut], about=__doc__)
@@ -97,7 +97,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
                          "scratch)")  # fmt: skip
     for flag, values in (("tasks", args.tasks), ("seeds", args.seeds)):
         if len(set(values)) < len(values):
-            raise ValueError(f"--{flag} {' '.join(map(str, values))}: one of them stands there twice")
+            raise ValueError(f"--{flag} {' '.join(map(str, values))}: one of them occurs twice")
     check_folder("--output_dir", args.output_dir)
     groups = [ModelArguments, TaskArguments, FineTuningArguments]
     _, task_args, training_args = parse_arguments(groups, flags_of(args, more, "cola", 0, Path("x")))
@@ -137,7 +137,7 @@ def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
 
 
 def check_data(args: ReportArguments, task_args: TaskArguments) -> None:
-    """Reads all rows once, so that what is wrong with a file is said before hours of training."""
+    """Reads all rows once, so that a broken file is reported before hours of training."""
     for name in args.tasks:
         of_task = dataclasses.replace(task_args, dataset_name=name)
         (task,) = check_tasks(of_task).values()
@@ -234,7 +234,7 @@ def average(tasks: dict[str, dict]) -> dict | None:
 
 
 def gather(args: ReportArguments, runs: list[Run]) -> dict:
-    """What glue.json holds: of each task its numbers, the averages, and where they come from."""
+    """The content of glue.json: the numbers of each task, the averages, and their origin."""
     finished = [run for run in runs if run.results()]
     done = {name: [run for run in finished if run.task == name] for name in args.tasks}
     tasks = {name: numbers_of_task(name, of_task) for name, of_task in done.items() if of_task}

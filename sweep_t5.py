@@ -4,14 +4,14 @@
     python sweep_t5.py sweeps/glue_sst2_sweep.yaml --dry_run      # the first commands, without running them
     python sweep_t5.py sweeps/glue_sst2_sweep.yaml --report_only  # table and pictures of the trials so far
 
-The same command resumes where it stopped. A trial of a killed or interrupted agent is resumed by the next one, from its
-newest checkpoint if that holds the optimizer; a finished one is never repeated. The sweep's folder holds study.jsonl
-(Optuna's journal of all trials), for each trial a folder with its .log and .err beside it, and report.html with
-history.png, parallel_coordinates.png and importance.png.
+The same command resumes where it stopped. The next agent resumes a trial of a killed or interrupted agent, from its
+newest checkpoint if that holds the optimizer; a finished trial is never repeated. The sweep's folder holds study.jsonl
+(Optuna's journal of all trials), a folder, a .log and an .err file for each trial, and report.html with history.png,
+parallel_coordinates.png and importance.png.
 
-Supported keys of W&B's sweep files, the others are refused by name: grid, random and bayes (Optuna's TPE on the
-quantiles of the parameters), all distributions, the command's macros, hyperband, target, run_cap. A trial counts by the
-best value that it logged, as in W&B; a failed one counts as the worst.
+Supported of W&B's sweep files (anything else is refused by name): grid, random and bayes (Optuna's TPE on the quantiles
+of the parameters), all distributions, the command's macros, hyperband, target, run_cap. The result of a trial is the
+best value that it logged, as in W&B; a failed trial counts as the worst.
 """
 
 import itertools
@@ -48,8 +48,8 @@ class SweepArguments:
     _argument_group_name, _usage = "sweep", "sweeps/glue_sst2_sweep.yaml [--flag value ...]"
 
     count: int | None = option(None, "Trials that this agent runs. Not set: until the sweep is complete.", at_least=1)
-    output_dir: str | None = option(None, "Folder of the sweep. Not set: the file's own, or out/sweeps/<its name>.")
-    seed: int = option(0, "Seed of what random and bayes draw.", at_least=0)
+    output_dir: str | None = option(None, "Folder of the sweep. Not set: as in the file, or out/sweeps/<its name>.")
+    seed: int = option(0, "Seed of random and bayes.", at_least=0)
     dry_run: bool = option(False, "Print the first commands and run nothing.")
     report_only: bool = option(False, "Only print the table and draw the pictures of the trials so far.")
 

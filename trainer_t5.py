@@ -1,7 +1,7 @@
 """`Seq2SeqTrainer` made exact for T5: loss over the global batch, evaluation that counts every token and example once.
 
-The parts it is made of, each a subclass of the one before: training/row_order.py, saving.py, non_finite.py; beside them
-flow.py (when it logs, evaluates, saves and ends) and teacher_forcing.py (class labels are scored without generating).
+Its parts, each a subclass of the one before: training/row_order.py, saving.py, non_finite.py. It also uses flow.py
+(when it logs, evaluates, saves and ends) and teacher_forcing.py (class labels are scored without generating).
 
 Legend of shapes: B batch, T target length, C class labels.
 """
@@ -44,7 +44,7 @@ from training.teacher_forcing import score_rows
 
 
 def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
-    """Puts the options of the training step into the model: loss, compilation, joined products, residual stream."""
+    """Applies the options of the training step to the model: loss, compilation, joined products, residual stream."""
     sum_bias_by_diagonals(model)
     if args.fused_projections:
         fuse_projections(model)
@@ -131,9 +131,9 @@ class T5Trainer(FiniteTrainer):
 
     # ------------------------------------------------------------ training
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
-        """Overrides Trainer to end the data workers, which ignore signals, and to give back the signals, however the
-        training ends. A resumed run has had its `--eval_on_start`: a second one would be logged, and count against the
-        patience."""
+        """Overrides Trainer to end the data workers, which ignore signals, and to restore the signal handlers, however
+        the training ends. A resumed run skips `--eval_on_start`: a second evaluation would be logged, and count against
+        the patience."""
         if self.args.warmup_steps is None and self.lr_scheduler is None:
             raise ValueError("T5Trainer.train: its arguments are not complete: call check_training(args, "
                              "'fine-tuning a checkpoint') of arguments/training.py, or give optimizers")  # fmt: skip
@@ -147,8 +147,8 @@ class T5Trainer(FiniteTrainer):
             self.end_data_workers()
 
     def _finalize_training(self, *args, **kwargs):
-        """Overrides Trainer to exit with code 75 if a signal or the time limit has stopped the run. There is no closing
-        line, the best model is not loaded and, above all, the checkpoint just saved is not deleted for a better one."""
+        """Overrides Trainer to exit with code 75 if a signal or the time limit stopped the run. It prints no closing
+        line, does not load the best model and does not delete the checkpoint just saved."""
         self._stop_if_non_finite()
         if self.preemption.reason is not None:
             self.callback_handler.on_train_end(self.args, self.state, self.control)
@@ -170,7 +170,7 @@ class T5Trainer(FiniteTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, Seq2SeqLMOutput]:
-        """Overrides Trainer to add up the z-loss, on the device."""
+        """Overrides Trainer to sum the z-loss, on the device."""
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if outputs.z_loss is not None:
             self._tr_z_loss = self._tr_z_loss + outputs.z_loss.sum()
@@ -210,8 +210,8 @@ class T5Trainer(FiniteTrainer):
         return batches, num_items
 
     def _break_off(self, error: str | None, place: dict) -> None:
-        """Ends the run, where a rank's stream cannot be read any further, as a user's error, exit code 2. Saves what
-        was there before the step, which began at this place of the stream, unless the run began there too."""
+        """Ends the run as a user's error, exit code 2, where a rank's stream cannot be read any further. Saves the
+        state from before the step, which began at this place of the stream, unless the run began there too."""
         self._stop_if_non_finite()
         step = self.state.global_step
         is_new = step > 0 and not (Path(self.args.output_dir) / f"checkpoint-{step}").exists()
@@ -224,8 +224,8 @@ class T5Trainer(FiniteTrainer):
             raise ValueError("; ".join(told))
 
     def _run_epoch(self, *args, **kwargs):
-        """Overrides Trainer, which would train one step too many when it resumes a run that had ended, also by early
-        stopping (PatienceCallback)."""
+        """Overrides Trainer, which trains one step too many when it resumes a finished run, also one that early
+        stopping ended (PatienceCallback)."""
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return

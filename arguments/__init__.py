@@ -1,1 +1,1 @@
-"""The flags of the scripts, grouped by theme, and what is checked of them before any work."""
+"""The flags of the scripts, grouped by theme, and their checks, which run before any work."""

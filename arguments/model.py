@@ -18,19 +18,19 @@ class ModelArguments:
     _argument_group_name = "model and tokenizer"
 
     model_name_or_path: str | None = option(
-        None, "Folder or Hub name of the checkpoint. Not set: from scratch (fine-tuning: the demo's, if there)."
+        None, "Folder or Hub name of the checkpoint. Not set: from scratch (fine-tuning: the demo's, if any)."
     )
     config_name: str | None = option(None, f"From scratch: {_SHAPES}, or a folder/Hub name.")
     config_overrides: str | None = option(None, "From scratch: changes to the shape, such as d_model=64,num_layers=2.")
     tokenizer_name: str | None = option(None, "Folder, Hub name, .model file. Not set: the checkpoint's, or a new one.")
-    vocab_size: int = option(4096, "Tokens of a tokenizer that is trained, or number of ready-made ids.", at_least=2)
-    byte_fallback: bool | None = option(None, "A new tokenizer writes rare letters as bytes. Not set: if it needs to.")
-    train_only: str | None = option(None, "Train only the weights whose names match a pattern, such as cross_attn.")
-    dropout_rate: float | None = option(None, "Not set: pre-training 0, fine-tuning the model's.", at_least=0, below=1)
+    vocab_size: int = option(4096, "Size of a new tokenizer, or number of different ready-made ids.", at_least=2)
+    byte_fallback: bool | None = option(None, "A new tokenizer writes rare letters as bytes. Not set: if needed.")
+    train_only: str | None = option(None, "Train only weights whose names match this pattern, such as cross_attn.")
+    dropout_rate: float | None = option(None, "Not set: 0 in pre-training, else the model's.", at_least=0, below=1)
     attn_implementation: str | None = option(
         None, "Attention; t5_fused needs dropout 0. Not set: --speed decides.", choices=ATTENTION_IMPLEMENTATIONS
     )
-    lora_rank: int | None = option(None, "Train LoRA matrices of this rank only. Not set: all weights.", at_least=1)
+    lora_rank: int | None = option(None, "Train only LoRA matrices of this rank. Not set: all weights.", at_least=1)
 
 
 def check_model(args: ModelArguments, own_ids: bool = False) -> None:
@@ -39,7 +39,7 @@ def check_model(args: ModelArguments, own_ids: bool = False) -> None:
         raise ValueError("--model_name_or_path and --config_name exclude each other: a checkpoint brings its own shape")
     if args.model_name_or_path and args.config_overrides:
         raise ValueError("--config_overrides changes a new model's shape; --model_name_or_path has one already")
-    only_trained = "is of a tokenizer that is trained when none is given"
+    only_trained = "is for a tokenizer that is trained when none is given"
     if given := args.tokenizer_name or args.model_name_or_path:
         refuse(args, "vocab_size byte_fallback", f"{only_trained}; {given} brings its own")
     if own_ids:

@@ -12,11 +12,11 @@ from corpora.files import TEXT_SUFFIXES, expand_files
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
 HELD_OUT = 5.0  # percent of the training rows, where no validation rows are named
-# {shape: the columns by which a record of it is recognised}. Of these the preprocess of the same name makes source and
+# {shape: the columns that identify a record of it}. For these shapes the preprocess of the same name makes source and
 # target; the number is that of the worked examples, two in Tk-Instruct.
 _MADE = {f"natural_instructions_{n}": "Definition Instances" for n in (2, 0, 1, 3, 4)}
 _MADE["alpaca"] = "instruction output"
-SHAPES = _MADE | {  # of these the two columns are source and target
+SHAPES = _MADE | {  # for these the two columns are source and target
     "pretokenized": "inputs_pretokenized targets_pretokenized",  # P3, of which T0 was made
     "prompt_completion": "prompt completion",
     "inputs_targets": "inputs targets",  # FLAN
@@ -34,7 +34,7 @@ _GOES_WITH = {"source_column": "target_column", "target_column": "source_column"
 _APART = (
     ("train_file", "source_file hub_dataset", "name one source of training rows"),
     ("source_file", "hub_dataset", "name one source of training rows"),
-    ("source_file validation_source_file", "source_column record_shape", "files side by side have no columns"),
+    ("source_file validation_source_file", "source_column record_shape", "parallel files have no columns"),
     ("record_shape", "source_column", "the shape says the columns itself, leave out --source_column"),
     ("hub_dataset", "validation_file validation_source_file", "the data set has validation rows, or else hold some out "
      "with --validation_split_percentage"),
@@ -68,13 +68,13 @@ def check_own_pairs(args: Any) -> None:
     for flag, other in _GOES_WITH.items():
         if getattr(args, flag) and not getattr(args, other):
             shown = args.hub_config if flag == "hub_config" else ",".join(getattr(args, flag))
-            raise ValueError(f"--{flag} {shown} goes with --{other}")
+            raise ValueError(f"--{flag} {shown} needs --{other}")
     for flags, others, reason in _APART:
         for flag, other in itertools.product(flags.split(), others.split()):
             if getattr(args, flag) and getattr(args, other):
                 raise ValueError(f"--{flag} and --{other} exclude each other: {reason}")
     if args.labels and args.target_type not in (None, "class"):
-        raise ValueError(f"--labels goes with --target_type class, not {args.target_type}")
+        raise ValueError(f"--labels needs --target_type class, not {args.target_type}")
     for flags in (("source_file", "target_file"), ("validation_source_file", "validation_target_file")):
         counts = [len(expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES)) for flag in flags]
         if counts[0] != counts[1]:
@@ -106,12 +106,12 @@ def own_entry(args: Any) -> dict:
 
 
 def prefix_of(text: str | None) -> str | None:
-    """The prefix of an entry: "summarize: " -> "summarize", written with a colon; "TL;DR " -> "TL;DR ", as it is."""
+    """The prefix of an entry: "summarize: " -> "summarize", written with a colon; "TL;DR " -> "TL;DR ", unchanged."""
     return text.rstrip(" ").removesuffix(":") if text and text.rstrip(" ").endswith(":") else text or None
 
 
 def _columns(args: Any) -> dict:
-    """inputs, target, file_columns and preprocess of the entry; {} if only the rows tell them."""
+    """inputs, target, file_columns and preprocess of the entry; {} if only the rows show them."""
     if args.source_file or args.validation_source_file:
         return dict(inputs={"": "source"}, target="target")
     if args.record_shape in _MADE:
@@ -133,7 +133,7 @@ def _columns(args: Any) -> dict:
 
 
 def _files(args: Any) -> dict:
-    """{split: file or files}, of files side by side {split: {"source": ..., "target": ...}}; absolute paths if
+    """{split: file or files}, of parallel files {split: {"source": ..., "target": ...}}; absolute paths if
     --data_dir is set, for other tasks."""
 
     def one(paths: list[str]) -> str | list[str]:

@@ -1,4 +1,4 @@
-"""What shards a run: DeepSpeed's ZeRO and FSDP2, from flags or from `accelerate launch`, and the optimizers they allow.
+"""Sharding by DeepSpeed's ZeRO and FSDP2, from flags or `accelerate launch`, and the optimizers that it allows.
 
 `args` are T5TrainingArguments, whose module imports this one.
 """
@@ -24,7 +24,7 @@ def wants_fsdp(args: Any) -> bool:
 
 
 def check_fsdp(args: Any) -> None:
-    """ValueError for what FSDP2 cannot do, or is configured to do otherwise."""
+    """ValueError for settings of FSDP that are not supported here."""
     if args.deepspeed:
         raise ValueError("--fsdp and --deepspeed exclude each other: both shard the model")
     if args.world_size <= 1:
@@ -41,8 +41,8 @@ def check_fsdp(args: Any) -> None:
 
 
 def take_from_accelerate(args: Any) -> None:
-    """Makes flags of what `accelerate launch` says by its environment; transformers would follow it past our checks
-    and plan. ValueError for what cannot be had."""
+    """Turns the settings of `accelerate launch` into flags; transformers would apply them without our checks and plan.
+    ValueError for unsupported settings."""
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if args.bf16 is None and precision == "bf16":
         args.bf16, args.given = True, args.given | {"bf16"}
@@ -57,15 +57,15 @@ def take_from_accelerate(args: Any) -> None:
 
 
 def take_deepspeed_file(args: Any) -> None:
-    """Prepares the file of `--deepspeed` for T5Trainer. ValueError for what it says past the flags, or against them."""
+    """Prepares the file of `--deepspeed` for T5Trainer. ValueError if it overrides or contradicts the flags."""
     config = args.hf_deepspeed_config.config
     if own := [name for name in ("optimizer", "scheduler") if name in config]:
-        raise ValueError(f"--deepspeed {args.deepspeed}: its section {own[0]} would take the place of --optim, "
+        raise ValueError(f"--deepspeed {args.deepspeed}: its section {own[0]} would override --optim, "
                          "--learning_rate and --lr_scheduler_type: remove it")  # fmt: skip
     if differ := [text.removeprefix("- ds ") for text in args.hf_deepspeed_config.mismatches]:
         raise ValueError(f"--deepspeed {args.deepspeed}: differs from the flags ({'; '.join(differ)}): write "
                          '"auto" there, and give the flags')  # fmt: skip
-    # Else accelerate puts DeepSpeed's Adam in the place of any optimizer whose state is offloaded.
+    # Otherwise accelerate replaces any optimizer whose state is offloaded with DeepSpeed's Adam.
     config.setdefault("zero_force_ds_cpu_optimizer", False)
     # Every rank builds the whole model, so that it begins with the same weights as in any other launch.
     # DeepSpeed shards them later, when T5Trainer has set this again.
@@ -73,18 +73,18 @@ def take_deepspeed_file(args: Any) -> None:
 
 
 def choose_optimizer(args: Any, default: str) -> None:
-    """Sets the optimizer if none is given. ValueError for one that goes wrong on sharded weights."""
+    """Sets the optimizer if none is given. ValueError for one that does not work on sharded weights."""
     sharding = "FSDP2" if wants_fsdp(args) else f"ZeRO-{zero_stage(args)}"
     refused = NOT_UNDER_FSDP if wants_fsdp(args) else NOT_UNDER_ZERO.get(zero_stage(args), ())
     instead = "adamw_torch" if default in refused else default
     if args.optim in refused:
-        raise ValueError(f"--optim {args.optim}: it goes wrong on {sharding}'s slices of the weights; use --optim "
+        raise ValueError(f"--optim {args.optim}: it does not work on {sharding}'s slices of the weights; use --optim "
                          f"{instead} (its learning rate may differ)")  # fmt: skip
     if args.optim is None and instead != default:
         if args.learning_rate is not None:
             raise ValueError(f"--learning_rate {args.learning_rate:g}: is for the default optimizer "
-                             f"{default}, which {sharding} cannot have; add --optim {instead} if the rate "
+                             f"{default}, which {sharding} does not support; add --optim {instead} if the rate "
                              "is meant for it, or leave the rate out")  # fmt: skip
-        print_once(f"--deepspeed: {sharding} cannot have the default optimizer {default}; --optim {instead} "
-                   "with its own learning rate takes its place")  # fmt: skip
+        print_once(f"--deepspeed: {sharding} does not support the default optimizer {default}; --optim {instead} "
+                   "with its own learning rate is used instead")  # fmt: skip
     args.optim = args.optim or instead

@@ -26,50 +26,50 @@ class TaskArguments:
     _argument_group_name = "task"
 
     task: str | None = option(
-        None, f"As glue/cola, several glue/cola,super_glue/rte, or glue/all. Of {', '.join(DATASET_VALS)} "
+        None, f"Such as glue/cola, glue/cola,super_glue/rte or glue/all. Of {', '.join(DATASET_VALS)} "
         f"(constants.py). Not set: own pairs, task.json's, or in training {'/'.join(_BUILTIN)}.",
         kw_only=True,  # the first flag shown, not the first argument
     )  # fmt: skip
-    benchmark: str | None = option(None, "The part of --task before the slash, in its older spelling.")
-    dataset_name: str | None = option(None, "The part behind it: cola, several as cola,sst2, or all.")
+    benchmark: str | None = option(None, "Older flag for the part of --task before the slash.")
+    dataset_name: str | None = option(None, "Older flag for the part after it: cola, cola,sst2 or all.")
     data_dir: str | None = option(None, "Folder with the task's files (GLUE: its official layout). Not set: the Hub.")
     train_file: list[str] | None = option(None, "Training rows, your own pairs or the task's: files, folders, globs.")
-    validation_file: list[str] | None = option(None, "Validation rows, as --train_file.")
-    source_file: list[str] | None = option(None, "Own pairs side by side: text files with a source on each line.")
-    target_file: list[str] | None = option(None, "The targets: as many files, line by line.")
-    validation_source_file: list[str] | None = option(None, "As --source_file.")
-    validation_target_file: list[str] | None = option(None, "As --target_file.")
-    hub_dataset: str | None = option(None, "Own pairs of the Hub, or of a saved `datasets` folder.")
+    validation_file: list[str] | None = option(None, "Validation rows, like --train_file.")
+    source_file: list[str] | None = option(None, "Own pairs in parallel files: text files with one source a line.")
+    target_file: list[str] | None = option(None, "The targets: as many files, with one target a line.")
+    validation_source_file: list[str] | None = option(None, "Like --source_file.")
+    validation_target_file: list[str] | None = option(None, "Like --target_file.")
+    hub_dataset: str | None = option(None, "Own pairs from the Hub, or from a saved `datasets` folder.")
     hub_config: str | None = option(None, "Configuration of --hub_dataset.")
-    source_column: list[str] | None = option(None, 'Own pairs: column of the sources. Several, a,b: "a: ... b: ...".')
-    target_column: list[str] | None = option(None, "Own pairs: column of the targets. Several: as many references.")
-    source_prefix: str | None = option(None, 'Own pairs: begins each source, such as "summarize: ".')
+    source_column: list[str] | None = option(None, 'Own pairs: column of the sources; a,b is read as "a: ... b: ...".')
+    target_column: list[str] | None = option(None, "Own pairs: column of the targets; a,b: several references.")
+    source_prefix: str | None = option(None, 'Own pairs: put before each source, such as "summarize: ".')
     target_type: str | None = option(None, "Own pairs: kind of the targets. Not set: text.", choices=TARGET_TYPES)
-    labels: list[str] | None = option(None, "Own pairs: classes in order, a,b,c. Not set: those of the rows.")
-    metrics: list[str] | None = option(None, "Own pairs: as rougeL,bleu; the first one chooses the best model.")
-    record_shape: str | None = option(None, "Own pairs: shape of instruction data. Not set: found.", choices=SHAPES)
-    records: str | None = option(None, "Own pairs: field of nested files with the rows, as data.qas; * is any.")
+    labels: list[str] | None = option(None, "Own pairs: classes in order, a,b,c. Not set: the rows' classes.")
+    metrics: list[str] | None = option(None, "Own pairs: such as rougeL,bleu; the first chooses the best model.")
+    record_shape: str | None = option(None, "Own pairs: shape of the records. Not set: found.", choices=SHAPES)
+    records: str | None = option(None, "Own pairs: field that holds the rows, such as data.qas; * is any.")
     skip_rows_where: list[str] | None = option(None, "Own pairs: leave out rows with COLUMN=VALUE, such as label=-.")
     validation_split_percentage: float | None = option(
         None, "Own pairs: held out where no validation rows are named. Not set: 5, of the Hub 0.", above=0, below=100
     )
     mixing: str = option("proportional", "How several tasks share the rows; proportional: to theirs.", choices=MIXING)
     mixing_cap: int = option(65_536, "Rows beyond which a task counts as no larger (T5: 524288).", at_least=1)
-    mixing_temperature: float = option(2.0, "Root taken of the numbers of capped rows.", at_least=1)
-    span_corruption_file: list[str] | None = option(None, "Plain text, corrupted as in pre-training and mixed in.")
-    span_corruption_share: float | None = option(None, f"Share of rows. Not set: {CORRUPTED_SHARE}.", above=0, below=1)
+    mixing_temperature: float = option(2.0, "Root taken of each task's capped number of rows.", at_least=1)
+    span_corruption_file: list[str] | None = option(None, "Plain text whose span corruption is mixed into the tasks.")
+    span_corruption_share: float | None = option(None, f"Its share. Not set: {CORRUPTED_SHARE}.", above=0, below=1)
     max_train_samples: int | None = option(None, "Train on the first N rows only.", at_least=1)
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.", at_least=1)
     streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")
     shuffle_buffer_size: int = option(10_000, "Streaming: rows shuffled at a time, over all ranks.", at_least=1)
     max_piece_length: int | None = option(
-        None, "Tasks on running text: most characters of a piece. Not set: the task's.", at_least=1, unit="character"
+        None, "Tasks on running text: characters of a piece. Not set: the task's.", at_least=1, unit="character"
     )
-    max_source_length: int | None = option(None, "Source tokens, longer ones are cut. Not set: the task's.", **_LENGTH)
-    max_target_length: int | None = option(None, "Target tokens, longer ones are cut. Not set: the task's.", **_LENGTH)
+    max_source_length: int | None = option(None, "Source tokens; longer ones are cut. Not set: the task's.", **_LENGTH)
+    max_target_length: int | None = option(None, "Target tokens; longer ones are cut. Not set: the task's.", **_LENGTH)
     preprocessing_num_workers: int = option(1, "Processes that tokenise.", at_least=1, at_most=MOST_PROCESSES)
-    data_cache_dir: str = option("~/.cache/t5_foundry", "Where prepared data is kept, under keys made of its contents.")
-    overwrite_cache: bool = option(False, "Prepare the data again although the cache holds it.")
+    data_cache_dir: str = option("~/.cache/t5_foundry", "Folder of cached data, keyed by the contents of the rows.")
+    overwrite_cache: bool = option(False, "Prepare the data again even if the cache holds it.")
 
     def __post_init__(self):
         if self.task:
@@ -101,14 +101,14 @@ def split_task(text: str) -> tuple[str, str]:
 
 
 def task_arguments(values: dict) -> TaskArguments:
-    """The flags of tasks among those that a run.json or task.json holds."""
+    """The TaskArguments among the flags that a run.json or task.json holds."""
     known = {field.name for field in dataclasses.fields(TaskArguments)}
     return TaskArguments(**{flag: value for flag, value in values.items() if flag in known})
 
 
 def check_tasks(args: TaskArguments) -> dict[str, dict]:
-    """{name: entry} of the tasks that all flags name, own pairs among them; --benchmark and --dataset_name are set to
-    them. ValueError for contradictions among the flags and for missing files."""
+    """{name: entry} of all tasks that the flags name, including own pairs; sets --benchmark and --dataset_name to their
+    names. ValueError for contradictions among the flags and for missing files."""
     if names_own_pairs(args):
         named = comma_words(args.dataset_name or OWN)
         args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])
@@ -117,26 +117,26 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
     args.benchmark, args.dataset_name = args.benchmark or _BUILTIN[0], args.dataset_name or _BUILTIN[1]
     names = task_names(args.benchmark, args.dataset_name)
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"--dataset_name {args.dataset_name}: {twice[0]} stands there twice")
+        raise ValueError(f"--dataset_name {args.dataset_name}: {twice[0]} occurs twice")
     if names == [OWN]:
-        refuse(args, "data_dir", "is of named tasks; the files of your pairs are named themselves")
+        refuse(args, "data_dir", "is for named tasks; the files of your pairs are named themselves")
     tasks = {name: check_task(dataclasses.replace(args, dataset_name=name)) for name in names}
     if len(tasks) > 1 and OWN not in names:
-        refuse(args, "train_file validation_file", f"goes with one task, --dataset_name names {len(tasks)}")
+        refuse(args, "train_file validation_file", f"needs one task, and --dataset_name names {len(tasks)}")
     if len(tasks) == 1:
-        refuse(args, "mixing mixing_cap mixing_temperature", "goes with several tasks, --dataset_name names one")
+        refuse(args, "mixing mixing_cap mixing_temperature", "needs several tasks, and --dataset_name names one")
     if args.span_corruption_file:
         expand_files("--span_corruption_file", args.span_corruption_file, TEXT_SUFFIXES)
-        refuse(args, "streaming", "goes without --span_corruption_file: a stream is not mixed")
+        refuse(args, "streaming", "excludes --span_corruption_file: a stream cannot be mixed")
     else:
-        refuse(args, "span_corruption_share", "is of the text in --span_corruption_file: name it")
+        refuse(args, "span_corruption_share", "is for the text in --span_corruption_file: name it")
     if args.mixing != "temperature":
-        refuse(args, "mixing_temperature", "goes with --mixing temperature")
+        refuse(args, "mixing_temperature", "needs --mixing temperature")
     return tasks
 
 
 def task_names(benchmark: str, text: str) -> list[str]:
-    """The tasks that --dataset_name names; all stands for those of a benchmark with training rows of their own:
+    """The tasks that --dataset_name names; all stands for the benchmark's tasks that have their own training rows:
     ("glue", "cola,super_glue/all") -> ["cola", "super_glue/boolq", "super_glue/cb", ...]."""
     names = []
     for word in comma_words(text):
@@ -156,7 +156,7 @@ def find_entry(benchmark: str, name: str) -> dict:
         if value not in known:
             hint = did_you_mean(value, known, most=2)
             more = f"; {_HUB_PAIRS}" if "/" in value else ""
-            raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; there is {', '.join(known)}{more}")
+            raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; available: {', '.join(known)}{more}")
     return tasks[name]
 
 
@@ -164,7 +164,7 @@ def _named_entry(args: TaskArguments) -> dict:
     """The entry of the one task that the flags name, with their lengths."""
     task = find_entry(args.benchmark, args.dataset_name)
     if "max_piece_length" not in task:
-        refuse(args, "max_piece_length", f"its rows are no pieces of text (task {args.dataset_name})")
+        refuse(args, "max_piece_length", f"its rows are not pieces of text (task {args.dataset_name})")
     lengths = (args.max_piece_length, args.max_source_length, args.max_target_length)
     return task | {name: length for name, length in zip(LENGTHS, lengths, strict=True) if length}
 
@@ -173,7 +173,7 @@ def check_task(args: TaskArguments) -> dict:
     """The entry of the one task in --dataset_name, with the lengths that flags name. ValueError for missing files."""
     if args.dataset_name == OWN:
         check_own_pairs(args)
-        task, suffixes, hint = own_entry(args), ROW_SUFFIXES, "; lines side by side: --source_file and --target_file"
+        task, suffixes, hint = own_entry(args), ROW_SUFFIXES, "; parallel lines: --source_file and --target_file"
     else:
         task, suffixes, hint = _named_entry(args), (*ROW_SUFFIXES, ".txt"), ""
     is_text = "max_piece_length" in task

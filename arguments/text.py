@@ -28,32 +28,32 @@ class PreTrainingDataArguments:
         None, f"Text: files, folders, globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)}; other names: "
         "plain text). a.txt:0.7 b.txt:0.3: corpora by weight.",
     )  # fmt: skip
-    validation_file: list[str] | None = option(None, "Validation text, as --train_file.")
+    validation_file: list[str] | None = option(None, "Validation text, like --train_file.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
     input_ids_column: str | None = option(None, "Column of parquet or JSON files with ready-made token ids, not text.")
-    input_ids_dtype: str | None = option(None, "Numbers in .bin files of ids.", choices=ID_TYPES)
+    input_ids_dtype: str | None = option(None, "Number type of ids in .bin files.", choices=ID_TYPES)
     streaming: bool = option(False, "Read and tokenise text on the fly. Needs --max_steps and a tokenizer.")
     shuffle_buffer_size: int = option(10_000, "Streaming: chunks shuffled at a time, over all ranks.", at_least=1)
-    validation_split_percentage: float = option(5.0, "Held out if no validation text is given.", above=0, below=100)
-    validation_split_count: int | None = option(None, "Or hold out N documents.", at_least=1, unit="document")
+    validation_split_percentage: float = option(5.0, "Held out without validation text.", above=0, below=100)
+    validation_split_count: int | None = option(None, "Hold out N documents instead.", at_least=1, unit="document")
     max_train_samples: int | None = option(None, "Use the first N training documents of each corpus only.", at_least=1)
     max_eval_samples: int | None = option(
-        None, f"Validation chunks to score, spread over all text. Not set: {EVALUATED:,}, of a stream "
+        None, f"Validation chunks to score, spread over all text. Not set: {EVALUATED:,}; of a stream: "
         f"{EVALUATED_OF_A_STREAM}.", at_least=1,
     )  # fmt: skip
-    objective: str = option("span_corruption", "What is masked.", choices=OBJECTIVES)
+    objective: str = option("span_corruption", "Pre-training objective.", choices=OBJECTIVES)
     input_seq_length: int = option(512, "Tokens of an input, EOS included.", at_least=3, at_most=LONGEST)
     noise_density: float = option(_SPANS["noise_density"], "Share of tokens masked.", above=0, below=1)
     mean_noise_span_length: float = option(
         _SPANS["mean_noise_span_length"], "Mean length of a masked span.", at_least=1, at_most=LONGEST, unit="token"
     )
-    packing: str = option("chunks", "Rows of running text, or of documents blind to each other.", choices=PACKINGS)
+    packing: str = option("chunks", "Rows of running text, or of separate documents.", choices=PACKINGS)
     eos_between_documents: bool | None = option(None, "Put an EOS between documents when joining them. T5 does not.")
     preprocessing_num_workers: int = option(
-        os.cpu_count() or 1, "Threads that tokenise, processes that read the docs.", at_least=1, at_most=MOST_PROCESSES
+        os.cpu_count() or 1, "Threads that tokenise; processes that read the docs.", at_least=1, at_most=MOST_PROCESSES
     )
-    data_cache_dir: str = option("~/.cache/t5_foundry", "Where tokens are kept, under keys made of their contents.")
-    overwrite_cache: bool = option(False, "Tokenise again although the cache holds this data.")
+    data_cache_dir: str = option("~/.cache/t5_foundry", "Folder of cached tokens, keyed by the text's contents.")
+    overwrite_cache: bool = option(False, "Tokenise again even if the cache holds this text.")
 
     def __post_init__(self):
         if self.eos_between_documents is None:
@@ -65,19 +65,19 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     if args.dataset_name and args.train_file:
         raise ValueError("--dataset_name and --train_file exclude each other: name one source of text")
     if args.validation_file and not args.train_file:
-        raise ValueError("--validation_file goes with --train_file")
+        raise ValueError("--validation_file needs --train_file")
     if args.dataset_config_name and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise ValueError("--dataset_config_name goes with the Hub name of a data set in --dataset_name")
+        raise ValueError("--dataset_config_name needs the Hub name of a data set in --dataset_name")
     if not args.text_column:
         raise ValueError("--text_column: must be the name of a column")
     if args.objective != "span_corruption":
-        refuse(args, "noise_density mean_noise_span_length", "is of --objective span_corruption; those of "
+        refuse(args, "noise_density mean_noise_span_length", "is for --objective span_corruption; those of "
                f"{args.objective} stand in DENOISERS (constants.py)")  # fmt: skip
     if args.packing == "documents" and args.objective != "span_corruption":
-        raise ValueError(f"--packing documents is of --objective span_corruption: examples of {args.objective} have "
-                         "fixed lengths, whatever the documents'")  # fmt: skip
+        raise ValueError(f"--packing documents needs --objective span_corruption: examples of {args.objective} have "
+                         "fixed lengths, not those of documents")  # fmt: skip
     if args.packing == "documents" and not args.eos_between_documents:
-        raise ValueError("--eos_between_documents false: --packing documents tells documents by the EOS between them; "
+        raise ValueError("--eos_between_documents false: --packing documents finds documents by the EOS between them; "
                          "leave it out")  # fmt: skip
     both = "validation_split_percentage validation_split_count"
     if args.streaming:

@@ -62,7 +62,7 @@ _NOT_IN_T5TRAINER = (
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the evaluations, without a warm-up of ours
 SPEEDS = ("auto", "plain")
 GPUS = {name.lower().replace(" ", ""): name for name in HARDWARE_PEAKS}  # {value of --assume_gpu: its name there}
-_OUTPUT = "Where everything is written. Must be empty, resumed or overwritten."
+_OUTPUT = "Folder of the run. Must be empty, or resumed or overwritten."
 
 
 @dataclass
@@ -118,7 +118,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "metric_for_best_model": dict(help="Main metric, such as eval_loss. Not set: the loss, or the task's first."),
         "neftune_noise_alpha": dict(at_least=0, at_most=1000),
         "num_train_epochs": dict(help="Passes over the rows, unless --max_steps is given.", above=0, at_most=10**6),
-        "predict_with_generate": dict(help="Evaluate the texts that the model generates, instead of scoring labels."),
+        "predict_with_generate": dict(help="Evaluate generated texts instead of scoring labels."),
         "push_to_hub": dict(help="Upload the model to the Hugging Face Hub; without it nothing leaves the machine."),
         "resume_from_checkpoint": dict(help="Resume from this folder; without a value: the newest in --output_dir."),
         "save_steps": dict(help="Steps between checkpoints, where --save_strategy is steps.", at_least=0),
@@ -127,54 +127,54 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "torch_compile": dict(help="Compile the model with torch.compile. Not set: --speed decides."),
         "torch_compile_mode": dict(choices=_COMPILE_MODES),
         "train_sampling_strategy": dict(choices=("random", "sequential", "group_by_length")),
-        "weight_decay": dict(help="Weight decay, not of biases and layer norms.", at_least=0, at_most=1000),
+        "weight_decay": dict(help="Weight decay, except of biases and layer norms.", at_least=0, at_most=1000),
     }
 
     output_dir: str | None = option(None, _OUTPUT)
-    overwrite_output_dir: bool = option(False, "Start anew in an --output_dir that holds an earlier run's files.")
+    overwrite_output_dir: bool = option(False, "Start a new run in an --output_dir with files of an earlier run.")
     dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
     optim: str | None = option(None, "Not set: adamw_rms_scaled; with LoRA or ZeRO-3 adamw_torch.", choices=OPTIMIZERS)
-    learning_rate: float | None = option(None, "Peak. Not set: docs/defaults.md has it.", at_least=0, at_most=100)
+    learning_rate: float | None = option(None, "Peak rate. Not set: see docs/defaults.md.", at_least=0, at_most=100)
     lr_scheduler_type: str | None = option(
         None, "Schedule: cosine, inverse_sqrt (T5's), linear, constant, or any of HF's.", choices=tuple(SchedulerType)
     )
-    warmup_steps: float | None = option(None, "Steps of warm-up; a share of all if below 1.", at_least=0)
+    warmup_steps: float | None = option(None, "Warm-up steps; below 1: a share of all steps.", at_least=0)
     warmup_start_factor: float = option(0.5, "Share of the peak at step 0 of the warm-up.", at_least=0, at_most=1)
     final_learning_rate_factor: float = option(
         5e-4, "Share of the peak at the last step of cosine and linear.", at_least=0, at_most=1
     )
     adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", above=0, at_most=1)
-    bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: as --speed finds the hardware.")
+    bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: --speed decides.")
     report_to: list[str] | None = option(None, "wandb, tensorboard, trackio or none. Not set: wandb, if installed.")
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
     dataloader_num_workers: int | None = option(
         None, "Processes that load data. Not set: up to 8 on a GPU, else 0.", at_least=0, at_most=MOST_PROCESSES
     )
-    remove_unused_columns: bool = option(False, "Kept off: our collators take what they need.")
-    logging_nan_inf_filter: bool = option(False, "Kept off: a loss that is not finite must be seen.")
+    remove_unused_columns: bool = option(False, "Kept off: our collators select the columns.")
+    logging_nan_inf_filter: bool = option(False, "Kept off: a non-finite loss must be seen.")
     early_stopping_patience: int | None = option(
         None, "Stop after N evaluations without a better main metric.", at_least=1, unit="evaluation"
     )
-    z_loss: float = option(0.0, "Adds this times (log Z)^2 to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
-    loss_chunk_size: int = option(0, "Target tokens whose logits exist at a time. 0: all.", at_least=0)
-    fused_projections: bool = option(False, "Q, K, V in one product; wi_0, wi_1 too.")
-    fused_cross_projections: bool = option(False, "All cross-attention K, V in one product.")
-    bf16_residual: bool = option(False, "With --bf16: the residual stream in bfloat16 too.")
-    # Flags of transformers, of which 5.17 has only the older names: gradient_checkpointing and its _kwargs.
+    z_loss: float = option(0.0, "Factor of (log Z)^2, added to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
+    loss_chunk_size: int = option(0, "Compute logits for this many target tokens at a time. 0: all.", at_least=0)
+    fused_projections: bool = option(False, "Compute Q, K, V in one product, and wi_0, wi_1 in one.")
+    fused_cross_projections: bool = option(False, "Compute all cross-attention K, V in one product.")
+    bf16_residual: bool = option(False, "With --bf16: keep the residual stream in bfloat16 too.")
+    # Flags of transformers; 5.17 has only their older names: gradient_checkpointing and its _kwargs.
     activation_checkpointing: bool | None = option(
-        None, "Recompute activations when going backward: less memory, a fifth slower."
+        None, "Recompute activations in the backward pass: less memory, a fifth slower."
     )
     activation_checkpointing_kwargs: dict[str, Any] | str | None = option(
-        None, "Options of that in JSON, such as '{\"use_reentrant\": true}'."
+        None, "Its options in JSON, such as '{\"use_reentrant\": true}'."
     )
     _VALID_DICT_FIELDS = [*Seq2SeqTrainingArguments._VALID_DICT_FIELDS, "activation_checkpointing_kwargs"]
-    kernel_timings: str | None = option(None, "Folder: t5_fused times its kernels once, and takes the quickest.")
-    generation_cache: str = option("dynamic", "Static: compiled on a GPU.", choices=("dynamic", "static"))
-    precompile: bool = option(False, "Only fill the cache of --torch_compile, in two steps.")
-    speed: str = option("auto", "Attention, compilation, micro-batch: what suits the machine.", choices=SPEEDS)
+    kernel_timings: str | None = option(None, "Folder where t5_fused keeps its kernels' times, to use the fastest.")
+    generation_cache: str = option("dynamic", "Cache of generate; static: compiled.", choices=("dynamic", "static"))
+    precompile: bool = option(False, "Only run two steps, to fill the cache of --torch_compile.")
+    speed: str = option("auto", "Choose attention, compilation and more for the machine.", choices=SPEEDS)
     assume_gpu: str | None = option(None, "With --dry_run: plan for this GPU.", choices=tuple(GPUS))
 
-    trust_checkpoint: bool = option(False, "Resume from DeepSpeed files that can run code of whoever wrote them.")
+    trust_checkpoint: bool = option(False, "Resume from DeepSpeed files that can run code of their author.")
 
     defaults_of: str | None = field(default=None, init=False)  # the job whose default learning rate was taken
     given: frozenset = field(default=frozenset(), init=False)  # flags that the command line or a recipe sets
@@ -183,13 +183,13 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         if self.fp16 or self.fp16_full_eval:
             raise ValueError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
         check_limits(self)  # before transformers, whose messages differ
-        refuse(self, _NOT_IN_T5TRAINER, "no part of this training: leave it out")
+        refuse(self, _NOT_IN_T5TRAINER, "T5Trainer does not use it: leave it out")
         self.report_to = _trackers(self.report_to)
         if self.load_best_model_at_end and self.save_strategy not in (self.eval_strategy, SaveStrategy.BEST):
             evaluates, saves = (getattr(value, "value", value) for value in (self.eval_strategy, self.save_strategy))
             raise ValueError(
                 f"--eval_strategy {evaluates}, --save_strategy {saves}: --load_best_model_at_end requires "
-                "the same of both: give it, or --load_best_model_at_end false (fine-tuning has true)"
+                "the same value for both: give it, or --load_best_model_at_end false (fine-tuning has true)"
             )
         if self.disable_tqdm is None and not sys.stderr.isatty():
             self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
@@ -225,8 +225,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         if "ACCELERATE_USE_CPU" in os.environ and self.world_size == 1:
             end_with_parent()
         if self.n_gpu > 1:  # torch's DataParallel: slower than a process for each GPU, and not tested
-            print_once(f"this process takes one of {self.n_gpu} GPUs: start it by torchrun --nproc_per_node "
-                       f"{self.n_gpu}, in the place of python, and all are used")  # fmt: skip
+            print_once(f"this process uses one of {self.n_gpu} GPUs: start it with torchrun --nproc_per_node "
+                       f"{self.n_gpu}, instead of python, to use all")  # fmt: skip
             self._n_gpu = 1
         self.__dict__.update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
@@ -289,12 +289,12 @@ def _trackers(names: list[str] | str | None) -> list[str]:
     known = ("none", "all", *sorted(INTEGRATION_TO_CALLBACK))
     for name in names:
         if name not in known:
-            raise ValueError(f"--report_to {name}: no such tracker{did_you_mean(name, known)}; there is "
+            raise ValueError(f"--report_to {name}: no such tracker{did_you_mean(name, known)}; available: "
                              f"{', '.join(known)}")  # fmt: skip
         if name not in ("none", "all", *get_available_reporting_integrations()):
             raise ValueError(f"--report_to {name}: the package {name} is not installed")
         if name in ("none", "all") and len(names) > 1:
-            raise ValueError(f"--report_to {' '.join(names)}: {name} goes alone")
+            raise ValueError(f"--report_to {' '.join(names)}: {name} excludes other trackers")
     return names
 
 
@@ -312,7 +312,7 @@ class PreTrainingArguments(T5TrainingArguments):
     eval_strategy: str = option("steps", "When to evaluate.")
     eval_steps: float | None = option(2_000, "Steps between evaluations.")
     save_steps: float = option(2_000, "Steps between checkpoints.")
-    save_total_limit: int | None = option(2, "Checkpoints kept.")
+    save_total_limit: int | None = option(2, "Checkpoints to keep.")
     num_samples: int = option(3, "Texts that samples.md shows at each evaluation.", at_least=0, at_most=1000)
 
 
@@ -327,11 +327,11 @@ class FineTuningArguments(T5TrainingArguments):
     logging_steps: float = option(20, "Steps between log lines.")
     eval_strategy: str = option("epoch", "When to evaluate.")
     save_strategy: str = option("epoch", "When to save.")
-    save_total_limit: int | None = option(1, "Checkpoints kept beside the best one.")
+    save_total_limit: int | None = option(1, "Checkpoints to keep in addition to the best one.")
     load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
     train_sampling_strategy: str = option("random", "Order of the rows.")
     length_buckets: int = option(0, "Pad sources to one of N lengths. 0: to the longest.", at_least=0, at_most=1000)
-    packing: bool = option(False, "Several examples in a row, kept apart by masks. Not set: chosen by --speed.")
+    packing: bool = option(False, "Put several examples into a row, masked apart. Not set: --speed decides.")
 
 
 def check_training(args: T5TrainingArguments, job: str) -> None:
@@ -341,7 +341,7 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     elif "fsdp_config" in args.given:
         raise ValueError(f"--fsdp_config {args.fsdp_config}: has an effect only with --fsdp")
     if args.deepspeed and "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None:
-        raise ValueError("--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 in the place "
+        raise ValueError("--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 instead "
                          "of python")  # fmt: skip
     if job not in TRAINING_DEFAULTS:
         raise ValueError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
@@ -369,8 +369,8 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
                          "1 % of the peak in a hundred times as many steps; T5 has 10000")  # fmt: skip
     if args.lr_scheduler_type in BY_METRIC:  # transformers has checked this while the schedule was open
         if args.eval_strategy == IntervalStrategy.NO:
-            raise ValueError(f"--lr_scheduler_type {args.lr_scheduler_type}: follows the evaluations, of which "
-                             "--eval_strategy no makes none")  # fmt: skip
+            raise ValueError(f"--lr_scheduler_type {args.lr_scheduler_type}: follows the evaluations, and "
+                             "--eval_strategy no asks for none")  # fmt: skip
         args.metric_for_best_model = args.metric_for_best_model or "loss"
     if args.max_steps < 1 and args.max_steps != -1:
         raise ValueError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
@@ -387,7 +387,7 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     else:
         refuse(args, "hub_model_id", "nothing is uploaded without --push_to_hub")
     if args.assume_gpu and not args.dry_run:
-        raise ValueError(f"--assume_gpu {args.assume_gpu}: is a plan for another machine: add --dry_run")
+        raise ValueError(f"--assume_gpu {args.assume_gpu}: only plans for another machine: add --dry_run")
     refuse(args, "trackio_static_space_id", "not made here; after the run, `trackio sync --sdk static` does it")
     if args.early_stopping_patience and not (args.load_best_model_at_end and args.metric_for_best_model):
         raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
@@ -411,14 +411,14 @@ def _check_step(args: T5TrainingArguments) -> None:
     if args.kernel_timings is not None:
         check_folder("--kernel_timings", args.kernel_timings)
     if args.bf16_residual and not args.bf16:
-        raise ValueError("--bf16_residual goes with --bf16: in float32 there is nothing to cast")
+        raise ValueError("--bf16_residual needs --bf16: in float32 there is nothing to cast")
     if (args.activation_checkpointing_kwargs or {}).get("use_reentrant"):
         refuse(args, "fused_cross_projections", "not with use_reentrant, whose backward pass of each layer would go "
                "through the keys and values that are made once: leave one of them out")  # fmt: skip
     if zero_stage(args) == 3 or wants_fsdp(args):
         sharding = "ZeRO-3" if zero_stage(args) == 3 else "--fsdp"
         refuse(args, "fused_projections fused_cross_projections torch_compile loss_chunk_size", f"not with {sharding}, "
-               "which brings in a module's weights only when it is called; ZeRO-2 goes")  # fmt: skip
+               "which gathers a module\'s weights only when it runs; ZeRO-2 works")  # fmt: skip
     if args.deepspeed or wants_fsdp(args):
         refuse(args, "auto_find_batch_size", "tries sizes on a whole model: not with --deepspeed or --fsdp")
     if buckets := getattr(args, "length_buckets", 0):
@@ -452,10 +452,10 @@ def _check_step(args: T5TrainingArguments) -> None:
 def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:
     """ValueError for contradictions among the flags of a stream, or for one of its flags without a stream."""
     if not args.streaming:
-        refuse(args, "shuffle_buffer_size", "goes with --streaming")
+        refuse(args, "shuffle_buffer_size", "needs --streaming")
         return
     if training_args.max_steps < 1:
-        raise ValueError("--streaming needs --max_steps: nobody knows how long a stream is before it is over")
+        raise ValueError("--streaming needs --max_steps: the length of a stream is not known in advance")
     refuse(args, "max_train_samples", "which rows of a stream come first depends on the order; give a smaller file, or "
            "--max_steps")  # fmt: skip
     refuse(training_args, "train_sampling_strategy", "a stream is always shuffled, by its blocks and "
@@ -475,4 +475,4 @@ def check_best_metric(name: str | None, known: list[str]) -> None:
     """ValueError if `--metric_for_best_model` is no metric of this run. known: names without "eval_"."""
     if name is not None and name.removeprefix("eval_") not in known:
         hint = did_you_mean(name.removeprefix("eval_"), known)
-        raise ValueError(f"--metric_for_best_model {name}: no metric of this run{hint}; there is {', '.join(known)}")
+        raise ValueError(f"--metric_for_best_model {name}: no metric of this run{hint}; available: {', '.join(known)}")

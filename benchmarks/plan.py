@@ -18,7 +18,7 @@ from runs import memory
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
-# Optimizers that need whole matrices, which these strategies divide.
+# Optimizers that need whole tensors, which these strategies divide.
 REFUSED = {"zero2": NOT_UNDER_ZERO[2], "zero3": NOT_UNDER_ZERO[3], "fsdp2": NOT_UNDER_FSDP}
 UPDATE_BYTES = 28  # read and written for a weight by AdamW: weight, gradient and two moments, three of them written
 # Two tables, so that each fits a terminal.
@@ -57,7 +57,7 @@ def make_plan(args: Namespace) -> dict:
     for name in memory.OPTIMIZER_STATES:
         size = memory.optimizer_bytes(name, shapes, config) / 2**30
         where = [NAMES[strategy] for strategy, refused in REFUSED.items() if name in refused]
-        note = f"not under {' and '.join(where)}: needs whole matrices" if where else ""
+        note = f"not under {' and '.join(where)}: needs whole tensors" if where else ""
         optimizers.append(dict(name=name, gib=size, divided_gib=size / processes, note=note))
     flags = "model nodes gpu link network batch accumulation source_length attention optim"
     result = {name: getattr(args, name) for name in flags.split()}
@@ -76,7 +76,7 @@ def plan_of(
     config, hardware = benchmark_config(args.model), HARDWARE_PEAKS[args.gpu]
     row = {"name": strategy.upper() + (" + checkpointing" if checkpointing else "")}
     if args.optim in REFUSED.get(strategy, ()):
-        return row | {"error": f"--optim {args.optim}: not under {NAMES[strategy]}, it needs whole matrices"}
+        return row | {"error": f"--optim {args.optim}: not under {NAMES[strategy]}, it needs whole tensors"}
     processes, weights = args.nodes * args.gpus, sum(map(math.prod, shapes))
     config_file = ROOT / f"zero_stage{strategy[-1]}_config.json"  # there is none for DDP and FSDP2
     zero = read_json(config_file).get("zero_optimization") if strategy.startswith("zero") else None
@@ -103,7 +103,7 @@ def text_of(plan: dict) -> str:
     """The plan for people."""
     head = (
         "{model}, {count} weights, on {nodes} x {gpus_per_node} {gpu} ({gpu_memory_gb:g} GB); {batch} x {accumulation} "
-        "sequences a GPU and step, {source_length} in, {target_length} out; {optim}, {attention}\n"
+        "sequences per GPU and step, {source_length} input, {target_length} target tokens; {optim}, {attention}\n"
         "assumed: {peak_tflops:g} TFLOP/s at {single_gpu_mfu:.0%} MFU on one GPU, {bus_gb_per_second:g} GB/s from GPU "
         "to GPU; GiB on each GPU, before torch.compile saves some (states: the optimizer's; stored: activations; "
         "attention: part of them)"
@@ -111,6 +111,6 @@ def text_of(plan: dict) -> str:
     head = head.format(count=human_count(plan["parameters"]), **plan["assumed"], **plan)
     names = {"optimizer_gib": "states", "activations_gib": "stored", "of_it_attention_gib": "attention"}
     rows = [{names.get(key, key.removesuffix("_gib")): value for key, value in row.items()} for row in plan["rows"]]
-    title = "state of the optimizers, GiB in all and on each GPU when divided:"
+    title = "state of the optimizers, GiB in total and on each GPU when divided:"
     optimizers = table(plan["optimizers"], "name gib divided_gib note")
     return "\n".join([head, table(rows, MEMORY), "", table(rows, TIME), "", title, optimizers])

@@ -109,7 +109,7 @@ def measure_trainer(args: Namespace) -> dict:
     """{"rows": sequences/s of each of WAYS, in turn A B A B, "ratio": ours with its default optimizer to the strongest
     peer, ...}.
 
-    All train the same random tokens, --batch sequences a step, at a rate at which nothing changes. Peers take their
+    All train the same random tokens, --batch sequences per step, at a rate at which nothing changes. Peers take their
     batches from the collator of --nanot5, else from its stand-in. What runs out of memory accumulates smaller batches.
     args.keep is called with the result so far after every round.
     """

@@ -31,7 +31,7 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
         damage = difference(final, hashes=is_first_process())
         if damage is None:
             return final
-        print_once(f"{final} is damaged ({damage}) and is made again")
+        print_once(f"{final} is damaged ({damage}): making it again")
     cache.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(cache, name)
     with _temporary(name, cache) as aside:

@@ -263,7 +263,7 @@ def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
 
 
 def _recipe_as_flags(parser: T5ArgumentParser, path: str) -> dict[str, list[str]]:
-    """{flag: its words on a command line} of a recipe; null leaves a flag as it is."""
+    """{flag: its words on a command line} of a recipe; null does not set a flag."""
     try:
         recipe = read_yaml(path)
     except OSError as error:
@@ -348,7 +348,7 @@ def home_path(path: str | Path) -> Path:
 
 
 def check_folder(flag: str, path: str) -> None:
-    """ValueError unless `path` is a folder to write in, or can be made one. Makes nothing."""
+    """ValueError unless `path` is a writable folder or can be created. Creates nothing."""
     if not path:
         raise ValueError(f"{flag}: must name a folder")
     wanted = there = home_path(path).absolute()

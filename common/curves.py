@@ -103,7 +103,7 @@ def draw_curves(
 
 
 def _plain(text: str) -> str:
-    """A text that matplotlib draws as it is: a folder's name with two dollars is no formula."""
+    """A text that matplotlib draws literally: a folder's name with two dollars is not a formula."""
     return text.replace("$", r"\$")
 
 

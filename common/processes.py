@@ -21,7 +21,7 @@ from threading import Thread
 
 @functools.cache
 def has_accelerator() -> bool:
-    """Whether torch sees a GPU or another accelerator. A line tells that Apple's is not used."""
+    """Whether torch sees a GPU or another accelerator. Prints a line if it is Apple's, which is not used."""
     import torch
 
     if torch.backends.mps.is_available():
@@ -36,7 +36,7 @@ def processes_here() -> int:
 
 
 def free_memory() -> int:
-    """Bytes of the machine's memory that programs can still have."""
+    """Bytes of the machine's memory that are still available."""
     import psutil  # which a GPU machine may lack
 
     return psutil.virtual_memory().available
@@ -98,9 +98,9 @@ def finish_process_group() -> None:
 
 
 def check_alike(found: dict[str, object], advice: str) -> None:
-    """ValueError, on every process, unless all have found the same: {"--seed": 1}, {"contents of train": its hash}. A
-    node may have other files of the same name, or have been started with other flags: its processes would train on
-    other rows, in silence, until some wait for ever for those whose rows have ended."""
+    """ValueError, on every process, unless all found the same values: {"--seed": 1}, {"contents of train": its hash}.
+    A node may have other files of the same name, or other flags: its processes would silently train on other rows,
+    until some wait forever for processes whose rows have ended."""
     from accelerate.utils import gather_object
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -114,7 +114,7 @@ def check_alike(found: dict[str, object], advice: str) -> None:
 
 
 def in_background(work: Callable[[], object]) -> Future:
-    """The result to come of work(), in a thread for which neither Ctrl-C nor the end of the process waits."""
+    """A Future of work(), which runs in a thread that neither Ctrl-C nor the end of the process waits for."""
     future: Future = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Reads checkpoints of others as tensors and plain values only: a pickle can run any code of its author.
+"""Reads other people's checkpoints as tensors and plain values only: a pickle can run any code of its author.
 
 transformers and accelerate already read their files this way; here DeepSpeed and torch.distributed.checkpoint do too.
 """
@@ -39,7 +39,7 @@ class Untrusted(ValueError):
 
 
 def _refusal(flag: str, path: Path, name: str) -> Untrusted:
-    return Untrusted(f"{flag} {path}: reading it would call {name}, which can be any code of whoever wrote it; give "
+    return Untrusted(f"{flag} {path}: reading it would call {name}, which can be any code of its author; give "
                       "--trust_checkpoint if that is you, or someone you trust")  # fmt: skip
 
 

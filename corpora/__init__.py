@@ -1,1 +1,1 @@
-"""Text, wherever it lies: files, the Hub, streams, tokenizers."""
+"""Text from any source: files, the Hub, streams, tokenizers."""

@@ -69,11 +69,11 @@ class Corpus:
         raise NotImplementedError
 
     def here(self) -> str:
-        """Where the row that was read last lies, as messages say it: "a.csv at byte 1,024"."""
+        """The place of the row that was read last, as in messages: "a.csv at byte 1,024"."""
         raise NotImplementedError
 
     def share_read(self, block: int, place: int | None) -> float:  # noqa: ARG002
-        """Share of a block that lies before a place; 0 if only reading could tell."""
+        """Share of a block before a place; 0 if only reading could show it."""
         return 0.0
 
     def all_rows(self) -> Rows:
@@ -319,8 +319,8 @@ def _row_group(block: Block, start: int, column: str | None) -> Rows:
 def hub_corpora(
     name: str, config: str | None, flag: str, splits: tuple[str, ...], only: str | None = None
 ) -> dict[str, "HubCorpus"]:
-    """{split: corpus} of the splits that a Hub or saved data set has; of their rows a column `only`, if there is one of
-    that name. ValueError if there is no train."""
+    """{split: corpus} of a Hub or saved data set. Rows keep only the column `only`, if there is one of that name.
+    ValueError if there is no train."""
     found = load_dataset_splits(name, config, flag, streaming=True, needed="train")
     if only:  # such as without pictures, which would be decoded
         found = {

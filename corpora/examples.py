@@ -69,8 +69,8 @@ class ChunkDataset(Examples):
 
 
 class SomeExamples(Examples):
-    """`count` of the examples in their order, one from each of so many equal parts of them: at another place in each
-    part, so that no period in the examples, such as that of a mixture's kinds of rows, is hit."""
+    """`count` of the examples in their order, one from each of `count` equal parts. Its place in the part changes,
+    so that a period in the examples, such as that of a mixture's kinds of rows, does no harm."""
 
     def __init__(self, examples: Examples, count: int):
         self.examples, self.tokens_length = examples, examples.tokens_length
@@ -104,7 +104,7 @@ class WeightedExamples(Examples):
         return self.total
 
     def passes(self, epochs: float) -> list[float]:
-        """How often each corpus is seen in so many epochs."""
+        """How often each corpus is seen in this many epochs."""
         return [epochs * int(n) / len(corpus) for n, corpus in zip(self.draws, self.corpora, strict=True)]
 
     def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
@@ -138,7 +138,7 @@ class EpochSampler(torch.utils.data.Sampler):
     group: size of a global batch; an epoch has whole ones, and each epoch leaves out other examples.
     count_epochs: yield epoch * N + example (as `ChunkDataset` takes it) instead of the example.
     buckets: [N] bucket of each example; each batch of `batch` examples then comes from one bucket.
-    in_order: the examples as they are, in every epoch.
+    in_order: the examples in their own order in every epoch.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ def compressed(path: Path) -> Path | None:
         return None
     found = next((p for p in (Path(f"{path}{ending}") for ending in COMPRESSIONS) if p.is_file()), None)
     if found:
-        _say(f"{path}: not there, reading {found.name} beside it")
+        _say(f"{path}: not there, reading {found.name} instead")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub and saved `datasets` folders. Without a network nothing waits for the Hub."""
+"""The Hugging Face Hub and saved `datasets` folders. Without a network no script waits for the Hub."""
 
 import os
 from pathlib import Path
@@ -39,7 +39,7 @@ def load_dataset_splits(
         reason = f"cannot be loaded from disk or the Hub ({first_line(error, 2)}){hint}"
         raise ValueError(f"{flag} {name}: {reason}") from None
     if needed and needed not in splits:
-        raise ValueError(f"{flag} {name}: has no split called {needed}; there is {', '.join(splits)}")
+        raise ValueError(f"{flag} {name}: no split called {needed}; available: {', '.join(splits)}")
     return splits
 
 

@@ -93,7 +93,7 @@ def read_ids(path: Path, format: IdFormat) -> Iterator[IdDocument]:
 
 class ArrayDocuments(Sequence):
     """The documents of an .npy or .bin file by number: its rows, or the pieces of a flat array, which is one document.
-    Only what is asked for is read."""
+    Only the requested documents are read."""
 
     def __init__(self, path: Path, format: IdFormat):
         try:
@@ -127,7 +127,7 @@ def _parquet_documents(path: Path, column: str) -> Iterator[IdDocument]:
     with open_parquet(path) as file:
         names = file.schema_arrow.names
         if column not in names:
-            raise ValueError(f"{path}: no column {column}; there is {listed(names)}")
+            raise ValueError(f"{path}: no column {column}; available: {listed(names)}")
         kind = file.schema_arrow.field(column).type
         if not (pyarrow.types.is_nested(kind) and hasattr(kind, "value_type")):
             raise ValueError(f"{path}: the column {column} holds {kind}, not lists of whole numbers")

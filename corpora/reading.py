@@ -31,7 +31,7 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
     for number, row in enumerate(rows, start=1):
         missing = [column for column in columns or [] if column not in row]
         if missing:
-            raise ValueError(f"{path}, row {number}: no column {missing[0]}; there is {listed(row)}")
+            raise ValueError(f"{path}, row {number}: no column {missing[0]}; available: {listed(row)}")
         yield row
 
 

@@ -120,7 +120,7 @@ def _file_source(flag: str, paths: list[str], column: str, ids: IdFormat | None 
     digest, stamps = hashlib.sha256(), [_stamp(file) for file in files]
     size = sum(file.stat().st_size for file in files)
     if size > TOLD_BYTES:
-        print_once(f"{flag}: reading {human_bytes(size)}, whose hash says whether the cache holds their tokens")
+        print_once(f"{flag}: reading {human_bytes(size)} for a hash, to find their tokens in the cache")
     for file, contents in zip(files, file_digests(files), strict=True):
         kind = ".txt" if is_plain_text(file) else data_suffix(file)
         digest.update(kind.encode() + contents.encode())
@@ -192,7 +192,7 @@ def tokenizer_for(
     key = hashlib.sha256(decisive.encode()).hexdigest()
 
     def build(folder: Path) -> None:
-        print_once(f"no tokenizer was given: training one of {vocab_size:,} tokens on {described(sources)}")
+        print_once(f"no tokenizer was named: training one of {vocab_size:,} tokens on {described(sources)}")
         sample = dict(max_sentences=TOKENIZER_SENTENCES, max_characters=TOKENIZER_CHARACTERS, size=bytes_of(sources))
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
         train_tokenizer(documents, folder, vocab_size, byte_fallback, **sample)

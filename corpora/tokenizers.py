@@ -141,7 +141,7 @@ def _shown(documents: Iterable[str], size: int | None) -> Iterator[str]:
 
 
 def _sample(lines: Iterable[str], most: int, most_characters: int) -> list[str]:
-    """At most so many lines, each with the same chance; the same ones each time."""
+    """At most this many lines, each with the same chance; the same ones each time."""
     chooser, sample = random.Random(0), []
     for number, line in enumerate(lines):
         if number < most:
@@ -196,7 +196,7 @@ def space_marks(prepend: str) -> dict:
 def rebuilt(
     tokenizer: PreTrainedTokenizerBase, content: dict, replaced: dict[str, str], marks: dict, decoders: list[dict]
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of T5's kind from changed `content`, as transformers' class that leaves its rules as they are.
+    """A tokenizer of T5's kind from changed `content`, as transformers' class that does not change its rules.
 
     replaced: {regular expression: text} after SentencePiece's own normalisation. marks: rule for spaces.
     """
@@ -253,7 +253,7 @@ def _load_model(path: Path, flag: str) -> PreTrainedTokenizerBase:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of what a tokenizer does (vocabulary, normalisation, special tokens), wherever it lies."""
+    """SHA-256 of a tokenizer's behaviour (vocabulary, normalisation, special tokens), whatever its folder."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
     content = content | {"truncation": None, "padding": None}  # left there by whoever called it last

@@ -106,7 +106,7 @@ def _hand_over(reason: str) -> bool:
     """Says once for each reason (rank 0) that sdpa is used instead."""
     if reason not in _handed_over:
         _handed_over.add(reason)
-        print_once(f"attention: {T5_FUSED} does not serve {reason}: transformers' sdpa does, more slowly")
+        print_once(f"attention: {T5_FUSED} does not support {reason}: using transformers' sdpa, which is slower")
     return True
 
 

@@ -113,7 +113,7 @@ class Family:
 
     def attention(self, asked: str | None) -> str | None:
         """`asked`, else the only one the family has, else None for transformers' choice: up to 5.17 that is sdpa for
-        T5Gemma too, which leaves out its cap on attention scores without a word."""
+        T5Gemma too, which silently leaves out its cap on attention scores."""
         return asked or (self.attentions[0] if len(self.attentions) == 1 else None)
 
     def shape(self, config: PreTrainedConfig) -> Shape:

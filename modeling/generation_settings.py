@@ -1,4 +1,4 @@
-"""What a checkpoint's generation_config.json says of `generate`: completed, taken over by a task, or left out."""
+"""A checkpoint's settings of `generate` (generation_config.json): completed, adapted to a task, or dropped."""
 
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -12,7 +12,7 @@ _NOT_FOLLOWED = (
 
 
 def complete(model: PreTrainedModel) -> None:
-    """Gives the model the tokens that `generate` begins and ends with, and drops what is not followed, with a line."""
+    """Sets the tokens that `generate` begins and ends with, and drops unsupported settings, with a printed line."""
     own = model.generation_config
     own.decoder_start_token_id = model.config.decoder_start_token_id
     for name in ("eos_token_id", "pad_token_id"):  # without EOS no answer would end
@@ -20,12 +20,12 @@ def complete(model: PreTrainedModel) -> None:
             setattr(own, name, getattr(model.config, name))
     for name in _NOT_FOLLOWED:
         if getattr(own, name, None) not in (None, False, 0, 1):
-            print_once(f"generation_config.json: {name} {getattr(own, name)} is not followed")
+            print_once(f"generation_config.json: {name} {getattr(own, name)} is ignored")
         setattr(own, name, None)
 
 
 def set_generation_length(model: PreTrainedModel, tokens: int) -> None:
-    """Lets generate() write this number of tokens."""
+    """Lets generate() write at most this number of tokens."""
     model.generation_config.max_length = tokens + 1  # it counts the decoder's start token too
     model.generation_config.max_new_tokens = None  # of an older checkpoint: it would win
 

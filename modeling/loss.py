@@ -180,7 +180,7 @@ def compute_loss_in_forward(
     the loss is the sum over this batch divided by it. chunk: target tokens whose logits exist at a time, 0: all.
     compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. shapes: of batches that
     may be compiled before it is an error. Calling it again replaces the options. The model's weights, names and class
-    name stay as they are.
+    name do not change.
     """
     if not hasattr(model, "plain_forward"):
         model.__class__ = _with_loss(type(model))

@@ -1,8 +1,8 @@
-"""LoRA: two small matrices trained beside each frozen one, through peft; saved as peft's folders, merged when loaded.
+"""LoRA: two small matrices trained for each frozen one, through peft; saved as peft's folders, merged when loaded.
 
     add_low_rank(model, 16, base)     W x -> W x + 2 B A x in all linear layers but the head; A and B are trained
     load_low_rank(model, folder)      A and B of a checkpoint into the same model
-    merged(model, folder)             W + 2 B A in the place of W: an ordinary model
+    merged(model, folder)             W + 2 B A instead of W: an ordinary model
 
 (Hu et al. 2021, arXiv 2106.09685.) A folder holds adapter_model.safetensors and adapter_config.json, which names the
 checkpoint that the matrices belong to, as peft itself writes and reads them.
@@ -36,7 +36,7 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     trained = {n for n, module in linears.items() if module is not output_head(model) and module.weight.requires_grad}
     layers = sorted({name.rpartition(".")[2] for name in trained})
-    # Layers of T5Gemma 2 that read pictures, and stay as they are, have the names of layers that read text.
+    # Layers of T5Gemma 2's image encoder, which is not trained, have the names of layers that read text.
     others = sorted(name for name in linears.keys() - trained if name.rpartition(".")[2] in layers)
     options = dict(base_model_name_or_path=base, task_type="SEQ_2_SEQ_LM", exclude_modules=others or None)
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, **options), model)
@@ -63,15 +63,15 @@ def _save(model, folder, state_dict: dict | None = None, is_main_process: bool =
 
 
 def checksum(model: torch.nn.Module) -> float:
-    """A number, made of a part of every tensor, by which two checkpoints' weights are told apart."""
+    """A number made from a part of every tensor, which differs between checkpoints with different weights."""
     return sum(float(p.detach().flatten()[:64].double().abs().sum()) for p in model.parameters())
 
 
 def _check_base(found: float, folder: str | Path) -> None:
-    """ValueError if a folder's matrices were trained beside weights of another checksum."""
+    """ValueError if a folder's matrices were trained with weights of another checksum."""
     expected = read_json(Path(folder) / "config.json").get("base_checksum", found)
     if not math.isclose(found, expected, rel_tol=1e-5):
-        raise ValueError(f"{folder}: its LoRA matrices were trained beside other weights than those there now")
+        raise ValueError(f"{folder}: its LoRA matrices were trained with other base weights than those there now")
 
 
 def _in_file(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Rows that a model takes at a time where no gradient is needed.
+"""How many rows a model processes at a time where no gradient is needed.
 
 With the vocabularies, lengths, label sets and beams of some tasks a whole batch would not fit into memory.
 
@@ -11,12 +11,12 @@ from transformers import PreTrainedConfig
 from common.processes import free_memory
 from modeling.families import family_of, shape_of
 
-LARGEST_TENSOR = 2**28  # numbers: 1 GiB in float32, of which two or three exist at a time
+LARGEST_TENSOR = 2**28  # numbers: 1 GiB in float32; two or three such tensors exist at a time
 SHARE_OF_CACHES = 0.2  # of a GPU's memory, or of what a machine has free
 
 
 def rows_to_score(config: PreTrainedConfig, source: int, target: int) -> int:
-    """Rows of so many source and target positions for which no tensor of a forward pass is larger than LARGEST_TENSOR:
+    """Number of rows of these source and target lengths for which no tensor of a forward pass exceeds LARGEST_TENSOR:
     the logits, the encoder's attention scores, its feed-forward layer."""
     shape, family = shape_of(config), family_of(config)
     queries, keys, _ = family.encoder_attention(config, source)
@@ -39,7 +39,7 @@ def cached_numbers(config: PreTrainedConfig, source: int, target: int) -> int:
 def rows_to_generate(
     config: PreTrainedConfig, source: int, target: int, beams: int, device: torch.device, bf16: bool
 ) -> int:
-    """Rows whose caches take SHARE_OF_CACHES of the memory, with so many beams each."""
+    """Number of rows whose caches, with these beams, take SHARE_OF_CACHES of the memory."""
     is_gpu = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_gpu else free_memory()
     of_row = beams * cached_numbers(config, source, target) * (2 if bf16 else 4)

@@ -1,4 +1,4 @@
-"""Several examples in one row that do not see each other: block-diagonal masks for all three kinds of attention.
+"""Several examples in one row that do not attend to each other: block-diagonal masks for all three kinds of attention.
 
 A packed batch carries small integers, `input_segments` [B, S] and `target_segments` [B, T]: the number of a position's
 example within its row, 0 where a position is not used. T5's positions are relative, so an example gives the same result

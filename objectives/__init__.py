@@ -1,1 +1,1 @@
-"""What is masked of a text, and how training rows are made of it."""
+"""Which tokens of a text are masked, and how training rows are built."""

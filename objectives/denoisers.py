@@ -4,7 +4,7 @@ Denoisers mask different shares of a text, so their targets have different lengt
 is therefore shared by two examples: one of a denoiser that masks less than the mixture does on average, one of a
 denoiser that masks more. Two equations give their lengths such that both sides are exactly full; two denoisers meet so
 often that each has its weight's share of all input tokens. Masks come from the row's key alone, as in
-data_collator_t5.py. Examples of a row do not see each other: modeling/segment_masks.py.
+data_collator_t5.py. Examples of a row do not attend to each other: modeling/segment_masks.py.
 
 Legend of shapes: B rows, G examples of all rows, R raw tokens of a row, S and T input and target length of a row, N raw
 tokens of all rows, D denoisers.
@@ -88,7 +88,7 @@ def denoisers_of(objective: str) -> dict[str, tuple[Denoiser, float]]:
     for name, weight in OBJECTIVES[objective].items():
         where = f"--objective {objective}: the denoiser {name}"
         if name not in DENOISERS:
-            raise ValueError(f"{where} is not in DENOISERS; there is {', '.join(DENOISERS)}")
+            raise ValueError(f"{where} is not in DENOISERS; available: {', '.join(DENOISERS)}")
         try:
             denoiser = Denoiser(**DENOISERS[name])
         except TypeError as error:

@@ -1,4 +1,4 @@
-"""Span corruption of documents that do not see each other (`--packing documents`), packed into full rows.
+"""Span corruption of documents that do not attend to each other (`--packing documents`), packed into full rows.
 
     text     a a a a a a a a EOS b b b b b b b b b EOS c c c c c c c c c c c c c c c c c c EOS ...
     row 0    [a a a a a a a a] [b b b b b b b b b] [c c c c c]      examples, corrupted alone, each with its own EOS
@@ -103,7 +103,7 @@ class DocumentRows(Examples):
 def find_rows(tokens: np.ndarray, layout: RowLayout, eos_id: int) -> tuple[np.ndarray, np.ndarray, int]:
     """([rows] where they begin, [rows] their examples, number of EOS that separate examples).
 
-    The text is cut into lanes, of which each step finds one more example. A lane begins at a document if one begins
+    The text is cut into lanes; each step finds one more example in each. A lane begins at a document if one begins
     within a row's length, else anywhere.
     """
     size, longest = len(tokens), int(layout.texts[1])
@@ -182,9 +182,9 @@ class DocumentSpans(PackedObjective, T5DataCollator):
         """How many documents share a row, and how much of the text is in no row."""
         examples = "/".join(f"{corpus.examples_per_row:.1f}" for corpus in rows)
         unused = "/".join(f"{corpus.unused:.2%}" for corpus in rows)
-        found = f", {examples} a row; {unused} of the text is not used" if rows else ""
-        return {"packing": f"documents do not see each other{found}; those below {self.layout.shortest} tokens are "
-                           "joined with the next"}  # fmt: skip
+        found = f", {examples} per row; {unused} of the text is not used" if rows else ""
+        return {"packing": f"documents do not attend to each other{found}; those shorter than "
+                           f"{self.layout.shortest} tokens are joined with the next one"}  # fmt: skip
 
     def corrupt(self, rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         tokens = rows["input_ids"]

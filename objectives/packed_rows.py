@@ -1,7 +1,7 @@
 """Batches of rows with several corrupted examples: masks of any lengths, inputs, targets and segments.
 
 denoisers.py (mixtures of denoisers) and documents.py (a document an example) decide what a row holds. Examples of a row
-do not see each other: modeling/segment_masks.py.
+do not attend to each other: modeling/segment_masks.py.
 
 Legend of shapes: B rows, G examples of all rows, S and T input and target length of a row, N raw tokens of all rows, D
 denoisers.
@@ -61,7 +61,7 @@ class PackedExamples:
     place: np.ndarray  # in its row, from 0
     lengths: np.ndarray  # raw tokens
     noise: np.ndarray  # of them masked
-    spans: np.ndarray  # in so many spans
+    spans: np.ndarray  # in this many spans
     denoiser: np.ndarray
     marked: np.ndarray  # whether each span has a sentinel
     mode: np.ndarray  # [G, M]: tokens at the beginning of the input, then -1
@@ -103,7 +103,7 @@ class PackedObjective(Objective):
     def inputs_and_targets(
         self, rows: int, tokens: np.ndarray, mask: np.ndarray, examples: PackedExamples
     ) -> dict[str, torch.Tensor]:
-        """The tensors of a batch of so many rows, from raw tokens [N] under a mask [N]."""
+        """The tensors of a batch of this many rows, from raw tokens [N] under a mask [N]."""
         lengths, noise, spans = examples.lengths, examples.noise, examples.spans
         marked, mode = examples.marked, examples.mode
         mode_sizes = (mode >= 0).sum(axis=1)

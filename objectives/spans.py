@@ -17,7 +17,7 @@ UNUSED_BYTES = 11  # F5 to FF are in no UTF-8
 
 
 class SpanCorruption(T5DataCollator, Objective):
-    """A chunk of `tokens_length` raw tokens in each row, of which spans are masked."""
+    """Rows of one chunk of `tokens_length` raw tokens, some spans of which are masked."""
 
     names = ["span_corruption"]
 
@@ -44,7 +44,7 @@ class SpanCorruption(T5DataCollator, Objective):
         return partial(language_model_metrics, bytes_per_token=bytes_per_token)
 
     def plan(self, rows: list[Examples]) -> dict[str, str]:  # noqa: ARG002
-        """A line if so many of ByT5's sentinels are needed that some are bytes of UTF-8 text."""
+        """A line if a row needs so many of ByT5's sentinels that some are bytes of UTF-8 text."""
         if not self._is_byte_level or self.num_spans <= UNUSED_BYTES:
             return {}
         return {"sentinels": f"{self.num_spans} bytes from id {self.sentinel_ids[0]} down; UTF-8 leaves {UNUSED_BYTES} "

@@ -65,7 +65,7 @@ def load_any_checkpoint(name: str, config_folder: str | None, trusted: bool = Fa
     if kind is None:
         there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise ValueError(f"--model_name_or_path {name}: no weights there, neither model.safetensors nor shards of "
-                         f"DeepSpeed or FSDP; there is {there}")  # fmt: skip
+                         f"DeepSpeed or FSDP; the folder holds {there}")  # fmt: skip
     places = [config_folder] if config_folder else [folder, folder.parent]
     source = next((place for place in places if (Path(place) / "config.json").is_file()), None)
     if source is None:

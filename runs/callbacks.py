@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 class PatienceCallback(EarlyStoppingCallback):
     """EarlyStoppingCallback for evaluations of several data sets: only the one with the main metric counts. A resumed
-    run keeps its count; if its patience had run out, it trains no further."""
+    run keeps its count; if its patience was exhausted, it does not train further."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         super().on_train_begin(args, state, control, **kwargs)

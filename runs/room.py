@@ -1,4 +1,4 @@
-"""What a run needs of memory and disk, what is there, and what is refused before its data are prepared."""
+"""Memory and disk that a run needs and has, and the checks that refuse a run before its data are prepared."""
 
 import shutil
 from pathlib import Path

@@ -108,7 +108,7 @@ class TrainingRun(Run):
             **self.rows,
             **data.plan(steps),
             "unknown": data.unknown,
-            "batch": f"{self.sequences} sequences a step ({args.train_batch_size} x "
+            "batch": f"{self.sequences} sequences per step ({args.train_batch_size} x "
             f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)",
             "sharding": sharding(self.trainer),
             "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
@@ -173,7 +173,7 @@ class TrainingRun(Run):
         callbacks.append(TieCallback())
         install_callbacks(self.trainer, callbacks)
         if wants_fsdp(args) and not self.trainer.is_fsdp_enabled:
-            print_once("FSDP was asked for and has no effect: accelerate shards on GPUs only. Here every process holds "
+            print_once("FSDP has no effect here: accelerate shards on GPUs only. Every process holds "
                        "the whole model (plain data parallelism)")  # fmt: skip
 
     def _flops_per_sequence(self, *args) -> float:
@@ -255,7 +255,7 @@ def described_model(model: PreTrainedModel) -> str:
 
 
 def large_step_notice(args: T5TrainingArguments, sequences: int, tokens: int | None) -> str | None:
-    """The notice that a step is more than four times as large as those that the default learning rate is known from;
+    """The notice that a step is more than four times as large as those for which the default learning rate was shown;
     None if it is not."""
     by_tokens = tokens is not None
     count, shown = (tokens, SHOWN_TOKENS) if by_tokens else (sequences, SHOWN_SEQUENCES)
@@ -275,7 +275,7 @@ def long_evaluation_notice(args: T5TrainingArguments, sequences: int, steps: int
     forward_passes = 3 * every * sequences  # that take as long as the training from one evaluation to the next
     if rows <= forward_passes / 5:
         return None
-    return (f"each evaluation scores {rows:,} validation rows, and one in every {every:g} steps makes the run "
+    return (f"each evaluation scores {rows:,} validation rows; an evaluation every {every:g} steps makes the run "
             f"{rows / forward_passes:.0%} longer: with --max_eval_samples {max(1, round(forward_passes / 20))} it "
             "would be 5%")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What makes a run fast, chosen by itself and said in one line: `--speed auto`, the default; `--speed plain` leaves it.
+"""Chooses settings that make a run fast and describes them in a line: `--speed auto`; `--speed plain` chooses none.
 
     chosen = choose(gpu, job, args, launcher)        # [Choice(name, value, reason), ...]; changes nothing
     row = make_fast(model, job, model_args, args)    # chooses, applies it, and returns the line for the plan
@@ -131,7 +131,7 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     workers, environment = chosen["dataloader_num_workers"].value > 0, set(os.environ)
     chose_before = not job.earlier or "speed" in job.earlier
     settings = (  # (name, whether it applies, value, reason)
-        ("dataloader_persistent_workers", workers, True, "they need not start anew in every epoch"),
+        ("dataloader_persistent_workers", workers, True, "they stay alive between epochs"),
         ("dataloader_prefetch_factor", workers, PREFETCHED, "batches are ready before they are needed"),
         ("non_blocking", args.given.isdisjoint({"dataloader_pin_memory", "accelerator_config"}), True,
          "pinned batches are copied while the GPU works"),
@@ -149,7 +149,7 @@ def _bf16(gpu: Gpu | None, job: Job, _args, launcher: Launcher, _chosen: dict) -
     if gpu is not None:
         if gpu.is_recent:
             return True, f"the {gpu.name} computes in it"
-        return False, f"the {gpu.name} has none, and T5 overflows in float16: float32"
+        return False, f"the {gpu.name} has no bfloat16, and T5 overflows in float16: float32"
     if not torch.cpu._is_amx_tile_supported() or launcher.sharding != "ddp":
         return False, "a CPU: float32"
     if job.earlier:
@@ -176,7 +176,7 @@ def _attention(gpu: Gpu | None, job: Job, _args, _launcher: Launcher, _chosen: d
 
 
 def attention_on_a_cpu(source: int) -> str:
-    """The quicker of transformers' own for sources of so many tokens."""
+    """The faster of transformers' own implementations for sources of this many tokens."""
     return "eager" if source <= EAGER_ON_A_CPU else "sdpa"
 
 
@@ -185,7 +185,7 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher, _chosen: d
     if "torch_compile" in family.lacks:
         return False, f"{family.names} cannot be compiled"
     if launcher.sharding in bring_in:
-        return False, f"{bring_in[launcher.sharding]} brings in weights module by module"
+        return False, f"{bring_in[launcher.sharding]} gathers weights module by module"
     if gpu is None:
         lacks = lacks_compiler("CXX", "g++")
     else:
@@ -200,9 +200,9 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher, _chosen: d
         return bool(job.earlier.get("torch_compile")), RESUMED
     seconds = _uncompiled_seconds(gpu, job, args, launcher)
     if seconds is None and gpu is None:
-        return False, "how long a run by epochs takes is not known before its text is read"
+        return False, "the length of a run in epochs is not known before its text is read"
     if seconds is not None and seconds < REPAYS_COMPILING:
-        return False, f"a run of about {seconds:.0f} s: compiling would not pay"
+        return False, f"a run of about {seconds:.0f} s: compiling would cost more than it saves"
     return True, "all batches have one shape" if job.shapes == 1 else f"batches have {job.shapes} shapes"
 
 
@@ -220,12 +220,12 @@ def _uncompiled_seconds(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> 
 
 
 def _packing(gpu: Gpu | None, job: Job, args, _launcher: Launcher, _chosen: dict) -> tuple[bool, str] | None:
-    """Of fine-tuning: a CPU computes padding at the full price. What it gains on a GPU is not known yet."""
+    """For fine-tuning: on a CPU padding costs as much as text. The gain on a GPU is not known yet."""
     family = family_of(job.config)
     if "packing" in family.lacks:
-        return False, f"{family.names} has no mask for it"
+        return False, f"{family.names} has no masks for it"
     if job.shapes or args.torch_compile or args.auto_find_batch_size:
-        return False, "a packed batch has a shape of its own"
+        return False, "every packed batch has another shape"
     if job.earlier:
         return bool(job.earlier.get("packing")), RESUMED
     return (True, "several examples in a row, hardly any padding") if gpu is None else None
@@ -235,7 +235,7 @@ def _micro_batch(
     gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict
 ) -> tuple[tuple[int, int], str] | None:
     """(sequences, accumulation steps): the largest micro-batch that the memory plan allows; on a CPU, which gains
-    nothing by a larger one, None if the one asked for fits."""
+    nothing from a larger one, None if the given one fits."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     asked, earlier = (tuple(values.get(name, 0) for name in names) for values in (vars(args), job.earlier))
     sharded = launcher.sharding.startswith("zero")
@@ -244,7 +244,7 @@ def _micro_batch(
     if args.auto_find_batch_size:
         return asked, "--auto_find_batch_size tries what fits"
     if sharded:
-        return asked, "DeepSpeed's file is filled in with it"
+        return asked, "DeepSpeed's file gets this value"
     if math.prod(earlier) == math.prod(asked):
         return (earlier, RESUMED) if gpu is not None or earlier != asked else None
     bf16, attention = chosen["bf16"].value, chosen["attn_implementation"].value

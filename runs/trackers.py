@@ -46,8 +46,8 @@ TENSORBOARD_FOLDER = "tensorboard"  # below --output_dir, unless TENSORBOARD_LOG
 
 # ---------------------------------------------------------------- the three
 def wandb_settings(args: T5TrainingArguments) -> dict[str, str | None]:
-    """Project, folder and mode of a W&B run: as its variables say, else online if the user is logged in and it answers,
-    or offline, with a line that says so. Sets no variable, which the next run of this process would take for the
+    """Project, folder and mode of a W&B run: as its environment variables say, else online if the user is logged in and
+    W&B answers, or offline, with a printed line. Sets no variable: the next run of this process would take it for the
     user's."""
     project, mode = os.environ.get("WANDB_PROJECT", args.project), os.environ.get("WANDB_MODE")
     folder = os.environ.get("WANDB_DIR", args.output_dir)
@@ -82,7 +82,7 @@ class WandbTracker:
         ours = wandb_settings(args) | dict(name=name, id=identity)
         if os.environ.get("WANDB_SWEEP_ID"):
             del ours["id"], ours["project"]
-        # Else wandb goes on with a run that has failed in this process, and mixes this one into it.
+        # Otherwise wandb continues a run that has failed in this process, and mixes this one into it.
         ours["reinit"] = "finish_previous"
         self.table = wandb.Table
         # The configuration goes with init: a sweep locks its own values, and would warn of each one in a later update.
@@ -97,7 +97,7 @@ class WandbTracker:
         self.run.log({name: self.table(columns=columns, data=rows, allow_mixed_types=True)}, step=step)
 
     def finish(self, latest: dict) -> None:
-        """Ends the run. The summary, by which a sweep decides, gets the best checkpoint's evaluation."""
+        """Ends the run. The summary, which a sweep reads, gets the best checkpoint's evaluation."""
         self.run.log({}, commit=True)
         self.run.summary.update(latest)
         self.run.finish()

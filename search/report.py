@@ -119,7 +119,7 @@ def robust_range(values: list[float]) -> tuple[float, float]:
 
 
 def enough_trials(specs: dict) -> int:
-    """Trials with a value that shares of importance need to mean something: ten, or four for each parameter."""
+    """Number of trials with a value from which importance is shown: ten, or four for each parameter."""
     return max(10, 4 * len(specs))
 
 

@@ -1,6 +1,6 @@
 """What the agents of a sweep share: who runs which trial, and Optuna's journal of all trials.
 
-A trial belongs to the agent that its <run>.beat names, as long as that agent gives signs of life.
+A trial belongs to the agent that its <run>.beat names, as long as that agent's heartbeat continues.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def holder(folder: Path, run: str) -> dict:
 
 
 def silence(folder: Path, run: str) -> float:
-    """Seconds since the last sign of life of the agent that holds a trial, infinite if the agent is known to be gone.
+    """Seconds since the last heartbeat of the agent that holds a trial; infinite if the agent is known to be dead.
 
     Measured between file times, which one file server sets: the clocks of a cluster's nodes differ.
     """
@@ -67,7 +67,7 @@ def members(group: int) -> Iterator[psutil.Process]:
 
 
 def end_orphans(folder: Path, run: str) -> None:
-    """Kills what a killed agent of this machine has left running; a group id that is in use again is left alone."""
+    """Kills the processes that a killed agent of this machine left running; a reused group id is left alone."""
     record = holder(folder, run)
     for process in members(record["group"]) if record.get("group") and record["machine"] == HERE else ():
         with contextlib.suppress(psutil.Error):

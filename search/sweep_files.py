@@ -71,7 +71,7 @@ def check_choice(where: str, value: object, known: Collection) -> None:
     """ValueError with the near matches unless a value is one of the known ones."""
     if value not in list(known):
         hint = did_you_mean(str(value), known, most=2)
-        raise ValueError(f"{where}: {value} is not supported{hint}; there is {', '.join(map(str, known))}")
+        raise ValueError(f"{where}: {value} is not supported{hint}; available: {', '.join(map(str, known))}")
 
 
 def check_keys(where: str, given: object, rules: dict, needed: Iterable[str] = ()) -> None:
@@ -302,7 +302,7 @@ def history(lines: list[dict], key: str) -> list[float]:
 
 
 def best_value(lines: list[dict], sweep: dict) -> float | None:
-    """The best finite value of the metric among a run's lines, by which it counts, as in W&B's own search."""
+    """The best finite value of the metric among a run's lines: its result, as in W&B's own search."""
     return min(history(lines, sweep["key"]), key=lambda value: sweep["sign"] * value, default=None)
 
 

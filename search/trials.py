@@ -32,7 +32,7 @@ class Told(BaseException):
 
 
 def end_group(process: subprocess.Popen) -> None:
-    """Ends a trial with all its processes: SIGTERM, and after PATIENCE or a second Ctrl-C SIGKILL to what is left."""
+    """Ends a trial with all its processes: SIGTERM, and after PATIENCE or a second Ctrl-C SIGKILL."""
     try:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
@@ -47,7 +47,7 @@ def end_group(process: subprocess.Popen) -> None:
 
 
 def resume_flags(folder: Path) -> dict:
-    """Flags with which a script resumes in its folder, or starts anew if no checkpoint there holds the optimizer."""
+    """Flags with which a script resumes in its folder, or starts again if no checkpoint there holds the optimizer."""
     from common.checkpoint_folders import newest_whole_checkpoint  # torch: only where a trial begins
 
     if checkpoint := newest_whole_checkpoint(folder, with_optimizer=True):

@@ -148,7 +148,7 @@ def share_out(sources: Sequence[int], targets: Sequence[int], cost: Callable[[in
 
 @dataclass
 class PackingCollator:
-    """Packs rows {"input_ids", "labels"} of a batch into fewer and fuller ones, whose examples do not see each other.
+    """Packs rows {"input_ids", "labels"} of a batch into fewer rows, whose examples do not attend to each other.
 
     Loss and gradients are those of the padded batch. cost: operations of a row by its source and target length. Returns
     {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T], "input_segments" [B, S], "target_segments"

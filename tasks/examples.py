@@ -104,7 +104,7 @@ def non_canonical_outputs(task: dict, tokenizer: PreTrainedTokenizerBase, ids: n
 
 @dataclass
 class EvaluationTask:
-    """How the answers to one evaluation data set are found and judged.
+    """How the answers to one evaluation data set are found and scored.
 
     class_label_ids: as T5Trainer's. max_length: of `generate`, start token included.
     """

@@ -31,7 +31,7 @@ CORRUPTED = "span_corruption"  # the name of these rows in a mixture
 
 
 def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1.0) -> list[float]:
-    """Relative rates of tasks with so many training rows; mixing: one of arguments.task.MIXING.
+    """Relative rates of tasks with these numbers of training rows; mixing: one of arguments.task.MIXING.
 
     proportional min(n, cap), equal 1, temperature min(n, cap) ** (1 / temperature), which lies between the two:
     [100, 10_000] with cap 2_500 and temperature 2 -> [100, 2500], [1, 1] and [10, 50]
@@ -103,7 +103,7 @@ class MixtureSampler(EpochSampler):
         return numbers_of(np.concatenate(chosen)[order])
 
     def _of_task(self, task: int) -> np.ndarray:
-        """The task's rows of this epoch: a stretch of its passes, each in an order of its own."""
+        """The task's rows of this epoch: a stretch of its passes, each in its own order."""
         size, count = self.sizes[task], self.counts[task]
         first = self.epoch * count
         passes = range(first // size, (first + count - 1) // size + 1)
@@ -125,7 +125,7 @@ def average_of(main_metrics: dict[str, str]) -> Callable[[dict], dict]:
 
 
 class CorruptedText:
-    """The rows of `--span_corruption_file`, made as they are asked for; each keeps its mask, a function of the seed and
+    """The rows of `--span_corruption_file`, made on demand; each keeps its mask, a function of the seed and
     its number. ValueError if the text gives none."""
 
     def __init__(self, args: TaskArguments, tokenizer: PreTrainedTokenizerBase, inputs_length: int, seed: int):

@@ -1,4 +1,4 @@
-"""Entries that are not written by hand: completed from the rows of own pairs, or translated from another toolkit.
+"""Entries that the scripts write: completed from the rows of own pairs, or translated from another toolkit.
 
 completed(args)            -> the entry of --train_file ..., with the shape of its records and its labels
 as_source("mine", entry)   -> the text to paste into constants.py
@@ -26,7 +26,7 @@ def completed(args: TaskArguments) -> dict:
         args.record_shape = next(fitting, None)
         if args.record_shape is None:
             raise ValueError(f"{where}: which column is read and which is written? Say --source_column and "
-                             f"--target_column; there is {listed(record)}")  # fmt: skip
+                             f"--target_column; available: {listed(record)}")  # fmt: skip
         entry = own_entry(args)
         columns = SHAPES[args.record_shape].replace(" ", ", ")
         print_once(f"{where}: read as --record_shape {args.record_shape} (it has {columns}); --source_column and "
@@ -34,12 +34,12 @@ def completed(args: TaskArguments) -> dict:
     if entry["target_type"] == "class" and "labels" not in entry:
         args.labels = _labels_of(entry, args)
         entry = own_entry(args)
-        print_once(f"--labels {','.join(args.labels)}: as the training rows have them")
+        print_once(f"--labels {','.join(args.labels)}: the classes of the training rows")
     return entry
 
 
 def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
-    """(the first record as it is, where it is). ValueError if there is none."""
+    """(the first record unchanged, its place). ValueError if there is none."""
     split = "train" if has_training_rows(args) else "validation"
     for records, where in SplitReader(OWN, entry, args, split).sources():
         for record in records:
@@ -80,7 +80,7 @@ def name_of(args: TaskArguments) -> str:
 
 def translated(name: str, entry: dict) -> dict:
     """An entry with the fields of other registries (`text_column_name`, `label_column_name`, `metric_names`, a
-    dictionary of `labels`) in those of constants.py, with a line that shows it; other entries as they are.
+    dictionary of `labels`) in those of constants.py, with a line that shows it; other entries unchanged.
 
     {"text_column_name": "sentence", "label_column_name": "label", "labels": {0: "no", 1: "yes"}, "metric_names": "f1"}
     -> dict(prefix=name, inputs={"sentence": "sentence"}, target="label", target_type="class", labels=["no", "yes"],
@@ -101,7 +101,7 @@ def translated(name: str, entry: dict) -> dict:
         new["metrics"] = as_list(new["metrics"])
     if isinstance(entry.get("labels"), dict):
         new["labels"] = _in_order(name, entry["labels"])
-    print_once(f"task {name}: its entry has fields of another toolkit; here it is written\n{as_source(name, new)}")
+    print_once(f"task {name}: its entry has fields of another toolkit; with ours it is\n{as_source(name, new)}")
     return new
 
 

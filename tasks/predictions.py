@@ -1,4 +1,4 @@
-"""Inputs of predict_t5.py as the texts that the model reads, and the file of its answers, which a later run continues.
+"""Inputs of predict_t5.py as the texts that the model reads, and the file of answers, which a later run resumes.
 
 reader = InputReader(entry, source_column=None)
 for item in reader.read(Path("inputs.jsonl")):      # Input(row, texts, between)
@@ -40,7 +40,7 @@ PLAIN = dict(inputs={"": "text"}, target="prediction", target_type="text", metri
 
 def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
     """(entry, record) of the task in a checkpoint's task.json, of several the one called `name`. Without a task.json
-    (PLAIN, {}): the input is read as it is. ValueError if `name` is needed or wrong."""
+    (PLAIN, {}): the input is read unchanged. ValueError if `name` is needed or wrong."""
     record = read_record(folder)
     if not record:
         return PLAIN, {}
@@ -122,8 +122,8 @@ class InputReader:
             for name, value in zip(names, found.values(), strict=True):
                 if value is MISSING or lacks_value(value):
                     missing = value is MISSING
-                    problem = "is not there" + did_you_mean(name, list(map(str, row))) if missing else "is empty"
-                    raise ValueError(f"{place}: the column {name} {problem}; there is {listed(row)}: name yours with "
+                    problem = "is missing" + did_you_mean(name, list(map(str, row))) if missing else "is empty"
+                    raise ValueError(f"{place}: the column {name} {problem}; available: {listed(row)}. Name yours with "
                                      "--source_column")  # fmt: skip
                 check_text(value, name, place)
             yield self._made(one if isinstance(read, list) else row, found)
@@ -146,7 +146,7 @@ class AnswerFile:
     """answers.jsonl, a line for each input in their order, and answers.jsonl.settings.json, how they were made.
     Answers of the same settings are kept: the first `done` inputs are answered.
 
-    ValueError if the file holds others. overwrite: start anew.
+    ValueError if the file holds others. overwrite: start again.
     """
 
     def __init__(self, path: Path, settings: dict, overwrite: bool):

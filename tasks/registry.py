@@ -53,7 +53,7 @@ def check_entry(name: str, task: dict) -> None:
     function = task.get("preprocess")
     if not (function is None or callable(function) or function in TRANSFORMS):
         hint = did_you_mean(str(function), TRANSFORMS)
-        raise ValueError(f"{where} preprocess {function}: not in tasks/transforms.py{hint}; there is "
+        raise ValueError(f"{where} preprocess {function}: not in tasks/transforms.py{hint}; available: "
                          f"{', '.join(TRANSFORMS)}, or give a function of a row")  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def main_metric(task: dict) -> str:
 
 
 def may_hide_answers(task: dict, split: str) -> bool:
-    """Whether the answers of a split may be secret: it is predicted and not evaluated."""
+    """Whether the answers of a split may be secret, so that the split is predicted and not evaluated."""
     return split in test_splits(task) and split not in eval_splits(task)
 
 
@@ -116,7 +116,7 @@ def source_text(task: dict, row: dict) -> str:
 
 
 def target_text(name: str, task: dict, row: dict) -> str:
-    """The text T5 should write: a label's words, a number in STS-B's rounding, or the (first) text as it is."""
+    """The text T5 should write: a label's words, a number in STS-B's rounding, or the (first) text unchanged."""
     value = row[task["target"]]
     if task["target_type"] == "text":
         return reference_texts(name, task, row)[0]

@@ -101,8 +101,8 @@ def merged_references(task: dict, rows: list[dict]) -> list[dict]:
 
 
 def _hides_answers(task: dict, rows: list[dict]) -> bool:
-    """Whether the answers of a test split are secret: missing, or as on the Hub -1, "" or an empty list in all rows. In
-    some rows these are answers, as the labels -1, 0 and 1."""
+    """Whether the answers of a test split are secret: missing, or in all rows -1, "" or an empty list, as on the Hub.
+    In single rows such a value may be an answer, as with labels -1, 0 and 1."""
     columns = [[row.get(column) for row in rows] for column in (task["target"], *task.get("metric_columns", []))]
     return any(None in values or all(value in (-1, "", []) for value in values) for values in columns)
 
@@ -132,7 +132,7 @@ def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Fi
         raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
     if split not in files:
         there = ", ".join(files) or "none"
-        raise ValueError(f"task {name}: its entry has no file for the split {split}; there is {there}")
+        raise ValueError(f"task {name}: its entry has no file for the split {split}; available: {there}")
     if not isinstance(files[split], dict):
         return _found(name, args, split, files[split], suffixes)
     sides = {column: _found(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
@@ -216,7 +216,7 @@ class SplitReader:
             splits = load_dataset_splits(where, config, f"task {self.name}, data set")
             if self.split not in splits:
                 more = "; --validation_split_percentage holds some rows out" if self.split == "validation" else ""
-                raise ValueError(f"task {self.name}: {where} has no split {self.split}; there is {', '.join(splits)}"
+                raise ValueError(f"task {self.name}: {where} has no split {self.split}; available: {', '.join(splits)}"
                                  f"{more}")  # fmt: skip
             yield splits[self.split].to_list(), where
         elif isinstance(self.files, dict):
@@ -295,7 +295,7 @@ class SplitReader:
 
 
 def lacks_value(value: object) -> bool:
-    """Whether a value, or an item of a list, is missing: None, or NaN, as which pandas hands it to json.dumps."""
+    """Whether a value, or an item of a list, is missing: None, or NaN, which pandas writes for it in JSON."""
     return any(item is None or (isinstance(item, float) and math.isnan(item)) for item in as_list(value))
 
 
@@ -311,7 +311,7 @@ def check_text(value: object, column: str, place: str) -> None:
 def no_column(place: str, column: str, row: dict, why: str, hint: str = "") -> ValueError:
     """The error of a row without a column: "a.csv, row 1: no column b (did you mean B?), why; there is A, B hint"."""
     near = did_you_mean(column, list(map(str, row)))
-    return ValueError(f"{place}: no column {column}{near}, {why}; there is {listed(row)}{hint}")
+    return ValueError(f"{place}: no column {column}{near}, {why}; available: {listed(row)}{hint}")
 
 
 def pieces_of(task: dict, record: dict, place: str) -> Iterator[dict]:
@@ -328,7 +328,7 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
     first, *rest = path
     if first != "*" and first not in record:
         there = list(map(str, record))
-        raise ValueError(f"{place}: no field {first}{did_you_mean(first, there)} that holds records; there is "
+        raise ValueError(f"{place}: no field {first}{did_you_mean(first, there)} that holds records; available: "
                          f"{listed(there)}")  # fmt: skip
     outer = {} if first == "*" else {name: value for name, value in record.items() if name != first}
     inner = record if first == "*" else record[first]
@@ -341,7 +341,7 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
 
 
 def renamed_columns(row: dict, names: dict) -> dict:
-    """{column: what the row has under its name there}; of several names the list of what is not empty."""
+    """{column: the row's value under the source's name}; for several names the list of values that are not empty."""
     found = {}
     for column, there in names.items():
         if not isinstance(there, list):
@@ -426,7 +426,7 @@ def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) ->
 def row_splitter(
     name: str, task: dict, args: TaskArguments, split: str = "train", here: Callable[[], str] = lambda: "a row"
 ) -> Callable[[dict], list[dict]]:
-    """The function that makes the rows of a split from a record of the stream. here: says where the record lies."""
+    """The function that makes a split's rows from a record of the stream. here: returns the place of the record."""
     reader = SplitReader(name, task, args, split, files_of="train")
 
     def rows_of(record: dict) -> list[dict]:

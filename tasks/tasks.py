@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Task:
     """One task: its entry in DATASET_VALS, the flags for it, and what was read of it. ValueError for a wrong entry.
 
-    rows: {split: rows as they are}; data: {split: their tokens}; examples: {split: number of rows before any limit}.
+    rows: {split: raw rows}; data: {split: their tokens}; examples: {split: number of rows before any limit}.
     """
 
     corpus: Corpus | None = None  # of the training rows, if they are streamed
@@ -76,7 +76,7 @@ class Task:
                 self.rows[split] = load_rows(self.name, self.entry, self.args, split, halves)
 
     def tokenise(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Makes tokens of what was read, limited to --max_train_samples and --max_eval_samples."""
+        """Tokenises the rows that were read, limited to --max_train_samples and --max_eval_samples."""
         self.tokenizer = tokenizer
         for split, rows in self.rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
@@ -155,7 +155,7 @@ class Task:
         return StreamDataset.of_run([(self.corpus, units)], batch, args, size, description=described)
 
     def judge(self, split: str, with_generate: bool) -> examples.EvaluationTask:
-        """How the answers to a split are found and judged. with_generate: decode also where labels could be scored."""
+        """How the answers to a split are found and scored. with_generate: decode also where labels could be scored."""
         labels = examples.class_label_ids(self.entry, self.tokenizer)
         length = examples.answer_length(self.entry, labels)
         generated = with_generate or labels is None
@@ -208,7 +208,7 @@ class Tasks:
     def complete(self, args: FineTuningArguments) -> None:
         """Sets the training flags that follow from the tasks. ValueError for those that exclude several tasks."""
         if len(self) > 1 and self.args.streaming:
-            raise ValueError(f"--streaming goes with one task, --dataset_name names {len(self)}")
+            raise ValueError(f"--streaming needs one task, and --dataset_name names {len(self)}")
         if len(self) > 1 or self.args.span_corruption_file:
             refuse(args, "train_sampling_strategy length_buckets", "the rows of a mixture come in random order")
         if len(self) == 1 and self.tasks[0].entry["target_type"] != "class":
@@ -316,7 +316,7 @@ class Tasks:
         rows = {split: count for unknown in found for split, count in unknown.rows.items()}
         return Unknown(shares, named(letter for unknown in found for letter in unknown.letters.split()), rows)
 
-    tokens_per_example = None  # rows have lengths of their own
+    tokens_per_example = None  # rows have different lengths
 
     @property
     def documents(self) -> dict[str, int]:
@@ -345,12 +345,12 @@ class Tasks:
         mixture = f"{self.train.described()} ({self.args.mixing})" if isinstance(self.train, Mixture) else None
         empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
         if len(self) == 1:
-            scored = "teacher-forced scoring (labels whose tokens greedy decoding writes)"
+            scored = "teacher-forced scoring (the label that greedy decoding would write)"
             metrics = ", ".join(self.tasks[0].entry["metrics"])
             metrics += f" from {'generated texts' if self.training_args.predict_with_generate else scored}"
         else:
             metrics = "; ".join(f"{task.name} {', '.join(task.entry['metrics'])}" for task in self)
-            metrics += "; the average of the first of each chooses the best checkpoint"
+            metrics += "; the mean of each task's first metric chooses the best checkpoint"
         return {
             "stream": corpus and corpus.description,
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
@@ -362,10 +362,10 @@ class Tasks:
         }
 
     def _cut(self, task: Task) -> str:
-        """What share of a task's training rows is as long as it may be: "12% of the sources at 512 tokens". Rows that
-        have just that length are counted too, which hardly any do."""
+        """The share of a task's training rows that are cut: "12% of the sources at 512 tokens". It includes the few
+        rows that have exactly the maximum length."""
         if "train" not in task.data:
-            return ""  # a stream, of which nothing is known
+            return ""  # a stream, whose rows are not known
         found = []
         columns = {"input_ids": "sources", "labels": "targets"}
         for (column, name), most in zip(columns.items(), examples.max_lengths(task.entry, "train"), strict=True):
@@ -374,7 +374,7 @@ class Tasks:
         return f"{task.name}: " * (len(self) > 1 and bool(found)) + ", ".join(found)
 
     def record(self) -> dict:
-        """The content of task.json, by which evaluate_t5.py repeats the numbers."""
+        """The content of task.json, from which evaluate_t5.py repeats the numbers."""
         generates = any(task.predict_with_generate for task in self.judged.values())
         holds_out = any(task.entry.get("held_out") for task in self)
         return task_record(self.args, self.training_args, generates=generates, holds_out=holds_out)

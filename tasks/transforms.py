@@ -1,4 +1,4 @@
-"""What an entry of DATASET_VALS cannot declare: functions of a row, one of which it may name as its `preprocess`.
+"""Functions of a row that an entry of DATASET_VALS may name as its `preprocess`, for what it cannot declare.
 
     TRANSFORMS["squad"]({"question": "Who?", ...})  -> the row with "Who ?", as T5 writes it
     TRANSFORMS["squad"]({"data": [...]})            -> all rows of SQuAD's own file, which is one nested record
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 # Letters with a mark that Unicode does not decompose. Letters that nobody writes as one plain letter without the mark
-# (ß, æ, œ, þ, ð) stay as they are.
+# (ß, æ, œ, þ, ð) do not change.
 _UNDECOMPOSED = str.maketrans("łŁđĐøØħĦŧŦıƀɨʉ", "lLdDoOhHtTibiu")
 # Below are signs that are part of a letter: nukta (7), the voicing marks of kana (8) and virama (9).
 _LEAST_COMBINING_CLASS = 10
@@ -94,7 +94,7 @@ def _wsc(row: dict) -> dict:
 
 
 def _joined(items: list | str, separator: str) -> str:
-    """A list as one text; a text stays as it is."""
+    """A list as one text; a text unchanged."""
     return items if isinstance(items, str) else separator.join(str(item).strip() for item in items)
 
 

@@ -1,1 +1,1 @@
-"""What lies below T5Trainer: optimizers and schedules, checkpoints, leaving in time."""
+"""The parts of T5Trainer: optimizers and schedules, checkpoints, pre-emption."""

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: writing, checking and finding them, and all else that resuming needs.
+"""Checkpoints that are whole or do not exist: writing, checking and finding them, and what resuming needs.
 
     _saving/checkpoint-40/   a checkpoint while it is being written
     checkpoint-40/           the same after manifest and fsync: it appears by one rename
@@ -149,7 +149,7 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
         print_once(f"restarted: {f'resuming from {checkpoint}' if checkpoint else 'no checkpoint yet, from step 0'}")
         return str(checkpoint) if checkpoint else None
     if folder.is_dir() and {path.name for path in folder.iterdir()} - {LOCK} and not args.overwrite_output_dir:
-        raise ValueError(f"--output_dir {folder} is not empty: resume with --resume_from_checkpoint, start anew with "
+        raise ValueError(f"--output_dir {folder} is not empty: resume with --resume_from_checkpoint, start again with "
                          "--overwrite_output_dir, or name another folder")  # fmt: skip
     return None
 
@@ -160,7 +160,7 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
         return
     flag, folder = "--resume_from_checkpoint", Path(checkpoint)
     if not (folder / MANIFEST).is_file():
-        print_once(f"{folder} has no {MANIFEST}, by which its files could be checked")
+        print_once(f"{folder} has no {MANIFEST}: its files cannot be checked")
     if args.deepspeed:
         missing = [] if any(folder.glob("global_step*")) else ["global_step* of DeepSpeed"]
         saved_by = len(list(folder.glob("global_step*/*_optim_states.pt")))
@@ -175,13 +175,13 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
         missing += [] if (folder / "scheduler.pt").is_file() else ["scheduler.pt"]
     if missing:
         raise ValueError(f"{flag} {checkpoint}: it has no {' and no '.join(missing)} (saved with --save_only_model or "
-                         "another launcher?), without which optimizer and schedule would start anew: take only "
+                         "another launcher?), without which optimizer and schedule would restart: take only "
                          f"the weights with --model_name_or_path {checkpoint}")  # fmt: skip
 
 
 def check_optimizer_state(checkpoint: str | None, has_fsdp: bool) -> None:
-    """ValueError unless a checkpoint's optimizer was saved as this run will read it. accelerate decides whether FSDP2
-    is in force, so this is known later than the rest."""
+    """ValueError unless a checkpoint's optimizer was saved as this run will read it. It is checked late, since
+    accelerate decides whether FSDP2 is used."""
     name = "optimizer.bin" if has_fsdp else "optimizer.pt"
     if checkpoint and not (Path(checkpoint) / name).is_file():
         now, before = ("with", "without") if has_fsdp else ("without", "with")
@@ -238,8 +238,8 @@ _OF_A_NODE = (
 
 
 def check_same_flags(*groups: object) -> None:
-    """ValueError, on every process, unless all were started with the same flags; of a file, which may lie elsewhere on
-    a node, only that there is one."""
+    """ValueError, on every process, unless all were started with the same flags. The path of a file may differ between
+    nodes."""
     values = {name: value for group in groups for name, value in vars(group).items()}
     given = [name for group in groups for name in getattr(group, "given", ())]
     names = {*gather_object(given)} - {*_OF_A_NODE}
@@ -311,7 +311,7 @@ def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:
     before = run_of(checkpoint).get("sequences_per_step")
     if not before or before == sequences:
         return None
-    return (f"resuming with {sequences} sequences a step instead of {before}: steps count the examples seen, so the "
+    return (f"resuming with {sequences} sequences per step instead of {before}: steps count the examples seen, so the "
             f"run resumes at another example than it stopped at; {before} a step, however made up, resume at the same "
             "one")  # fmt: skip
 

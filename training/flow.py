@@ -13,7 +13,7 @@ from training.optimizers import restore_options
 
 
 class ResumeCallback(TrainerCallback):
-    """Restores what Trainer forgets of the resumed run, and sets the epochs of a stream, which Trainer cannot know."""
+    """Restores what Trainer does not in a resumed run, and sets a stream's epochs, which Trainer cannot know."""
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
@@ -60,7 +60,7 @@ def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None
 
 
 class FlowCallback(DefaultFlowCallback):
-    """DefaultFlowCallback that logs, evaluates and saves for the end of an epoch at its last step.
+    """DefaultFlowCallback whose logging, evaluation and saving at the end of an epoch happen at its last step.
 
     Trainer does so after what is due at that step: a checkpoint saved there would lack the epoch's log and evaluation,
     which a run that resumes from it would not make up for. And it does so wherever an epoch is left: a run that a

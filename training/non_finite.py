@@ -16,7 +16,7 @@ from training.saving import SavingTrainer
 
 
 class _OnItsWay:
-    """A number that is copied from the device to the host while both go on working.
+    """A number that is copied from the device to the host while both continue to work.
 
     non_finite: float32 on the device, 1 where the number is NaN or infinite, else 0.
     """
@@ -75,8 +75,8 @@ class FiniteTrainer(SavingTrainer):
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def _stop_if_non_finite(self) -> None:
-        """If the last norm is non-finite: saves what was there before its step, prints the step and its examples, and
-        exits with code 1. A step that the host has already counted is taken back first."""
+        """If the last norm is non-finite: saves the state from before its step, prints the step and its examples, and
+        exits with code 1. A step that the host has already counted is uncounted first."""
         (norm, began), self._unchecked = self._unchecked, (None, {})
         value = norm.value() if isinstance(norm, _OnItsWay) else norm
         if value is None or math.isfinite(value):

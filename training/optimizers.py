@@ -28,7 +28,7 @@ class AdamWRMSScaled(torch.optim.Optimizer):
     group of its own, and its RMS is that of the model's tensor, which these stages keep whole.
 
     found_inf (an attribute, as in torch's fused optimizers): a float32 number on the device. Where it is 1, weights and
-    moments stay as they are; the host, which need not wait for it, then calls `uncount_step`.
+    moments do not change; the host, which need not wait for it, then calls `uncount_step`.
     """
 
     _step_supports_amp_scaling = True  # torch's name for an optimizer that looks at found_inf
@@ -234,7 +234,7 @@ def layer_matrices(model: torch.nn.Module) -> set[int]:
 
 
 def check_muon(args, model: torch.nn.Module) -> None:
-    """ValueError if `--optim muon` has nothing to train that it is for."""
+    """ValueError if there is no matrix that `--optim muon` could train."""
     matrices = layer_matrices(model)
     if args.optim == "muon" and not any(id(p) in matrices for p in model.parameters() if p.requires_grad):
         raise ValueError("--optim muon: is for the matrices of layers, and --train_only trains none; give another one")
@@ -300,7 +300,7 @@ def options_of(optimizer: torch.optim.Optimizer) -> list[dict]:
 
 
 def restore_options(optimizer: torch.optim.Optimizer, schedule, asked: list[dict]) -> None:
-    """Gives an optimizer whose state was loaded the options that the flags ask for, in the place of the checkpoint's,
+    """Gives an optimizer whose state was loaded the options that the flags ask for, instead of the checkpoint's,
     and the rate of their schedule at this step; prints what is different. asked: from `options_of`, before the loading.
     A schedule that follows the evaluations continues from the rate that it had reached."""
     schedule, changes = getattr(schedule, "scheduler", schedule), {}
@@ -323,7 +323,7 @@ def restore_options(optimizer: torch.optim.Optimizer, schedule, asked: list[dict
 
 
 def check_schedule(args, total_steps: int) -> None:
-    """ValueError if transformers' schedule lacks, does not know or cannot use some of `--lr_scheduler_kwargs`."""
+    """ValueError if `--lr_scheduler_kwargs` lacks arguments of transformers' schedule, or has unknown or wrong ones."""
     try:
         if args.lr_scheduler_kwargs and args.lr_scheduler_type in ("constant", "constant_with_warmup"):
             raise ValueError("this schedule takes none")  # transformers drops them

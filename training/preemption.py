@@ -70,7 +70,7 @@ class PreemptionCallback(TrainerCallback):
         print_once(f"{name}: saved after step {step:,}, in its evaluation")
 
     def _asked_by(self) -> str | None:
-        """The name of the signal that came to any rank, or how soon the job ends; None if nobody asks for a stop."""
+        """The signal that any rank received, or how soon the job ends; None if there is no reason to stop."""
         left = self._end_time - time.time()
         out_of_time = left < TIME_LIMIT_MARGIN + 2 * self._longest_step
         number, out_of_time = self.largest(int(self._received or 0), int(out_of_time))
@@ -102,7 +102,7 @@ def outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> No
 
 @atexit.register
 def _kill_workers() -> None:
-    """Kills the data workers that an error has left: Python's exit would send them SIGTERM and wait for ever."""
+    """Kills the data workers that an error has left: Python's exit would send them SIGTERM and wait forever."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that was killed
     for worker in multiprocessing.active_children():
         if worker.daemon:

@@ -23,8 +23,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
     batches_in_use: Iterator = iter(())  # of the epoch
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides Trainer for collators of training alone, and for rows that fill the last batch of all ranks. A
-        stream brings its own loader, since it is split over the ranks already."""
+        """Overrides Trainer to use collators for training only, and rows that fill the last batch of all ranks. A
+        stream has its own loader, since it is split over the ranks already."""
         if hasattr(self.train_dataset, "loader"):
             workers = partial(outlive_signals, None)
             return self.train_dataset.loader(self.data_collator, self.args, worker_init_fn=workers)
@@ -41,7 +41,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
     def _get_dataloader(self, *args, is_training: bool = False, **kwargs):
         """Overrides Trainer to start data workers that ignore the signals at which the run saves and stops, and to keep
         them between epochs of training only, not for every evaluation set. They are forked, which Python 3.14 does not
-        by itself: so they share model and corpus, which would be pickled for each of them."""
+        do by default: so they share model and corpus, which would otherwise be pickled for each."""
         workers, asked = self.args.dataloader_num_workers, self.args.dataloader_persistent_workers
         self.args.dataloader_persistent_workers = bool(asked and is_training and workers)
         try:

@@ -1,4 +1,4 @@
-"""What Trainer saves and resumes from: what a checkpoint holds, when it is published, and its copy on the Hub."""
+"""How runs save and resume: the content of a checkpoint, when it is published, and its copy on the Hub."""
 
 import contextlib
 import shutil
@@ -155,8 +155,8 @@ class SavingTrainer(RowOrderTrainer):
 
     # ------------------------------------------------------------ from the disk
     def _issue_warnings_after_load(self, load_result):
-        """Overrides Trainer, which warns of tensors that a checkpoint lacks and trains on with those of the model, to
-        end the run. An embedding that shares another's tensor is in no file."""
+        """Overrides Trainer to end the run if a checkpoint lacks tensors; Trainer warns and keeps those of the model.
+        An embedding that shares another's tensor is in no file."""
         missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
         if missing:
             with exit_on_user_error():
@@ -199,8 +199,8 @@ class SavingTrainer(RowOrderTrainer):
                 self.hub_model_id = create_repository(name, private, token or self.args.hub_token, "--hub_model_id")
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Overrides Trainer, which calls this while the checkpoint is still being written, to upload it when it is
-        whole. The model is uploaded without the states of the training; `--hub_strategy` adds those."""
+        """Overrides Trainer to upload a checkpoint when it is whole; Trainer calls this while it is still being
+        written. The model is uploaded without the states of the training; `--hub_strategy` adds those."""
         if self._is_saving or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
         folder, message = Path(checkpoint_folder), f"Training in progress, step {self.state.global_step:,}"

@@ -81,7 +81,7 @@ def bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal: bool, scale: 
 def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = None) -> Iterator[None]:
     """Within it, attention runs on this one of `KERNELS`, d(bias) on this one of `BIAS_GRADIENTS`; None: as chosen.
 
-    Both passes must lie within. "one_pass" replaces the kernel's backward pass where there is a bias with a gradient
+    Both passes must run within it. "one_pass" replaces the kernel's backward pass where there is a bias with a gradient
     and one for each head. ValueError for an unknown name at once. Where the kernel cannot do what it is asked to, or
     answers wrongly, attention raises RuntimeError and does not fall back.
     """

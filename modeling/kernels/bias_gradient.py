@@ -39,7 +39,7 @@ def batch_chunks(q: torch.Tensor, k: torch.Tensor) -> list[slice]:
 
 
 def part_of(tensor: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
-    """The examples of a chunk; a tensor that all examples share stays as it is."""
+    """The examples of a chunk; a tensor that all examples share is not cut."""
     return tensor if tensor is None or tensor.dim() < 4 or tensor.shape[0] == 1 else tensor[chunk]
 
 

@@ -1,1 +1,1 @@
-"""What the answers to a task are worth."""
+"""Metrics: how good the answers to a task are."""

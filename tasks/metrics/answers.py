@@ -1,6 +1,6 @@
 """Metrics of single tasks: SQuAD, GSM8K, MultiRC and WSC as in their official scripts and T5's, restored diacritics.
 
-All are 0..1; predictions [N], references [N] lists of texts, of which the best counts. T5's: t5/evaluation.
+All are 0..1; predictions [N], references [N] lists of texts; the best one counts. T5's: t5/evaluation.
 """
 
 import difflib
@@ -52,7 +52,7 @@ def final_number(text: str) -> float | None:
     """The number after "####", else the last one: "She has 1,000.\\n#### 1,000" -> 1000.0; None where there is none.
 
     "-$5" -> -5.0, but "10-12" -> 12.0. After the mark it is what GSM8K's own script reads there; an answer without the
-    mark, which that script counts as wrong, is judged by its last number.
+    mark, which that script counts as wrong, is scored by its last number.
     """
     marked = _NUMBER.findall(text.partition("####")[2])
     numbers = marked[:1] or _NUMBER.findall(text)

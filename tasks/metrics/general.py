@@ -14,14 +14,14 @@ import numpy as np
 
 from tasks.registry import INVALID, as_list
 
-Texts = Sequence[str | Sequence[str]]  # one reference per example, or several of which the best counts
+Texts = Sequence[str | Sequence[str]]  # one reference per example, or several; the best one counts
 
 
 # ---------------------------------------------------------------- on class indices [N] and numbers [N]
 def _zero_where_undefined(correlation: Callable) -> Callable:
     """The correlation, 0.0 where it is 0/0 = nan: one side is constant, as an untrained model's predictions are.
 
-    Trainer would skip a checkpoint with nan in silence, and have no best one if all were nan.
+    Trainer would silently skip a checkpoint with nan, and have no best one if all were nan.
     """
 
     @functools.wraps(correlation)

@@ -419,7 +419,7 @@ class ModelTest(parameterized.TestCase):
             modeling.attention._handed_over.clear()
             torch.compile(model, fullgraph=True, backend="eager")(**examples, use_cache=False)
         self.assertEqual(results[0], results[1])
-        self.assertEqual(printed.getvalue().count("t5_fused does not serve dropout of attention weights"), 2)
+        self.assertEqual(printed.getvalue().count("t5_fused does not support dropout of attention weights"), 2)
 
     @parameterized.parameters(1, 3)
     def test_generates_the_same_tokens(self, beams):

@@ -147,8 +147,8 @@ BAD_TEXT = (
     ("json_surrogate", dict(train_file="{bad}/surrogate.jsonl"),
      r"line 2: broken JSON \(half a surrogate pair, .ud83d"),
     ("json_depth", dict(train_file="{bad}/deep.jsonl"), "deep.jsonl, line 2: broken JSON .*recursion"),
-    ("column", dict(train_file="{bad}/body.jsonl"), "body.jsonl, row 1: no column text; there is body, id"),
-    ("text_column", dict(train_file="{good}/train.jsonl", text_column="txt"), "no column txt; there is text, label"),
+    ("column", dict(train_file="{bad}/body.jsonl"), "body.jsonl, row 1: no column text; available: body, id"),
+    ("text_column", dict(train_file="{good}/train.jsonl", text_column="txt"), "no column txt; available: text, label"),
     ("number", dict(train_file="{bad}/numbers.jsonl"), "numbers.jsonl, row 2: the column text holds no text, .* int"),
     ("tsv", dict(train_file="{bad}/ragged.tsv"), "ragged.tsv, line 3: 1 fields, the header has 2"),
     ("csv", dict(train_file="{bad}/ragged.csv"), "ragged.csv, line 3: 3 fields, the header has 2"),
@@ -220,12 +220,12 @@ CONTRADICTIONS = (
     ("best_without_evaluation", dict(load_best_model_at_end=True), "load_best_model_at_end requires"),
     ("two_sources", dict(dataset_name="installed_docs"), "--dataset_name and --train_file exclude each other"),
     ("validation_alone", dict(train_file=None, validation_file="{good}/good.txt"),
-     "--validation_file goes with --train"),
+     "--validation_file needs --train"),
     ("two_validations", dict(validation_file="{good}/good.txt", validation_split_percentage=9),
      "--validation_split_percentage 9.0: holds out .* --validation_file"),
-    ("configuration_alone", dict(dataset_config_name="en"), "--dataset_config_name goes with the Hub name"),
+    ("configuration_alone", dict(dataset_config_name="en"), "--dataset_config_name needs the Hub name"),
     ("two_vocabularies", dict(vocab_size=500),
-     "--vocab_size 500: is of a tokenizer that is trained when none is given"),
+     "--vocab_size 500: is for a tokenizer that is trained when none is given"),
 )  # fmt: skip
 MODEL = dict(config_name=None, config_overrides=None)  # and --model_name_or_path
 BAD_MODELS = (
@@ -272,7 +272,7 @@ BAD_FOLDERS = (
 )  # fmt: skip
 BAD_TASKS = (
     ("benchmark", dict(benchmark="glu"),
-     r"--benchmark glu: not in DATASET_VALS \(did you mean glue\?\); there is glue"),
+     r"--benchmark glu: not in DATASET_VALS \(did you mean glue\?\); available: glue"),
     ("task", dict(dataset_name="color"), r"--dataset_name color: not in DATASET_VALS \(did you mean colour\?\)"),
     ("metric", dict(dataset_name="metric"), "accuracyy.*accuracy"),
     ("flag", dict(max_source_lenght=3), "--max_source_lenght: no such flag; did you mean --max_source_length"),
@@ -291,7 +291,7 @@ BAD_TASKS = (
     ("csv", dict(train_file="{bad}/ragged.csv"), "ragged.csv, line 3: 3 fields, the header has 2"),
     ("parquet", dict(train_file="{bad}/broken.parquet"), "broken.parquet: cannot be read"),
     ("column", dict(train_file="{bad}/body.jsonl"),
-     "row 1: no column text.*, which task colour needs; there is body, id"),
+     "row 1: no column text.*, which task colour needs; available: body, id"),
     ("near_column", dict(train_file="{bad}/no_label.jsonl"), r"row 2: no column label \(did you mean lable\?\), which"),
     ("empty_label", dict(train_file="{bad}/empty_label.jsonl"), "empty_label.jsonl, row 2: the column label is empty"),
     ("label", dict(train_file="{bad}/other_label.jsonl"),
@@ -577,14 +577,14 @@ class CacheTest(TestCase):
             (table,) = rows.rglob("*.arrow")
             if table.stat().st_size > 100:
                 table.write_bytes(table.read_bytes()[:100])
-        self.assertRegex(printed, "task-colour-train-.* is damaged .*arrow has 100 bytes instead of .* made again")
+        self.assertRegex(printed, "task-colour-train-.* is damaged .*arrow has 100 bytes instead of .* making it again")
         flags = self.pre_training(tokenizer_name=None, vocab_size=300, dry_run=True)
         self.assertEqual(self.run_script(pre_train_t5, flags)[0], 0)
         (tokenizer,) = (self.folder / "cache").glob("tokenizer-*")
         (tokenizer / "tokenizer.json").write_text("{")
         code, printed, errors = self.run_script(pre_train_t5, flags)
         self.assertEqual(code, 0, errors)
-        self.assertRegex(printed, "tokenizer-.* is damaged .* made again")
+        self.assertRegex(printed, "tokenizer-.* is damaged .* making it again")
 
     def test_a_process_killed_while_it_prepares(self):
         text = self.write("text.txt", "\n".join(sentences(40_000)).encode())

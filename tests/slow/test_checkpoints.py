@@ -230,7 +230,7 @@ class OutputDirTest(TestCase):
     def test_a_file_or_a_full_folder_is_refused(self):
         self.write("out/notes.txt")
         message = (
-            "--output_dir .*out is not empty: resume with --resume_from_checkpoint, start anew with "
+            "--output_dir .*out is not empty: resume with --resume_from_checkpoint, start again with "
             "--overwrite_output_dir, or name another folder"
         )
         with self.assertRaisesRegex(ValueError, message):
@@ -412,9 +412,9 @@ class RunTest(TestCase):
         self.run_to_end("--max_steps", "6")
         size = ["--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "1"]
         self.run_to_end("--max_steps", "8", "--resume_from_checkpoint", *size)
-        self.assertRegex((self.folder / "log").read_text(), r"resuming with 3 sequences a step instead of \d+: ")
+        self.assertRegex((self.folder / "log").read_text(), r"resuming with 3 sequences per step instead of \d+: ")
         self.run_to_end("--max_steps", "9", "--resume_from_checkpoint", *size)
-        self.assertEqual((self.folder / "log").read_text().count("sequences a step instead of"), 1)
+        self.assertEqual((self.folder / "log").read_text().count("sequences per step instead of"), 1)
 
     def test_a_resumed_run_logs_evaluates_and_saves_as_its_own_flags_say(self):
         self.run_to_end("--max_steps", "6")

@@ -413,7 +413,7 @@ class RunTest(parameterized.TestCase):
             corpora.append(f"{self.folder / name}.txt:{weight}")
         results, printed = self.run_script("whole", *corpora)
         self.assertRegex(
-            printed, r"packing +documents do not see each other, \d\.\d/\d\.\d a row; \d\.\d+%/\d\.\d+% of"
+            printed, r"packing +documents do not attend to each other, \d\.\d/\d\.\d per row; \d\.\d+%/\d\.\d+% of"
         )
         self.assertContainsSubset(["eval_loss", "eval_a_loss", "eval_b_bits_per_byte"], results)
         weights = self.weights("whole")
@@ -421,7 +421,7 @@ class RunTest(parameterized.TestCase):
         self.assertRegex(samples, r"## Step 6\n\n.*\[1\]")
         self.assertNotIn("extra_id", samples)
         (tokens,) = {line.split("of ")[-1] for line in printed.splitlines() if line.strip().startswith("chunks ")}
-        self.assertRegex(tokens, r"^\d+ tokens -> 64 in, 14 out$")
+        self.assertRegex(tokens, r"^\d+ raw tokens -> 64 input, 14 target tokens$")
 
         shutil.rmtree(self.folder / "whole" / "checkpoint-6")
         again, _ = self.run_script("whole", *corpora, "--resume_from_checkpoint", dataloader_num_workers=2)
@@ -437,15 +437,15 @@ class RunTest(parameterized.TestCase):
         flags = dict(train_file=self.folder / "rows.npy", vocab_size=50, max_steps=1, save_strategy="no", eval_steps=1)
         results, printed = self.run_script("ids", **flags)
         self.assertContainsSubset(["eval_loss", "eval_nats_per_id"], results)
-        self.assertRegex(printed, r"packing +documents do not see each other, 2\.\d a row; ")
+        self.assertRegex(printed, r"packing +documents do not attend to each other, 2\.\d per row; ")
         refused, errors = self.run_script("few", **flags | {"per_device_train_batch_size": 1_000})
         self.assertEqual(refused, {"code": 2})
         self.assertRegex(errors, r"the training text gives \d+ chunks of 70 tokens, one step needs 2000: use more text")
 
     @parameterized.parameters(
         (["--packing", "document"], "--packing document: must be one of chunks, documents"),
-        (["--objective", "ul2"], "--packing documents is of --objective span_corruption: examples of ul2 have fixed"),
-        (["--eos_between_documents", "false"], "--eos_between_documents false: --packing documents tells documents by"),
+        (["--objective", "ul2"], "--packing documents needs --objective span_corruption: examples of ul2 have fixed"),
+        (["--eos_between_documents", "false"], "--eos_between_documents false: --packing documents finds documents by"),
     )
     def test_refused(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -258,7 +258,7 @@ class EnginesTest(TestCase):
         self.assertRegex(printed, rf"3 of 3 texts with PyTorch's tokens, \d with {shown}; log-probabilities")
         card = (self.out / "README.md").read_text()
         self.assertIn(f"translate_batch([pieces], {shown})", card)
-        self.assertRegex(card, r"So searched, \d of 3 texts are those of transformers' beams")
+        self.assertRegex(card, r"With this search, \d of 3 texts are the same as with transformers' beam search")
 
     def test_patience_is_what_brings_beams_together(self):
         model, tokenizer = load_model(str(workspace() / "whole")).eval(), load_tokenizer(str(workspace() / "whole"))
@@ -458,7 +458,7 @@ class CardTest(TestCase):
     @parameterized.parameters(
         (None, "span corruption", "The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
         ("ul2", "ul2", "[NLU] The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
-        ("prefix_lm", "prefix lm", "The cat sat on the", "The model writes how the text goes on"),
+        ("prefix_lm", "prefix lm", "The cat sat on the", "The model continues the text"),
         ("gone", "gone", "The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
     )
     def test_of_each_objective(self, objective, name, text, explained):
@@ -578,7 +578,7 @@ class BadInputTest(TestCase):
         ("repository", ["--push_to_hub", "a/b/c"], "--push_to_hub a/b/c: "),
         ("samples", ["--samples_file", "{folder}/none.txt"], "--samples_file .*none.txt: no such file"),
         ("blank", ["--samples_file", "{folder}/blank.txt"], "--samples_file .*blank.txt: holds no text"),
-        ("column", ["--samples_file", "{folder}/rows.jsonl"], "rows.jsonl, row 1: no column source; there is text"),
+        ("column", ["--samples_file", "{folder}/rows.jsonl"], "rows.jsonl, row 1: no column source; available: text"),
         ("count", ["--num_samples", "0"], "--num_samples 0: must be at least 1"),
         ("flag", ["--dtypes", "x"], "--dtypes: no such flag; did you mean --dtype"),
         ("tokenizer", ["--tokenizer_name", "{folder}"], "--tokenizer_name .*: no tokenizer there"),

@@ -255,7 +255,7 @@ class FilesTest(FuzzCase):
         header, values = ",".join(f"c{n}" for n in range(100_000)), ",".join(["1"] * 100_000)
         Path("wide.csv").write_text(f"{header}\n{values}\n")
         self.assertLen([*read_rows(Path("wide.csv"))], 1)
-        with self.assertRaisesRegex(ValueError, r"no column text; there is c0, c1, .*, c29 \.\.\. \(100,000\)$"):
+        with self.assertRaisesRegex(ValueError, r"no column text; available: c0, c1, .*, c29 \.\.\. \(100,000\)$"):
             list(read_rows(Path("wide.csv"), ["text"]))
         Path("wide.tsv").write_text(f"{header},c7\n".replace(",", "\t"))
         with self.assertRaisesRegex(ValueError, "two columns are called 'c7'"):

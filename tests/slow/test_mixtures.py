@@ -301,13 +301,13 @@ class RunTest(parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("unknown_task", "colour,siz", [], r"--dataset_name siz: not in DATASET_VALS \(did you mean size\?\)"),
-        ("twice", "size,size", [], "--dataset_name size,size: size stands there twice"),
-        ("file_of_one", "size,echo", ["--train_file", "{}/size_dev.jsonl"], "--train_file .*: goes with one task"),
+        ("twice", "size,size", [], "--dataset_name size,size: size occurs twice"),
+        ("file_of_one", "size,echo", ["--train_file", "{}/size_dev.jsonl"], "--train_file .*: needs one task"),
         ("cap", "size,echo", ["--mixing_cap", "0"], "--mixing_cap 0: must be at least 1"),
         ("temperature", "size,echo", ["--mixing_temperature", "0.5"], "--mixing_temperature 0.5: must be at least 1"),
         ("temperature_of_equal", "size,echo", ["--mixing", "equal", "--mixing_temperature", "3"],
-         "--mixing_temperature 3.0: goes with --mixing temperature"),
-        ("one_task", "size", [], "--mixing temperature: goes with several tasks, --dataset_name names one"),
+         "--mixing_temperature 3.0: needs --mixing temperature"),
+        ("one_task", "size", [], "--mixing temperature: needs several tasks, and --dataset_name names one"),
         ("order", "size,echo", ["--train_sampling_strategy", "sequential"], "rows of a mixture come in random order"),
         ("buckets", "size,echo", ["--length_buckets", "2"], "--length_buckets 2: the rows of a mixture come in random"),
         ("metric", "size,echo", ["--metric_for_best_model", "pearson"], "no metric of this run.*echo_rouge1.*average"),

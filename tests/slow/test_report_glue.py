@@ -315,7 +315,7 @@ class FlagsTest(TestCase):
     @parameterized.named_parameters(
         ("task", [], (), "cola sstb", "--tasks sstb: must be one of cola, sst2"),
         ("ax", [], (), "ax", "--tasks ax: must be one of"),
-        ("task_twice", [], (), "cola cola", "--tasks cola cola: one of them stands there twice"),
+        ("task_twice", [], (), "cola cola", "--tasks cola cola: one of them occurs twice"),
         ("seed_twice", ["--seeds", "1", "1"], (), "cola", "--seeds 1 1: one of them"),
         ("own_flag", [], ("--seed", "3"), "cola", "-- --seed: the report sets it for each run"),
         ("own_flag_before", [], ("--data_dir=x",), "cola", "-- --data_dir: .*; give --data_dir before the --"),

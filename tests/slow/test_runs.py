@@ -231,7 +231,7 @@ class BeforeARunTest(parameterized.TestCase):
         code, out, err = self.run_with_room_for(3, "--auto_find_batch_size")
         self.assertEqual(code, 0, err)
         self.assertIn("--auto_find_batch_size: 3 x 4 accumulated instead of 6 x 2", out)
-        self.assertRegex(out, r"batch +12 sequences a step \(3 x 4 accumulated x 1 processes\)")
+        self.assertRegex(out, r"batch +12 sequences per step \(3 x 4 accumulated x 1 processes\)")
         found = load_file(self.out / "model.safetensors")
         z_losses = [self.first_z_loss()]
         self.out = plain  # the search has left no trace in weights and random numbers
@@ -254,7 +254,7 @@ class BeforeARunTest(parameterized.TestCase):
         code, out, _ = self.run_with_room_for(6, "--auto_find_batch_size")
         self.assertEqual(code, 0)
         self.assertNotIn("instead of", out)
-        self.assertRegex(out, r"batch +12 sequences a step \(6 x 2 accumulated")
+        self.assertRegex(out, r"batch +12 sequences per step \(6 x 2 accumulated")
 
     def test_dry_run_keeps_an_earlier_run(self):
         self.assertEqual(self.run_script()[0], 0)
@@ -320,7 +320,7 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertEqual(torture.outcome(self.out), whole)
         _, code, _, err = call(pre_train_t5.main, *torture.changed(self.argv, *follow, "--eval_strategy", "no"))
         self.assertEqual(code, 2)
-        self.assertIn(f"--lr_scheduler_type {name}: follows the evaluations, of which", err)
+        self.assertIn(f"--lr_scheduler_type {name}: follows the evaluations, and ", err)
 
     @parameterized.parameters(("muon", 4), ("adamw_torch", 8))
     def test_disk_of_a_model_of_which_some_matrices_are_trained(self, optim, state):

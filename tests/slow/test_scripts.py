@@ -197,7 +197,7 @@ class PreTrainTest(ScriptTest):
         self.assertGreater(steps, 3)
         tokens_per_step = read_json(out / "run.json")["tokens_per_step"]
         self.assertEqual(results["train_tokens"], steps * tokens_per_step)
-        shown = f"{human_count(tokens_per_step)} a step, {human_count(steps * tokens_per_step)} in all (0.3 epochs)"
+        shown = f"{human_count(tokens_per_step)} per step, {human_count(steps * tokens_per_step)} in total (0.3 epochs)"
         self.assertIn(shown, printed)
         self.assertNotIn("eval_loss", results)
 

@@ -409,7 +409,7 @@ class RunTest(parameterized.TestCase):
         self.assertEqual(curve(second, "z_loss"), curve(whole, "z_loss"))
 
     @parameterized.parameters(
-        ("--bf16_residual goes with --bf16", dict(bf16_residual=True)),
+        ("--bf16_residual needs --bf16", dict(bf16_residual=True)),
         ("--precompile fills the cache of --torch_compile: give both", dict(precompile=True)),
         ("--z_loss -1.0: must be at least 0", dict(z_loss=-1.0)),
         ("--loss_chunk_size -1: must be at least 0", dict(loss_chunk_size=-1)),

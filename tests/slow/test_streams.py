@@ -517,7 +517,7 @@ class ScriptTest(parameterized.TestCase):
         ("buffer", "fine_tune", "--shuffle_buffer_size 0", "--shuffle_buffer_size 0: must be at least 1"),
         ("limit", "fine_tune", "--max_train_samples 5", "--max_train_samples 5: which rows of a stream come first"),
         ("order", "fine_tune", "--train_sampling_strategy sequential", "sequential: a stream is always shuffled"),
-        ("not", "fine_tune", "--streaming false", "--shuffle_buffer_size 64: goes with --streaming"),
+        ("not", "fine_tune", "--streaming false", "--shuffle_buffer_size 64: needs --streaming"),
         ("buckets", "fine_tune", "--length_buckets 3", "--length_buckets 3: does not go with --streaming"),
         ("sizes", "pre_train", "--auto_find_batch_size true", "--auto_find_batch_size True: does not go with --strea"),
         ("files", "fine_tune", "--train_file no/such", "--train_file no/such: no such file"),
@@ -554,7 +554,7 @@ class ScriptTest(parameterized.TestCase):
         del argv[(place := argv.index("--num_train_epochs")) : place + 2]
         with contextlib.redirect_stderr(io.StringIO()) as err, self.assertRaises(SystemExit):
             fine_tune_t5.main(argv)
-        self.assertIn("--streaming goes with one task, --dataset_name names 2", err.getvalue())
+        self.assertIn("--streaming needs one task, and --dataset_name names 2", err.getvalue())
 
     def test_pre_training_needs_a_tokenizer(self):
         argv = ["--streaming", "--max_steps", "3", "--train_file", str(self.workspace / "text.txt"), "--report_to",

@@ -136,7 +136,7 @@ class RepeatTest(TestCase):
         self.assertRegex(self.printed, f"next +python evaluate_t5.py --model_name_or_path {self.out}\n")
         found, printed = self.evaluate()
         self.assert_same(found, wanted)
-        self.assertRegex(printed, f"{self.out}/task.json: evaluating as its fine-tuning did: --benchmark mine .*\n")
+        self.assertRegex(printed, f"{self.out}/task.json: evaluating with its flags: --benchmark mine .*\n")
         record = json.loads((self.out / "task.json").read_text())
         forgotten = [name for name in record if name.endswith("_length")]
         (self.out / "task.json").write_text(json.dumps({n: v for n, v in record.items() if n not in forgotten}))

@@ -790,7 +790,7 @@ class RunTest(TrainerTest):
             "-- test --",
             "(t5, d_model 16, 1 + 1 layers), dropout 0",
             "made up",
-            "32 sequences a step (8 x 4 accumulated x 1 processes)",
+            "32 sequences per step (8 x 4 accumulated x 1 processes)",
             "adamw_rms_scaled, peak 0.02 (the default of pre-training from scratch: docs/defaults.md)",
             "cpu, float32",
             f"{needed / 1024:.4g} KiB (weights, gradients, optimizer)",

@@ -353,7 +353,7 @@ class TrainTest(SlurmTest):
         out = self.folder / "out folder"
         job = self.submit("--nodes=2", *self.flags(out, data_cache_dir=self.folder / "cache"))
         self.assert_ended(job, "COMPLETED", 0, 0)
-        self.assertIn("16 sequences a step (8 x 1 accumulated x 2 processes)", job.text())
+        self.assertIn("16 sequences per step (8 x 1 accumulated x 2 processes)", job.text())
         self.assertEqual(job.text().count("-- done --"), 1)
         self.assert_same_training(out)
 

@@ -132,7 +132,7 @@ class ScriptTest(parameterized.TestCase):
     def test_unbalanced_the_new_weights_can_be_trained_alone(self):
         out, _, said, _ = self.adapt("--model_name_or_path", self.source("one"), "--encoder",
                                      self.source("other", **SMALLER))  # fmt: skip
-        self.assertRegex(said, r"cross-attention +18 tensors: drawn anew")
+        self.assertRegex(said, r"cross-attention +18 tensors: new random weights")
         self.assertIn("--train_only cross_attn --max_steps 1000", said)
         args = ModelArguments(model_name_or_path=str(out), train_only="cross_attn")
         model, _ = get_model(args, load_tokenizer(str(out)))

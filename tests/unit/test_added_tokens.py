@@ -104,8 +104,8 @@ class AddedTokensTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("--add_tokens {", "name the tokenizer with --from_tokenizer"),
-        ("--from_tokenizer OLD", "say with --add_tokens what its tokenizer is to get"),
-        ("--from_tokenizer OLD --add_tokens { --vocab_size 500", "--vocab_size 500: is of a tokenizer that is trained"),
+        ("--from_tokenizer OLD", "name the new tokens with --add_tokens"),
+        ("--from_tokenizer OLD --add_tokens { --vocab_size 500", "--vocab_size 500: is for a tokenizer that is"),
         ("--from_tokenizer OLD --add_tokens </s>", "all of them are tokens of .* already"),
         ("--from_tokenizer nowhere --add_tokens {", "--from_tokenizer nowhere: no tokenizer there"),
     )

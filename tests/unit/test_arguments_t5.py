@@ -223,7 +223,7 @@ class TrainingArgumentsTest(TestCase):
     )  # fmt: skip
     def test_what_the_trainer_has_not_is_refused(self, **flags):
         ((name, value),) = flags.items()
-        with self.assertRaisesRegex(ValueError, f"^--{name} {value}: no part of this training: leave it out$"):
+        with self.assertRaisesRegex(ValueError, f"^--{name} {value}: T5Trainer does not use it: leave it out$"):
             self.training(**flags)
 
     @parameterized.parameters("optim", "lr_scheduler_type", "eval_strategy", "save_strategy", "logging_strategy")
@@ -343,8 +343,8 @@ class ChecksTest(TestCase):
 
     @parameterized.named_parameters(
         ("task", dict(benchmark="glue", dataset_name="mrcp"),
-         r"--dataset_name mrcp: not in DATASET_VALS \(did you mean mrpc\?\); there is cola, sst2, mrpc"),
-        ("far_off", dict(dataset_name="zzz"), "--dataset_name zzz: not in DATASET_VALS; there is package_topic"),
+         r"--dataset_name mrcp: not in DATASET_VALS \(did you mean mrpc\?\); available: cola, sst2, mrpc"),
+        ("far_off", dict(dataset_name="zzz"), "--dataset_name zzz: not in DATASET_VALS; available: package_topic"),
         ("validation_file", dict(validation_file="/nowhere"), "--validation_file /nowhere: no such file"),
         ("target_length", dict(max_target_length=0), "--max_target_length 0: must be at least 2 tokens"),
         ("samples", dict(max_train_samples=0), "--max_train_samples 0: must be at least 1"),

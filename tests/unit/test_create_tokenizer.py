@@ -178,14 +178,14 @@ class SourcesTest(TestCase):
         ("coverage", ["--character_coverage", "1.5"], "--character_coverage 1.5: must be at least 0.98 and at most 1"),
         ("sentences", ["--max_sentences", "0"], "--max_sentences 0: must be at least 1"),
         ("documents", ["--max_train_samples", "0"], "--max_train_samples 0: must be at least 1"),
-        ("streamed_files", ["--streaming"], "--streaming goes with a data set in --dataset_name"),
+        ("streamed_files", ["--streaming"], "--streaming needs a data set in --dataset_name"),
         ("shape", ["--config_name", "huge"], "--config_name huge: neither a built-in shape"),
         ("not_empty", ["--output_dir", "{folder}"], "--output_dir .* is not empty: name another folder"),
         ("a_file", ["--output_dir", "{folder}/blank.txt"], "--output_dir .*blank.txt: is a file, not a folder"),
         ("no_file", ["--train_file", "{folder}/none.txt"], "--train_file .*none.txt: no such file"),
         ("blank", ["--train_file", "{folder}/blank.txt"], "there is no text to train a tokenizer on"),
         ("binary", ["--train_file", "{folder}/spiece.model"], "spiece.model: looks like binary data"),
-        ("column", ["--train_file", "{folder}/rows.jsonl"], "rows.jsonl, row 1: no column text; there is body"),
+        ("column", ["--train_file", "{folder}/rows.jsonl"], "rows.jsonl, row 1: no column text; available: body"),
         ("flag", ["--vocab", "300"], "--vocab: no such flag; did you mean --vocab_size"),
     )  # fmt: skip
     def test_refused(self, flags, message):

@@ -162,7 +162,7 @@ class ReadRowsTest(TestCase):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(self.ROWS), self.folder / "rows.parquet")
         self.assertEqual(list(read_rows(self.folder / "rows.parquet")), self.ROWS)
         self.assertEqual(list(read_rows(self.folder / "rows.parquet", ["id"])), [{"id": "1"}, {"id": "2"}])
-        with self.assertRaisesRegex(ValueError, "rows.parquet, row 1: no column body; there is text, id"):
+        with self.assertRaisesRegex(ValueError, "rows.parquet, row 1: no column body; available: text, id"):
             list(read_rows(self.folder / "rows.parquet", ["body"]))
         (self.folder / "broken.parquet").write_bytes(b"PAR1 and nothing more")
         with self.assertRaisesRegex(ValueError, "broken.parquet: cannot be read"):
@@ -186,8 +186,8 @@ class ReadRowsTest(TestCase):
         ("json_line", "a.jsonl", '{"text": "x"}\n\n{"text": "y"\n', r"a.jsonl, line 3: broken JSON \(Expecting"),
         ("json_array", "a.json", '[{"text": "x"},\n {"text": }]', r"a.json, line 2: broken JSON \(Expecting value"),
         ("json_no_object", "a.jsonl", '{"text": "x"}\n["y"]', "a.jsonl, row 2: must be a JSON object, got list"),
-        ("json_column", "a.jsonl", '{"text": "x"}\n{"body": "y"}', "a.jsonl, row 2: no column text; there is body"),
-        ("csv_column", "a.csv", "body,id\nx,1\n", "a.csv, row 1: no column text; there is body, id"),
+        ("json_column", "a.jsonl", '{"text": "x"}\n{"body": "y"}', "a.jsonl, row 2: no column text; available: body"),
+        ("csv_column", "a.csv", "body,id\nx,1\n", "a.csv, row 1: no column text; available: body, id"),
         ("csv_short", "a.csv", "text,id\nx,1\ny\n", "a.csv, line 3: 1 fields, the header has 2"),
         ("csv_long", "a.csv", "text,id\nx,1,2\n", "a.csv, line 2: 3 fields, the header has 2"),
         ("csv_encoding", "a.csv", b"text\n\xff\xfe\n", r"a.csv, line 2: not UTF-8 text \(byte 0xff\)"),
@@ -277,7 +277,7 @@ class SourcesTest(TestCase):
         with self.assertRaisesRegex(ValueError, "--text_column text: .*no_dict has the columns body, n"):
             find_sources(self.arguments(dataset_name=str(self.folder / "no_dict")))
         datasets.DatasetDict(test=rows).save_to_disk(self.folder / "test_only")
-        with self.assertRaisesRegex(ValueError, "--dataset_name .*test_only: has no split called train; there is test"):
+        with self.assertRaisesRegex(ValueError, "--dataset_name .*test_only: no split called train; available: test"):
             find_sources(self.arguments(dataset_name=str(self.folder / "test_only")))
         numbers = find_sources(self.arguments(dataset_name=str(self.folder / "no_dict"), text_column="n"))["train"]
         with self.assertRaisesRegex(ValueError, "row 1: the column n holds no text, but a value of type int"):

@@ -219,13 +219,13 @@ class GlueFilesTest(TestCase):
         with self.assertRaisesRegex(ValueError, f"{path}, line 4: 2 fields, the header has 4"):
             load_rows("rte", GLUE["rte"], self.arguments("rte", data_dir=str(self.folder)), "train")
         path = self.write("CoLA/train.tsv", "gj04\t1\t\tFine.\ngj04\t1\n")
-        with self.assertRaisesRegex(ValueError, f"{path}, row 2: no column 3, which task cola needs; there is 0, 1"):
+        with self.assertRaisesRegex(ValueError, f"{path}, row 2: no column 3, which task cola needs; available: 0, 1"):
             load_rows("cola", GLUE["cola"], self.arguments("cola", data_dir=str(self.folder)), "train")
 
     @parameterized.named_parameters(
         ("column", "RTE/dev.tsv", "index\tsentence_1\tsentence2\tlabel\n0\tA\tB\tentailment\n",
          r"RTE/dev.tsv, row 1: no column sentence1 \(did you mean sentence_1\?\), which task rte needs; "
-         "there is index, sentence_1, sentence2, label"),
+         "available: index, sentence_1, sentence2, label"),
         ("label_column", "RTE/dev.tsv", "index\tsentence1\tsentence2\n0\tA\tB\n", "no column label, which task rte"),
         ("no_rows", "RTE/dev.tsv", "index\tsentence1\tsentence2\tlabel\n", "task rte, split validation: no rows"),
         ("encoding", "RTE/dev.tsv", None, r"RTE/dev.tsv, line \d: not UTF-8 text \(byte 0xe9\)"),
@@ -250,7 +250,7 @@ class GlueFilesTest(TestCase):
         ):
             load_rows("mrpc", GLUE["mrpc"], args, "validation")
         with self.assertRaisesRegex(
-            ValueError, "task ax: its entry has no file for the split validation; there is test"
+            ValueError, "task ax: its entry has no file for the split validation; available: test"
         ):
             load_rows("ax", GLUE["ax"], self.arguments("ax", data_dir=str(self.folder)), "validation")
 
@@ -311,9 +311,9 @@ class HubTest(TestCase):
 
     def test_missing_split_and_column(self):
         columns = {"sentence": ["A"], "label": [1]}
-        with self.assertRaisesRegex(ValueError, "task sst2: nyu-mll/glue has no split train; there is dev"):
+        with self.assertRaisesRegex(ValueError, "task sst2: nyu-mll/glue has no split train; available: dev"):
             self.load("sst2", "train", dev=columns)
-        message = "nyu-mll/glue, row 1: no column sentence .did you mean sentences.*; there is sentences, label"
+        message = "nyu-mll/glue, row 1: no column sentence .did you mean sentences.*; available: sentences, label"
         with self.assertRaisesRegex(ValueError, message):
             self.load("sst2", "train", train={"sentences": ["A"], "label": [1]})
 
@@ -417,7 +417,7 @@ class OwnTaskTest(TestCase):
         ({"a": 1, "b": [{"c": 2}, {"c": 3}]}, ["b"], [{"a": 1, "c": 2}, {"a": 1, "c": 3}]),
         ({"a": 1, "b": {"d": [{"c": 2}]}}, ["b", "d"], [{"a": 1, "c": 2}]),  # one record that holds the others
         ({"b": {"x": {"d": {"y": {"c": 2}}}}}, ["b", "d"], [{"c": 2}]),  # records by their names
-        ({"b": [{"e": 1}]}, ["b", "d"], "row 1: no field d that holds records; there is e"),
+        ({"b": [{"e": 1}]}, ["b", "d"], "row 1: no field d that holds records; available: e"),
         ({"x": {"c": 2}, "y": {"c": 3}}, ["*"], [{"c": 2}, {"c": 3}]),
         ({"b": 1}, ["b"], "the field b holds no records, but a value of type int"),
     )

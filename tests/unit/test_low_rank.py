@@ -126,7 +126,7 @@ class LowRankTest(parameterized.TestCase):
         self.trained(self.base()).save_pretrained(self.folder / "lora")
         lora, base = self.folder / "lora", self.folder / "base"
         base.rename(self.folder / "elsewhere")
-        with self.assertRaisesRegex(ValueError, "lora: its LoRA matrices belong to .*base, and do not go with what"):
+        with self.assertRaisesRegex(ValueError, "lora: its LoRA matrices belong to .*base, and do not fit what"):
             load_model(str(lora))
         (self.folder / "elsewhere").rename(base)
         config = json.loads((lora / "adapter_config.json").read_text())
@@ -145,14 +145,14 @@ class LowRankTest(parameterized.TestCase):
         with torch.no_grad():
             retrained.encoder.final_layer_norm.weight.mul_(1.01)
         retrained.save_pretrained(base)
-        with self.assertRaisesRegex(ValueError, "its LoRA matrices were trained beside other weights than those there"):
+        with self.assertRaisesRegex(ValueError, "its LoRA matrices were trained with other base weights"):
             load_model(str(lora))
-        with self.assertRaisesRegex(ValueError, "its LoRA matrices were trained beside other weights than those there"):
+        with self.assertRaisesRegex(ValueError, "its LoRA matrices were trained with other base weights"):
             load_low_rank(self.trained(str(base)), lora)
         other = create_model(build_config("tiny", 64, SHAPE | dict(d_ff=64)))
         shutil.rmtree(base)
         other.save_pretrained(base)
-        with self.assertRaisesRegex(ValueError, "lora: its LoRA matrices belong to .*base, and do not go with what"):
+        with self.assertRaisesRegex(ValueError, "lora: its LoRA matrices belong to .*base, and do not fit what"):
             load_model(str(lora))
 
 

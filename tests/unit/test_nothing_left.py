@@ -47,7 +47,7 @@ class LauncherTest(absltest.TestCase):
         self.assertEqual(self.arguments(), "")
         with mock.patch.object(Seq2SeqTrainingArguments, "__post_init__", with_four):
             said = self.arguments()
-        self.assertIn("one of 4 GPUs: start it by torchrun --nproc_per_node 4", said)
+        self.assertIn("one of 4 GPUs: start it with torchrun --nproc_per_node 4", said)
 
 
 class DeepSpeedBuildTest(parameterized.TestCase):

@@ -249,7 +249,7 @@ class RefusedTest(TestCase):
         self.assertEqual(batch["input_ids"].shape, (16, least))
 
     @parameterized.parameters(
-        ("unknown", "the denoiser span_corupption is not in DENOISERS; there is span_corruption"),
+        ("unknown", "the denoiser span_corupption is not in DENOISERS; available: span_corruption"),
         ("no_weight", "span_corruption: weight 0.0 must be above 0"),
         ("misspelt", "the denoiser misspelt: .*noise_densty"),
         ("dense", "noise_density 1.5 must lie between 0 and 1"),

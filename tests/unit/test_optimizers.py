@@ -567,7 +567,7 @@ class ChoiceTest(parameterized.TestCase):
         ("zero2", {}, ("adamw_rms_scaled", 2e-2), ""),
         ("zero2", {"optim": "muon"}, None, "--optim muon: .* ZeRO-2's .* use --optim adamw_rms_scaled"),
         ("zero2", {"optim": "adafactor"}, None, "--optim adafactor: .* ZeRO-2's .* use --optim adamw_rms_scaled"),
-        ("zero3", {}, ("adamw_torch", 1e-3), "ZeRO-3 cannot have .*; --optim adamw_torch with its own learning rate"),
+        ("zero3", {}, ("adamw_torch", 1e-3), "ZeRO-3 does not support .*; --optim adamw_torch with its own"),
         ("zero3", {"learning_rate": 4e-2}, None,
          "--learning_rate 0.04: is for .*adamw_rms_scaled.* --optim adamw_torch"),
         ("zero3", {"optim": "adamw_rms_scaled"}, None,

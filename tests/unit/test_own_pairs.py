@@ -217,7 +217,7 @@ class ReadTest(TestCase):
         datasets.DatasetDict(train=rows, test=rows.select([7, 3])).save_to_disk("saved")
         flags = f"--hub_dataset saved --validation_split_percentage 50 {COLUMNS}"
         self.assertEqual([source for source, _ in self.rows(flags, "test")], ["question 7?", "question 3?"])
-        with self.assertRaisesRegex(ValueError, "no file for the split test; there is train"):
+        with self.assertRaisesRegex(ValueError, "no file for the split test; available: train"):
             self.rows(f"--train_file pairs.jsonl {COLUMNS}", "test")
 
     @parameterized.parameters(
@@ -335,7 +335,7 @@ class MistakeTest(TestCase):
     @parameterized.parameters(
         ("--train_file pairs.csv", "pairs.csv: read as --record_shape prompt_completion", None),
         ("--train_file labels.jsonl", "which column is read and which is written. Say --source_column"),
-        ("--train_file pairs.jsonl --source_column prompt", "--source_column prompt goes with --target_column"),
+        ("--train_file pairs.jsonl --source_column prompt", "--source_column prompt needs --target_column"),
         ("--source_column a --target_column b", "--source_column describes pairs of your own: name them"),
         ("--train_file pairs.jsonl --source_column promt --target_column completion", "did you mean prompt"),
         (f"--train_file by_key.json {COLUMNS}", "it holds 20 records by their keys: --records '.'"),
@@ -348,18 +348,18 @@ class MistakeTest(TestCase):
         (f"--train_file src.txt {COLUMNS}", "src.txt: a file of rows must end in .*--source_file"),
         ("--source_file src.txt --target_file short.txt", "short.txt: ends at line 1, before src.txt"),
         ("--source_file src.txt", "--source_file names 1 files and --target_file 0"),
-        ("--source_file src.txt --target_file tgt.txt --source_column a --target_column b", "files side by side"),
+        ("--source_file src.txt --target_file tgt.txt --source_column a --target_column b", "parallel files have no"),
         (f"--train_file pairs.jsonl --hub_dataset x {COLUMNS}", "--train_file and --hub_dataset exclude each other"),
         (f"--train_file pairs.jsonl --skip_rows_where label {COLUMNS}", "label: must be COLUMN=VALUE"),
         (f"--train_file pairs.jsonl --skip_rows_where label=- {COLUMNS}", "no column label.*by which rows"),
-        (f"--train_file pairs.jsonl --labels a,b --target_type text {COLUMNS}", "--labels goes with --target_type"),
+        (f"--train_file pairs.jsonl --labels a,b --target_type text {COLUMNS}", "--labels needs --target_type"),
         (f"--train_file pairs.jsonl --target_type class {COLUMNS}", "completion has 20 different values .*--labels"),
         *((f"--train_file nan.jsonl --target_type {kind} {COLUMNS}", "nan.jsonl, row 4: the column completion is empty")
           for kind in ("text", "class", "number")),
         ("--train_file nan.jsonl --source_column completion --target_column prompt", "row 4: the column completion is"),
         ("--train_file gold.tsv --source_column text --target_column gold --target_type class",
          "gold is empty in a training row; leave such rows out with --skip_rows_where gold=,"),
-        (f"--train_file pairs.jsonl --data_dir a {COLUMNS}", "--data_dir a: is of named tasks"),
+        (f"--train_file pairs.jsonl --data_dir a {COLUMNS}", "--data_dir a: is for named tasks"),
         (f"--train_file pairs.jsonl --record_shape alpaca {COLUMNS}", "leave out --source_column"),
         (f"--train_file pairs.jsonl --streaming {COLUMNS}", "--streaming: pairs of your own need --validation_file"),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tests of modeling/segment_masks.py: examples of a row do not see each other, and are what they would be alone.
+"""Tests of modeling/segment_masks.py: examples of a row do not attend to each other, and are what they would be alone.
 
 A T5 of a few thousand weights, on a CPU.
 """

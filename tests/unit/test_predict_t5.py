@@ -121,7 +121,7 @@ class PredictTest(TestCase):
         wanted = plain_answers([f"cola sentence: {line}" for line in LINES], **beams)
         self.assertEqual([row["prediction"] for row in rows], wanted)
         for name in own.keys() - {"num_beams", "return_dict_in_generate"}:
-            self.assertIn(f"generation_config.json: {name} {own[name]} is not followed", printed)
+            self.assertIn(f"generation_config.json: {name} {own[name]} is ignored", printed)
 
     @parameterized.parameters((9, True), (99, False))
     def test_texts_that_are_cut_are_counted(self, tokens, told):
@@ -363,7 +363,7 @@ class TaskTest(TestCase):
         self.with_record(benchmark="own", dataset_name="pairs", train_file=["x.json"], source_column=["q"],
                          target_column=["a"], records="*")  # fmt: skip
         reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
-        with self.assertRaisesRegex(ValueError, "row 2: the column q is not there"):
+        with self.assertRaisesRegex(ValueError, "row 2: the column q is missing"):
             list(reader.read(self.write("in.jsonl", '{"q": "1"}\n{}\n')))
 
     def test_running_text_is_answered_in_its_pieces(self):
@@ -381,7 +381,7 @@ class TaskTest(TestCase):
         self.assertEqual((item.texts, item.answer([])), ([], " 12. "))
 
     @parameterized.parameters(
-        (dict(), "in.csv", "a,b\n1,2\n", [], "the column text is not there.*there is a, b: name yours"),
+        (dict(), "in.csv", "a,b\n1,2\n", [], "the column text is missing.*available: a, b. Name yours"),
         (dict(), "in.jsonl", '{"text": "x", "prediction": 1}\n', [], "row 1: has a column prediction"),
         (dict(), "in.jsonl", '{"text": ["x", null]}\n', [], "row 1: the column text is empty"),
         (dict(), "in.jsonl", '{"text": NaN}\n', [], "row 1: the column text is empty"),
@@ -396,7 +396,7 @@ class TaskTest(TestCase):
         (dict(), "in.txt", "x\n", ["--min_new_tokens", "9"], "--min_new_tokens 9: must be at most 6"),
         (dict(), "in.txt", "x\n", ["--length_penalty", "3"], "length_penalty"),
         (dict(), "in.txt", "x\n", ["--top_p", "3"], "--top_p 3.0: must be above 0 and at most 1"),
-        (dict(), "in.txt", "x\n", ["--backend", "ctranslate2", "--do_sample"], "goes with neither --do_sample"),
+        (dict(), "in.txt", "x\n", ["--backend", "ctranslate2", "--do_sample"], "excludes --bf16, and --do_sample"),
     )  # fmt: skip
     def test_mistakes(self, record, name, text, flags, message):
         if record:

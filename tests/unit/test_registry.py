@@ -492,7 +492,8 @@ class OwnEntryTest(TestCase):
         self.assertEqual(self.rows("validation", {}, {"doc.text": "a", "refs": "x"}), [("p: a", ["x"])])
 
     @parameterized.named_parameters(
-        ("missing", {"doc": {"txt": "a"}, "refs": "x"}, {}, r"dev.jsonl, row 1: no column doc.text.*is doc, refs"),
+        ("missing", {"doc": {"txt": "a"}, "refs": "x"}, {},
+         r"dev.jsonl, row 1: no column doc.text.*available: doc, refs"),
         ("no_record", {"doc": "a", "refs": "x"}, {}, "no column doc.text"),
         ("no_reference", {"doc": {"text": "a"}, "refs": []}, {}, "row 1: the column refs is empty"),
         ("a_null_reference", {"doc": {"text": "a"}, "refs": ["x", None]}, {}, "column refs is empty in part"),
@@ -504,7 +505,7 @@ class OwnEntryTest(TestCase):
         ("a_list_in_a_list", {"doc": {"text": "a"}, "refs": [["x"]]}, {},
          "row 1: the column refs holds no text, but a value of type list"),
         ("function", {"text": "a"}, {"preprocess": "wsc"},
-         "row 1: no column 'span2_index', which the preprocess wsc needs; there is text"),
+         "row 1: no column 'span2_index', which the preprocess wsc needs; available: text"),
         ("own_function", {"text": "a"}, {"preprocess": lambda row: {"doc.text": row["txt"]}},
          r"row 1: no column 'txt' \(did you mean text\?\), which the preprocess OwnEntryTest.<lambda> needs"),
         ("no_row", {"text": "a"}, {"preprocess": lambda _: None},
@@ -518,7 +519,7 @@ class OwnEntryTest(TestCase):
 
     @parameterized.named_parameters(
         ("near", {"preprocess": "squat"}, r"preprocess squat: not in tasks/transforms.py \(did you mean squad\?\)"),
-        ("far", {"preprocess": "nothing"}, "preprocess nothing: not in tasks/transforms.py; there is multirc"),
+        ("far", {"preprocess": "nothing"}, "preprocess nothing: not in tasks/transforms.py; available: multirc"),
     )
     def test_refused_entry(self, change, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -63,14 +63,14 @@ class ChoiceTest(parameterized.TestCase):
         for choice in found.values():
             self.assertRegex(str(choice), rf"^{choice.name} .+ \(.+\)$")
         if gpu == "t4":
-            self.assertIn("has none, and T5 overflows in float16", found["bf16"].reason)
+            self.assertIn("has no bfloat16, and T5 overflows in float16", found["bf16"].reason)
 
     @parameterized.parameters(
         # what is so, flag -> value, part of the reason
         (dict(job=dict(dropout=0.1)), "attn_implementation", "sdpa", "needs dropout 0, not 0.1"),
         (dict(job=dict(shapes=0)), "torch_compile", False, "--length_buckets 4"),
         (dict(job=dict(shapes=4, steps=-1)), "torch_compile", True, "4 shapes"),
-        (dict(job=dict(steps=300)), "torch_compile", False, "would not pay"),
+        (dict(job=dict(steps=300)), "torch_compile", False, "cost more than it saves"),
         (dict(launcher=Launcher(8, 16, "fsdp2")), "torch_compile", False, "FSDP2"),
         (dict(launcher=Launcher(8, 16, "zero3")), "torch_compile", False, "ZeRO-3"),
         (dict(launcher=Launcher(8, 16, "zero2")), "torch_compile", True, "one shape"),
@@ -238,7 +238,7 @@ class ChoiceTest(parameterized.TestCase):
         # job, flags given or None -> packing, why
         (dict(), None, True, "hardly any padding"),
         (dict(), dict(packing=False), False, "given"),
-        (dict(shapes=4), None, False, "a shape of its own"),
+        (dict(shapes=4), None, False, "has another shape"),
         (dict(earlier={"packing": False}), None, False, "resumed"),
         (dict(config=LONGT5), None, False, "no mask"),
         (dict(packable=False), None, None, ""),  # a stream
@@ -309,15 +309,15 @@ class AppliedTest(parameterized.TestCase):
                      "torch_compile on (all batches have one shape)", "micro-batch 128 x 1 (", "persistent_workers on",
                      "float32 products high", "expandable segments on"):  # fmt: skip
             self.assertIn(part, line)
-        self.assertRegex(out, r"batch +128 sequences a step \(128 x 1 accumulated x 1 processes\)")
+        self.assertRegex(out, r"batch +128 sequences per step \(128 x 1 accumulated x 1 processes\)")
         self.assertRegex(out, r"device +h200, bfloat16 mixed precision")
         _, out, _ = run_main(pre_train_t5.main, *words, "t4", "--speed", "plain", code=0)
         self.assertRegex(out, r"speed +plain: nothing is chosen")
-        self.assertRegex(out, r"batch +128 sequences a step \(32 x 4 accumulated x 1 processes\)")
+        self.assertRegex(out, r"batch +128 sequences per step \(32 x 4 accumulated x 1 processes\)")
         with mock.patch("runs.run.find_micro_batch", side_effect=AssertionError("tried on this machine")):
             run_main(pre_train_t5.main, *words, "h200", "--auto_find_batch_size", code=0)
         _, _, err = run_main(pre_train_t5.main, *self.flags(assume_gpu="h200"), code=2)
-        self.assertIn("--assume_gpu h200: is a plan for another machine: add --dry_run", err)
+        self.assertIn("--assume_gpu h200: only plans for another machine: add --dry_run", err)
 
     def test_what_is_chosen_reaches_model_and_flags(self):
         args = arguments(assume_gpu=None)

@@ -75,7 +75,7 @@ class StructureTest(parameterized.TestCase):
         ours = itertools.takewhile(lambda base: base is not Seq2SeqTrainer, T5Trainer.__mro__)
         overridden = {name for base in ours for name in vars(base) if callable(getattr(Seq2SeqTrainer, name, None))}
         text = (ROOT / "docs" / "architecture.md").read_text()
-        table = text.split("## What is changed of transformers' Trainer")[1].split("\n## ")[0]
+        table = text.split("## What T5Trainer changes in transformers' Trainer")[1].split("\n## ")[0]
         rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")][2:]
         self.assertCountEqual(re.findall(r"`(\w+)`", "".join(rows)), overridden - {"__init__", "__doc__"})
 

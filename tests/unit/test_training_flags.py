@@ -170,7 +170,7 @@ class FlagsTest(parameterized.TestCase):
     @parameterized.parameters("none", "all")
     def test_all_trackers_or_none_go_alone(self, name):
         there = mock.patch.object(training_arguments, "get_available_reporting_integrations", lambda: ["wandb"])
-        with there, self.assertRaisesRegex(ValueError, f"--report_to wandb {name}: {name} goes alone"):
+        with there, self.assertRaisesRegex(ValueError, f"--report_to wandb {name}: {name} excludes other trackers"):
             arguments(report_to=["wandb", name])
 
 

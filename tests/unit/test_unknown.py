@@ -203,5 +203,5 @@ class ScriptTest(ScriptCase):
     def test_bytes_are_of_a_tokenizer_trained_here(self, **flags):
         flags = self.pre_training(byte_fallback=True, **flags)
         self.assert_refused(
-            pre_train_t5, flags, "--byte_fallback True: is of a tokenizer that is trained when none is given"
+            pre_train_t5, flags, "--byte_fallback True: is for a tokenizer that is trained when none is given"
         )
