@@ -23,6 +23,7 @@ from tasks.registry import check_entry, eval_splits, metric_names, reference_tex
 from tasks.registry import test_splits as splits_without_labels
 from tasks.rows import load_rows, open_corpus, row_splitter
 from tasks.tasks import Task
+from tasks.transforms import TRANSFORMS
 
 GROUPS = ("super_glue", "translation", "summarization", "question_answering", "generation")
 TEXT, INTEGER = Value("string"), Value("int32")
@@ -446,6 +447,18 @@ class RegistryTest(TestCase):
             if metric != "bleu":  # of a few words: some have no four-grams
                 self.assertAlmostEqual(scores[metric], 1.0, msg=metric)
         self.assertIn(task["metrics"][0], scores)
+
+    @parameterized.parameters(  # what TensorFlow Datasets' own reader makes of such rows of the official file
+        ("I washed the knife , since it was dirty.", "The knife", "the knife"),
+        ("The old king fled when it burned.", "the old king", "The old king"),
+        ('It was " a b c " because it was short.', "a b\nc", "a b c"),
+        ("We left the ship. And it sank.", "The ship.", "the ship"),
+        ("Ann saw Bob, and it was late.", "Ann and Bob", "Ann and Bob"),  # not in the text
+    )
+    def test_candidates_of_wsc_as_the_hub_has_them(self, text, candidate, expected):
+        row = {"text": text, "span1_text": candidate, "span2_text": "it", "span2_index": text.split().index("it")}
+        self.assertEqual(TRANSFORMS["wsc"](row)["span1_text"], expected)
+        self.assertEqual(row["span1_text"], candidate)  # the argument stays as it is
 
     def test_tokenize_function_joins_lists(self):
         task = DATASET_VALS["generation"]["common_gen"] | {"prefix": "write"}
