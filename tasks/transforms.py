@@ -129,13 +129,19 @@ def _alpaca(row: dict) -> dict:
 
 def _natural_instructions(row: dict, examples: int) -> list[dict]:
     """A row for each instance in a task file of Super-NaturalInstructions: definition, so many of the positive
-    examples, and the input, laid out as in Tk-Instruct (Wang et al. 2022, arXiv 2204.07705)."""
-    begin = [f"Definition: {_joined(row['Definition'], ' ')}"]
+    examples, and the input, as Tk-Instruct (Wang et al. 2022, arXiv 2204.07705) writes them but for its line breaks, of
+    which T5's tokenizers make spaces."""
+    begin = [f"Definition: {_with_stop(_joined(row['Definition'], ' '))}"]
     for number, example in enumerate(row.get("Positive Examples", [])[:examples], start=1):
-        output = _joined(example["output"], " ")
-        begin.append(f"Positive Example {number} - Input: {example['input'].strip()} Output: {output}")
+        texts = (_with_stop(example["input"]), _with_stop(_joined(example["output"], " ")))
+        begin.append("Positive Example {} - Input: {} Output: {}".format(number, *texts))
     start = " ".join([*begin, "Now complete the following example - Input:"])
-    return [{"source": f"{start} {i['input'].strip()} Output:", "target": i.get("output")} for i in row["Instances"]]
+    return [{"source": f"{start} {_with_stop(i['input'])} Output:", "target": i.get("output")} for i in row["Instances"]]
+
+
+def _with_stop(text: str) -> str:
+    """A text that ends in punctuation of ASCII: "grass" -> "grass.", "green?" as it is."""
+    return text if (text := text.strip()).endswith(tuple(string.punctuation)) else f"{text}."
 
 
 # ---------------------------------------------------------------- diacritics

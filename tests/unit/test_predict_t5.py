@@ -324,7 +324,7 @@ class TaskTest(TestCase):
          ["Greet.", "Say.\nit"]),
         (dict(record_shape="natural_instructions_0"),
          [{"Definition": ["Name it."], "Instances": [{"input": "snow", "id": 1}, {"input": "ink", "output": ["a"]}]}],
-         [f"Definition: Name it. Now complete the following example - Input: {it} Output:" for it in ("snow", "ink")]),
+         [f"Definition: Name it. Now complete the following example - Input: {it}. Output:" for it in ("snow", "ink")]),
         (dict(source_column=["q", "c"], target_column=["a"], records="data.qas"),
          [{"data": [{"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}, {"c": "y", "qas": [{"q": "3"}]}]},
           {"q": "4", "c": "z"}],
