@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Callable
 
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
+_WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
 # Letters with a mark that Unicode does not decompose. Letters that nobody writes as one plain letter without the mark
 # (ß, æ, œ, þ, ð) stay as they are.
 _UNDECOMPOSED = str.maketrans("łŁđĐøØħĦŧŦıƀɨʉ", "lLdDoOhHtTibiu")
@@ -26,8 +27,8 @@ _ROMANIAN = str.maketrans("şŞţŢ", "șȘțȚ")
 
 # ---------------------------------------------------------------- question answering
 def pad_punctuation(text: str) -> str:
-    """T5's spaces around punctuation of ASCII: "(O2)?" -> "( O2 ) ?"."""
-    return " ".join(_PUNCTUATION.sub(r" \1 ", text).split())
+    """T5's spaces around punctuation of ASCII, white space of ASCII as one: "(O2)  is?" -> "( O2 ) is ?"."""
+    return _WHITE_SPACE.sub(" ", _PUNCTUATION.sub(r" \1 ", text)).strip(" ")
 
 
 def _squad(row: dict) -> dict | list[dict]:
@@ -100,7 +101,7 @@ def _wsc(row: dict) -> dict:
 
 def _joined(items: list | str, separator: str) -> str:
     """A list as one text; a text stays as it is."""
-    return items if isinstance(items, str) else separator.join(str(item).strip() for item in items)
+    return items if isinstance(items, str) else separator.join(map(str, items))
 
 
 # ---------------------------------------------------------------- writing
@@ -133,10 +134,13 @@ def _natural_instructions(row: dict, examples: int) -> list[dict]:
     which T5's tokenizers make spaces."""
     begin = [f"Definition: {_with_stop(_joined(row['Definition'], ' '))}"]
     for number, example in enumerate(row.get("Positive Examples", [])[:examples], start=1):
-        texts = (_with_stop(example["input"]), _with_stop(_joined(example["output"], " ")))
-        begin.append("Positive Example {} - Input: {} Output: {}".format(number, *texts))
+        output = _with_stop(_joined(example["output"], " "))
+        begin.append(f"Positive Example {number} - Input: {_with_stop(example['input'])} Output: {output}")
     start = " ".join([*begin, "Now complete the following example - Input:"])
-    return [{"source": f"{start} {_with_stop(i['input'])} Output:", "target": i.get("output")} for i in row["Instances"]]
+    return [
+        {"source": f"{start} {_with_stop(instance['input'])} Output:", "target": instance.get("output")}
+        for instance in row["Instances"]
+    ]
 
 
 def _with_stop(text: str) -> str:

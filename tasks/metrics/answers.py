@@ -41,7 +41,7 @@ def squad_exact_match(answer: str, reference: str) -> bool:
 def squad_f1(answer: str, reference: str) -> float:
     """Mean over examples of the F1 between words of answer and best reference: "blue sea", ["the sea"] -> 2/3."""
     words, wanted = normalised_answer(answer).split(), normalised_answer(reference).split()
-    if not words or not wanted:  # no answer: right where none is wanted, as in the script of SQuAD 2.0
+    if not words or not wanted:  # no answer: right where none is wanted, as in SQuAD 2.0's script (1.1's and T5's: 0)
         return float(words == wanted)
     common = sum((Counter(words) & Counter(wanted)).values())
     return 2 * common / (len(words) + len(wanted))

@@ -23,7 +23,7 @@ from tasks.registry import check_entry, eval_splits, metric_names, reference_tex
 from tasks.registry import test_splits as splits_without_labels
 from tasks.rows import load_rows, open_corpus, row_splitter
 from tasks.tasks import Task
-from tasks.transforms import TRANSFORMS
+from tasks.transforms import TRANSFORMS, pad_punctuation
 
 GROUPS = ("super_glue", "translation", "summarization", "question_answering", "generation")
 TEXT, INTEGER = Value("string"), Value("int32")
@@ -459,6 +459,19 @@ class RegistryTest(TestCase):
         row = {"text": text, "span1_text": candidate, "span2_text": "it", "span2_index": text.split().index("it")}
         self.assertEqual(TRANSFORMS["wsc"](row)["span1_text"], expected)
         self.assertEqual(row["span1_text"], candidate)  # the argument stays as it is
+
+    @parameterized.parameters(  # made by t5.data.preprocessors._pad_punctuation, spaces at the ends aside
+        ("O2\xa0(21%)\tis  air.\u2028", "O2\xa0 ( 21 % ) is air . \u2028"),
+        ('"it\'s"\r\n$5-6 – «x» ¿no? _a_', '" it \' s " $ 5 - 6 – «x» ¿no ? _ a _'),
+        ("a\u3000b,c", "a\u3000b , c"),
+    )
+    def test_spaces_around_punctuation(self, text, expected):
+        self.assertEqual(pad_punctuation(text), expected)
+
+    def test_entities_of_record_keep_their_spaces(self):  # as in t5.data.preprocessors.record
+        row = {"passage": "P", "query": "Q", "entities": ["Bob ", "Ann"], "answers": ["Ann"]}
+        source = source_text(DATASET_VALS["super_glue"]["record"], TRANSFORMS["record"](row))
+        self.assertEqual(source, "record query: Q entities: Bob , Ann passage: P")
 
     def test_tokenize_function_joins_lists(self):
         task = DATASET_VALS["generation"]["common_gen"] | {"prefix": "write"}
