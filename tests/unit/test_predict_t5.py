@@ -359,6 +359,12 @@ class TaskTest(TestCase):
         (item,) = reader.read(self.write("in.jsonl", json.dumps(row) + "\n"))
         self.assertEqual(item.texts, [text])
 
+    def test_a_carriage_return_within_a_line_begins_no_other_input(self):
+        path = self.write("in.txt", "")
+        path.write_bytes(b"one\rand half\r\ntwo\n")
+        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        self.assertEqual([item.texts for item in reader.read(path)], [["one\rand half"], ["two"]])
+
     def test_an_empty_row_is_told(self):
         self.with_record(benchmark="own", dataset_name="pairs", train_file=["x.json"], source_column=["q"],
                          target_column=["a"], records="*")  # fmt: skip

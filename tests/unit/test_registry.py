@@ -575,6 +575,13 @@ class OwnEntryTest(TestCase):
                                      (["validation_a", "validation_b"], ["test_a", "test_b"])):  # fmt: skip
             self.assertEqual(splits_without_labels({"eval_splits": evaluated} if evaluated else {}), predicted)
 
+    def test_a_carriage_return_within_a_line_shifts_no_pairs(self):  # nor does it where TensorFlow Datasets reads WMT
+        for name, content in (("a.txt", b"1\rone\r\n2\n3\n"), ("b.txt", b"x\ny\rz\r\nw\r\n")):
+            (self.folder / name).write_bytes(content)
+        change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
+        found = self.texts("glue", "mine", "train", self.ENTRY | change, data_dir=str(self.folder))
+        self.assertEqual(found, [("p: 1\rone", ["x"]), ("p: 2", ["y\rz"]), ("p: 3", ["w"])])
+
     @parameterized.parameters("a.txt", "b.txt")
     def test_parallel_files_of_unequal_length(self, shorter):
         texts = {"a.txt": "1\n2\n3\n", "b.txt": "1\n2\n3\n"}
