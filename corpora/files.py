@@ -183,13 +183,14 @@ def _open_binary(path: Path):
 
 
 @contextlib.contextmanager
-def open_text(path: Path) -> Iterator[io.TextIOBase]:
-    """A text stream of a plain or compressed file, without its byte-order mark, every line end as a newline.
+def open_text(path: Path, newline: str | None = None) -> Iterator[io.TextIOBase]:
+    """A text stream of a plain or compressed file, without its byte-order mark. newline: as of `open`; None: every line
+    end is a newline.
 
     ValueError with the file's name if it turns out to be damaged or not UTF-8 anywhere in the `with` block.
     """
     try:
-        with io.TextIOWrapper(_open_binary(path), encoding="utf-8-sig", newline=None) as stream:
+        with io.TextIOWrapper(_open_binary(path), encoding="utf-8-sig", newline=newline) as stream:
             yield stream
     except UnicodeDecodeError as error:
         line = _first_bad_line(path)

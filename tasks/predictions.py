@@ -96,9 +96,9 @@ class InputReader:
         if len(self.inputs) > 1:
             raise ValueError(f"--input_file {path}: the task reads {', '.join(self.inputs)}; give a file of rows "
                              "(.jsonl, .csv) with these columns")  # fmt: skip
-        with open_text(path) as stream:
+        with open_text(path, newline="\n") as stream:  # as tasks.rows.read_parallel
             for line in stream:
-                line = line.rstrip("\n")
+                line = line.rstrip("\r\n")
                 yield self._made({"source": line}, {self.inputs[0]: line})
 
     def _rows_within(self, record: dict, place: str) -> Iterable[dict]:

@@ -177,15 +177,16 @@ def _has_header(task: dict, path: Path) -> bool:
 
 def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
     """Rows of text files whose lines belong together: {"en": train.en, "de": train.de} -> {"en": line, "de": line}.
-    ValueError if one of them has fewer lines."""
+    ValueError if one of them has fewer lines. A carriage return within a line does not end it, as in TensorFlow
+    Datasets' reader of WMT: the lines behind it would be paired with others than theirs."""
     with contextlib.ExitStack() as stack:
-        streams = [stack.enter_context(open_text(path)) for path in paths.values()]
+        streams = [stack.enter_context(open_text(path, newline="\n")) for path in paths.values()]
         for number, lines in enumerate(itertools.zip_longest(*streams), start=1):
             if None in lines:
                 shorter = list(paths.values())[lines.index(None)]
                 others = ", ".join(str(path) for path in paths.values() if path != shorter)
                 raise ValueError(f"{shorter}: ends at line {number - 1:,}, before {others}")
-            yield dict(zip(paths, (line.rstrip("\n") for line in lines), strict=True))
+            yield dict(zip(paths, (line.rstrip("\r\n") for line in lines), strict=True))
 
 
 # ---------------------------------------------------------------- records -> rows

@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Callable
 
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
+_WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
 # Letters with a mark that Unicode does not decompose. Letters that nobody writes as one plain letter without the mark
 # (ß, æ, œ, þ, ð) do not change.
 _UNDECOMPOSED = str.maketrans("łŁđĐøØħĦŧŦıƀɨʉ", "lLdDoOhHtTibiu")
@@ -26,8 +27,8 @@ _ROMANIAN = str.maketrans("şŞţŢ", "șȘțȚ")
 
 # ---------------------------------------------------------------- question answering
 def pad_punctuation(text: str) -> str:
-    """T5's spaces around punctuation of ASCII: "(O2)?" -> "( O2 ) ?"."""
-    return " ".join(_PUNCTUATION.sub(r" \1 ", text).split())
+    """T5's spaces around punctuation of ASCII, white space of ASCII as one: "(O2)  is?" -> "( O2 ) is ?"."""
+    return _WHITE_SPACE.sub(" ", _PUNCTUATION.sub(r" \1 ", text)).strip(" ")
 
 
 def _squad(row: dict) -> dict | list[dict]:
@@ -79,7 +80,8 @@ def _wsc(row: dict) -> dict:
     """The text with its pronoun marked: "Tom asked if he may go." -> "Tom asked if *he* may go.".
 
     A mark that is followed by punctuation gets a space, as T5 writes it: "for him,"" -> "for *him* ,"". Where the word
-    at span2_index is not the pronoun (in one row of WSC it is the word before), the nearest one is.
+    at span2_index is not the pronoun (in one row of WSC it is the word before), the nearest one is. The candidate is
+    written as in the text: where the official file has "The knife", the Hub's wsc.fixed and T5 have "the knife".
     """
     row = row | row["target"] if isinstance(row.get("target"), dict) else row
     words, index, pronoun = row["text"].split(" "), row["span2_index"], row["span2_text"]
@@ -90,12 +92,16 @@ def _wsc(row: dict) -> dict:
     nearest = min(places, key=lambda place: (abs(place - index), place))
     before, after = holds.split(words[nearest], maxsplit=1)
     words[nearest] = f"{before}*{pronoun}*{' ' * bool(after)}{after}"
+    if (candidate := row.get("span1_text", "")) not in row["text"]:
+        like_it = r"\s+".join(map(re.escape, candidate.rstrip(".").split()))
+        found = re.search(like_it, row["text"], re.IGNORECASE)
+        row = row | {"span1_text": found.group() if found else candidate}
     return row | {"text": " ".join(words)}
 
 
 def _joined(items: list | str, separator: str) -> str:
     """A list as one text; a text unchanged."""
-    return items if isinstance(items, str) else separator.join(str(item).strip() for item in items)
+    return items if isinstance(items, str) else separator.join(map(str, items))
 
 
 # ---------------------------------------------------------------- writing
@@ -124,13 +130,22 @@ def _alpaca(row: dict) -> dict:
 
 def _natural_instructions(row: dict, examples: int) -> list[dict]:
     """A row for each instance in a task file of Super-NaturalInstructions: definition, so many of the positive
-    examples, and the input, laid out as in Tk-Instruct (Wang et al. 2022, arXiv 2204.07705)."""
-    begin = [f"Definition: {_joined(row['Definition'], ' ')}"]
+    examples, and the input, as Tk-Instruct (Wang et al. 2022, arXiv 2204.07705) writes them but for its line breaks, of
+    which T5's tokenizers make spaces."""
+    begin = [f"Definition: {_with_stop(_joined(row['Definition'], ' '))}"]
     for number, example in enumerate(row.get("Positive Examples", [])[:examples], start=1):
-        output = _joined(example["output"], " ")
-        begin.append(f"Positive Example {number} - Input: {example['input'].strip()} Output: {output}")
+        output = _with_stop(_joined(example["output"], " "))
+        begin.append(f"Positive Example {number} - Input: {_with_stop(example['input'])} Output: {output}")
     start = " ".join([*begin, "Now complete the following example - Input:"])
-    return [{"source": f"{start} {i['input'].strip()} Output:", "target": i.get("output")} for i in row["Instances"]]
+    return [
+        {"source": f"{start} {_with_stop(instance['input'])} Output:", "target": instance.get("output")}
+        for instance in row["Instances"]
+    ]
+
+
+def _with_stop(text: str) -> str:
+    """A text that ends in punctuation of ASCII: "grass" -> "grass.", "green?" as it is."""
+    return text if (text := text.strip()).endswith(tuple(string.punctuation)) else f"{text}."
 
 
 # ---------------------------------------------------------------- diacritics

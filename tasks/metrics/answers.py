@@ -41,7 +41,7 @@ def squad_exact_match(answer: str, reference: str) -> bool:
 def squad_f1(answer: str, reference: str) -> float:
     """Mean over examples of the F1 between words of answer and best reference: "blue sea", ["the sea"] -> 2/3."""
     words, wanted = normalised_answer(answer).split(), normalised_answer(reference).split()
-    if not words or not wanted:  # no answer: right where none is wanted, as in the script of SQuAD 2.0
+    if not words or not wanted:  # no answer: right where none is wanted, as in SQuAD 2.0's script (1.1's and T5's: 0)
         return float(words == wanted)
     common = sum((Counter(words) & Counter(wanted)).values())
     return 2 * common / (len(words) + len(wanted))
@@ -80,13 +80,14 @@ def is_same_referent(answer: str, referent: str) -> bool | None:
 
     Without determiners the words of one must be among the other's: "the old dog" is "dog", "Bob" is not "Bob's hat".
     """
-    texts = (text.strip().lower().split(" ") for text in (answer, referent))
-    said, wanted = ([word for word in words if word not in _DETERMINERS] for words in texts)
-    if not " ".join(said):
+    phrases = (text.strip().lower().split(" ") for text in (answer, referent))
+    said, wanted = (" ".join(word for word in words if word not in _DETERMINERS) for words in phrases)
+    if not said:
         return None
-    if any("'" in word for word in said) != any("'" in word for word in wanted):
+    if ("'" in said) != ("'" in wanted):
         return False
-    return set(said) <= set(wanted) or set(wanted) <= set(said)
+    said, wanted = set(said.split(" ")), set(wanted.split(" "))  # {""} of "the", which is in no other phrase
+    return said <= wanted or wanted <= said
 
 
 @best_reference

@@ -51,7 +51,8 @@ def f1(predictions: Sequence[int], references: Sequence[int]) -> float:
 
 
 def f1_macro(predictions: Sequence[int], references: Sequence[int]) -> float:
-    """Mean F1, 0..1, of the labels on either side; "no label" (-1) is not one, only a miss of the gold label.
+    """Mean F1, 0..1, of the labels on either side; "no label" (-1) is not one, only a miss of the gold label. T5's
+    mean for CB has a 0 for a label that is on neither side.
 
     [0, -1, 1, 1], [0, 0, 1, 1] -> mean(2/3, 1) = 0.833
     """
@@ -132,9 +133,10 @@ def _rouge_tokenizer() -> SimpleNamespace:
 def rouge(rouge_type: str) -> Callable:
     """The metric rouge1, rouge2, rougeL or rougeLsum: mean F-measure with Porter's stemmer, 0..1.
 
-    rouge1 of ["the cats"], ["the cat sat"] -> 2*2 / (2 + 3) = 0.8. A plain mean, where T5 and `evaluate` take the
-    middle of a bootstrap (equal up to its noise). rougeLsum compares sentence by sentence: both sides are cut where a
-    sentence ends, as T5's tokenizers write no line breaks (T5: at " . " alone, as CNN/Daily Mail is written).
+    rouge1 of ["the cats"], ["the cat sat"] -> 2*2 / (2 + 3) = 0.8. T5 does not stem (docs/tasks.md has an example). A
+    plain mean, where T5 and `evaluate` take the middle of a bootstrap (equal up to its noise). rougeLsum compares
+    sentence by sentence: both sides are cut where a sentence ends, as T5's tokenizers write no line breaks (T5: at
+    " . " alone, as CNN/Daily Mail is written).
     """
 
     @functools.cache
@@ -154,7 +156,8 @@ def rouge(rouge_type: str) -> Callable:
 
 @best_reference
 def bleu(predictions: Sequence[str], references: list[list[str]]) -> float:
-    """sacrebleu's corpus BLEU, its default tokenizer ("13a"), 0..100; examples may have unequally many references."""
+    """sacrebleu's corpus BLEU, its default tokenizer ("13a"; T5: "intl"), 0..100; examples may have unequally many
+    references."""
     from sacrebleu import corpus_bleu
 
     streams = itertools.zip_longest(*references)  # [["a"], ["b", "c"]] -> ("a", "b"), (None, "c")

@@ -147,9 +147,10 @@ class ReadTest(TestCase):
         ("flan.jsonl", "inputs_targets", "a", "b"),
         ("p3.jsonl", "pretokenized", "a", "a"),
         ("alpaca.json", "alpaca", "Greet.", "hi"),
-        ("task1.json", "natural_instructions_2", "Definition: Name the color. Positive Example 1 - Input: grass "
-         "Output: green Positive Example 2 - Input: sky Output: blue Now complete the following example - Input: snow "
-         "Output:", "white"),
+        # As nanoT5's and Tk-Instruct's collators write it, white space aside.
+        ("task1.json", "natural_instructions_2", "Definition: Name the color. Positive Example 1 - Input: grass. "
+         "Output: green. Positive Example 2 - Input: sky. Output: blue. Now complete the following example - "
+         "Input: snow. Output:", "white"),
     )  # fmt: skip
     def test_instruction_data_is_recognised_and_named(self, file, shape, source, target):
         printed = io.StringIO()
@@ -161,7 +162,7 @@ class ReadTest(TestCase):
     def test_a_shape_can_be_named(self):
         flags = "--train_file task1.json --validation_file task1.json --record_shape natural_instructions_0"
         self.assertEqual(self.rows(flags, "validation")[0], (
-            "Definition: Name the color. Now complete the following example - Input: snow Output:", ["white", "pale"]
+            "Definition: Name the color. Now complete the following example - Input: snow. Output:", ["white", "pale"]
         ))  # fmt: skip
         self.assertEqual(self.rows("--train_file alpaca.json --validation_file alpaca.json")[1][0], "Translate.\nHund")
 

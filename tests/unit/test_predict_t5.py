@@ -324,7 +324,7 @@ class TaskTest(TestCase):
          ["Greet.", "Say.\nit"]),
         (dict(record_shape="natural_instructions_0"),
          [{"Definition": ["Name it."], "Instances": [{"input": "snow", "id": 1}, {"input": "ink", "output": ["a"]}]}],
-         [f"Definition: Name it. Now complete the following example - Input: {it} Output:" for it in ("snow", "ink")]),
+         [f"Definition: Name it. Now complete the following example - Input: {it}. Output:" for it in ("snow", "ink")]),
         (dict(source_column=["q", "c"], target_column=["a"], records="data.qas"),
          [{"data": [{"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}, {"c": "y", "qas": [{"q": "3"}]}]},
           {"q": "4", "c": "z"}],
@@ -358,6 +358,12 @@ class TaskTest(TestCase):
         reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
         (item,) = reader.read(self.write("in.jsonl", json.dumps(row) + "\n"))
         self.assertEqual(item.texts, [text])
+
+    def test_a_carriage_return_within_a_line_begins_no_other_input(self):
+        path = self.write("in.txt", "")
+        path.write_bytes(b"one\rand half\r\ntwo\n")
+        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        self.assertEqual([item.texts for item in reader.read(path)], [["one\rand half"], ["two"]])
 
     def test_an_empty_row_is_told(self):
         self.with_record(benchmark="own", dataset_name="pairs", train_file=["x.json"], source_column=["q"],

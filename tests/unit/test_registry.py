@@ -23,6 +23,7 @@ from tasks.registry import check_entry, eval_splits, metric_names, reference_tex
 from tasks.registry import test_splits as splits_without_labels
 from tasks.rows import load_rows, open_corpus, row_splitter
 from tasks.tasks import Task
+from tasks.transforms import TRANSFORMS, pad_punctuation
 
 GROUPS = ("super_glue", "translation", "summarization", "question_answering", "generation")
 TEXT, INTEGER = Value("string"), Value("int32")
@@ -447,6 +448,31 @@ class RegistryTest(TestCase):
                 self.assertAlmostEqual(scores[metric], 1.0, msg=metric)
         self.assertIn(task["metrics"][0], scores)
 
+    @parameterized.parameters(  # what TensorFlow Datasets' own reader makes of such rows of the official file
+        ("I washed the knife , since it was dirty.", "The knife", "the knife"),
+        ("The old king fled when it burned.", "the old king", "The old king"),
+        ('It was " a b c " because it was short.', "a b\nc", "a b c"),
+        ("We left the ship. And it sank.", "The ship.", "the ship"),
+        ("Ann saw Bob, and it was late.", "Ann and Bob", "Ann and Bob"),  # not in the text
+    )
+    def test_candidates_of_wsc_as_the_hub_has_them(self, text, candidate, expected):
+        row = {"text": text, "span1_text": candidate, "span2_text": "it", "span2_index": text.split().index("it")}
+        self.assertEqual(TRANSFORMS["wsc"](row)["span1_text"], expected)
+        self.assertEqual(row["span1_text"], candidate)  # the argument stays as it is
+
+    @parameterized.parameters(  # made by t5.data.preprocessors._pad_punctuation, spaces at the ends aside
+        ("O2\xa0(21%)\tis  air.\u2028", "O2\xa0 ( 21 % ) is air . \u2028"),
+        ('"it\'s"\r\n$5-6 – «x» ¿no? _a_', '" it \' s " $ 5 - 6 – «x» ¿no ? _ a _'),
+        ("a\u3000b,c", "a\u3000b , c"),
+    )
+    def test_spaces_around_punctuation(self, text, expected):
+        self.assertEqual(pad_punctuation(text), expected)
+
+    def test_entities_of_record_keep_their_spaces(self):  # as in t5.data.preprocessors.record
+        row = {"passage": "P", "query": "Q", "entities": ["Bob ", "Ann"], "answers": ["Ann"]}
+        source = source_text(DATASET_VALS["super_glue"]["record"], TRANSFORMS["record"](row))
+        self.assertEqual(source, "record query: Q entities: Bob , Ann passage: P")
+
     def test_tokenize_function_joins_lists(self):
         task = DATASET_VALS["generation"]["common_gen"] | {"prefix": "write"}
         encode = build_tokenize_function("common_gen", task, ByT5Tokenizer(), 512, None)
@@ -549,6 +575,13 @@ class OwnEntryTest(TestCase):
         for evaluated, predicted in ((None, ["test"]), (["near", "far"], ["test"]), (["test"], ["test"]),
                                      (["validation_a", "validation_b"], ["test_a", "test_b"])):  # fmt: skip
             self.assertEqual(splits_without_labels({"eval_splits": evaluated} if evaluated else {}), predicted)
+
+    def test_a_carriage_return_within_a_line_shifts_no_pairs(self):  # nor does it where TensorFlow Datasets reads WMT
+        for name, content in (("a.txt", b"1\rone\r\n2\n3\n"), ("b.txt", b"x\ny\rz\r\nw\r\n")):
+            (self.folder / name).write_bytes(content)
+        change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
+        found = self.texts("glue", "mine", "train", self.ENTRY | change, data_dir=str(self.folder))
+        self.assertEqual(found, [("p: 1\rone", ["x"]), ("p: 2", ["y\rz"]), ("p: 3", ["w"])])
 
     @parameterized.parameters("a.txt", "b.txt")
     def test_parallel_files_of_unequal_length(self, shorter):
