@@ -185,7 +185,7 @@ class ParityTest(parameterized.TestCase):
         (0.1, 0.0, 6.0226884, [0.007879, 0.385448, 0.478069, 0.025209, -0.896605]),
     )
     def test_loss_and_gradient_are_t5xs(self, smoothing, z_loss, expected, expected_gradient):
-        """Expected: compute_weighted_cross_entropy of t5x/losses.py. Its smoothing spreads over the other tokens, and it
+        """Expected: compute_weighted_cross_entropy of t5x/losses.py, which smooths over the other tokens alone and
         subtracts the entropy of the smoothed labels."""
         logits = (3 * torch.arange(15.0).sin() + 2).view(1, 3, 5).requires_grad_()
         labels = torch.tensor([[4, 2, IGNORE_INDEX]])
