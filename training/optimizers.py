@@ -251,8 +251,8 @@ def optimizer_class_and_kwargs(args, model: torch.nn.Module | None = None) -> tu
             return MuonWithAdamW, kwargs | {"matrices": layer_matrices(model)}
         return AdamWRMSScaled, kwargs | {"sliced": bool(args.deepspeed)}
     if args.optim == "adafactor":
-        # T5's own use: factored second moments, steps scaled by the tensor's RMS, no momentum, our schedule. T5X factors
-        # no matrix with a side below 128, in T5's models the relative position biases; transformers does.
+        # T5's own use: factored second moments, steps scaled by the tensor's RMS, no momentum, our schedule. In T5X
+        # matrices with a side below 128 are not factored, in T5's models the relative position biases.
         return Adafactor, dict(lr=args.learning_rate, scale_parameter=True, relative_step=False, warmup_init=False)
     return None
 
