@@ -278,7 +278,7 @@ class ModesTest(TestCase):
 
     @parameterized.parameters("t5_v1_1", "mt5", "byt5", "t5gemma")
     def test_a_checkpoint_has_the_tokens_that_its_tokenizer_writes_them_with(self, family):
-        """As google-research/ul2, whose vocabulary is T5's, encodes "[NLU]" and puts it before the inputs."""
+        """As `prepend_prompt` of GoogleCloudPlatform/t5x-on-vertex-ai encodes "[NLU]" and puts it before the inputs."""
         folder = Path(self.enterContext(tempfile.TemporaryDirectory())) / family
         zoo.write_checkpoint(folder, family)
         tokenizer = load_tokenizer(str(folder))
