@@ -86,14 +86,15 @@ HARDWARE_PEAKS = {
 DENOISERS: dict[str, dict] = {
     "span_corruption": dict(noise_density=0.15, mean_noise_span_length=3.0),  # T5's base line
     "prefix_lm": dict(noise_density=0.5, sentinels=False),  # T5's prefix LM
-    # UL2 (Tay et al. 2022, table 1): R denoisers, X denoisers (long spans or much masked), and the S denoiser.
+    # UL2 (Tay et al. 2022, table 1): R denoisers, X denoisers (long spans or much masked), and the S denoiser, which is
+    # T5's prefix LM in the code of its appendix 9.2, and has no sentinel in google/ul2's answers either.
     "ul2_r_span3": dict(noise_density=0.15, mean_noise_span_length=3.0, mode="[NLU]"),
     "ul2_r_span8": dict(noise_density=0.15, mean_noise_span_length=8.0, mode="[NLU]"),
     "ul2_x_span3": dict(noise_density=0.5, mean_noise_span_length=3.0, mode="[NLG]"),
     "ul2_x_span8": dict(noise_density=0.5, mean_noise_span_length=8.0, mode="[NLG]"),
     "ul2_x_span64": dict(noise_density=0.15, mean_noise_span_length=64.0, mode="[NLG]"),
     "ul2_x_span64_half": dict(noise_density=0.5, mean_noise_span_length=64.0, mode="[NLG]"),
-    "ul2_s": dict(noise_density=0.25, mode="[S2S]"),
+    "ul2_s": dict(noise_density=0.25, sentinels=False, mode="[S2S]"),
 }
 # `--objective`: {denoiser: weight}, the weight being its share of all input tokens (they need not add up to 1).
 OBJECTIVES = {

@@ -30,6 +30,8 @@ def loss_sums(
     logits [..., V], labels [...] with -100 where nothing counts. The loss is the cross-entropy in nats plus
     z_loss * (log Z)^2, where Z is the sum of exp(logits). The z-loss keeps log Z near 0, and with it logits within the
     range where bfloat16 tells them apart (T5X's definition; Mesh TensorFlow, PaLM section 5).
+    label_smoothing is torch's, spread over all V tokens. T5X spreads a over the V - 1 others, as a V / (V - 1) does
+    here, and subtracts the entropy of the smoothed labels, a constant.
     """
     flat, labels = _at_least_float32(logits).flatten(0, -2), labels.reshape(-1)
     nats = F.cross_entropy(flat, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing)

@@ -316,7 +316,7 @@ def modes_of(objective: str) -> list[str]:
 
 def mode_ids(tokenizer: PreTrainedTokenizerBase, objective: str) -> dict[str, tuple[int, ...]]:
     """{mode: its tokens}: its own token, or those that the tokenizer writes its text with, as UL2's checkpoints were
-    trained (google-research/ul2 has no tokens of their own for them). ValueError if a mode would be <unk>."""
+    trained (`prepend_prompt` of GoogleCloudPlatform/t5x-on-vertex-ai). ValueError if a mode would be <unk>."""
     vocabulary, encode, found = tokenizer.get_vocab(), plain_encoder(tokenizer), {}
     for mode in modes_of(objective):
         found[mode] = (vocabulary[mode],) if mode in vocabulary else tuple(map(int, encode([mode])[0]))

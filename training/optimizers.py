@@ -22,7 +22,7 @@ class AdamWRMSScaled(torch.optim.Optimizer):
     T5's weights differ in scale by orders of magnitude (embeddings of deviation 1, projections of 1/sqrt(d)), and one
     learning rate then means the same relative change for all of them: hence learning rates like 2e-2. The rule is
         p <- p - lr * max(min_rms, rms(p)) * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps) - lr * weight_decay * p
-    (nanoT5's AdamWScale; Adafactor's parameter scaling, Shazeer & Stern 2018, section 8).
+    (nanoT5's AdamWScale, which decays after the step; Adafactor's parameter scaling, Shazeer & Stern 2018, section 8).
 
     sliced: ZeRO-1 or 2 will replace each group's tensors by this rank's flat slice of them. Every tensor is then a
     group of its own, and its RMS is that of the model's tensor, which these stages keep whole.
@@ -251,7 +251,8 @@ def optimizer_class_and_kwargs(args, model: torch.nn.Module | None = None) -> tu
             return MuonWithAdamW, kwargs | {"matrices": layer_matrices(model)}
         return AdamWRMSScaled, kwargs | {"sliced": bool(args.deepspeed)}
     if args.optim == "adafactor":
-        # T5's own use: factored second moments, steps scaled by the tensor's RMS, no momentum, our schedule.
+        # T5's own use: factored second moments, steps scaled by the tensor's RMS, no momentum, our schedule. In T5X
+        # matrices with a side below 128 are not factored, in T5's models the relative position biases.
         return Adafactor, dict(lr=args.learning_rate, scale_parameter=True, relative_step=False, warmup_init=False)
     return None
 

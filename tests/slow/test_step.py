@@ -180,6 +180,25 @@ class ParityTest(parameterized.TestCase):
         )
         torch.testing.assert_close(total - z, loss_sums(logits, labels)[0])
 
+    @parameterized.parameters(
+        (0.0, 0.01, 7.7211428, [0.036440, 0.454898, 0.557551, 0.055647, -0.996237]),
+        (0.1, 0.0, 6.0226884, [0.007879, 0.385448, 0.478069, 0.025209, -0.896605]),
+    )
+    def test_loss_and_gradient_are_t5xs(self, smoothing, z_loss, expected, expected_gradient):
+        """Expected: compute_weighted_cross_entropy of t5x/losses.py, which smooths over the other tokens alone and
+        subtracts the entropy of the smoothed labels."""
+        logits = (3 * torch.arange(15.0).sin() + 2).view(1, 3, 5).requires_grad_()
+        labels = torch.tensor([[4, 2, IGNORE_INDEX]])
+        entropy = -(1 - smoothing) * math.log(1 - smoothing)
+        entropy -= smoothing * math.log(smoothing / 4) if smoothing else 0
+        whole, _ = loss_sums(logits, labels, smoothing * 5 / 4, z_loss)
+        chunked, _ = chunked_loss_sums(logits, torch.eye(5), labels, smoothing * 5 / 4, z_loss, chunk=2)
+        for total in (whole, chunked):
+            self.assertAlmostEqual(total.item() - 2 * entropy, expected, places=5)
+            (gradient,) = torch.autograd.grad(total, logits)
+            torch.testing.assert_close(gradient[0, 0], torch.tensor(expected_gradient), rtol=0, atol=2e-6)
+            self.assertFalse(gradient[0, 2].any())
+
     @parameterized.parameters(1, 2, 3, 21, 64)
     def test_chunked_loss_under_autocast_is_close(self, chunk):
         """bfloat16 products, whatever the chunk; the weight's gradient is summed in float32."""

@@ -128,10 +128,12 @@ class RowsTest(TestCase):
         self.assertAlmostEqual(given.sum() / len(collator.pattern), 512)
 
     def test_ul2_has_seven_denoisers_as_in_the_paper(self):
+        """Table 1; only the S denoiser, T5's prefix LM in the code of appendix 9.2, writes no sentinels."""
         found = {
             (d.mean_noise_span_length, d.noise_density, d.mode): round(weight, 6)
             for d, weight in denoisers_of("ul2").values()
         }
+        self.assertEqual([d.mode for d, _ in denoisers_of("ul2").values() if not d.sentinels], ["[S2S]"])
         r, x = "[NLU]", "[NLG]"
         paper = [(3.0, 0.15, r), (8.0, 0.15, r), (3.0, 0.5, x), (8.0, 0.5, x), (64.0, 0.15, x), (64.0, 0.5, x)]
         self.assertEqual(found, {key: round(1 / 7, 6) for key in [*paper, (None, 0.25, "[S2S]")]})
@@ -276,7 +278,7 @@ class ModesTest(TestCase):
 
     @parameterized.parameters("t5_v1_1", "mt5", "byt5", "t5gemma")
     def test_a_checkpoint_has_the_tokens_that_its_tokenizer_writes_them_with(self, family):
-        """As google-research/ul2, whose vocabulary is T5's, encodes "[NLU]" and puts it before the inputs."""
+        """As `prepend_prompt` of GoogleCloudPlatform/t5x-on-vertex-ai encodes "[NLU]" and puts it before the inputs."""
         folder = Path(self.enterContext(tempfile.TemporaryDirectory())) / family
         zoo.write_checkpoint(folder, family)
         tokenizer = load_tokenizer(str(folder))
@@ -292,7 +294,9 @@ class ModesTest(TestCase):
                 start = start[: len(start) - len(eos)]
                 self.assertEqual(inputs[: len(start)].tolist(), start)
                 inputs = np.append(inputs[len(start) : len(inputs) - len(eos)], EOS)
-                text += [int(token) for token in restored(inputs, targets, collator.sentinel_ids)]
+                whole = [*inputs[:-1], *targets[:-1]]
+                whole = restored(inputs, targets, collator.sentinel_ids) if denoiser.sentinels else whole
+                text += [int(token) for token in whole]
                 seen.add(denoiser.mode)
             self.assertEqual(text, raw[row].tolist())
         self.assertEqual(seen, {"[NLU]", "[NLG]", "[S2S]"})

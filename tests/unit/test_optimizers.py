@@ -545,6 +545,26 @@ class ChoiceTest(parameterized.TestCase):
         self.assertIn("exp_avg_sq_row", state)
         self.assertNotIn("exp_avg", state)
 
+    def test_adafactor_and_inverse_sqrt_are_t5xs(self):
+        """Expected: t5x/adafactor.py as t5_1_1/base.gin sets it, under `constant * rsqrt_decay` with warmup_steps 4."""
+        expected = {
+            (128, 160): [0.09548082, 0.12207250, 0.03398988, 0.07100567, 0.07808864, 0.04414907],
+            (5,): [0.07646970, 0.15236191, 0.03794707, 0.07837892, 0.07837892, -0.15347740],
+        }
+        params = [torch.nn.Parameter(0.1 * torch.arange(1.0, math.prod(s) + 1).sin().view(s)) for s in expected]
+        optimizer_class, options = optimizer_class_and_kwargs(arguments(optim="adafactor", learning_rate=0.5))
+        optimizer = optimizer_class(params, **options)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor("inverse_sqrt", 12, 4))
+        for step in range(12):
+            for p in params:
+                waves = torch.arange(p.numel()).remainder(97) + 1.0
+                p.grad = ((step + 1) * waves).cos().view_as(p) * 10.0 ** -(step % 3)
+            optimizer.step()
+            schedule.step()
+        for p, wanted in zip(params, expected.values(), strict=True):
+            found = torch.cat([p.detach().flatten()[:4], p.detach().flatten()[-2:]])
+            torch.testing.assert_close(found, torch.tensor(wanted), rtol=1e-4, atol=1e-6)
+
     def test_muon_reaches_the_layers_matrices(self):
         optimizer = self.optimizer(optim="muon", weight_decay=0.1)
         self.assertIsInstance(optimizer, MuonWithAdamW)
