@@ -3,7 +3,7 @@
 Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.md). The fields of an entry:
 
     prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."; one that ends
-                        in a space is written as it is
+                        in white space is written as it is
     inputs              {key in the source text: column}, in the order they are written; key "" writes the bare text
     target              the column that holds the answer; a list of texts in it holds several references: training has a
                         row for each, evaluation counts the best. Any column may be dotted: translation.en, answers.text
@@ -72,8 +72,8 @@ OTHER_FLAGS = {
     "ignore_pad_token_for_loss": "leave it out: padding never counts",
     "lang forced_bos_token": "leave it out: T5 begins with no language's token; say the language in --source_prefix",
     "use_fast_tokenizer resize_position_embeddings": "leave it out",
-    "doc_stride n_best_size version_2_with_negative null_score_diff_threshold": "leave it out: answers are written, not "
-    "found by their place",
+    "doc_stride n_best_size version_2_with_negative null_score_diff_threshold": "leave it out: answers are written, "
+    "not found by their place",
     "cache_dir": "set HF_HOME in the environment; prepared data lie in --data_cache_dir",
     "token use_auth_token": "set HF_TOKEN in the environment",
     "model_revision": "download the revision, and name its folder",

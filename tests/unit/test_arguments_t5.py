@@ -375,7 +375,7 @@ class ChecksTest(TestCase):
     @parameterized.named_parameters(
         ("task", dict(benchmark="glue", dataset_name="mrcp"),
          r"--dataset_name mrcp: not in DATASET_VALS \(did you mean mrpc\?\); there is cola, sst2, mrpc"),
-        ("far_off", dict(dataset_name="zzz"), "--dataset_name zzz: not in DATASET_VALS; .*package_topic.*--hub_dataset"),
+        ("far_off", dict(dataset_name="zzz"), "--dataset_name zzz: not in DATASET_VALS; .*_topic.*--hub_dataset"),
         ("elsewhere", dict(dataset_name="xsum"), r"--dataset_name xsum: .*did you mean --task summarization/xsum\?"),
         ("validation_file", dict(validation_file="/nowhere"), "--validation_file /nowhere: no such file"),
         ("target_length", dict(max_target_length=0), "--max_target_length 0: must be at least 2 tokens"),
