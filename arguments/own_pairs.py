@@ -106,8 +106,12 @@ def own_entry(args: Any) -> dict:
 
 
 def prefix_of(text: str | None) -> str | None:
-    """The prefix of an entry: "summarize: " -> "summarize", written with a colon; "TL;DR " -> "TL;DR ", unchanged."""
-    return text.rstrip(" ").removesuffix(":") if text and text.rstrip(" ").endswith(":") else text or None
+    """The prefix of an entry: "summarize: " -> "summarize", written with a colon; "TL;DR " and "résume : ",
+    unchanged."""
+    words = (text or "").rstrip(" ")
+    if not words.endswith(":"):
+        return text or None
+    return words + " " if words[:-1] != words[:-1].rstrip() else words[:-1] or None
 
 
 def _columns(args: Any) -> dict:

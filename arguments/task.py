@@ -155,7 +155,9 @@ def find_entry(benchmark: str, name: str) -> dict:
     for flag, value, known in (("--benchmark", benchmark, DATASET_VALS), ("--dataset_name", name, tasks)):
         if value not in known:
             hint = did_you_mean(value, known, most=2)
-            more = f"; {_HUB_PAIRS}" if "/" in value else ""
+            elsewhere = [f"--task {other}/{value}" for other, named in DATASET_VALS.items() if value in named]
+            hint = f" (did you mean {' or '.join(elsewhere)}?)" if elsewhere and not hint else hint
+            more = f"; {_HUB_PAIRS}" if "/" in value or flag == "--dataset_name" and not hint else ""
             raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; available: {', '.join(known)}{more}")
     return tasks[name]
 

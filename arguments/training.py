@@ -340,6 +340,11 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         check_fsdp(args)
     elif "fsdp_config" in args.given:
         raise ValueError(f"--fsdp_config {args.fsdp_config}: has an effect only with --fsdp")
+    if args.do_predict:
+        raise ValueError("--do_predict: this script trains; then predict_t5.py answers new inputs, and evaluate_t5.py "
+                         "--do_predict a task's test rows")  # fmt: skip
+    if not args.do_train and args.given & {"do_train", "do_eval"}:
+        raise ValueError("--do_eval without --do_train: this script trains; evaluate_t5.py evaluates a checkpoint")
     if args.deepspeed and "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None:
         raise ValueError("--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 instead "
                          "of python")  # fmt: skip

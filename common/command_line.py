@@ -31,6 +31,7 @@ from transformers.hf_argparser import string_to_bool
 
 from common.processes import is_first_process, print_once, tells_errors
 from common.reports import RED, introduction, is_secret, painted
+from constants import OTHER_FLAGS
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 MOST_BYTES, MOST_VALUES = 2**18, 100_000  # of a YAML file
@@ -258,6 +259,9 @@ def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
     if name not in parser.flags:
         near = difflib.get_close_matches(name, parser.flags)
         hint = f"did you mean {' or '.join('--' + n for n in near)}?" if near else "see --help_all"
+        other = next((words for flags, words in OTHER_FLAGS.items() if name in flags.split()), None)
+        if other and all(flag in parser.flags for flag in re.findall(r"--(\w+)", other)):
+            hint = other
         raise ValueError(f"{shown}: no such flag; {hint}")
     return parser.flags[name].dest
 

@@ -105,14 +105,13 @@ def source_text(task: dict, row: dict) -> str:
 
     The items of a list are joined by spaces.
     """
-    parts = [task["prefix"]] if task.get("prefix") else []
-    if parts and parts[0].endswith(" "):
-        parts[0] = parts[0][:-1]  # "TL;DR <text>"
-    elif parts and "" in task["inputs"]:
-        parts[0] += ":"  # "summarize: <text>"
+    prefix = task.get("prefix") or ""
+    if prefix == prefix.rstrip():  # else as it is: "TL;DR <text>"
+        prefix += (": " if "" in task["inputs"] else " ") * bool(prefix)  # "summarize: <text>", "rte sentence1: ..."
+    parts = []
     for key, column in task["inputs"].items():
         parts += [f"{key}:"] * bool(key) + [" ".join(str(item).strip() for item in as_list(row[column]))]
-    return " ".join(parts)
+    return prefix + " ".join(parts)
 
 
 def target_text(name: str, task: dict, row: dict) -> str:

@@ -130,6 +130,10 @@ class ReadTest(TestCase):
         ("summarize:", "summarize: question 0?"),
         ("summarize", "summarize: question 0?"),
         ("TL;DR ", "TL;DR question 0?"),
+        ("résume : ", "résume : question 0?"),  # as French writes a colon
+        ("résume :", "résume : question 0?"),
+        ("Answer:\n", "Answer:\nquestion 0?"),
+        ("Answer\n", "Answer\nquestion 0?"),
     )
     def test_prefix(self, prefix, wanted):
         flags = f"--train_file pairs.jsonl --validation_file dev.jsonl {COLUMNS} --source_prefix".split()
