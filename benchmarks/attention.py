@@ -1,4 +1,4 @@
-"""Attention alone: every implementation by name on T5's three kinds, forward and backward, against float64.
+"""Attention alone: each implementation on T5's three kinds of attention, forward and backward, compared with float64.
 
 Legend of shapes: B batch, H heads, Q queries, K keys, D d_kv.
 """
@@ -40,7 +40,7 @@ class AttentionCase:
         keys = args.target_length if kind == "decoder" else args.source_length
         heads, depth, device = config.num_heads, config.d_kv, args.device
         normal = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
-        # T5 does not scale the scores: q of deviation d^-1/2 gives scores of deviation 1.
+        # T5 does not scale the scores: q with standard deviation d^-1/2 gives scores with standard deviation 1.
         self.q = (normal(batch, heads, queries, depth) * depth**-0.5).to(dtype)
         self.k, self.v = (normal(batch, heads, keys, depth).to(dtype) for _ in "kv")
         self.bias = normal(1, heads, queries, keys) * (kind != "cross")
@@ -52,7 +52,7 @@ class AttentionCase:
     def run(self, name: str, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
         """[output [B, Q, H, D], dq, dk, dv, dbias or None]; dtype: that of the inputs, if not the case's own."""
         function, dtype = attention_function(name), dtype or self.q.dtype
-        # The mask that transformers passes for unpadded batches; of the hidden states it takes shape and dtype alone.
+        # The mask that transformers passes for unpadded batches; it uses only shape and dtype of the hidden states.
         self.config._attn_implementation = name
         hidden, source_states = (x.new_zeros(len(x), x.shape[2], 1, dtype=dtype) for x in (self.q, self.k))
         arguments = dict(config=self.config, inputs_embeds=hidden, attention_mask=None)

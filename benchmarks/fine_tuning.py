@@ -1,4 +1,4 @@
-"""A classification task through T5Trainer and in run_glue's set-up: an epoch of fine-tuning, and an evaluation."""
+"""A classification task with T5Trainer and in run_glue's set-up: an epoch of fine-tuning, and an evaluation."""
 
 import copy
 import tempfile

@@ -1,4 +1,4 @@
-"""The input side: the collator against the per-example algorithm, tokenise-and-cut against datasets.map, the loader.
+"""The input pipeline: our collator and the per-example algorithm, our tokenisation and datasets.map, the data loader.
 
 Legend of shapes: B batch, R raw tokens of a chunk.
 """
@@ -42,7 +42,7 @@ BLOCK = 32 * 2**20  # tokens that a synthetic corpus repeats: making random ones
 
 # ---------------------------------------------------------------- collator
 def per_example_collator(tokenizer: SimpleNamespace) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
-    """A stand-in for the peer: the algorithm of the widely used scripts, written again.
+    """A stand-in for the peer: the algorithm of the widely used scripts, rewritten.
 
     A mask per example by a random segmentation of kept and masked tokens; sentinels by a cumulative sum over the spans'
     starts; a filter that drops the rest of each span; EOS; decoder inputs by a shift.
@@ -92,7 +92,7 @@ def peer_collator(nanot5: str | None, ours: T5DataCollator, vocab_size: int) -> 
         return per_example_collator(tokenizer), "stand-in: the per-example algorithm, written anew"
     path = Path(nanot5, NANOT5_COLLATOR)
     spec = importlib.util.spec_from_file_location(path.stem, path)  # without its package
-    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)  # where a dataclass looks for its module
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)  # where a dataclass looks up its module
     # Names that the file imports from an older transformers.
     vars(module).update(Union=typing.Union, Optional=typing.Optional, PaddingStrategy=PaddingStrategy)
     try:
@@ -117,7 +117,7 @@ def measure_collator(args: Namespace) -> dict:
     tokens = generator.integers(3, VOCABULARY - 110, size=(batch, ours.tokens_length), dtype=np.uint16)
     rows_of_peer = [{"input_ids": row.tolist()} for row in tokens]
     for_ours = {"input_ids": tokens, "key": generator.integers(0, 2**63, size=batch, dtype=np.uint64)}
-    repeat = 10  # of the quicker one, so that the clock is precise enough for both
+    repeat = 10  # calls of the faster one, so that the clock is precise enough for both
     runs = {"ours": lambda: [ours(for_ours) for _ in range(repeat)], "peer": lambda: peer(rows_of_peer)}
     seconds = interleaved(runs, args.rounds, warm_up=2)
     seconds["ours"] = [value / repeat for value in seconds["ours"]]

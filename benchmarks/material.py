@@ -1,4 +1,4 @@
-"""What is measured on: model shapes, attention implementations by name, random batches as training makes them.
+"""Inputs of the measurements: model shapes, attention implementations by name, random batches like those of training.
 
 Legend of shapes: B batch, S source length, T target length.
 """
@@ -21,7 +21,7 @@ from data_collator_t5 import T5DataCollator
 from model_t5 import build_config, create_model, is_local_model, set_dropout
 from tasks.batching import MULTIPLE
 
-SMALL_VOCABULARY = 4096  # of the shapes that are trained with a tokenizer of their own
+SMALL_VOCABULARY = 4096  # of the shapes that are trained with their own tokenizer
 # Tokens of a GLUE sentence or pair under T5's vocabulary, as a share of run_glue's --max_seq_length 128: log-normal.
 MEDIAN_SHARE, SIGMA = 0.28, 0.5
 
@@ -38,12 +38,12 @@ def full_name(model: str) -> str:
 
 
 def benchmark_config(name: str) -> T5Config:
-    """Configuration of a built-in shape, with the vocabulary that it is usually trained with."""
+    """Configuration of a built-in shape, with its usual vocabulary."""
     return build_config(name, None if name.startswith("t5-") else SMALL_VOCABULARY)
 
 
 def parameter_shapes(config: T5Config) -> list[tuple[int, ...]]:
-    """Shapes of all weights of a model with this configuration, without making them."""
+    """Shapes of all weights of a model with this configuration, without allocating them."""
     with torch.device("meta"):
         return [tuple(p.shape) for p in create_model(config).parameters()]
 

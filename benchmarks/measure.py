@@ -25,10 +25,10 @@ from common.reports import first_line
 from model_t5 import flops_per_sequence
 from runs.speed import device_peak_flops
 
-MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is taken against
+MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is relative to
 TIME_IS_UP = "not started: the time (--minutes) was up"
 Built = TypeVar("Built")
-# Keys of rows that are printed, in the order of the columns; and how, if not as they are.
+# Keys of rows that are printed, in the order of the columns, and their formats, if they have one.
 COLUMNS = (
     "name what batch chosen checked wrong sequences megabytes_per_second chunks ms ms_per_step spread "
     "sequences_per_second raw_tokens_per_second tokens_per_second tflops share_of_peak mfu mfu_of_data_sheet "
@@ -52,7 +52,7 @@ FORMAT_OF = {key: form for form, keys in FORMATS.items() for key in keys.split()
 
 
 class NotAvailableError(Exception):
-    """What is to be measured is not installed, or not on this device; the text says why."""
+    """The thing to measure is not installed, or not supported by this device; the text says why."""
 
 
 # ---------------------------------------------------------------- failures
@@ -76,7 +76,7 @@ def recording(row: dict, device: torch.device | None = None) -> Iterator[None]:
             row["peak_memory_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
     except (NotAvailableError, ImportError) as error:
         row["error"] = f"not available: {error}"
-    except Exception as error:  # whatever a kernel or compiler raises
+    except Exception as error:  # anything that a kernel or compiler raises
         row["error"] = f"{type(error).__name__}: {first_line(error)[:300]}"
 
 
@@ -101,7 +101,7 @@ def free_memory() -> None:
 
 # ---------------------------------------------------------------- time
 def synchronize() -> None:
-    """Waits until the GPU has done all it was given."""
+    """Waits until the GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -149,7 +149,7 @@ def interleaved(
 # ---------------------------------------------------------------- the machine
 @functools.cache
 def peak_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> float:
-    """FLOP/s of a large square matrix product, the ceiling that this machine really has; printed.
+    """FLOP/s of a large square matrix product, this machine's real ceiling; prints it.
 
     Of random numbers, because a GPU does products of zeros faster (it draws less power). The quickest of `rounds`
     groups of products counts, so that a busy machine does not lower the ceiling.
@@ -183,7 +183,7 @@ class Ceiling:
 
 
 def machine(device: torch.device) -> dict:
-    """The hardware that a figure of this run depends on."""
+    """The hardware on which this run's figures depend."""
     described = {"device": str(device), "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

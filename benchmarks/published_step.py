@@ -1,4 +1,4 @@
-"""A training step of a peer's published model and optimizer, in an environment of its own (make peers).
+"""A training step of a peer's published model and optimizer, in a separate environment (make peers).
 
     PYTHONPATH=out/peers python -m benchmarks.published_step '{"peer": "nanot5", "checkout": "nanoT5", ...}' found.json
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-UNTIED = dict(tie_word_embeddings=False, decoder_start_token_id=0)  # as T5 v1.1 is
+UNTIED = dict(tie_word_embeddings=False, decoder_start_token_id=0)  # as in T5 v1.1
 
 
 def nanot5(folder: str, shape: dict, device: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:  # noqa: ARG001

@@ -1,4 +1,4 @@
-"""What is measured by running a script as a user would: the check of the attention kernels, and pre-training."""
+"""Measurements that run a script as a user does: the check of the attention kernels, and pre-training."""
 
 import shlex
 import tempfile
@@ -49,7 +49,7 @@ def measure_pre_train(args: Namespace) -> dict:
         words += ["--train_file", *args.train_file]
     if args.batch != SEQUENCES:
         words += ["--per_device_train_batch_size", str(args.batch), "--gradient_accumulation_steps", "1"]
-    if args.bf16 == on_cpu:  # else it is what pre_train_t5.py takes there by itself
+    if args.bf16 == on_cpu:  # otherwise pre_train_t5.py chooses it
         words += ["--bf16", str(args.bf16).lower()]
     if "--max_steps" not in words:
         steps = 20 if on_cpu else 400

@@ -1,4 +1,4 @@
-"""What the studies share: their flags, one run of a script with OPTIMIZER:RATE, a seed and a folder, and reports."""
+"""Shared by the studies: their flags, one run of a script with OPTIMIZER:RATE, a seed and a folder, and reports."""
 
 import argparse
 import contextlib
@@ -21,7 +21,7 @@ RESULTS = "all_results.json"  # which a complete run has
 
 
 def setting(text: str) -> str:
-    """OPTIMIZER:RATE as it was written. argparse.ArgumentTypeError if it is something else."""
+    """OPTIMIZER:RATE, unchanged. argparse.ArgumentTypeError if it is something else."""
     name, _, rate = text.partition(":")
     with contextlib.suppress(ValueError):
         if name in OPTIMIZERS and 0 < float(rate) < math.inf:

@@ -1,4 +1,4 @@
-"""The training step, measured as a ladder: each rung adds one thing to the rung before, and each can be run alone.
+"""The training step as a ladder: each rung adds one change to the rung before, and each can be measured alone.
 
 Peers are transformers' own model and loss with the settings people train with; the rungs above them are this
 project's. All train on the same batches from the same weights, in one process, in the order A B C A B C, with one
@@ -35,7 +35,7 @@ from runs.speed import attention_on_a_cpu
 from trainer_t5 import set_up_step
 from training.optimizers import optimizer_class_and_kwargs
 
-EXPECTED_FOR = ("t5-v1_1-base", 512, "cuda")  # what the predictions of LADDER are about, on an H200
+EXPECTED_FOR = ("t5-v1_1-base", 512, "cuda")  # the setting of LADDER's predictions, on an H200
 # Of a parameter's gradient, relative to that of eager float32; by bf16. Attention whose output is 0 or random makes an
 # error of 1 in its own matrices, while the loss moves by 1 %. On a CPU the worst error of the rungs was 3.4e-2 in bf16
 # and 2.7e-6 in float32 (tiny, mini, small); a GPU's TF32 and depth need more room.
@@ -145,11 +145,11 @@ class TrainingStep:
         self.optimizer = build_optimizer(settings["optimizer"], self.plain, settings["one_graph"])
 
     def batch(self) -> dict[str, torch.Tensor]:
-        """The batch that is next."""
+        """The next batch."""
         return self.batches[self.done % len(self.batches)]
 
     def loss(self) -> torch.Tensor:
-        """The loss on the batch that is next."""
+        """The loss on the next batch."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             return self.model(**self.batch(), **self.inputs)["loss"]
 
@@ -229,7 +229,7 @@ def reference_gradients(config: T5Config, batch: dict, device: torch.device) -> 
     rows = len(batch["labels"])
     for start in range(0, rows, REFERENCE_ROWS):
         part = {name: tensor[start : start + REFERENCE_ROWS] for name, tensor in batch.items()}
-        loss = model(**part, use_cache=False)["loss"]  # no row has padding: a mean of means
+        loss = model(**part, use_cache=False)["loss"]  # no row has padding, so this is the mean of means
         (loss * len(part["labels"]) / rows).backward()
     return {name: p.grad.cpu() for name, p in model.named_parameters()}
 
@@ -348,7 +348,7 @@ class Ladder:
             self.args.keep(self.result())
 
     def result(self) -> dict:
-        """What is known so far."""
+        """The results so far."""
         ceiling = self.ceiling
         for row in self.rows.values():
             if row.get("seconds"):

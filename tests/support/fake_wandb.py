@@ -1,4 +1,4 @@
-"""A W&B server of one sweep: what `wandb agent` and its runs need of the GraphQL API and the file stream.
+"""A W&B server with one sweep: the parts of the GraphQL API and the file stream that `wandb agent` and its runs use.
 
 with FakeWandb(sweep) as server:      # the words of a sweep file, and the arguments of its trials
     server.environment                # for `wandb agent us/ours/abc`
