@@ -79,8 +79,8 @@ def measure_attention(args: Namespace) -> dict:
     """{"rows": a dict for each kind and implementation, "bias_gradients": ...}: ms forward and backward, TFLOP/s,
     memory, relative errors.
 
-    Errors are |x - reference| / |reference| against eager attention in float64 on the same (rounded) inputs, with a
-    small batch. What is missing or fails has "error".
+    Errors are |x - reference| / |reference|, with eager attention in float64 on the same (rounded) inputs of a small
+    batch as the reference. An implementation that is missing or fails has "error".
     """
     dtype = torch.bfloat16 if args.bf16 else torch.float32
     config, peak, rows = benchmark_config(args.model), peak_flops(args.device, dtype), []
@@ -109,9 +109,9 @@ def measure_attention(args: Namespace) -> dict:
 def measure_bias_gradients(args: Namespace, dtype: torch.dtype) -> list[dict]:
     """A row for each way to compute d(bias): ms, and the relative error on two examples against float64.
 
-    Plain tensor algebra everywhere; on a GPU with Triton its kernel too, with each of TILES. "chosen" marks what
-    training takes, so that one run on a GPU shows whether another tile would be quicker. Then the whole backward pass,
-    dq, dk and dv too: a library's followed by that kernel, and one_pass (errors along the diagonals of d(bias)).
+    Plain tensor algebra everywhere; on a GPU with Triton also the Triton kernel with each of TILES. "chosen" marks the
+    one that training uses, so one run on a GPU shows whether another tile is faster. Then the whole backward pass with
+    dq, dk and dv: a library's followed by that kernel, and one_pass (errors along the diagonals of d(bias)).
     """
     config, rows = benchmark_config(args.model), []
     for kind in ("encoder", "decoder"):

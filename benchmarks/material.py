@@ -28,7 +28,7 @@ MEDIAN_SHARE, SIGMA = 0.28, 0.5
 
 # ---------------------------------------------------------------- models
 def full_name(model: str) -> str:
-    """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl"; a folder with a config.json as it is.
+    """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl"; a folder with a config.json, unchanged.
     ValueError if it is neither."""
     for name in (model, f"t5-v1_1-{model}"):
         if name in MODEL_SHAPES or is_local_model(name):
@@ -49,8 +49,8 @@ def parameter_shapes(config: T5Config) -> list[tuple[int, ...]]:
 
 
 def new_model(config: T5Config, ours: bool, attention: str | None = None, dropout: float = 0.0) -> PreTrainedModel:
-    """A model with the weights that all of a comparison begin with. A peer has transformers' own GELU back, which
-    create_model has replaced (modeling/fused_projections.py)."""
+    """A model with the initial weights of a comparison. A peer gets transformers' own GELU back, which create_model has
+    replaced (modeling/fused_projections.py)."""
     torch.manual_seed(0)
     model = create_model(config, attention)
     set_dropout(model, dropout)
@@ -69,7 +69,7 @@ def attention_function(name: str) -> Callable:
 
 
 def setting_of(args: Namespace, sources: list[list[int]] | None = None) -> dict:
-    """The fields that say how a result on a model was measured. sources: of a task, whose mean length is told."""
+    """The fields that say how a result on a model was measured. sources: of a task, whose mean length is added."""
     setting = dict(config_name=args.model, batch=args.batch, source_length=args.source_length)
     if sources:
         setting |= dict(examples=len(sources), mean_source_length=float(np.mean([*map(len, sources)])))
@@ -78,7 +78,7 @@ def setting_of(args: Namespace, sources: list[list[int]] | None = None) -> dict:
 
 # ---------------------------------------------------------------- batches
 def bare_tokenizer(vocab_size: int) -> SimpleNamespace:
-    """What T5DataCollator asks of a tokenizer: 100 sentinels at the end of the vocabulary, and EOS 1."""
+    """The parts of a tokenizer that T5DataCollator uses: 100 sentinels at the end of the vocabulary, and EOS 1."""
     sentinels = {f"<extra_id_{number}>": vocab_size - 1 - number for number in range(100)}
     return SimpleNamespace(get_vocab=lambda: sentinels, eos_token_id=1, name_or_path="none")
 

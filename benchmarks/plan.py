@@ -31,9 +31,9 @@ def step_seconds(
 ) -> dict[str, float]:
     """{"compute", "communication", "exposed", "step"} in seconds.
 
-    compute: FLOPs at the single GPU's MFU. The forward pass is a third of it, the backward pass two; what is sent with
-    a pass hides behind it as far as it is shorter (overlap_comm, DDP's buckets, FSDP's prefetching), the rest is
-    exposed, and so is all that is sent after the update. The update itself moves UPDATE_BYTES a weight through memory.
+    compute: FLOPs at the single GPU's MFU. The forward pass is a third of it, the backward pass two thirds. What is
+    sent during a pass overlaps with it (overlap_comm, DDP's buckets, FSDP's prefetching); the excess is exposed, and so
+    is all that is sent after the update. The update moves UPDATE_BYTES per weight through memory.
     """
     compute = flops / (hardware["bf16"] * 1e12 * mfu)
     exposed = max(0.0, sent.forward / bandwidth - compute / 3) + max(0.0, sent.backward / bandwidth - 2 * compute / 3)

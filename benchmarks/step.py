@@ -1,10 +1,10 @@
 """The training step as a ladder: each rung adds one change to the rung before, and each can be measured alone.
 
-Peers are transformers' own model and loss with the settings people train with; the rungs above them are this
-project's. All train on the same batches from the same weights, in one process, in the order A B C A B C, with one
-untimed step after each switch. TF32 is on for all. Peers get what ours get: compilation in every mode, eager attention
-(which compiled can beat sdpa, pytorch issue 149857), the larger batch. A rung whose gradients are not those of eager
-float32 has an error and no speed.
+Peers are transformers' own model and loss with common settings; the rungs above them are this project's. All train on
+the same batches from the same weights, in one process, in the order A B C A B C, with one untimed step after each
+switch. TF32 is on for all. Peers get the same as ours: compilation in every mode, eager attention (which can beat sdpa
+when compiled, pytorch issue 149857), the larger batch. A rung whose gradients differ from those of eager float32 has an
+error and no speed.
 
 Legend of shapes: B batch, S source length, T target length.
 """
@@ -45,8 +45,8 @@ REFERENCE_ROWS = 8  # that eager float32 takes at a time
 
 @dataclass(frozen=True)
 class Rung:
-    """A name and what it adds to the rung before. expected: sequences/s (lowest, highest) that were calculated. peer:
-    settings that others train with. on: the rung that it stands on, if it is not part of the ladder."""
+    """A name and what it adds to the rung before. expected: calculated sequences/s (lowest, highest). peer: settings of
+    other projects. on: the rung to which it adds, if it is not part of the ladder."""
 
     name: str
     text: str
@@ -56,7 +56,7 @@ class Rung:
     on: str | None = None
 
 
-# What trainer_t5.set_up_step puts into a model, under the names of its flags.
+# What trainer_t5.set_up_step changes in a model, by the names of its flags.
 STEP_OPTIONS = dict(fused_projections=False, fused_cross_projections=False, bf16_residual=False)
 STEP_OPTIONS |= dict(z_loss=0.0, loss_chunk_size=0)
 # Settings of the lowest rung. compile_mode: of torch.compile; batch_factor: times --batch; ours: the loss of T5Trainer

@@ -28,8 +28,8 @@ LONG_RUN = 65_536  # steps of the run for which --speed chooses
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train. pads: of a fine-tuning, what rows are padded to. flags: of the training arguments. ours: through
-    T5Trainer. compiled: only with --compile."""
+    """A way to train. pads: in fine-tuning, what rows are padded to. flags: training arguments. ours: with T5Trainer.
+    compiled: only with --compile."""
 
     text: str
     pads: str = ""
@@ -41,7 +41,7 @@ class Way:
 
 
 def trainer_flags(args: Namespace, folder: str) -> dict:
-    """Training arguments that all trainers here share. At this learning rate nothing changes."""
+    """Training arguments of all trainers here. At this learning rate the weights hardly change."""
     silent = dict(report_to="none", disable_tqdm=True, eval_strategy="no", save_strategy="no", logging_strategy="no")
     return dict(output_dir=folder, use_cpu=args.device.type == "cpu", bf16=args.bf16, learning_rate=1e-7, **silent)
 

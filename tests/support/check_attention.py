@@ -4,10 +4,10 @@
 
 Lengths on and off the block sizes, with n % 128 == 64 among them; no mask, padding, documents, causal; scores around
 -100. For each kernel and dtype: the largest error of the output, dq, dk, dv and d(bias) relative to the largest value,
-beside eager attention's own in that dtype; whether three runs gave the same bits. one_pass's d(bias) is compared along
-its diagonals, which is all that it keeps. Memory is filled with NaN beforehand, so that what a kernel leaves unwritten
-shows. Then small whole models, plain and compiled. Needs torch, on a GPU triton,
-and for the models transformers; exits with 1 if anything is wrong. The last line is one JSON object.
+beside eager attention's own in that dtype; and whether three runs gave the same bits. one_pass keeps only d(bias)'s
+sums along diagonals, so these are compared. Memory is filled with NaN before, so that unwritten results show. Then
+small whole models, plain and compiled. Needs torch, on a GPU triton, and for the models transformers; exits with 1 if
+anything is wrong. The last line is one JSON object.
 (tests/slow/test_attention_t5.py runs it where there is a GPU; pytest does not collect it.)
 """
 
@@ -160,7 +160,7 @@ def run_eager(q, k, v, bias, mask, grad_out, case) -> list[torch.Tensor]:
 
 
 def run_ours(problem, case) -> list[torch.Tensor]:
-    """As `run_eager`, through the operator, in memory that was full of NaN."""
+    """Like `run_eager`, with our operator, in memory that was full of NaN."""
     q, k, v, bias, mask, grad_out = problem
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v, bias)]
     poison = [torch.full_like(x, float("nan")) for x in (*leaves, *leaves, grad_out) for _ in range(3)]
@@ -173,7 +173,7 @@ def run_ours(problem, case) -> list[torch.Tensor]:
 
 
 def row_of(name: str, gradient: str, dtype: torch.dtype, case, truth, runs) -> dict:
-    """Errors of the first run relative to the largest value of the truth, and which bits differ between the runs."""
+    """Errors of the first run relative to the reference's largest value, and which tensors differ between the runs."""
     errors = {}
     if gradient == "one_pass":
         truth = [*truth[:4], spread_sums(diagonal_sums(truth[4][0]), truth[4].shape[-1])[None]]

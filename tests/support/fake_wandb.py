@@ -41,7 +41,7 @@ class FakeWandb:
 
     # ------------------------------------------------------------ GraphQL
     def answer(self, operation: str, variables: dict) -> dict:
-        """The `data` of an operation; those that are not here get none."""
+        """The `data` of an operation; unknown operations get none."""
         self.operations.append(operation)
         return getattr(self, f"on_{operation}", lambda _: {})(variables)
 

@@ -4,9 +4,9 @@
     python tests/support/slurm_cluster.py --check         # lists missing packages
     with cluster(folder) as environment: subprocess.run(["sbatch", ...], env=environment)
 
-Needs Debian's slurm-wlm and munge, and nothing of what these packages set up: munged, slurmctld and two slurmd (n1 and
-n2, each with four CPUs and two make-believe GPUs) run from one folder, with a key and ports of their own, as children
-of this process and with its rights. Partition `urgent` pre-empts jobs of `normal`.
+Needs Debian's slurm-wlm and munge, without any set-up: munged, slurmctld and two slurmd (n1 and n2, each with four CPUs
+and two pretended GPUs) run from one folder, with their own key and ports, as children of this process and with its
+rights. Partition `urgent` pre-empts jobs of `normal`.
 """
 
 import contextlib

@@ -3,14 +3,14 @@
     python tests/support/torture.py --kills 300 --output results/torture.json      (make torture)
     python tests/support/torture.py --kills 30 --only torchrun zero3 full_disks
 
-Every other kill is aimed at a moment in which a checkpoint is being written. Equal means: the same bytes in
-model.safetensors and the same numbers in metrics.jsonl, all_results.json and the closing trainer_state.json, apart from
-times. Each run of one process is forked from this one, which has imported everything: hundreds of starts cost seconds
-each otherwise. Of a run of two ranks all processes are killed at once, as when a node is lost.
+Every other kill aims at a moment in which a checkpoint is being written. Equal means: the same bytes in
+model.safetensors and the same numbers in metrics.jsonl, all_results.json and the last trainer_state.json, apart from
+times. Each run of one process is forked from this one, which has imported everything: otherwise each of hundreds of
+starts takes seconds. Of a run of two ranks all processes are killed at once, as when a node is lost.
 
-Then the disk is full from each of the files on that a run writes, each file of a checkpoint is damaged, and wrong flags
-and files are drawn (test_fuzz.py). The JSON counts them, how many ended as promised, and what the others did. (Tests
-import this module; pytest does not collect it.)
+Then the disk becomes full at each of the files that a run writes, each file of a checkpoint is damaged, and wrong flags
+and files are drawn (test_fuzz.py). The JSON counts the cases, how many ended as promised, and what the others did.
+(Tests import this module; pytest does not collect it.)
 """
 
 import argparse
@@ -244,7 +244,7 @@ def kill_once(script: str, argv: list[str], output_dir: Path, log: Path, seconds
 
 
 def torture(folder: Path, name: str, kills: int, seed: int, show=print, flags: tuple[str, ...] = ()) -> dict:
-    """Kills runs of a kind until `kills` have been survived. Raises AssertionError where a run ends differently.
+    """Kills runs of a kind until they have survived `kills`. Raises AssertionError if a run ends differently.
 
     flags: more flags of the script. Returns {"kills", "kills_while_saving", "runs_compared", "seconds_uninterrupted"}.
     """

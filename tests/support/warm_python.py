@@ -3,11 +3,11 @@
     python tests/support/warm_python.py FOLDER         # the server; says when it listens, and ends with its stdin
     T5_WARM_PYTHON=FOLDER/socket python tests/support/warm_python.py -c 'import torch'   # as `python -c 'import torch'`
 
-The second form hands words, environment, folder and standard streams to the server. A fork of the server becomes the
-process: it runs the words as Python's own command line would. Signals to the client go on to the fork, the client ends
-as the fork did, and a fork whose client is killed is killed too. FOLDER/python is that form as one program, and the
-sys.executable of every fork: what a launcher starts is warm too. What is read while modules are imported
-(OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, HF_HUB_OFFLINE) is the server's, and all run on the CPU. Tests take
+The second form passes words, environment, folder and standard streams to the server. A fork of the server becomes the
+process: it runs the words as Python's own command line does. The client forwards signals to the fork and ends as the
+fork does; a fork whose client is killed is killed too. FOLDER/python is the second form as one program, and the
+sys.executable of every fork, so a launcher's processes are warm too. Variables that are read while modules are imported
+(OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, HF_HUB_OFFLINE) are the server's, and all processes run on the CPU. Tests use
 `warm_python()`.
 """
 
@@ -96,7 +96,7 @@ def warm_python() -> str:
 
 # ---------------------------------------------------------------- the client
 def client(address: str, words: list[str]) -> None:
-    """Runs the words in a fork of the server and ends as that does."""
+    """Runs the words in a fork of the server and ends as the fork does."""
     import json
 
     with socket.socket(socket.AF_UNIX) as server:

@@ -4,14 +4,14 @@
 
 config.json has every field of the published model's (google-t5/t5-small, google/t5-v1_1-small, google/flan-t5-small,
 google/mt5-small, google/umt5-small, google/byt5-small, google/long-t5-local-base, google/long-t5-tglobal-base,
-google/t5gemma-2b-2b-ul2, google/t5gemma-2-270m-270m) with sizes of ours; the tokenizer has its files, special words and
-places, over a vocabulary trained on the text here. What the published vocabularies have in common with ours, from the
-front and from the end:
+google/t5gemma-2b-2b-ul2, google/t5gemma-2-270m-270m) with our sizes; the tokenizer has its files, special tokens and
+their places, with a vocabulary trained on the text here. The published vocabularies and ours have in common, from the
+beginning and from the end:
 
     T5, LongT5   <pad> </s> <unk> words ...; <extra_id_99> ... <extra_id_0> added; rows up to the next 128
     mT5          <pad> </s> <unk> 256 bytes, words ..., and as its last pieces ▁<extra_id_99> ... ▁<extra_id_0>
     umT5         <pad> </s> <s> <unk> 256 bytes, words ...; <extra_id_299> ... <extra_id_0> added
-    ByT5         <pad> </s> <unk> 256 bytes; <extra_id_0> ... <extra_id_124> added, which nothing was trained with
+    ByT5         <pad> </s> <unk> 256 bytes; <extra_id_0> ... <extra_id_124> added, which were never trained
     T5Gemma, 2   <pad> <eos> <bos> <unk> <mask> <2mass> [@BOS@] <unused0> ... <unused98> <start_of_turn> <end_of_turn>
                  256 bytes, words ...; as many rows as words
 """
