@@ -137,7 +137,7 @@ class Command:
 
 PEER = "strongest peer: {strongest_peer}"
 # fmt: off
-PARTS = {  # in the order of `all`, the slowest last; two for `gpu` alone
+PARTS = {  # in the order of `all`, the slowest last; two only for `gpu`
     "collator": Command(
         inputs.measure_collator, "Span corruption of a batch against the per-example algorithm.", "nanot5",
         "collator, sequences/s", defaults=_COLLATOR, in_all=_COLLATOR),
@@ -226,7 +226,7 @@ def parts_of(args: argparse.Namespace) -> list[tuple[str, str, dict]]:
         if name == "fine_tune":
             changes |= dict(rounds=min(args.rounds, 3), examples=min(args.examples, 1024))
             changes["batch"] = min(args.batch, _FINE_TUNING["batch"][args.device.type == "cpu"])
-            # One graph for each length takes minutes: `gpu` and `benchmark_t5.py fine_tune` have them.
+            # One graph for each length takes minutes: only `gpu` and `benchmark_t5.py fine_tune` make them.
             changes["compile"] = args.compile and args.command == "gpu"
         parts.append((name, name, changes))
     return parts
@@ -303,7 +303,7 @@ def save(args: argparse.Namespace, result: dict) -> None:
     """Writes what is measured so far to --output."""
     if args.output:
         flags = {name: getattr(args, name) for name in args.recorded}
-        flags |= {name: Path(flags[name]).name for name in CHECKOUTS if flags.get(name)}  # not where they lie
+        flags |= {name: Path(flags[name]).name for name in CHECKOUTS if flags.get(name)}  # not their folders
         record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
         record["hardware"] = record["hardware"] | machine(args.device)
         write_json(args.output, record | result)

@@ -47,8 +47,8 @@ MODEL_SHAPES = {
     "t5-v1_1-xxl": dict(d_model=4096, d_kv=64, d_ff=10240, num_heads=64, num_layers=24, num_decoder_layers=24),
 }
 T5_VOCAB_SIZE = 32_128  # rows of the embedding when a built-in shape is used without a tokenizer of its own
-VOCAB_SIZE_MULTIPLE = 64  # a tokenizer's size is rounded up to this, so that matrix units are fed whole tiles
-# `--attn_implementation`: transformers' two that are right for T5 (flex_attention is not), and modeling/attention.py's.
+VOCAB_SIZE_MULTIPLE = 64  # a tokenizer's size is rounded up to a multiple of this, so that matrix units get whole tiles
+# `--attn_implementation`: transformers' two that are correct for T5 (flex_attention is not), and ours.
 ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa", "t5_fused")
 NUM_SENTINELS = 100  # <extra_id_0> ... <extra_id_99>
 LEAST_VOCAB_SIZE = 300  # of a tokenizer that is trained
@@ -57,7 +57,7 @@ IGNORE_INDEX = -100  # labels that no loss and no metric counts
 
 # ---------------------------------------------------------------- flags of other scripts
 # {flags of Hugging Face's example scripts and of older transformers: what does their work here}. An unknown flag's
-# error says it, in a script that has the flags named (docs/coming_from.md has the whole table).
+# error says so, in a script that has the flags named (docs/coming_from.md has the whole table).
 OTHER_FLAGS = {
     "text_column context_column question_column source_lang": "here it is --source_column",
     "summary_column answer_column target_lang": "here it is --target_column",
@@ -163,7 +163,7 @@ TRAINING_DEFAULTS = {
         warmup_steps=0.1,
     ),
 }
-# LoRA's matrices B begin at 0, where steps scaled by a tensor's RMS are at their least: torch's AdamW is the default.
+# LoRA's matrices B begin at 0, where steps scaled by a tensor's RMS are smallest: torch's AdamW is the default.
 LORA = " with LoRA"
 _LORA_RATES = dict(adamw_rms_scaled=2e-2, adafactor=2e-2, muon=2e-2, adamw_torch=1e-3, adamw_torch_fused=1e-3)
 for _job in ("continued pre-training", "fine-tuning a checkpoint"):
@@ -178,7 +178,7 @@ BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, ma
 
 # Labels of its task builtin/package_topic: the packages that requirements.txt brings in with the most prose.
 PACKAGE_TOPIC_LABELS = tuple("matplotlib networkx nltk numpy pandas scipy sklearn sympy torch transformers".split())
-# Where fine_tune_t5.py looks for a model when none is named: what pre_train_t5.py and `make demo` write by default.
+# Where fine_tune_t5.py looks for a model if none is named: what pre_train_t5.py and `make demo` write by default.
 DEMO_CHECKPOINTS = ("out/pre_train_t5", "out/demo/pre_train")
 
 
@@ -278,7 +278,7 @@ DATASET_VALS["builtin"] = {
 # Made from plain text in any language: --train_file names the text.
 DATASET_VALS["text"] = {
     "restore_diacritics": _restoring("restore_diacritics"),
-    # With Romanian's legacy letters mended, and Wikipedia as the text where none is named.
+    # With Romanian's legacy letters corrected, and Wikipedia as the text if none is named.
     "restore_romanian_diacritics": _restoring(
         "restore_romanian_diacritics", hub=("wikimedia/wikipedia", "20231101.ro")),
 }

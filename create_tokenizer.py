@@ -180,7 +180,7 @@ def main(argv: list[str] | None = None) -> str:
             end_summary(rows, title="tokenizer")
             return args.output_dir
         if args.config_name:
-            build_config(args.config_name)  # an unknown name is refused before the training
+            build_config(args.config_name)  # refuses an unknown name before the training
         text, documents, size = find_documents(args, data_args)
         start_summary({"text": text, "tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
         documents, first = _with_first(documents)

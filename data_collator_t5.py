@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from constants import IGNORE_INDEX, NUM_SENTINELS
 
 SENTINEL_NAME = re.compile(r"(▁?)<extra_id_(\d+)>")  # mT5's pieces begin with the mark of a space
-UNUSED_NAME = re.compile(r"<unused(\d+)>")  # Gemma's tokens for what is to come
+UNUSED_NAME = re.compile(r"<unused(\d+)>")  # Gemma's tokens for future uses
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: the step of the splitmix64 generator
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
@@ -58,7 +58,7 @@ def compute_input_and_target_lengths(
     tokens_length = 2
     while _corrupted_lengths(tokens_length + 1, noise_density, mean_noise_span_length)[0] <= inputs_length:
         tokens_length += 1
-    # As T5 does it: at a density of one half equal lengths are preferred over one more target token.
+    # As in T5: at a density of one half, equal lengths are preferred to one more target token.
     if noise_density == 0.5 and _corrupted_lengths(tokens_length, 0.5, mean_noise_span_length)[1] > inputs_length:
         tokens_length -= 1
     return tokens_length, _corrupted_lengths(tokens_length, noise_density, mean_noise_span_length)[1]

@@ -76,7 +76,7 @@ class EvaluationRunArguments(T5TrainingArguments):
     """transformers' flags with the defaults of an evaluation."""
 
     _argument_group_name = "other flags"
-    # What T5TrainingArguments names, but for do_predict, and the tasks' flags of training.
+    # What T5TrainingArguments hides, except do_predict, and the tasks' flags of training.
     _without_effect = T5TrainingArguments._without_effect.replace("do_predict ", "") + (
         " mixing mixing_cap mixing_temperature span_corruption_file span_corruption_share max_train_samples "
         "shuffle_buffer_size"

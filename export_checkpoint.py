@@ -44,7 +44,7 @@ from tasks.rows import load_rows
 from tasks.task_records import TASK_RECORD, read_record
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# What a model is compared on when neither --samples_file nor its run names a text.
+# Texts for the comparison if neither --samples_file nor its run names one.
 TEXTS = (
     "The city lies <extra_id_0> the river, and its oldest bridge was built <extra_id_1> the twelfth century.",
     "In mathematics, a group is a set <extra_id_0> an operation that combines any two <extra_id_1> elements.",
@@ -157,7 +157,7 @@ def export(args: ExportArguments, folder: Path, original: Original, texts: list[
     again = write_hugging_face(original, folder, DTYPES[args.dtype])
     if encode(load_tokenizer(str(folder)), texts) != original.sources:
         raise ValueError("huggingface: the tokenizer gives other ids when it is loaded again: not written")
-    wanted = original.answers = pytorch_answers(original.model, original.sources)  # of the very weights exported
+    wanted = original.answers = pytorch_answers(original.model, original.sources)  # of the weights exported
     found = {"huggingface": compare("huggingface", wanted, pytorch_answers(again, original.sources, wanted))}
     del again
     for kind in [kind for kind in TOLERANCES if kind in args.formats and kind != "huggingface"]:

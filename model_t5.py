@@ -166,7 +166,7 @@ def get_model(
     else:
         overrides = parse_overrides(args.config_overrides)
         config = build_config(args.config_name or "t5-v1_1-small", len(tokenizer), overrides)
-        for name in ("pad_token_id", "eos_token_id"):  # before transformers adds it to T5's 1, which may be a word here
+        for name in ("pad_token_id", "eos_token_id"):  # before transformers adds it to T5's 1, maybe another token here
             setattr(config, name, getattr(tokenizer, name))
         model = create_model(config, args.attn_implementation)
     fit_vocabulary(model, len(tokenizer))

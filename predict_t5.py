@@ -273,10 +273,10 @@ def answer_window(items: list[Input], answer: Engine, plan: Plan, progress: tqdm
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     found = []
     for number in range(state.process_index, len(batches), state.num_processes):
-        set_seed(hash((plan.args.seed, first, number)) % 2**32)  # of the place alone: a continued run draws the same
+        set_seed(hash((plan.args.seed, first, number)) % 2**32)  # by place alone: a resumed run draws the same
         written = list(zip(*answer([ids[text] for text in batches[number]]), strict=True))
         candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
-        if plan.count > 1 and plan.search.get("do_sample"):  # beams come in order
+        if plan.count > 1 and plan.search.get("do_sample"):  # beams are sorted already
             candidates = [sorted(drawn, key=lambda one: -one[1]) for drawn in candidates]
         found += zip(batches[number], candidates, strict=True)
         progress.update(sum(map(len, batches[number : number + state.num_processes])))
@@ -304,7 +304,7 @@ def main(argv: list[str] | None = None) -> dict:
         places = ("model_name_or_path", "tokenizer_name", "input_file")  # of a node; what is there is among the others
         check_alike({name: value for name, value in settings.items() if name not in places},
                     "give all nodes the same flags and files")  # fmt: skip
-        if state.is_main_process:  # the file of another node may be another one
+        if state.is_main_process:  # another node's file may differ
             output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
         (done,) = broadcast_object_list([output and output.done])
         engine = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[args.backend]
@@ -312,7 +312,7 @@ def main(argv: list[str] | None = None) -> dict:
     start_summary(summary(plan, sizes, done), title="prediction")
     done = answered_before = min(done, len(sizes))
     size = WINDOW * args.batch_size * state.num_processes
-    begin = done - done % size if done < len(sizes) else done  # a window cut off is answered as a whole again
+    begin = done - done % size if done < len(sizes) else done  # a window that was cut off is answered again as a whole
     items = itertools.islice(read_inputs(plan), begin, None)
     shown = is_first_process() and sys.stderr.isatty()
     options = dict(total=sum(sizes), initial=sum(sizes[:begin]), unit=" texts", dynamic_ncols=True)

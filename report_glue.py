@@ -314,7 +314,7 @@ def submit(args: ReportArguments, report: dict) -> str:
     command += ["--do_predict", "--allow_missing", "--model_name_or_path", str(best / "{task}")]
     command += ["--output_dir", str(folder), "--overwrite_output_dir"]
     command += ["--data_dir", args.data_dir] if args.data_dir else []
-    log.unlink(missing_ok=True)  # of an earlier submission, which may have been one in part
+    log.unlink(missing_ok=True)  # of an earlier submission, which may have been partial
     code = execute(command, log)
     if code:
         return f"none: evaluate_t5.py ended with {code}: {last_line(log)} ({log})"

@@ -79,7 +79,7 @@ def run_agent(
         seconds = max([time.monotonic() - began, *(line.get("seconds", 0) for line in read_lines(folder / run))])
         end = {"state": state, "error": error, "seconds": round(seconds, 1)}
         storage.set_trial_user_attr(trial._trial_id, "end", end)
-        # TPE counts PRUNED without a value as the worst, as W&B a failed run; it ignores FAIL.
+        # TPE counts PRUNED without a value as the worst, as W&B counts a failed run; it ignores FAIL.
         study.tell(trial.number, value, state=TrialState.PRUNED if value is None else TrialState.COMPLETE)
         (folder / f"{run}.beat").unlink(missing_ok=True)
         is_best = value is not None and best_of(study.get_trials(deepcopy=False), sweep).number == trial.number

@@ -98,13 +98,13 @@ class T5Trainer(FiniteTrainer):
             first = next(iter(evaluation_tasks.values()))
             class_label_ids, compute_metrics = first.class_label_ids, first.compute_metrics
         if args.ddp_find_unused_parameters is None:
-            args.ddp_find_unused_parameters = False  # T5 has none to search for at every step
+            args.ddp_find_unused_parameters = False  # T5 has none; otherwise they are searched at every step
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
         set_up_step(model, args)
         super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
-        self.label_smoother = None  # our loss smooths by itself
+        self.label_smoother = None  # our loss smooths labels itself
         if self.is_fsdp_enabled:
             _fit_for_fsdp(self.model)
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # the model compiles its own loss
@@ -157,7 +157,7 @@ class T5Trainer(FiniteTrainer):
                        f"(output: {self.args.output_dir})")  # fmt: skip
             raise SystemExit(PREEMPTED_EXIT_CODE)
         best = self.state.best_model_checkpoint
-        if not self.args.load_best_model_at_end:  # Trainer would keep it alone all the same, under save_total_limit 1
+        if not self.args.load_best_model_at_end:  # Trainer would keep only this one, under save_total_limit 1
             self.state.best_model_checkpoint = None
         output = super()._finalize_training(*args, **kwargs)
         self.state.best_model_checkpoint = best
@@ -236,7 +236,7 @@ class T5Trainer(FiniteTrainer):
         if control.should_log or control.should_save or control.should_evaluate or control.should_training_stop:
             self._stop_if_non_finite()
         if self.preemption.reason is not None and control.should_save and control.should_evaluate:
-            control.should_evaluate = False  # which may take longer than the run still has: saved without it first
+            control.should_evaluate = False  # it may take longer than the run has left: save without it first
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
             control.should_save = control.should_evaluate = True
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from common.command_line import check_value, option, refuse
 from constants import ATTENTION_IMPLEMENTATIONS, LEAST_VOCAB_SIZE, MODEL_SHAPES
 
-# Limits of a tokenizer that is trained: its letters need room beside the sentinels.
+# Limits of a newly trained tokenizer: its letters need room beside the sentinels.
 LEAST_VOCABULARY = dict(at_least=LEAST_VOCAB_SIZE, unit="(100 of them are sentinels)", at_most=2**21)
 _SHAPES = ", ".join(name.replace("t5-v1_1", "t5-v1_1" if "small" in name else "") for name in MODEL_SHAPES)
 

@@ -11,9 +11,9 @@ from common.command_line import comma_words, home_path
 from corpora.files import TEXT_SUFFIXES, expand_files
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
-HELD_OUT = 5.0  # percent of the training rows, where no validation rows are named
+HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
 # {shape: the columns that identify a record of it}. For these shapes the preprocess of the same name makes source and
-# target; the number is that of the worked examples, two in Tk-Instruct.
+# target; the number counts the worked examples, two in Tk-Instruct.
 _MADE = {f"natural_instructions_{n}": "Definition Instances" for n in (2, 0, 1, 3, 4)}
 _MADE["alpaca"] = "instruction output"
 SHAPES = _MADE | {  # for these the two columns are source and target

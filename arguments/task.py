@@ -13,10 +13,10 @@ from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
 TARGET_TYPES = ("class", "number", "text")
 LENGTHS = ("max_piece_length", "max_source_length", "max_target_length")  # flags, and fields of an entry
-CORRUPTED_SHARE = 0.1  # of the rows, where --span_corruption_file says no other
+CORRUPTED_SHARE = 0.1  # of the rows, without --span_corruption_share
 _LENGTH = dict(at_least=2, unit="tokens, the last of which is EOS", at_most=LONGEST)
 _HUB_PAIRS = "pairs of a Hub data set are named by --hub_dataset, --source_column and --target_column"
-_BUILTIN = ("builtin", "package_topic")  # the task where none is named
+_BUILTIN = ("builtin", "package_topic")  # the task if none is named
 
 
 @dataclass

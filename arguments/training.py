@@ -53,13 +53,13 @@ _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_ste
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
 _CHECKPOINTING = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")  # torch's names
 _COMPILE_MODES = ("default", "lite", "max-autotune-no-cudagraphs", *CUDA_GRAPHS)
-# Parts of Trainer that T5Trainer does not have: it would stop at its first batch or evaluation, ignore them or err.
+# Parts of Trainer that T5Trainer lacks: it would fail at its first batch or evaluation, ignore them or give errors.
 _NOT_IN_T5TRAINER = (
     "average_tokens_across_devices batch_eval_metrics dataloader_drop_last enable_jit_checkpoint "
     "eval_do_concat_batches generation_config optim_args optim_target_modules prediction_loss_only "
     "remove_unused_columns save_on_each_node sortish_sampler use_liger_kernel"
 )
-BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the evaluations, without a warm-up of ours
+BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the evaluations, without our warm-up
 SPEEDS = ("auto", "plain")
 GPUS = {name.lower().replace(" ", ""): name for name in HARDWARE_PEAKS}  # {value of --assume_gpu: its name there}
 _OUTPUT = "Folder of the run. Must be empty, or resumed or overwritten."
@@ -197,8 +197,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             if isinstance(value := getattr(self, name), str):
                 _check_mapping(name, value)
         if not has_accelerator():
-            self.use_cpu = True  # otherwise no backend is set up, and every launched process would run alone
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it had to find out
+            self.use_cpu = True  # otherwise there is no backend, and every launched process would run alone
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it looks for one
             if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
                 # `accelerate launch` gives a process one thread by default, but here it may use its cores.
                 torch.set_num_threads(cores_of_a_process())
@@ -210,14 +210,14 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         take_from_accelerate(self)
         if self.bf16 is None:
             self.bf16 = not self.use_cpu and has_bf16()
-        # Restored afterwards: transformers knows neither our optimizers' names nor a default that is still open.
+        # Restored afterwards: transformers knows neither our optimizers' names nor a default that is not chosen yet.
         asked = {name: getattr(self, name) for name in _LEFT_OPEN}
         self.chose_metric = self.metric_for_best_model is not None
         self.__dict__.update(_LEFT_OPEN)
         if self.deepspeed and self.use_cpu:
             watch_deepspeed_build()
         super().__post_init__()
-        self.mixed_precision = "bf16" if self.bf16 else "no"  # not what `accelerate launch` says where a flag differs
+        self.mixed_precision = "bf16" if self.bf16 else "no"  # a flag overrides what `accelerate launch` says
         for old in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):  # transformers 5.23 has done the same
             new = old.replace("gradient", "activation")
             value = getattr(self, old) if getattr(self, new) is None else getattr(self, new)
@@ -467,7 +467,7 @@ def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_arg
            "--shuffle_buffer_size")  # fmt: skip
     refuse(training_args, "length_buckets packing auto_find_batch_size", "does not go with --streaming, whose "
            "batches are cut on the fly, all of one size")  # fmt: skip
-    training_args.ignore_data_skip = True  # of batches before a resumed step: the stream itself begins there
+    training_args.ignore_data_skip = True  # skipping batches before a resumed step: the stream itself begins there
 
 
 def best_metric_key(args: Seq2SeqTrainingArguments) -> str | None:

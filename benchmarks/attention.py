@@ -1,4 +1,4 @@
-"""Attention alone: every implementation by name on T5's three kinds, forward and backward, against float64.
+"""Attention alone: each implementation on T5's three kinds of attention, forward and backward, compared with float64.
 
 Legend of shapes: B batch, H heads, Q queries, K keys, D d_kv.
 """
@@ -40,7 +40,7 @@ class AttentionCase:
         keys = args.target_length if kind == "decoder" else args.source_length
         heads, depth, device = config.num_heads, config.d_kv, args.device
         normal = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
-        # T5 does not scale the scores: q of deviation d^-1/2 gives scores of deviation 1.
+        # T5 does not scale the scores: q with standard deviation d^-1/2 gives scores with standard deviation 1.
         self.q = (normal(batch, heads, queries, depth) * depth**-0.5).to(dtype)
         self.k, self.v = (normal(batch, heads, keys, depth).to(dtype) for _ in "kv")
         self.bias = normal(1, heads, queries, keys) * (kind != "cross")
@@ -52,7 +52,7 @@ class AttentionCase:
     def run(self, name: str, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
         """[output [B, Q, H, D], dq, dk, dv, dbias or None]; dtype: that of the inputs, if not the case's own."""
         function, dtype = attention_function(name), dtype or self.q.dtype
-        # The mask that transformers passes for unpadded batches; of the hidden states it takes shape and dtype alone.
+        # The mask that transformers passes for unpadded batches; it uses only shape and dtype of the hidden states.
         self.config._attn_implementation = name
         hidden, source_states = (x.new_zeros(len(x), x.shape[2], 1, dtype=dtype) for x in (self.q, self.k))
         arguments = dict(config=self.config, inputs_embeds=hidden, attention_mask=None)
@@ -79,8 +79,8 @@ def measure_attention(args: Namespace) -> dict:
     """{"rows": a dict for each kind and implementation, "bias_gradients": ...}: ms forward and backward, TFLOP/s,
     memory, relative errors.
 
-    Errors are |x - reference| / |reference| against eager attention in float64 on the same (rounded) inputs, with a
-    small batch. What is missing or fails has "error".
+    Errors are |x - reference| / |reference|, with eager attention in float64 on the same (rounded) inputs of a small
+    batch as the reference. An implementation that is missing or fails has "error".
     """
     dtype = torch.bfloat16 if args.bf16 else torch.float32
     config, peak, rows = benchmark_config(args.model), peak_flops(args.device, dtype), []
@@ -109,9 +109,9 @@ def measure_attention(args: Namespace) -> dict:
 def measure_bias_gradients(args: Namespace, dtype: torch.dtype) -> list[dict]:
     """A row for each way to compute d(bias): ms, and the relative error on two examples against float64.
 
-    Plain tensor algebra everywhere; on a GPU with Triton its kernel too, with each of TILES. "chosen" marks what
-    training takes, so that one run on a GPU shows whether another tile would be quicker. Then the whole backward pass,
-    dq, dk and dv too: a library's followed by that kernel, and one_pass (errors along the diagonals of d(bias)).
+    Plain tensor algebra everywhere; on a GPU with Triton also the Triton kernel with each of TILES. "chosen" marks the
+    one that training uses, so one run on a GPU shows whether another tile is faster. Then the whole backward pass with
+    dq, dk and dv: a library's followed by that kernel, and one_pass (errors along the diagonals of d(bias)).
     """
     config, rows = benchmark_config(args.model), []
     for kind in ("encoder", "decoder"):

@@ -1,4 +1,4 @@
-"""A classification task through T5Trainer and in run_glue's set-up: an epoch of fine-tuning, and an evaluation."""
+"""A classification task with T5Trainer and in run_glue's set-up: an epoch of fine-tuning, and an evaluation."""
 
 import copy
 import tempfile
@@ -57,8 +57,8 @@ def measure_fine_tune(args: Namespace) -> dict:
     """Rows/s of an epoch in each of WAYS, in turn A B A B, and the best of ours to the strongest peer.
 
     Sources are as `random_sources` makes them, labels have two or three tokens. Every way trains the same rows with
-    batches of as many rows, at a learning rate at which nothing changes; a first epoch, which compiles, is not counted.
-    "ratio_same_dropout": ours with the peers' dropout 0.1. What fails has "error", and the others are measured.
+    batches of as many rows, at a learning rate that hardly changes weights; a first epoch, which compiles, does not
+    count. "ratio_same_dropout": ours with the peers' dropout 0.1. A way that fails has "error"; the others go on.
     """
     generator, config = np.random.default_rng(0), benchmark_config(args.model)
     sources = random_sources(args.examples, args.source_length, config.vocab_size)
@@ -104,9 +104,9 @@ def make_trainer(way: Way, config: T5Config, dataset: list[dict], args: Namespac
 def measure_evaluate(args: Namespace) -> dict:
     """Sequences/s of an evaluation on labelled rows as each of EVALUATIONS does it; "ratio" is ours to the last.
 
-    Sources are as `random_sources` makes them. The labels are texts of three tokens that this very model writes for
-    some of the rows: both "which label" and "no label at all" occur. In float32 all ways must give the same answer for
-    every row, else AssertionError; in bf16 roundings differ, and the share of equal answers is reported.
+    Sources are those of `random_sources`. The labels are texts of three tokens that this model itself writes for some
+    of the rows, so answers with and without a label occur. In float32 all ways must give the same answer for every row,
+    else AssertionError; in bf16 rounding differs, and the share of equal answers is reported.
     """
     model, plain = (new_model(benchmark_config(args.model), ours) for ours in (True, False))
     sources = random_sources(args.examples, args.source_length, model.config.vocab_size)
@@ -144,8 +144,8 @@ def measure_evaluate(args: Namespace) -> dict:
 
 
 def set_labels(trainer: T5Trainer, dataset: list[dict], length: int = 3) -> float:
-    """Takes the `length` tokens that the model itself writes most often as labels, after which generation stops;
-    returns the share of rows that are answered with a label."""
+    """Makes labels of the `length` tokens that the model itself writes most often, after which generation stops;
+    returns the share of rows whose answer is a label."""
     set_generation_length(trainer.model, length)
     generated, _ = trainer.predict(dataset).predictions
     texts, counts = torch.unique(torch.as_tensor(generated)[:, 1 : length + 1], dim=0, return_counts=True)

@@ -1,4 +1,4 @@
-"""Generation: a cache that grows against a static one."""
+"""Generation: a growing cache and a static one."""
 
 from argparse import Namespace
 from functools import partial
@@ -11,7 +11,7 @@ from benchmarks.measure import NotAvailableError, interleaved
 
 
 def measure_generate(args: Namespace) -> dict:
-    """{"rows": generated tokens/s with each kind of cache, "ratio"}: the cache that grows, and the static one.
+    """{"rows": generated tokens/s with each kind of cache, "ratio"}: the growing cache and the static one.
 
     On a GPU transformers compiles the decoding step over a static cache by itself. Every row writes --new_tokens
     tokens; float32 caches must give equal texts ("equal_texts").

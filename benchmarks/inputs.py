@@ -1,4 +1,4 @@
-"""The input side: the collator against the per-example algorithm, tokenise-and-cut against datasets.map, the loader.
+"""The input pipeline: our collator and the per-example algorithm, our tokenisation and datasets.map, the data loader.
 
 Legend of shapes: B batch, R raw tokens of a chunk.
 """
@@ -42,7 +42,7 @@ BLOCK = 32 * 2**20  # tokens that a synthetic corpus repeats: making random ones
 
 # ---------------------------------------------------------------- collator
 def per_example_collator(tokenizer: SimpleNamespace) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
-    """A stand-in for the peer: the algorithm of the widely used scripts, written again.
+    """A stand-in for the peer: the algorithm of the widely used scripts, rewritten.
 
     A mask per example by a random segmentation of kept and masked tokens; sentinels by a cumulative sum over the spans'
     starts; a filter that drops the rest of each span; EOS; decoder inputs by a shift.
@@ -85,14 +85,14 @@ def per_example_collator(tokenizer: SimpleNamespace) -> Callable[[list[dict]], d
 
 
 def peer_collator(nanot5: str | None, ours: T5DataCollator, vocab_size: int) -> tuple[Callable, str]:
-    """(the collator of a checkout of nanoT5, for the lengths of ours, and its name), or without one the stand-in.
+    """(collator of a checkout of nanoT5, for our collator's lengths; its name). Without a checkout, the stand-in.
     NotAvailableError if its file fails."""
     tokenizer = bare_tokenizer(vocab_size)
     if nanot5 is None:
         return per_example_collator(tokenizer), "stand-in: the per-example algorithm, written anew"
     path = Path(nanot5, NANOT5_COLLATOR)
     spec = importlib.util.spec_from_file_location(path.stem, path)  # without its package
-    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)  # where a dataclass looks for its module
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)  # where a dataclass looks up its module
     # Names that the file imports from an older transformers.
     vars(module).update(Union=typing.Union, Optional=typing.Optional, PaddingStrategy=PaddingStrategy)
     try:
@@ -117,7 +117,7 @@ def measure_collator(args: Namespace) -> dict:
     tokens = generator.integers(3, VOCABULARY - 110, size=(batch, ours.tokens_length), dtype=np.uint16)
     rows_of_peer = [{"input_ids": row.tolist()} for row in tokens]
     for_ours = {"input_ids": tokens, "key": generator.integers(0, 2**63, size=batch, dtype=np.uint64)}
-    repeat = 10  # of the quicker one, so that the clock is precise enough for both
+    repeat = 10  # calls of the faster one, so that the clock is precise enough for both
     runs = {"ours": lambda: [ours(for_ours) for _ in range(repeat)], "peer": lambda: peer(rows_of_peer)}
     seconds = interleaved(runs, args.rounds, warm_up=2)
     seconds["ours"] = [value / repeat for value in seconds["ours"]]
@@ -136,7 +136,7 @@ def rates(sequences_per_second: float, collator: T5DataCollator) -> dict[str, fl
 
 # ---------------------------------------------------------------- tokenise and cut
 def generated_documents() -> Iterator[str]:
-    """Documents of 20 to 400 words, drawn from 20,000 made-up words as often as natural ones (Zipf's law); no end."""
+    """Documents of 20 to 400 words, drawn from 20,000 made-up words by Zipf's law, as in natural text; endless."""
     generator = np.random.default_rng(0)
     syllables = [a + b for a in "bcdfghklmnprstvwz" for b in ("a", "e", "i", "o", "u", "an", "er", "in", "on", "st")]
     words = ["".join(generator.choice(syllables, size=generator.integers(1, 5))) for _ in range(20_000)]
@@ -147,7 +147,7 @@ def generated_documents() -> Iterator[str]:
 
 
 def small_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
-    """A unigram tokenizer in T5's layout, trained with the `tokenizers` library, which transformers brings along."""
+    """A unigram tokenizer in T5's layout, trained with the `tokenizers` library, which transformers needs anyway."""
     backend = Tokenizer(models.Unigram())
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     special = ["<pad>", "</s>", "<unk>", *(f"<extra_id_{number}>" for number in range(100))]
@@ -229,8 +229,8 @@ def write_corpus(path: Path, gigabytes: float) -> None:
 def measure_load(args: Namespace) -> dict:
     """{"rows": sequences/s of a DataLoader over a memory-mapped corpus of each size in GB, and the memory it takes}.
 
-    Memory is that of this process and its workers: "private" is theirs, "mapped" are pages of the corpus that the
-    kernel keeps as long as nobody needs the memory. "private_growth_from_first_to_last_gib" is what size added.
+    Memory is that of this process and its workers: "private" is their own, "mapped" are pages of the corpus, which the
+    kernel keeps until the memory is needed. "private_growth_from_first_to_last_gib" shows the effect of size.
     """
     rows = []
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
@@ -245,7 +245,7 @@ def measure_load(args: Namespace) -> dict:
 
 
 def load_for(path: Path, args: Namespace) -> dict:
-    """Reads batches as pre_train_t5.py does for --seconds; rate, and private and mapped memory at the end."""
+    """Reads batches for --seconds as pre_train_t5.py does; gives the rate, and private and mapped memory at the end."""
     collator, before = T5DataCollator(bare_tokenizer(VOCABULARY), args.source_length), process_memory()
     chunks = ChunkDataset(np.memmap(path, dtype=np.uint16, mode="r"), collator.tokens_length)
     if len(chunks) < args.batch:

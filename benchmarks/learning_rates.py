@@ -1,4 +1,4 @@
-"""How the best learning rate of each optimizer moves with the size of the model.
+"""How the best learning rate of each optimizer depends on the size of the model.
 
     python -m benchmarks.learning_rates --output results/learning_rates.json
     python -m benchmarks.learning_rates --shapes mini --settings muon:8e-2 --seeds 1    # one rate more at one shape

@@ -1,4 +1,4 @@
-"""What is measured on: model shapes, attention implementations by name, random batches as training makes them.
+"""Inputs of the measurements: model shapes, attention implementations by name, random batches like those of training.
 
 Legend of shapes: B batch, S source length, T target length.
 """
@@ -21,14 +21,14 @@ from data_collator_t5 import T5DataCollator
 from model_t5 import build_config, create_model, is_local_model, set_dropout
 from tasks.batching import MULTIPLE
 
-SMALL_VOCABULARY = 4096  # of the shapes that are trained with a tokenizer of their own
+SMALL_VOCABULARY = 4096  # of the shapes that are trained with their own tokenizer
 # Tokens of a GLUE sentence or pair under T5's vocabulary, as a share of run_glue's --max_seq_length 128: log-normal.
 MEDIAN_SHARE, SIGMA = 0.28, 0.5
 
 
 # ---------------------------------------------------------------- models
 def full_name(model: str) -> str:
-    """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl"; a folder with a config.json as it is.
+    """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl"; a folder with a config.json, unchanged.
     ValueError if it is neither."""
     for name in (model, f"t5-v1_1-{model}"):
         if name in MODEL_SHAPES or is_local_model(name):
@@ -38,19 +38,19 @@ def full_name(model: str) -> str:
 
 
 def benchmark_config(name: str) -> T5Config:
-    """Configuration of a built-in shape, with the vocabulary that it is usually trained with."""
+    """Configuration of a built-in shape, with its usual vocabulary."""
     return build_config(name, None if name.startswith("t5-") else SMALL_VOCABULARY)
 
 
 def parameter_shapes(config: T5Config) -> list[tuple[int, ...]]:
-    """Shapes of all weights of a model with this configuration, without making them."""
+    """Shapes of all weights of a model with this configuration, without allocating them."""
     with torch.device("meta"):
         return [tuple(p.shape) for p in create_model(config).parameters()]
 
 
 def new_model(config: T5Config, ours: bool, attention: str | None = None, dropout: float = 0.0) -> PreTrainedModel:
-    """A model with the weights that all of a comparison begin with. A peer has transformers' own GELU back, which
-    create_model has replaced (modeling/fused_projections.py)."""
+    """A model with the initial weights of a comparison. A peer gets transformers' own GELU back, which create_model has
+    replaced (modeling/fused_projections.py)."""
     torch.manual_seed(0)
     model = create_model(config, attention)
     set_dropout(model, dropout)
@@ -69,7 +69,7 @@ def attention_function(name: str) -> Callable:
 
 
 def setting_of(args: Namespace, sources: list[list[int]] | None = None) -> dict:
-    """The fields that say how a result on a model was measured. sources: of a task, whose mean length is told."""
+    """The fields that say how a result on a model was measured. sources: of a task, whose mean length is added."""
     setting = dict(config_name=args.model, batch=args.batch, source_length=args.source_length)
     if sources:
         setting |= dict(examples=len(sources), mean_source_length=float(np.mean([*map(len, sources)])))
@@ -78,7 +78,7 @@ def setting_of(args: Namespace, sources: list[list[int]] | None = None) -> dict:
 
 # ---------------------------------------------------------------- batches
 def bare_tokenizer(vocab_size: int) -> SimpleNamespace:
-    """What T5DataCollator asks of a tokenizer: 100 sentinels at the end of the vocabulary, and EOS 1."""
+    """The parts of a tokenizer that T5DataCollator uses: 100 sentinels at the end of the vocabulary, and EOS 1."""
     sentinels = {f"<extra_id_{number}>": vocab_size - 1 - number for number in range(100)}
     return SimpleNamespace(get_vocab=lambda: sentinels, eos_token_id=1, name_or_path="none")
 

@@ -25,10 +25,10 @@ from common.reports import first_line
 from model_t5 import flops_per_sequence
 from runs.speed import device_peak_flops
 
-MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is taken against
+MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is relative to
 TIME_IS_UP = "not started: the time (--minutes) was up"
 Built = TypeVar("Built")
-# Keys of rows that are printed, in the order of the columns; and how, if not as they are.
+# Keys of rows that are printed, in the order of the columns, and their formats, if they have one.
 COLUMNS = (
     "name what batch chosen checked wrong sequences megabytes_per_second chunks ms ms_per_step spread "
     "sequences_per_second raw_tokens_per_second tokens_per_second tflops share_of_peak mfu mfu_of_data_sheet "
@@ -52,13 +52,13 @@ FORMAT_OF = {key: form for form, keys in FORMATS.items() for key in keys.split()
 
 
 class NotAvailableError(Exception):
-    """What is to be measured is not installed, or not on this device; the text says why."""
+    """The thing to measure is not installed, or not supported by this device; the text says why."""
 
 
 # ---------------------------------------------------------------- failures
 @contextlib.contextmanager
 def recording(row: dict, device: torch.device | None = None) -> Iterator[None]:
-    """Lets the block fail: the error becomes row["error"], in one line for the table.
+    """Catches errors of the block: the error becomes row["error"], in one line for the table.
 
     device: memory of earlier measurements is freed first, and the peak of a GPU's memory within the block becomes
     row["peak_memory_gib"].
@@ -76,7 +76,7 @@ def recording(row: dict, device: torch.device | None = None) -> Iterator[None]:
             row["peak_memory_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
     except (NotAvailableError, ImportError) as error:
         row["error"] = f"not available: {error}"
-    except Exception as error:  # whatever a kernel or compiler raises
+    except Exception as error:  # anything that a kernel or compiler raises
         row["error"] = f"{type(error).__name__}: {first_line(error)[:300]}"
 
 
@@ -101,7 +101,7 @@ def free_memory() -> None:
 
 # ---------------------------------------------------------------- time
 def synchronize() -> None:
-    """Waits until the GPU has done all it was given."""
+    """Waits until the GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -124,11 +124,11 @@ def interleaved(
     clock: Callable[[Callable], float] = seconds_of,
     each_round: Callable[[dict[str, list[float]]], object] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of every call, in the order A B C A B C ...: a machine that slows down or is shared does so for all.
+    """Seconds of every call, in the order A B C A B C ..., so that a slower or shared machine affects all alike.
 
-    deadline: of time.monotonic(); no round begins after it, but there are at least two. warm_up: rounds that are not
-    counted. rows: a function that raises, or whose row has an error already, drops out, with the reason in its row's
-    "error"; without rows the error is raised. clock: gives the seconds of a call. each_round: is called with the
+    deadline: of time.monotonic(); no round begins after it, but there are at least two. warm_up: rounds that do not
+    count. rows: a function that raises an error, or whose row has one already, is left out, with the reason in its
+    row's "error"; without rows the error is raised. clock: gives the seconds of a call. each_round: called with the
     seconds so far after each counted round.
     """
     seconds = {name: [] for name in functions if not rows or "error" not in rows[name]}
@@ -149,10 +149,10 @@ def interleaved(
 # ---------------------------------------------------------------- the machine
 @functools.cache
 def peak_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> float:
-    """FLOP/s of a large square matrix product, the ceiling that this machine really has; printed.
+    """FLOP/s of a large square matrix product, this machine's real ceiling; prints it.
 
-    Of random numbers, because a GPU does products of zeros faster (it draws less power). The quickest of `rounds`
-    groups of products counts, so that a busy machine does not lower the ceiling.
+    The numbers are random, because a GPU computes products of zeros faster (they take less power). The fastest of
+    `rounds` groups of products counts, so that a busy machine does not lower the ceiling.
     """
     n, repeat = MATRIX[device.type], 10 if device.type == "cuda" else 1
     generator = torch.Generator(device).manual_seed(0)
@@ -165,7 +165,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> fl
 
 
 class Ceiling:
-    """What MFU is taken against. flops: of a sequence's training. product: FLOP/s of a matrix product on this machine.
+    """What MFU is relative to. flops: of a sequence's training. product: FLOP/s of a matrix product on this machine.
     sheet: FLOP/s of the data sheet, None for an unknown device."""
 
     def __init__(self, config: PreTrainedConfig, source: int, target: int, args: Namespace):
@@ -183,7 +183,7 @@ class Ceiling:
 
 
 def machine(device: torch.device) -> dict:
-    """The hardware that a figure of this run depends on."""
+    """The hardware on which this run's figures depend."""
     described = {"device": str(device), "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -209,8 +209,8 @@ def process_memory(pids: Iterable[int | str] = ("self",)) -> dict[str, int]:
 
 # ---------------------------------------------------------------- results
 def compared(rows: dict[str, dict], own: list[str], plain: str) -> dict:
-    """Of the rows with sequences/s and without error: "strongest_peer", the name of the quickest row that is not our
-    own, or None; "ratio", our quickest row to it; and "ratio_to_<plain>", to the peer `plain`."""
+    """Of the rows with sequences/s and without error: "strongest_peer", the name of the fastest row of a peer, or None;
+    "ratio", our fastest row to it; and "ratio_to_<plain>", to the peer `plain`."""
     rates = {name: row.get("sequences_per_second") for name, row in rows.items() if "error" not in row}
     ours = max((rate for name, rate in rates.items() if rate and name in own), default=None)
     peers = {name: rate for name, rate in rates.items() if rate and name not in own}
@@ -221,8 +221,8 @@ def compared(rows: dict[str, dict], own: list[str], plain: str) -> dict:
 
 
 def table(rows: Iterable[dict], columns: str = COLUMNS) -> str:
-    """Rows as text under a head. columns: keys of rows, of which those are shown that any row has. A row with "error"
-    shows that instead."""
+    """Rows as text under a head. columns: keys of rows; those that no row has are left out. A row with "error" shows
+    that instead."""
     rows, (first, *others) = list(rows), columns.split()
     keys = [first, *(key for key in others if any(row.get(key) is not None for row in rows))]
     lines = [[key.replace("_", " ") for key in keys]]

@@ -1,4 +1,4 @@
-"""Which optimizer reaches a held-out loss with the fewest tokens, and what its checkpoint is worth when fine-tuned.
+"""Which optimizer reaches a held-out loss with the fewest tokens, and how well its checkpoints can be fine-tuned.
 
     python -m benchmarks.optimizers --output results/optimizers.json
     python -m benchmarks.optimizers --pre_train adamw_rms_scaled:2e-2 muon:2e-2 --seeds 1 \\
@@ -25,7 +25,7 @@ FLAGS = {
     "fine_tune": dict(default=["adamw_rms_scaled:1e-2", "adamw_torch:1e-3"], **SETTINGS),
     "target_loss": dict(type=float, help="Not set: the highest final loss of all pre-trainings."),
     "fine_tune_args": dict(default="recipes/fine_tune_installed_docs.yaml", help="Flags and recipe."),
-    "metric": dict(default="eval_accuracy", help="What a fine-tuning is judged by."),
+    "metric": dict(default="eval_accuracy", help="Metric by which the fine-tunings are compared."),
 }
 
 

@@ -1,4 +1,4 @@
-"""A picture of what benchmark_t5.py measured: a panel for each part, a bar for each row."""
+"""A chart of benchmark_t5.py's results: a panel for each part, a bar for each row."""
 
 from pathlib import Path
 

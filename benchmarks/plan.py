@@ -1,4 +1,4 @@
-"""A large run on paper: memory on each GPU, bytes sent and the time of a step, for every way of sharding it.
+"""A large run, calculated: memory on each GPU, bytes sent and the time of a step, for each way of sharding.
 
 Its assumptions are printed with the table: the GPU's peak and links (HARDWARE_PEAKS), and the MFU of one GPU, which
 `benchmark_t5.py step` measures. Formulas and their sources are in runs/memory.py and at `step_seconds`.
@@ -18,7 +18,7 @@ from runs import memory
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
-# Optimizers that need whole tensors, which these strategies divide.
+# Optimizers that need whole tensors, which these strategies shard.
 REFUSED = {"zero2": NOT_UNDER_ZERO[2], "zero3": NOT_UNDER_ZERO[3], "fsdp2": NOT_UNDER_FSDP}
 UPDATE_BYTES = 28  # read and written for a weight by AdamW: weight, gradient and two moments, three of them written
 # Two tables, so that each fits a terminal.
@@ -31,9 +31,9 @@ def step_seconds(
 ) -> dict[str, float]:
     """{"compute", "communication", "exposed", "step"} in seconds.
 
-    compute: FLOPs at the single GPU's MFU. The forward pass is a third of it, the backward pass two; what is sent with
-    a pass hides behind it as far as it is shorter (overlap_comm, DDP's buckets, FSDP's prefetching), the rest is
-    exposed, and so is all that is sent after the update. The update itself moves UPDATE_BYTES a weight through memory.
+    compute: FLOPs at the single GPU's MFU. The forward pass is a third of it, the backward pass two thirds. What is
+    sent during a pass overlaps with it (overlap_comm, DDP's buckets, FSDP's prefetching); the excess is exposed, and so
+    is all that is sent after the update. The update moves UPDATE_BYTES per weight through memory.
     """
     compute = flops / (hardware["bf16"] * 1e12 * mfu)
     exposed = max(0.0, sent.forward / bandwidth - compute / 3) + max(0.0, sent.backward / bandwidth - 2 * compute / 3)
@@ -90,7 +90,7 @@ def plan_of(
     flops = flops_per_sequence(config, args.source_length, target) * args.batch * args.accumulation
     sent = memory.communication_bytes(strategy, weights, processes, args.accumulation)
     updated = weights if strategy == "ddp" else weights / processes
-    done = flops * (4 / 3 if checkpointing else 1)  # the forward pass once more
+    done = flops * (4 / 3 if checkpointing else 1)  # recomputes the forward pass
     seconds = step_seconds(done, updated, sent, hardware, bandwidth, args.mfu)
     row |= {f"{name}_gib": size / 2**30 for name, size in gib.items()}
     row["fits"] = "yes" if gib["total"] < hardware["memory_gb"] * 1e9 * (1 - memory.RESERVE) else "no"
@@ -100,7 +100,7 @@ def plan_of(
 
 
 def text_of(plan: dict) -> str:
-    """The plan for people."""
+    """The plan as text."""
     head = (
         "{model}, {count} weights, on {nodes} x {gpus_per_node} {gpu} ({gpu_memory_gb:g} GB); {batch} x {accumulation} "
         "sequences per GPU and step, {source_length} input, {target_length} target tokens; {optim}, {attention}\n"

@@ -1,8 +1,8 @@
-"""A training step of a peer's published model and optimizer, in an environment of its own (make peers).
+"""A training step of a peer's published model and optimizer, in a separate environment (make peers).
 
     PYTHONPATH=out/peers python -m benchmarks.published_step '{"peer": "nanot5", "checkout": "nanoT5", ...}' found.json
 
-benchmarks/step.py starts it where --nanot5 or --fat5 names a checkout. Imports nothing of this project, since those
+benchmarks/step.py starts it if --nanot5 or --fat5 names a checkout. It imports nothing of this project, since those
 models need transformers 4.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-UNTIED = dict(tie_word_embeddings=False, decoder_start_token_id=0)  # as T5 v1.1 is
+UNTIED = dict(tie_word_embeddings=False, decoder_start_token_id=0)  # as in T5 v1.1
 
 
 def nanot5(folder: str, shape: dict, device: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:  # noqa: ARG001
@@ -44,7 +44,7 @@ def fat5(folder: str, shape: dict, device: str) -> tuple[torch.nn.Module, torch.
 
 
 def train(setting: dict, batch: int) -> dict:
-    """{"seconds": of a step in every round, ...}. setting: what benchmarks/step.py asks for."""
+    """{"seconds": of a step in every round, ...}. setting: the values that benchmarks/step.py passes."""
     device, shape = setting["device"], setting["shape"]
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
@@ -81,7 +81,7 @@ def train(setting: dict, batch: int) -> dict:
 
 
 def main(setting: str, output: str) -> None:
-    """Writes what `train` finds as JSON; the batch is halved where memory is short."""
+    """Writes the result of `train` as JSON; halves the batch if memory is short."""
     values = json.loads(setting)
     batch = values["batch"]
     while True:

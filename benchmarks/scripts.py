@@ -1,4 +1,4 @@
-"""What is measured by running a script as a user would: the check of the attention kernels, and pre-training."""
+"""Measurements that run a script as a user does: the check of the attention kernels, and pre-training."""
 
 import shlex
 import tempfile
@@ -24,7 +24,7 @@ NANOT5_LOSSES |= {60000: 1.96, 65000: 1.96}
 
 
 def measure_parity(args: Namespace) -> dict:
-    """The report of tests/support/check_attention.py: every attention kernel of this machine against float64."""
+    """The report of tests/support/check_attention.py: every attention kernel of this machine compared with float64."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["--device", args.device.type, "--output", f"{folder}/parity.json"]
         code = run_script("tests/support/check_attention.py", words, Path(folder, "log"), wrong=1)
@@ -49,7 +49,7 @@ def measure_pre_train(args: Namespace) -> dict:
         words += ["--train_file", *args.train_file]
     if args.batch != SEQUENCES:
         words += ["--per_device_train_batch_size", str(args.batch), "--gradient_accumulation_steps", "1"]
-    if args.bf16 == on_cpu:  # else it is what pre_train_t5.py takes there by itself
+    if args.bf16 == on_cpu:  # otherwise pre_train_t5.py chooses it
         words += ["--bf16", str(args.bf16).lower()]
     if "--max_steps" not in words:
         steps = 20 if on_cpu else 400
@@ -78,7 +78,7 @@ def measure_pre_train(args: Namespace) -> dict:
 
 
 def steps_left(seconds: float, steps_per_second: float) -> int:
-    """Steps for which there is time. NotAvailableError for fewer than LEAST_STEPS."""
+    """Number of steps that fit into the time. NotAvailableError for fewer than LEAST_STEPS."""
     steps = int(SHARE_OF_TRAINING * seconds * steps_per_second)
     if steps < LEAST_STEPS:
         raise NotAvailableError(f"{max(0.0, seconds):.0f} s are left, too few for {LEAST_STEPS} steps")
@@ -86,7 +86,7 @@ def steps_left(seconds: float, steps_per_second: float) -> int:
 
 
 def draw_beside_nanot5(lines: list[dict], path: Path) -> None:
-    """The losses of a run, lines with "tokens", and nanoT5's published ones; without matplotlib nothing but a line."""
+    """Draws a run's losses (lines with "tokens") beside nanoT5's published ones; without matplotlib prints a line."""
     steps = max(2 * max(line["tokens"] for line in lines) / NANOT5_TOKENS, 10_000)
     losses = {step: loss for step, loss in NANOT5_LOSSES.items() if step <= steps}
     published = [dict(step=step, tokens=step * NANOT5_TOKENS, loss=loss) for step, loss in losses.items()]

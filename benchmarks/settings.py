@@ -1,4 +1,4 @@
-"""What the studies share: their flags, one run of a script with OPTIMIZER:RATE, a seed and a folder, and reports."""
+"""Shared by the studies: their flags, one run of a script with OPTIMIZER:RATE, a seed and a folder, and reports."""
 
 import argparse
 import contextlib
@@ -21,7 +21,7 @@ RESULTS = "all_results.json"  # which a complete run has
 
 
 def setting(text: str) -> str:
-    """OPTIMIZER:RATE as it was written. argparse.ArgumentTypeError if it is something else."""
+    """OPTIMIZER:RATE, unchanged. argparse.ArgumentTypeError if it is something else."""
     name, _, rate = text.partition(":")
     with contextlib.suppress(ValueError):
         if name in OPTIMIZERS and 0 < float(rate) < math.inf:
@@ -33,7 +33,7 @@ SETTINGS = dict(nargs="+", type=setting, metavar="OPTIMIZER:RATE")  # of a flag 
 
 
 def parse(name: str, doc: str, flags: dict, pre_train_args: str, argv: list[str] | None) -> argparse.Namespace:
-    """The values of `flags`, {name: options of argparse}, and of the flags that every study has.
+    """The values of `flags`, {name: options of argparse}, and of the flags of every study.
 
     name: of the module, and of the folder below out/ for its runs.
     """
@@ -53,8 +53,8 @@ def parse(name: str, doc: str, flags: dict, pre_train_args: str, argv: list[str]
 
 
 def run_script(script: str, words: list[str], log: Path, wrong: int = 0, **environment: str) -> int:
-    """The exit code of a script, 0 or `wrong`; its output goes to `log`. ValueError with its last words for another
-    code, NotAvailableError if it lacks a package."""
+    """The exit code of a script, 0 or `wrong`; its output goes to `log`. Any other code raises a ValueError with the
+    end of its output; a missing package a NotAvailableError."""
     command = [sys.executable, str(ROOT / script), *words]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"} | environment
     with log.open("w") as file:
@@ -68,7 +68,7 @@ def run_script(script: str, words: list[str], log: Path, wrong: int = 0, **envir
 
 
 def run(script: str, setting_text: str, seed: int, folder: Path, words: list[str]) -> None:
-    """One run of a script into `folder`, with its output in a log beside it; nothing if it is complete already."""
+    """Runs a script into `folder`, with its output in a log beside it; does nothing if that run is complete already."""
     if (folder / RESULTS).is_file():
         return
     optimizer, rate = setting_text.split(":")
@@ -81,7 +81,7 @@ def run(script: str, setting_text: str, seed: int, folder: Path, words: list[str
 
 # ---------------------------------------------------------------- held-out loss over the tokens trained on
 def tokens_to(curve: list[dict], loss: float) -> float | None:
-    """Tokens after which the curve first falls to `loss`, on a straight line between evaluations; None if never."""
+    """Tokens after which the curve first falls to `loss`, interpolated between evaluations; None if never."""
     for before, after in zip(curve, curve[1:], strict=False):
         if before["loss"] > loss >= after["loss"]:
             share = (before["loss"] - loss) / (before["loss"] - after["loss"])

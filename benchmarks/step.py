@@ -1,10 +1,10 @@
-"""The training step, measured as a ladder: each rung adds one thing to the rung before, and each can be run alone.
+"""The training step as a ladder: each rung adds one change to the rung before, and each can be measured alone.
 
-Peers are transformers' own model and loss with the settings people train with; the rungs above them are this
-project's. All train on the same batches from the same weights, in one process, in the order A B C A B C, with one
-untimed step after each switch. TF32 is on for all. Peers get what ours get: compilation in every mode, eager attention
-(which compiled can beat sdpa, pytorch issue 149857), the larger batch. A rung whose gradients are not those of eager
-float32 has an error and no speed.
+Peers are transformers' own model and loss with common settings; the rungs above them are this project's. All train on
+the same batches from the same weights, in one process, in the order A B C A B C, with one untimed step after each
+switch. TF32 is on for all. Peers get the same as ours: compilation in every mode, eager attention (which can beat sdpa
+when compiled, pytorch issue 149857), the larger batch. A rung whose gradients differ from those of eager float32 has an
+error and no speed.
 
 Legend of shapes: B batch, S source length, T target length.
 """
@@ -35,7 +35,7 @@ from runs.speed import attention_on_a_cpu
 from trainer_t5 import set_up_step
 from training.optimizers import optimizer_class_and_kwargs
 
-EXPECTED_FOR = ("t5-v1_1-base", 512, "cuda")  # what the predictions of LADDER are about, on an H200
+EXPECTED_FOR = ("t5-v1_1-base", 512, "cuda")  # the setting of LADDER's predictions, on an H200
 # Of a parameter's gradient, relative to that of eager float32; by bf16. Attention whose output is 0 or random makes an
 # error of 1 in its own matrices, while the loss moves by 1 %. On a CPU the worst error of the rungs was 3.4e-2 in bf16
 # and 2.7e-6 in float32 (tiny, mini, small); a GPU's TF32 and depth need more room.
@@ -45,8 +45,8 @@ REFERENCE_ROWS = 8  # that eager float32 takes at a time
 
 @dataclass(frozen=True)
 class Rung:
-    """A name and what it adds to the rung before. expected: sequences/s (lowest, highest) that were calculated. peer:
-    settings that others train with. on: the rung that it stands on, if it is not part of the ladder."""
+    """A name and what it adds to the rung before. expected: calculated sequences/s (lowest, highest). peer: settings of
+    other projects. on: the rung to which it adds, if it is not part of the ladder."""
 
     name: str
     text: str
@@ -56,7 +56,7 @@ class Rung:
     on: str | None = None
 
 
-# What trainer_t5.set_up_step puts into a model, under the names of its flags.
+# What trainer_t5.set_up_step changes in a model, by the names of its flags.
 STEP_OPTIONS = dict(fused_projections=False, fused_cross_projections=False, bf16_residual=False)
 STEP_OPTIONS |= dict(z_loss=0.0, loss_chunk_size=0)
 # Settings of the lowest rung. compile_mode: of torch.compile; batch_factor: times --batch; ours: the loss of T5Trainer
@@ -145,11 +145,11 @@ class TrainingStep:
         self.optimizer = build_optimizer(settings["optimizer"], self.plain, settings["one_graph"])
 
     def batch(self) -> dict[str, torch.Tensor]:
-        """The batch that is next."""
+        """The next batch."""
         return self.batches[self.done % len(self.batches)]
 
     def loss(self) -> torch.Tensor:
-        """The loss on the batch that is next."""
+        """The loss on the next batch."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             return self.model(**self.batch(), **self.inputs)["loss"]
 
@@ -229,7 +229,7 @@ def reference_gradients(config: T5Config, batch: dict, device: torch.device) -> 
     rows = len(batch["labels"])
     for start in range(0, rows, REFERENCE_ROWS):
         part = {name: tensor[start : start + REFERENCE_ROWS] for name, tensor in batch.items()}
-        loss = model(**part, use_cache=False)["loss"]  # no row has padding: a mean of means
+        loss = model(**part, use_cache=False)["loss"]  # no row has padding, so this is the mean of means
         (loss * len(part["labels"]) / rows).backward()
     return {name: p.grad.cpu() for name, p in model.named_parameters()}
 
@@ -348,7 +348,7 @@ class Ladder:
             self.args.keep(self.result())
 
     def result(self) -> dict:
-        """What is known so far."""
+        """The results so far."""
         ceiling = self.ceiling
         for row in self.rows.values():
             if row.get("seconds"):

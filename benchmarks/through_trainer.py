@@ -22,14 +22,14 @@ from data_collator_t5 import T5DataCollator
 from runs.speed import job_of, make_fast
 from trainer_t5 import T5Trainer
 
-CHUNKS = 4096  # of random tokens that all train on
-LONG_RUN = 65_536  # steps of the run that --speed is to choose for
+CHUNKS = 4096  # of random tokens; all ways train on them
+LONG_RUN = 65_536  # steps of the run for which --speed chooses
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train. pads: of a fine-tuning, what rows are padded to. flags: of the training arguments. ours: through
-    T5Trainer. compiled: only with --compile."""
+    """A way to train. pads: in fine-tuning, what rows are padded to. flags: training arguments. ours: with T5Trainer.
+    compiled: only with --compile."""
 
     text: str
     pads: str = ""
@@ -41,13 +41,13 @@ class Way:
 
 
 def trainer_flags(args: Namespace, folder: str) -> dict:
-    """Training arguments that all trainers here share. At this learning rate nothing changes."""
+    """Training arguments of all trainers here. At this learning rate the weights hardly change."""
     silent = dict(report_to="none", disable_tqdm=True, eval_strategy="no", save_strategy="no", logging_strategy="no")
     return dict(output_dir=folder, use_cpu=args.device.type == "cpu", bf16=args.bf16, learning_rate=1e-7, **silent)
 
 
 def rows_of(ways: dict[str, Way], args: Namespace) -> dict[str, dict]:
-    """A row for each way that is taken here."""
+    """A row for each way that is measured."""
     taken = {name: way for name, way in ways.items() if args.compile or not way.compiled}
     return {name: {"name": name, "what": way.text, "settings": {"ours": way.ours}} for name, way in taken.items()}
 
@@ -163,7 +163,7 @@ def first_trainer(
         job = job_of(model, collator.inputs_length, collator.targets_length, 1, LONG_RUN, None)
         speed = make_fast(model, job, Namespace(attn_implementation=None), arguments)
     else:
-        model.config.use_cache = model.decoder.config.use_cache = way.dropout > 0  # it comes with a cache
+        model.config.use_cache = model.decoder.config.use_cache = way.dropout > 0  # the default has one
         arguments = Seq2SeqTrainingArguments(**flags, torch_compile=way.compiled, remove_unused_columns=False)
     kind = T5Trainer if way.ours else Seq2SeqTrainer
     trainer = kind(model=model, args=arguments, train_dataset=dataset, data_collator=collator)

@@ -12,7 +12,7 @@ from common.manifests import difference, fsync, is_disk_full, share, write_manif
 from common.processes import is_first_process, print_once
 from common.reports import first_line, human_bytes
 
-TOLD_BYTES = 2**33  # which take more than some seconds to be hashed
+TOLD_BYTES = 2**33  # hashing more takes longer than some seconds
 
 
 def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], overwrite: bool = False) -> Path:
@@ -23,7 +23,7 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
     ValueError if the disk is full.
     """
     final = cache / f"{name}-{key[:24]}"
-    overwrite = overwrite and is_first_process()  # the other processes take what the first one made
+    overwrite = overwrite and is_first_process()  # the other processes use what the first one made
     if final.exists() and not overwrite:
         size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
         if size > TOLD_BYTES:
@@ -68,7 +68,7 @@ def _remove_abandoned(cache: Path, name: str) -> None:
 
 def _put_in_place(aside: Path, final: Path, overwrite: bool) -> None:
     """Renames `aside` to `final`, in place of a damaged one, unless another process was first."""
-    for attempt in range(10):  # of several processes that replace a damaged folder, one is the first
+    for attempt in range(10):  # several processes may replace a damaged folder: one is first
         try:
             aside.rename(final)
             return

@@ -21,7 +21,7 @@ def damage(checkpoint: Path) -> str | None:
         return "it has no trainer_state.json"
     if (checkpoint / MANIFEST).exists():
         return difference(checkpoint)
-    for path in sorted(checkpoint.glob("*.safetensors")):  # from other code: these files at least know their size
+    for path in sorted(checkpoint.glob("*.safetensors")):  # of other code: these files at least have a size
         try:
             safe_open(path, "pt")
         except (SafetensorError, OSError) as error:

@@ -38,7 +38,7 @@ MOST_BYTES, MOST_VALUES = 2**18, 100_000  # of a YAML file
 SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # of the same: one of them overrides the other in a recipe
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
 
-MOST = 10**9  # of every number that has no upper bound of its own: more than any run can use
+MOST = 10**9  # of every number without an upper bound of its own: more than any run can use
 # {bound of a number: (its sign in --help, whether a value keeps it)}
 _BOUNDS = {"at_least": (">=", operator.ge), "above": (">", operator.gt),
            "at_most": ("<=", operator.le), "below": ("<", operator.lt)}  # fmt: skip
@@ -103,7 +103,7 @@ class T5ArgumentParser(HfArgumentParser):
     def __init__(self, dataclass_types: list[type], show_all: bool, about: str | None = None):
         description = introduction(about or "")
         super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, description=description)
-        self._negative_number_matcher = re.compile(r"-\d")  # argparse takes -1 for a value, but -1,0,1 for a flag
+        self._negative_number_matcher = re.compile(r"-\d")  # argparse reads -1 as a value, but -1,0,1 as a flag
         usage = next((c._usage for c in dataclass_types if hasattr(c, "_usage")), "[recipe.yaml] [--flag value ...]")
         self.usage = f"%(prog)s {usage}"
         self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")
@@ -122,7 +122,7 @@ class T5ArgumentParser(HfArgumentParser):
             text = action.help if action.dest in own else told.get("help", action.help)
             is_hidden = opposite or action.dest in hidden or not show_all and action.dest not in shown
             action.help = argparse.SUPPRESS if is_hidden else described(text, action.default, told)
-        if not show_all:  # the usual ones of transformers' flags have groups of their own
+        if not show_all:  # common flags of transformers have groups of their own
             rest = self._action_groups[-1]
             by_name = {action.dest: action for action in rest._group_actions if action.help != argparse.SUPPRESS}
             for title, names in usual.items():
@@ -157,7 +157,7 @@ def described(help: str, default: Any, limits: dict) -> str:
     choices = limits.get("choices", ())
     listed = f" {{{','.join(choices)}}}" if 0 < len(choices) < 10 else ""  # transformers has more schedules
     default = " ".join(map(str, default)) if isinstance(default, list) else default
-    # Bounds of 10,000 and more are left out: nobody meets them.
+    # Bounds of 10,000 and more are not shown: nobody reaches them.
     bounds = [f"{_BOUNDS[b][0]} {limit}" for b, limit in limits.items() if b in _BOUNDS and limit < 10_000]
     notes = [] if default in (None, argparse.SUPPRESS, False, "") else [str(default)]
     notes += [", ".join(bounds)] if bounds else []
@@ -218,7 +218,7 @@ def parse_arguments(
 def _check_together(values: dict, given: set[str], where: str) -> None:
     """ValueError for an empty value among the flags given in one place, or for two of them that exclude each other.
     values: of all flags."""
-    # With a file, an empty name of a data set takes that of a recipe away.
+    # With a file, an empty name of a data set overrides that of a recipe.
     may_be_empty = {"dataset_name", "dataset_config_name"} if values.get("train_file") else set()
     values = {name: value for name, value in values.items() if name in given}
     for name, value in values.items():
@@ -299,7 +299,7 @@ def _as_flag(name: str, value) -> list[str]:
     if isinstance(value, list):
         return [f"--{name}", *map(str, value)]
     if value is False and name.endswith("strategy"):
-        value = "no"  # which YAML reads as false when it stands without quotes
+        value = "no"  # which YAML reads as false without quotes
     if isinstance(value, dict | bool):
         value = json.dumps(value)
     return [f"--{name}={value}"]
@@ -314,7 +314,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge":
                 raise yaml.YAMLError("merge keys (<<) are not supported")
             key = self.construct_object(key_node, deep=deep)
-            if isinstance(key, str | int | float | bool | None):  # others PyYAML refuses itself
+            if isinstance(key, str | int | float | bool | None):  # PyYAML itself refuses others
                 if key in seen:
                     raise yaml.YAMLError(f"key {key} is set twice")
                 seen.add(key)

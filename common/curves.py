@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What an evaluation logs besides its quality metrics ends in one of these.
+# Endings of what an evaluation logs besides its quality metrics.
 NO_METRIC = ("loss", "_runtime", "_per_second", "_time", "gen_len", "invalid_outputs")
-LINES = ("-", "--", ":", "-.")  # of the runs in turn: one that lies under another shows through its gaps
+LINES = ("-", "--", ":", "-.")  # of the runs in turn: a curve under another one shows through its gaps
 PICTURES = (".png", ".pdf", ".svg")
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito: safe for all eyes
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito: colour-blind safe
 
 
 def eval_metrics(lines: list[dict]) -> list[str]:

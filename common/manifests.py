@@ -79,7 +79,7 @@ def file_digests(paths: Iterable[Path]) -> list[str]:
         try:
             return list(pool.map(partial(file_digest, stopped=stopped), paths))
         finally:
-            stopped.set()  # at Ctrl-C; the pool waits for its threads, and a file may take minutes
+            stopped.set()  # at Ctrl-C: the pool waits for its threads, which may take minutes with a file
 
 
 def share(paths: Iterable[Path]) -> None:
@@ -87,7 +87,7 @@ def share(paths: Iterable[Path]) -> None:
     umask = os.umask(0)
     os.umask(umask)
     for path in paths:
-        special = path.stat().st_mode & 0o7000  # setgid, by which a folder's files belong to its group
+        special = path.stat().st_mode & 0o7000  # setgid, which gives a folder's files its group
         path.chmod(special | (0o777 if path.is_dir() else 0o666) & ~umask)
 
 

@@ -57,7 +57,7 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-# Set by torchrun and `accelerate launch`, and by `deepspeed`, which end all processes as soon as one has ended.
+# Set by torchrun, `accelerate launch` and `deepspeed`, which end all processes as soon as one has ended.
 ENDING_LAUNCHERS = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}
 PATIENCE = 10.0  # seconds
 
@@ -170,7 +170,7 @@ def _follow_parent() -> None:
     end_with_parent()
 
 
-# How gloo and NCCL say that a process at the other end is gone.
+# What gloo and NCCL say if a process at the other end is gone.
 _GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
@@ -209,7 +209,7 @@ def run_script(main: Callable[[], object]) -> None:
             raise
         code = stop.code or 0
     except BaseException as error:
-        is_ctrl_c = KeyboardInterrupt in (type(error), type(error.__context__))  # datasets makes a TimeoutError of it
+        is_ctrl_c = KeyboardInterrupt in (type(error), type(error.__context__))  # datasets turns it into a TimeoutError
         explained = "\ninterrupted" if is_ctrl_c else _explained(error, several)
         if explained is None or (os.environ.get("T5_FOUNDRY_TRACEBACK") and not is_ctrl_c):
             raise
@@ -217,7 +217,7 @@ def run_script(main: Callable[[], object]) -> None:
             print_once(explained)
         elif explained:
             print(f"{Path(sys.argv[0]).name}: error: {explained}", file=sys.stderr, flush=True)
-        code = 130 if is_ctrl_c else 1  # 130: as a shell reports a program that Ctrl-C ended
+        code = 130 if is_ctrl_c else 1  # 130: a shell's code for a program that Ctrl-C ended
         if not several:
             raise SystemExit(code) from None
     if several:

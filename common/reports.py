@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PROJECT = Path(__file__).resolve().parent.parent
 VERSIONS_OF = ("torch", "transformers", "accelerate", "datasets", "deepspeed")  # recorded in run.json where installed
 SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings reach no file
-# Keys of metrics that say nothing of the model's quality.
+# Keys of metrics that say nothing about the model's quality.
 PERFORMANCE = re.compile(r"mfu|total_flos|seconds_left|padding_share|.*_(per_second|runtime|time|gib)")
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 BOLD, RED = "1", "31"
@@ -217,7 +217,7 @@ def lines_until(lines: list[dict], step: int) -> list[dict]:
 # ---------------------------------------------------------------- run.json and the printed blocks
 def _git(*arguments: str) -> str | None:
     """What git answers in the project folder; None without git or outside a checkout."""
-    # The ceiling keeps git from finding a repository that merely surrounds an unpacked copy of this project.
+    # The ceiling keeps git from finding a repository around an unpacked copy of this project.
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(PROJECT.parent)}
     command = ["git", "--no-optional-locks", *arguments]
     try:
@@ -245,7 +245,7 @@ def run_record(
 
     arguments: all flags; secrets (SECRET_ENDINGS) are left out. examples: rows of each split, {"train": 10_000}.
     """
-    # Tied tensors come once out of parameters(); ZeRO-3 leaves empty shells whose true size is ds_numel.
+    # parameters() gives tied tensors once; ZeRO-3 leaves empty shells whose true size is ds_numel.
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
     record = dict(arguments=_without_secrets(arguments), parameters=parameters, tokens_per_step=tokens_per_step)
     return plain_json(environment_record() | record | dict(fingerprints=fingerprints, examples=examples))

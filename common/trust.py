@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-# torch's own switch: every torch.load below it is weights-only, whatever its caller asks for.
+# torch's own switch: every torch.load is weights-only while it is set, whatever its caller asks for.
 _SWITCHES = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
 # Classes that DeepSpeed puts beside the tensors; they hold numbers.
 _OF_DEEPSPEED = {

@@ -29,8 +29,8 @@ from corpora.reading import CONTROL, WIKI_OPEN, checked_header, open_parquet, pa
 BLOCK_BYTES = 2**18  # of text: small enough that even a small corpus is well mixed, large enough to read at full speed
 HASHED_BYTES = 2**32  # hashed of a stream's files at its start, which takes seconds; of more, evenly spread pieces
 PIECE_BYTES = 2**16
-CHUNK_BYTES = 2**16  # read at once, or as much as there is of a line that is longer
-FEW_SHARDS = 96  # with fewer, a Hub stream opens its files at the start to find their row groups
+CHUNK_BYTES = 2**16  # read at once; within a longer line, as much as there is of it
+FEW_SHARDS = 96  # with fewer, a Hub stream opens its files at its start to find their row groups
 Rows = Iterator[tuple[int, dict]]
 
 
@@ -322,7 +322,7 @@ def hub_corpora(
     """{split: corpus} of a Hub or saved data set. Rows keep only the column `only`, if there is one of that name.
     ValueError if there is no train."""
     found = load_dataset_splits(name, config, flag, streaming=True, needed="train")
-    if only:  # such as without pictures, which would be decoded
+    if only:  # leaves out pictures, for example, which would be decoded
         found = {
             s: rows.select_columns([only]) if only in (rows.column_names or ()) else rows for s, rows in found.items()
         }

@@ -15,7 +15,7 @@ import numpy as np
 
 LEVELS = 64
 SERIES, STEPS = 2_000, 512
-NOISE = 0.05  # standard deviation, where the sines' heights lie between 0.5 and 1
+NOISE = 0.05  # standard deviation; the sines' amplitudes lie between 0.5 and 1
 
 
 def make_series(count: int = SERIES, steps: int = STEPS, seed: int = 0) -> np.ndarray:

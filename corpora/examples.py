@@ -11,7 +11,7 @@ import torch
 
 from data_collator_t5 import example_keys
 
-GOLDEN = 0.6180339887498949  # the golden section of 1
+GOLDEN = 0.6180339887498949  # the golden ratio's fraction
 SAMPLER_BLOCK = 65_536  # examples whose numbers are handed out at once
 
 

@@ -9,7 +9,7 @@ of a text. Tokenizers of bytes do too. A word is cut in two only if there is no 
 import itertools
 from collections.abc import Iterable, Iterator, Sized
 
-LONGEST_PART = 2**20  # characters (of a stream: bytes) of a text that are read and tokenised at once
+LONGEST_PART = 2**20  # characters (in a stream: bytes) of a text that are read and tokenised at once
 
 
 class Stretch(str):

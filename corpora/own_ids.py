@@ -24,7 +24,7 @@ ID_OFFSET = 3  # <pad>, </s>, <unk>
 ID_TYPES = ("uint8", "uint16", "uint32", "uint64", "int16", "int32", "int64")  # of .bin files
 ARRAY_SUFFIXES = (".npy", ".bin")
 ID_SUFFIXES = (*ARRAY_SUFFIXES, ".parquet", ".json", ".jsonl")
-PIECE = (500, 65_536)  # shortest and longest piece into which a flat array is cut
+PIECE = (500, 65_536)  # shortest and longest piece of a flat array
 
 
 @dataclass

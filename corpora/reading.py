@@ -210,7 +210,7 @@ def read_text_parts(path: Path) -> Iterator[str]:
             if page is None and begins and not goes_on and WIKI_OPEN.match(line):
                 page = []
             elif page is not None and begins and line == "</doc>":
-                # The first line repeats the title: a page of nothing else is an empty one.
+                # The first line repeats the title: a page without more is empty.
                 yield html.unescape("\n".join(page)) if len(page) > 1 else ""
                 page = None
             elif page is not None and not begins:

@@ -28,7 +28,7 @@ from corpora.own_ids import IdDocument, IdFormat, corpus_files, id_format, read_
 from corpora.reading import column_texts, read_documents
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 
-# Sample for a tokenizer that is trained on the way: enough for a small vocabulary, and a minute or less.
+# Sample for a tokenizer that a run trains: enough for a small vocabulary, and a minute or less.
 TOKENIZER_SENTENCES, TOKENIZER_CHARACTERS = 200_000, 2**25
 TOKENIZER_FORMAT = 3  # part of its key in the cache: raise it when the same text would give another tokenizer
 

@@ -187,7 +187,7 @@ class Lane:
     def _fill(self) -> None:
         source, size = self.source, self.source.buffer
         self.first += len(self.buffer)
-        if self.first == 0:  # shorter for earlier lanes, so that they are not all filled in the same step
+        if self.first == 0:  # shorter for earlier lanes, so that not all are filled in the same step
             size = max(1, size * (self.lane + 1) // source.lanes)
         read = list(itertools.islice(self.units, size))
         self.place = read[0][0]
@@ -348,7 +348,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
             raise ValueError(f"--resume_from_checkpoint {checkpoint}: its run read another stream: files, --seed, "
                              "--shuffle_buffer_size, tokenizer and lengths must stay")  # fmt: skip
         self.next_example = states[0]["next_example"]
-        # Where several ranks have read a lane, the state of the one that has come furthest holds.
+        # If several ranks have read a lane, the state of the one that has read furthest counts.
         lanes = zip(*(state["lanes"] for state in states), strict=True)
         self.lane_states = [
             [max(of_corpus, key=lambda state: state[0]) for of_corpus in zip(*same, strict=True)] for same in lanes
@@ -388,7 +388,7 @@ class StreamLoader(torch.utils.data.DataLoader):
             collate_fn=lambda item: item if item[1] is None else (collate(item[0]), item[1]),
             num_workers=workers,
             multiprocessing_context="fork" if workers else None,
-            generator=torch.Generator(),  # of its own: the model's dropout must not depend on when reading began
+            generator=torch.Generator(),  # its own: the model's dropout must not depend on when reading began
             **other,
         )
         self.state = dataset.first_state()

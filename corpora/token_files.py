@@ -28,9 +28,9 @@ from corpora.unknown import MOST_UNKNOWN, lost_letters, named
 from corpora.word_encoder import corpus_encoder, flat
 
 TOKENISE_BATCH = 2_000_000  # characters given to the tokenizer's threads at once
-HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch where their number is given
+HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch if their number is given
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
-SCANNED = 2**24  # tokens looked through at once: a held-out share of 100 GB of text has thousands of millions
+SCANNED = 2**24  # tokens searched at once: a held-out share of 100 GB of text has billions
 TOKENS_FORMAT = 5  # part of the cache's keys: raise it when the same text would give other tokens
 
 

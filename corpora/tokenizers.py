@@ -29,7 +29,7 @@ from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_eos_id, is_byte_le
 TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece skips longer lines, so they are cut
 LINE_PART = 1_024  # characters of a part of such a line
 MOST_CHARACTERS = 2**28  # from which SentencePiece learns; it takes 13 bytes of memory for each
-TOLD_CHARACTERS = 2**24  # from which it takes longer than some seconds
+TOLD_CHARACTERS = 2**24  # with more, it takes longer than some seconds
 BYTES = 256  # tokens of a tokenizer that writes unknown letters as bytes
 COVERAGE = 0.9995  # SentencePiece's advice for scripts of thousands of letters
 LEAST_COVERAGE = 0.98  # that SentencePiece takes
@@ -64,13 +64,13 @@ def train_tokenizer(
     options = dict(model_type="unigram", vocab_size=vocab_size - NUM_SENTINELS, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     options |= dict(byte_fallback=byte_fallback, character_coverage=character_coverage)
     options |= dict(normalization_rule_name=normalization, max_sentence_length=TOKENIZER_SENTENCE, minloglevel=2)
-    # SentencePiece takes its own special tokens out of a text, as <unk> in WikiText, before it counts letters.
+    # SentencePiece removes its own special tokens from a text, such as <unk> in WikiText, before it counts letters.
     inside = [token for token in ("<pad>", "</s>", "<unk>") if any(token in part for part in sample)]
     options |= dict(required_chars="".join(sorted(set("".join(inside)))))
     options |= dict(num_threads=16)  # not the machine's number of cores: the sums, and so the pieces, depend on it
     train = partial(sentencepiece.SentencePieceTrainer.train, sentence_iterator=iter(sample), model_writer=model)
     try:
-        in_background(partial(train, **options)).result()  # C++ answers Ctrl-C when it is done, which may take an hour
+        in_background(partial(train, **options)).result()  # C++ sees Ctrl-C when it is done, which may take an hour
     except RuntimeError as error:
         if "sentences_.empty()" in str(error):
             raise ValueError("there is no text to train a tokenizer on") from None
@@ -121,7 +121,7 @@ def letters_and_bytes(
     room = max(BYTES, tokens // 10)
     if coverage is not None:
         return bool(byte_fallback), coverage
-    few = len(letters) <= room or tokens < 2 * room  # a size too small for bytes is refused by what its letters take
+    few = len(letters) <= room or tokens < 2 * room  # the error for too small a size names the letters' need
     byte_fallback = not few if byte_fallback is None else byte_fallback
     if few:
         return byte_fallback, 1.0
@@ -270,7 +270,7 @@ def cut_at_spaces(text: str, longest: int) -> Iterator[str]:
 def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], Sequence[Sequence[int]]]:
     """texts -> token ids, uncut and without EOS; "<extra_id_0>" or "</s>" in a text is read as plain characters."""
     if is_byte_level(tokenizer) and set(tokenizer.get_added_vocab()) <= set(tokenizer.all_special_tokens):
-        offset = np.uint16(tokenizer.offset)  # many times as fast as the tokenizer, which makes a text of each byte
+        offset = np.uint16(tokenizer.offset)  # many times as fast as the tokenizer, which makes each byte a string
         return lambda texts: [np.frombuffer(text.encode(), dtype=np.uint8) + offset for text in texts]
     if getattr(tokenizer, "backend_tokenizer", None) is None:  # tokenizers in Python
         return lambda texts: tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -311,7 +311,7 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, dict[s
     special |= {
         token for token in tokenizer.get_vocab() if SENTINEL_NAME.fullmatch(token) or UNUSED_NAME.fullmatch(token)
     }
-    unseen = {token: f"\uffff{token}\uffff" for token in special}  # U+FFFF is no character
+    unseen = {token: f"\uffff{token}\uffff" for token in special}  # U+FFFF is not a character
     for token in added:
         token["content"] = unseen.get(token["content"], token["content"])
     if isinstance(model["vocab"], list):  # [[piece, score], ...], the id being the place

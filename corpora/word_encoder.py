@@ -21,7 +21,7 @@ from corpora.tokenizers import plain_backend, plain_encoder
 WORDS_OF_A_TEXT = 64  # that are tokenised together
 LONGEST_WORD = 64  # characters; longer ones, rare, are tokenised each time
 SLOTS = 1 << 22  # of the table of known words; a newer word replaces an older one in its slot
-MOST_KEPT = 1 << 24  # ids and characters kept; with more, the memory is emptied
+MOST_KEPT = 1 << 24  # ids and characters kept; beyond this, the memory is emptied
 BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial hash; odd, so that it has an inverse modulo 2^64
 
 
@@ -48,7 +48,7 @@ def word_list_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]
     eos = names[tokenizer.eos_token]
 
     def encode(words: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        if any("\uffff" in word for word in words):  # no character, and what the names are made of
+        if any("\uffff" in word for word in words):  # not a character, and what the names are made of
             alone = [encoding.ids for encoding in backend.encode_batch_fast(words, add_special_tokens=False)]
             return np.concatenate(alone).astype(np.int64), np.array(list(map(len, alone)))
         groups = (words[start : start + WORDS_OF_A_TEXT] for start in range(0, len(words), WORDS_OF_A_TEXT))

@@ -44,7 +44,7 @@ def t5_fused_mask(
         return None
     if mask_function is bidirectional_mask_function and attention_mask is not None and kv_offset == 0:
         padding = attention_mask[:, None, None, :kv_length].bool()
-        if padding.is_cuda or torch.compiler.is_compiling():  # asking a GPU for values would make the CPU wait
+        if padding.is_cuda or torch.compiler.is_compiling():  # reading values from a GPU would make the CPU wait
             return padding
         return None if allow_is_bidirectional_skip and bool(padding.all()) else padding
     places = (batch_size, q_length, kv_length, q_offset, kv_offset)

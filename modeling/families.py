@@ -244,7 +244,7 @@ class T5Gemma2(T5Gemma):
     def prepare(self, model: PreTrainedModel, is_new: bool) -> None:  # noqa: ARG002
         for part in (model.get_encoder().vision_tower, model.get_encoder().multi_modal_projector):
             part.requires_grad_(False)
-        # transformers 5.17 would save the encoder under names that its Trainer does not find when it resumes.
+        # transformers 5.17 would save the encoder under names that its Trainer does not find when resuming.
         model._weight_conversions = []
 
 

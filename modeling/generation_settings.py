@@ -4,7 +4,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from common.processes import print_once
 
-# Of generation_config.json: what `generate` does no longer, or not alone, or what the machine's speed would decide.
+# Settings that `generate` no longer supports, or not alone, or whose result depends on the machine's speed.
 _NOT_FOLLOWED = (
     "num_beam_groups diversity_penalty penalty_alpha constraints force_words_ids dola_layers guidance_scale "
     "stop_strings assistant_early_exit return_dict_in_generate max_time"
@@ -27,7 +27,7 @@ def complete(model: PreTrainedModel) -> None:
 def set_generation_length(model: PreTrainedModel, tokens: int) -> None:
     """Lets generate() write at most this number of tokens."""
     model.generation_config.max_length = tokens + 1  # it counts the decoder's start token too
-    model.generation_config.max_new_tokens = None  # of an older checkpoint: it would win
+    model.generation_config.max_new_tokens = None  # of an older checkpoint: it would count instead
 
 
 def forget_search(model: PreTrainedModel, greedy: bool) -> None:

@@ -67,7 +67,7 @@ class _ChunkedLossSums(torch.autograd.Function):
         with torch.autocast(device_type, enabled=False):
             rows, matrix = hidden.to(dtype), weight.to(dtype)
             d_hidden = torch.empty_like(rows) if wants_gradient else None
-            # Many small contributions are added up: in float32 at least.
+            # Sums many small contributions: in float32 at least.
             d_weight = torch.zeros_like(_at_least_float32(weight)) if wants_gradient else None
             total = z_total = _at_least_float32(rows.new_zeros(()))
             for start in range(0, len(rows), chunk):
@@ -204,10 +204,10 @@ def compute_loss_in_forward(
 
     model.compute_loss = compute
     if compile_options is not None:
-        # torch counts the graphs of a code object: with its own copy, a model does not count those of earlier models.
+        # torch counts graphs per code object: with its own copy, a model does not count those of earlier models.
         code = compute.__code__.replace()
         own = types.FunctionType(code, compute.__globals__, compute.__name__, None, compute.__closure__)
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, shapes)
-        # Whole and static: a graph break, or a batch of another shape, must be noticed, not slow the run unseen.
+        # Whole and static: a graph break or a batch of another shape must raise an error, not silently slow the run.
         model.compute_loss = torch.compile(own, fullgraph=True, dynamic=False, **compile_options)
     model.accepts_loss_kwargs = True  # and now that is so: Trainer passes num_items_in_batch

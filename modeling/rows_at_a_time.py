@@ -12,7 +12,7 @@ from common.processes import free_memory
 from modeling.families import family_of, shape_of
 
 LARGEST_TENSOR = 2**28  # numbers: 1 GiB in float32; two or three such tensors exist at a time
-SHARE_OF_CACHES = 0.2  # of a GPU's memory, or of what a machine has free
+SHARE_OF_CACHES = 0.2  # of a GPU's memory, or of a machine's free memory
 
 
 def rows_to_score(config: PreTrainedConfig, source: int, target: int) -> int:

@@ -56,7 +56,7 @@ class RowLayout:
         self.texts = inputs_length - count - self.spans + self.noise
         assert len(count) > 1 and np.diff(self.texts).max(initial=0) <= 0 and np.diff(self.texts).min(initial=0) >= -4
         self.shortest = max(SHORTEST, int(np.ceil(self.texts[1:] / count[1:]).min()))
-        self.width = int((self.texts + count).max()) + 4  # separators, and tokens left out
+        self.width = int((self.texts + count).max()) + 4  # separators and unused tokens
 
     def next_example(
         self, ends: np.ndarray, begin: np.ndarray, used: np.ndarray, count: np.ndarray | int
@@ -145,7 +145,7 @@ def share_out(totals: np.ndarray, capacities: np.ndarray, counts: np.ndarray) ->
     sums = np.maximum(np.add.reduceat(capacities, first), 1)
     parts, remainders = np.divmod(totals[row] * capacities, sums[row])
     missing = totals - np.add.reduceat(parts, first)
-    order = np.lexsort((-remainders, row))  # of a row those with the largest first; rows stay where they are
+    order = np.lexsort((-remainders, row))  # within a row the largest first; the rows keep their order
     parts[order[places_within(counts) < missing[row]]] += 1
     return parts
 
@@ -192,7 +192,7 @@ class DocumentSpans(PackedObjective, T5DataCollator):
         places = np.repeat(begins, lengths) + places_within(lengths)
         random = random_numbers(rows["key"], tokens.shape[1]).ravel()[places]
         row_spans, row_noise = self.layout.spans[counts], self.layout.noise[counts]
-        # A span for each, the others by the room for spans; as much noise as spans, the rest by the room for noise.
+        # A span each, the others by the room for spans; as many noise tokens as spans, the rest by the room for noise.
         spans = 1 + share_out(row_spans - counts, lengths // 2 - 1, counts)
         noise = spans + share_out(row_noise - row_spans, lengths - 2 * spans, counts)
         mask = ragged_noise_mask(random, lengths, noise, spans)

@@ -40,7 +40,7 @@ def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray
     ranked = group.astype(np.uint64) << np.uint64(44) | places.astype(np.uint64)
     ranked |= np.where(forced, 0, random >> np.uint64(36) << np.uint64(16))
     ranked.sort()
-    # The sort leaves each group where it is, so the rank of a number is its new place in its group.
+    # The sort keeps each group in its place, so the rank of a number is its new place in its group.
     rank = np.where(kept_part, places - np.repeat(noise, lengths), places)
     cut = np.zeros(len(random), dtype=bool)
     found = (ranked & np.uint64(0xFFFF)).astype(np.int64) + np.repeat(starts, lengths)
@@ -131,7 +131,7 @@ class PackedObjective(Objective):
         targets[places] = tokens[mask]
         targets[places[written[mask]] - 1] = sentinels
         kinds = np.repeat(examples.denoiser, target_sizes) + len(self.names)
-        kinds[places] -= len(self.names) * (tokens[mask] != self.eos_id)  # a document's EOS is no text
+        kinds[places] -= len(self.names) * (tokens[mask] != self.eos_id)  # a document's EOS is not text
         decoder_inputs = np.empty_like(targets)
         decoder_inputs[1:] = targets[:-1]
         decoder_inputs[target_ends - target_sizes] = self.decoder_start_token_id

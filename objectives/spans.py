@@ -13,7 +13,7 @@ from data_collator_t5 import T5DataCollator, is_byte_level
 from objectives.metrics import language_model_metrics
 from objectives.objective import Objective
 
-UNUSED_BYTES = 11  # F5 to FF are in no UTF-8
+UNUSED_BYTES = 11  # F5 to FF never occur in UTF-8
 
 
 class SpanCorruption(T5DataCollator, Objective):
@@ -36,7 +36,7 @@ class SpanCorruption(T5DataCollator, Objective):
         self, nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict  # noqa: ARG002
     ) -> torch.Tensor:  # fmt: skip
         """[B, 2] correct text tokens and text tokens: neither sentinels nor EOS."""
-        used = self.sentinel_ids[: self.num_spans]  # ByT5's other ones are text
+        used = self.sentinel_ids[: self.num_spans]  # ByT5's other sentinels are bytes of text
         text = ~torch.isin(labels, torch.tensor([*used, self.eos_id], device=labels.device))
         return torch.stack([(correct & text).sum(-1), text.sum(-1)], dim=1).float()
 

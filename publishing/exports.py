@@ -28,7 +28,7 @@ TOLERANCES = {"huggingface": 0.0, "ctranslate2": 1e-3, "ctranslate2_int8": 0.25,
 # Of the encoder alone: largest difference of a number of its output, or of a text's embedding. transformers' own class
 # computes the activation in eight operations, which round differently from our one.
 TOLERANCES |= {"encoder": 1e-5, "sentence_transformers": 1e-5}
-NEW_TOKENS = 32  # written greedily for each text
+NEW_TOKENS = 32  # generated greedily for each text
 LONGEST_SOURCE = 512  # tokens of a text that are compared
 # CTranslate2's beam search ends when it has beams x patience finished texts: with a patience of 1 that is transformers'
 # rule under early_stopping=True. Under False, its default, transformers searches on while the best unfinished text
@@ -146,7 +146,7 @@ def write_ctranslate2(original: Original, folder: Path, quantization: str | None
 
     with torch.no_grad():
         Converter(str(original.model.config._name_or_path)).convert(str(folder), quantization=quantization)
-    # The rows beyond the tokenizer's tokens are named <extra_id_0> ... a second time; each name must mean one id.
+    # The rows beyond the tokenizer's tokens are named <extra_id_0> ... a second time; a name must have one id.
     names = json.loads((folder / CTRANSLATE2_TOKENS).read_text(encoding="utf-8"))
     tokens = len(original.tokenizer)
     names[tokens:] = [f"<unused_{number}>" for number in range(len(names) - tokens)]
@@ -215,7 +215,7 @@ def write_onnx(model: PreTrainedModel, folder: Path) -> None:
     mask, hidden = ids.ne(0).long(), torch.zeros(*ids.shape, shape_of(model.config).encoder.width)
     sources, targets = {0: batch, 1: source}, {0: batch, 1: target}
     of_decoder = {"input_ids": decoder_ids, "encoder_hidden_states": hidden, "encoder_attention_mask": mask}
-    # A file of its own for the weights where one ONNX file could not hold them: protobuf ends at 2 GiB.
+    # A separate file for weights that do not fit into one ONNX file: protobuf's limit is 2 GiB.
     large = sum(p.numel() * 4 for p in model.parameters()) > 1.5e9
     attention = model.config._attn_implementation
     set_attention(model, "eager")

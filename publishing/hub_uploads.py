@@ -10,7 +10,7 @@ from huggingface_hub.errors import HTTPError  # of the HTTP library that it uses
 
 from common.processes import in_background
 
-# Parts of a run's folder that are not published: states of the training, local paths, the trackers' own files.
+# Parts of a run's folder that are not published: training state, local paths, the trackers' own files.
 NOT_PUBLISHED = (
     "optimizer* scheduler* scaler* rng_state* trainer_state.json training_args.bin loss_state_* manifest.json latest "
     "global_step* zero_to_fp32.py run.json task.json predictions.jsonl checkpoint-* wandb* runs* trackio* _* .*"

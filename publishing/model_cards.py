@@ -25,7 +25,7 @@ from objectives.denoisers import Denoiser, denoisers_of
 from tasks.registry import as_list, source_text
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
-# Flags that say where things were and how they were shown, not what was trained.
+# Flags about places and display, not about what was trained.
 _NOT_THE_TRAINING = (
     "output_dir overwrite_output_dir dry_run data_cache_dir overwrite_cache preprocessing_num_workers data_dir "
     "run_name report_to logging_steps logging_strategy logging_dir disable_tqdm use_cpu resume_from_checkpoint "
@@ -82,7 +82,7 @@ def model_card(
     known = objective if objective in OBJECTIVES else "span_corruption"
     denoisers = [denoiser for denoiser, _ in denoisers_of(known).values()]
     shown = min(denoisers, key=lambda denoiser: denoiser.is_prefix)  # the first that masks spans, if one does
-    # ByT5's sentinels are other tokens than its tokenizer's <extra_id_n>.
+    # ByT5's sentinels are not its tokenizer's <extra_id_n>.
     reads_ids = hasattr(model.config, "input_ids_offset")
     has_marks = getattr(model.config, "sentinel_ids", None) and not reads_ids
     by_id = has_marks and not task and not shown.is_prefix
@@ -181,7 +181,7 @@ def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: Deno
         whole, gaps = ("0 1 1 0", "0 1 {} 1 0 {} 1") if reads_ids else ("The cat sat on the", "The cat {} on the {}.")
         text = whole if denoiser.is_prefix else gaps.format(gap.format(0), gap.format(1))
         return f"{denoiser.mode} {text}" if denoiser.mode else text
-    entry = {"inputs": {"": "text"}} | entry  # own pairs whose columns only the rows tell have none
+    entry = {"inputs": {"": "text"}} | entry  # own pairs have none if only their rows show the columns
     return source_text(entry, dict.fromkeys(entry["inputs"].values(), "..."))
 
 

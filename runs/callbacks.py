@@ -150,7 +150,7 @@ class ThroughputCallback(TrainerCallback):
     ):
         self.sequences_per_step, self.tokens_per_step = sequences_per_step, tokens_per_step
         self.flops_per_sequence, self.peak_flops, self.ranks = flops_per_sequence, peak_flops, ranks
-        self.running_since = None  # perf_counter; None while the stopwatch stands
+        self.running_since = None  # perf_counter; None while the stopwatch is stopped
 
     def _start_window(self, state: TrainerState) -> None:
         self.seconds, self.logged_step = 0.0, state.global_step  # seconds of training since the log at logged_step
@@ -178,7 +178,7 @@ class ThroughputCallback(TrainerCallback):
             self.running_since = self.last_end = time.perf_counter()
 
     def on_step_end(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_) -> None:
-        # The GPU may still be working on this step, which must not count as evaluation.
+        # The GPU may still compute this step, which must not count as evaluation.
         if torch.cuda.is_available() and (control.should_evaluate or control.should_save):
             torch.cuda.synchronize()
         self.last_end = time.perf_counter()
@@ -314,7 +314,7 @@ def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> Non
     for callback in callbacks:
         trainer.add_callback(callback)
     first = (DefaultFlowCallback, ThroughputCallback)
-    order = trainer.callback_handler.callbacks  # add_callback only appends
+    order = trainer.callback_handler.callbacks  # add_callback can only append
     order.sort(key=lambda callback: [not isinstance(callback, kind) for kind in first])
 
 

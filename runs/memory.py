@@ -21,7 +21,7 @@ from modeling.families import Stack, family_of, shape_of
 
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 OPTIMIZER_STATES = ("adamw_torch", "adamw_torch_fused", "adamw_rms_scaled", "adafactor", "muon")
-BUCKETS_IN_FLIGHT = 4.5  # DeepSpeed's, with overlap_comm, for reducing and for gathering (its documentation)
+BUCKETS_IN_FLIGHT = 4.5  # DeepSpeed's buffers, with overlap_comm, for reducing and gathering (its documentation)
 RESERVE = 0.08  # share of a GPU's memory for the CUDA context, NCCL and fragmentation
 FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched meanwhile
 
@@ -112,7 +112,7 @@ def activation_bytes(
     cross_attention = heads_of(2 * s, decoder) + normed(0, s, decoder) + cross_scores
     if not shape.merged:
         cross_attention += norms(t, decoder) + inputs(t, decoder.width, 1) + heads_of(2 * t, decoder)
-    if bf16:  # every layer casts the encoder's output for its keys and for its values
+    if bf16:  # each layer casts the encoder's output, once for its keys and once for its values
         cross_attention += inputs(s, encoder.width, 2)
     encoder_block = self_attention(s, encoder, batch * held) + encoder_scores + feed_forward(s, encoder)
     decoder_block = self_attention(t, decoder, t) + decoder_scores + cross_attention + feed_forward(t, decoder)
@@ -186,7 +186,7 @@ def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) 
     """Bytes of an optimizer's undivided float32 state for tensors of these shapes. ValueError for an unknown name."""
     if name not in OPTIMIZER_STATES:
         raise ValueError(f"--optim {name}: its memory is known for {', '.join(OPTIMIZER_STATES)}")
-    if name == "adafactor":  # row and column means of the squared gradients of a matrix, all of them of a vector
+    if name == "adafactor":  # row and column means of a matrix's squared gradients; all of a vector's
         return 4 * sum(sum(shape) if len(shape) == 2 else math.prod(shape) for shape in shapes)
     numbers = sum(map(math.prod, shapes))
     one_moment = matrix_parameters(config) - shape_of(config).head if name == "muon" else 0

@@ -21,7 +21,7 @@ from training.optimizers import check_muon, check_schedule, layer_matrices
 def _state_bytes(model: PreTrainedModel, optimizer: str) -> int:
     """Bytes of the optimizer's state, which is float32."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    if optimizer == "muon":  # of the layers' matrices one moment, of all else two
+    if optimizer == "muon":  # one moment for the layers' matrices, two for all else
         matrices = layer_matrices(model)
         return sum(4 * p.numel() * (1 if id(p) in matrices else 2) for p in trained)
     return optimizer_bytes(optimizer, [tuple(p.shape) for p in trained], model.config)

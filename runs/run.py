@@ -225,13 +225,13 @@ class TrainingRun(Run):
     def _save_model(self) -> None:
         """Saves the finished model; a full disk ends the process with one line that names the last checkpoint."""
         try:
-            self.trainer.save_model(_internal_call=True)  # which keeps it from uploading before there are results
+            self.trainer.save_model(_internal_call=True)  # so that nothing is uploaded before there are results
             self.trainer.save_state()
         except Exception as error:
             if not is_disk_full(error):
                 raise
             for path in self.output_dir.glob("*model*.safetensors*"):
-                path.unlink()  # half of one would be taken for the model
+                path.unlink()  # an incomplete one would be taken for the model
             last = next(reversed(checkpoints_of(self.output_dir)), None)
             left = f"the last checkpoint is {last}" if last else "there is no checkpoint"
             raise SystemExit(f"no room for the finished model in {self.output_dir} ({first_line(error)}); {left}. Free "
@@ -272,7 +272,7 @@ def long_evaluation_notice(args: T5TrainingArguments, sequences: int, steps: int
     every = args.eval_steps and (args.eval_steps if args.eval_steps >= 1 else args.eval_steps * steps)
     if args.eval_strategy != "steps" or args.predict_with_generate or every > steps:
         return None
-    forward_passes = 3 * every * sequences  # that take as long as the training from one evaluation to the next
+    forward_passes = 3 * every * sequences  # that take as long as the training between two evaluations
     if rows <= forward_passes / 5:
         return None
     return (f"each evaluation scores {rows:,} validation rows; an evaluation every {every:g} steps makes the run "

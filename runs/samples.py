@@ -28,7 +28,7 @@ from objectives.objective import Objective
 SAMPLES_FILE = "samples.md"
 COLUMNS = ["text", "gap", "masked", "filled in"]  # of `gap_rows`
 SHOWN_GAPS = 4  # of each text
-NEW_TOKENS = 48  # enough for those
+NEW_TOKENS = 48  # enough tokens for these samples
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 

@@ -30,9 +30,9 @@ from training.checkpoints import run_of
 MOST_WORKERS = 8  # data workers of a process
 PREFETCHED = 4  # batches that a worker makes ahead
 # Compiling takes a minute or two for each shape of a batch, of training and of evaluation. A run is compiled if it
-# would take REPAYS_COMPILING seconds or more uncompiled, at an assumed speed: a share of the GPU's peak, or FLOP/s of a
+# would take REPAYS_COMPILING seconds or more without it, at an assumed speed: a share of the GPU's peak, or FLOP/s of a
 # CPU's core. A GPU's step takes at least SHORTEST_STEP, for its launches.
-# A CPU of two cores compiles for 30 to 120 s, its step then takes two thirds of the time (results/LOG.md, 2026-11-22).
+# A CPU of two cores compiles for 30 to 120 s; then a step takes two thirds of the time (results/LOG.md, 2026-11-22).
 REPAYS_COMPILING = 600.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
 RESUMED = "as the run that is resumed"
@@ -297,7 +297,7 @@ def find_gpu(args) -> Gpu | None:
     if args.device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(args.device)
-    free = min(gather_object([torch.cuda.mem_get_info(args.device)[0]]))  # a screen or somebody else has the rest
+    free = min(gather_object([torch.cuda.mem_get_info(args.device)[0]]))  # a screen or other programs use the rest
     return Gpu(properties.name, free, (properties.major, properties.minor))
 
 

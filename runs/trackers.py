@@ -58,11 +58,11 @@ def wandb_settings(args: T5TrainingArguments) -> dict[str, str | None]:
         print_once(f"W&B: {error}; its files go to {folder}")
     Path(folder).mkdir(parents=True, exist_ok=True)
     if mode is None:
-        # Not through wandb itself: its session reads the mode only once, and here the mode is still open.
+        # Not through wandb itself: its session reads the mode only once, and the mode is not decided yet.
         import wandb
 
         server = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
-        # The second till 0.30.
+        # The second up to version 0.30.
         logins = [server] if "WANDB_BASE_URL" in os.environ else [server, "https://api.wandb.ai"]
         logged_in = {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & set(os.environ) or any(map(get_netrc_auth, logins))
         if not (logged_in and answers(server)):
@@ -110,7 +110,7 @@ class TensorBoardTracker:
         from torch.utils.tensorboard import SummaryWriter
 
         elsewhere = os.environ.get("TENSORBOARD_LOGGING_DIR")
-        own = re.sub(r"[^\w.-]+", "_", name)  # one folder, whatever the run is called
+        own = re.sub(r"[^\w.-]+", "_", name)  # one folder, whatever the run's name
         folder = Path(elsewhere) / f"{own}-{identity}" if elsewhere else Path(args.output_dir) / TENSORBOARD_FOLDER
         self.writer = SummaryWriter(str(folder), purge_step=None if step is None else step + 1)
         self.shown = f"tensorboard --logdir {shlex.quote(str(folder))}"

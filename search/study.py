@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 BEAT = 10.0  # seconds between two signs of life of an agent
-SILENCE = 180.0  # seconds without a sign of life after which another machine's agent counts as dead
+SILENCE = 180.0  # seconds without a sign of life after which an agent of another machine counts as dead
 PID_SPACE = Path("/proc/self/ns/pid")
-# Within it pids are comparable.
+# Process ids can be compared within it.
 HERE = f"{socket.gethostname()} {PID_SPACE.readlink() if PID_SPACE.is_symlink() else ''}"
 
 

@@ -117,7 +117,7 @@ def run_trial(trial: "FrozenTrial", sweep: dict, folder: Path) -> tuple[str, flo
                 process.wait(POLL)
             if time.monotonic() - beaten > BEAT:
                 beaten = time.monotonic()
-                with contextlib.suppress(FileNotFoundError):  # another agent has resumed the trial, and ended it
+                with contextlib.suppress(FileNotFoundError):  # another agent has resumed and ended the trial
                     os.utime(folder / f"{run}.beat")
             before, size, known = size, metrics.stat().st_size if metrics.is_file() else 0, len(values)
             if size != before:
@@ -144,5 +144,5 @@ def run_trial(trial: "FrozenTrial", sweep: dict, folder: Path) -> tuple[str, flo
     finally:
         end_group(process)
     if process.returncode:
-        time.sleep(2 * POLL)  # a scheduler ends agent and trial together: our own signal may be on its way
+        time.sleep(2 * POLL)  # a scheduler ends agent and trial together: our own signal may still arrive
     return outcome(folder, run, sweep, process.returncode)

@@ -97,7 +97,7 @@ def non_canonical_outputs(task: dict, tokenizer: PreTrainedTokenizerBase, ids: n
     canonical, eos = encode_targets(tokenizer, task["labels"]), tokenizer.eos_token_id
     no_text = (IGNORE_INDEX, tokenizer.pad_token_id, find_bos_id(tokenizer))  # T5's start token, or Gemma's
     written = [[int(token) for token in row if token not in no_text] for row in ids]
-    written = [row[: row.index(eos) + 1] if eos in row else row for row in written]  # beams fill up with EOS
+    written = [row[: row.index(eos) + 1] if eos in row else row for row in written]  # beam search pads with EOS
     pairs = zip(decode_texts(task, tokenizer, ids), written, strict=True)
     return {"non_canonical_outputs": sum(text in task["labels"] and row not in canonical for text, row in pairs)}
 

@@ -61,7 +61,7 @@ def preprocess_of(task: dict) -> tuple[Callable[[dict], dict | list[dict]], str]
     """The entry's function of a row and its name; the row itself where the entry has none."""
     function = task.get("preprocess")
     if callable(function):
-        return function, getattr(function, "__qualname__", type(function).__name__)  # a functools.partial has none
+        return function, getattr(function, "__qualname__", type(function).__name__)  # a functools.partial has no name
     return TRANSFORMS.get(function, lambda row: row), str(function)
 
 
@@ -106,7 +106,7 @@ def source_text(task: dict, row: dict) -> str:
     The items of a list are joined by spaces.
     """
     prefix = task.get("prefix") or ""
-    if prefix == prefix.rstrip():  # else as it is: "TL;DR <text>"
+    if prefix == prefix.rstrip():  # otherwise literally: "TL;DR <text>"
         prefix += (": " if "" in task["inputs"] else " ") * bool(prefix)  # "summarize: <text>", "rte sentence1: ..."
     parts = []
     for key, column in task["inputs"].items():
@@ -125,9 +125,9 @@ def target_text(name: str, task: dict, row: dict) -> str:
         except (TypeError, ValueError):
             raise ValueError(f"task {name}: {task['target']} is {value!r}, which is not a number") from None
     labels, text = task["labels"], str(value).strip()
-    if text in labels:  # JSON's true is SuperGLUE's "True"; of labels that are numbers, 2 is "2" and no index
+    if text in labels:  # JSON's true is SuperGLUE's "True"; if labels are numbers, 2 is "2", not an index
         return text
-    # Of labels 1, 2, 3 nobody knows whether a 0 is an index: the 1 beside it would be another label's.
+    # With labels 1, 2, 3 it is unclear whether a 0 is an index: a 1 beside it would be another label's.
     numbers = ((int(label), index) for index, label in enumerate(labels) if label.isdecimal())
     counts = all(number == index or number >= len(labels) for number, index in numbers)
     if text.isdecimal() and int(text) < len(labels) and counts:

@@ -25,8 +25,8 @@ from corpora.sources import builtin_corpus
 from corpora.streams import cut_sentences
 from tasks.registry import as_list, columns_of, eval_splits, may_hide_answers, preprocess_of, source_text, target_text
 
-Files = list[Path] | dict[str, list[Path]] | None  # of a split; by column where lines of files belong together
-MISSING = object()  # no such column, where None is an empty one
+Files = list[Path] | dict[str, list[Path]] | None  # of a split; by column for line-aligned files
+MISSING = object()  # a missing column; None is an empty value
 HELD_OUT = 1_000  # rows of a streamed text without --validation_file and --max_eval_samples
 
 

@@ -16,7 +16,7 @@ from corpora.files import compressed
 from tasks.registry import as_list
 
 TASK_RECORD = "task.json"
-# Where the rows are: taken from the record together or not at all. The first ones are paths.
+# Where the rows are: used from the record all together or not at all. The first ones are paths.
 _TRAINING = ("train_file", "source_file", "target_file")
 _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")

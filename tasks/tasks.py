@@ -109,7 +109,7 @@ class Task:
         columns = [column for column in (*entry["inputs"].values(), entry["target"]) if column in rows[0]]
         values = {column: [row[column] for row in rows] for column in columns}
         lengths = examples.max_lengths(entry, split)
-        # None stands for a field that is gone: keys, and so the fingerprints in run.json, stay those of earlier runs.
+        # None stands for a removed field: keys, and so the fingerprints in run.json, stay those of earlier runs.
         texts = [*(entry.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")), None]
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
         kinds = ({type(item) for value in column for item in registry.as_list(value)} for column in values.values())
@@ -178,7 +178,7 @@ class Tasks:
     def __init__(self, tasks: list[Task]):
         self.tasks, self.args = tasks, tasks[0].args
         for task in tasks:
-            task.is_one_of_several |= len(tasks) > 1  # evaluate_t5.py may have left others out
+            task.is_one_of_several |= len(tasks) > 1  # evaluate_t5.py may have skipped others
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.tasks)

@@ -21,7 +21,7 @@ _WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
 _UNDECOMPOSED = str.maketrans("łŁđĐøØħĦŧŦıƀɨʉ", "lLdDoOhHtTibiu")
 # Below are signs that are part of a letter: nukta (7), the voicing marks of kana (8) and virama (9).
 _LEAST_COMBINING_CLASS = 10
-# Romanian typed with Turkish letters, as most computers did until about 2007: cedilla instead of comma below.
+# Romanian typed with Turkish letters, as on most computers until about 2007: cedilla instead of comma below.
 _ROMANIAN = str.maketrans("şŞţŢ", "șȘțȚ")
 
 

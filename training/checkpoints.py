@@ -45,7 +45,7 @@ def publish(aside: Path, final: Path) -> None:
     if final.exists():
         discard(final)
     aside.rename(final)
-    with contextlib.suppress(OSError):  # something else is being written there
+    with contextlib.suppress(OSError):  # another program writes there
         aside.parent.rmdir()
     fsync(final.parent)
 
@@ -224,13 +224,13 @@ _DECIDES_EXAMPLES = (
     "seed data_seed objective input_seq_length noise_density mean_noise_span_length packing eos_between_documents "
     "mixing mixing_cap mixing_temperature train_sampling_strategy length_buckets"
 ).split()
-# Those that decide which part of a text is trained on: its fingerprint is of all of it, a task's of its training rows.
+# Those that decide which part of a text is trained on: its fingerprint covers all of it, a task's its training rows.
 _DECIDES_PART = (
     "text_column input_ids_column input_ids_dtype max_train_samples validation_split_percentage validation_split_count"
 ).split()
 
 
-# Flags that each node may have for itself: where its files are, and what the first process alone does.
+# Flags that may differ between nodes: where files are, and what only the first process does.
 _OF_A_NODE = (
     "local_rank output_dir overwrite_output_dir overwrite_cache resume_from_checkpoint report_to disable_tqdm "
     "dataloader_num_workers preprocessing_num_workers"
@@ -269,7 +269,7 @@ def check_resumed(
             raise ValueError(f"{resumed} its model has {key} {shapes[key]}, the flags ask for {asked.get(key)}: resume "
                              "with the flags of its run, or name another --output_dir")  # fmt: skip
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
-    held = {"optim": flags.get("optim", now["optim"])}  # earlier runs had neither of the others
+    held = {"optim": flags.get("optim", now["optim"])}  # earlier runs had only this one
     held |= {name: flags.get(name) for name in ("lora_rank", "train_only")}
     for name, before in held.items():
         if flags and before != now.get(name):

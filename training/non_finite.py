@@ -40,7 +40,7 @@ class _OnItsWay:
 class FiniteTrainer(SavingTrainer):
     """The part of T5Trainer that ends a run at a non-finite gradient."""
 
-    # What was there when the step began; (norm, the same) of the last step, until its norm is known to be finite.
+    # State at the beginning of the step; (norm, state) of the last step, until its norm is known to be finite.
     _began: dict = {}
     _unchecked: tuple = (None, {})
 
@@ -60,7 +60,7 @@ class FiniteTrainer(SavingTrainer):
             self._stop_if_non_finite()
             return grad_norm
         optimizer.found_inf = norm.non_finite
-        self._began = self._began | {  # what the host will have changed before it knows the norm
+        self._began = self._began | {  # what the host changes before it knows the norm
             "rates": [group["lr"] for group in optimizer.param_groups],
             "schedule": self.lr_scheduler.state_dict(),
             "step": self.state.global_step,

@@ -31,8 +31,8 @@ class AdamWRMSScaled(torch.optim.Optimizer):
     moments do not change; the host, which need not wait for it, then calls `uncount_step`.
     """
 
-    _step_supports_amp_scaling = True  # torch's name for an optimizer that looks at found_inf
-    together = 2**25  # numbers that are updated at a time on a GPU, where a kernel for each tensor would be too many
+    _step_supports_amp_scaling = True  # torch's name for an optimizer that reads found_inf
+    together = 2**25  # numbers updated at a time on a GPU, where one kernel per tensor would be too many
 
     def __init__(self, params, lr=2e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, min_rms=1e-3, sliced=False):
         if lr < 0 or eps <= 0 or not all(0 <= b < 1 for b in betas):
@@ -141,7 +141,7 @@ def _here(tensor: torch.Tensor) -> torch.Tensor:
 
 
 NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)  # a, b, c of a X + b (X X^T) X + c (X X^T)^2 X, from Jordan et al. 2024
-_STACK = 2**25  # numbers that are orthogonalised at a time
+_STACK = 2**25  # numbers orthogonalised at a time
 
 
 def orthogonalised(matrices: torch.Tensor, dtype: torch.dtype, steps: int = 5, eps: float = 1e-7) -> torch.Tensor:

@@ -41,7 +41,7 @@ def lock_output_dir(args: T5TrainingArguments) -> None:
         except OSError as error:
             print_once(f"{folder} cannot be locked ({error.strerror}): make sure that no other run writes there")
             return
-        if _is_at(file, path):  # otherwise the run that held it has just removed it
+        if _is_at(file, path):  # else the run that held it has just removed it
             break
         file.close()
     now = datetime.now().astimezone().isoformat(timespec="seconds")

@@ -18,7 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from common.processes import print_once
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-# Seconds kept free before the job's time limit for writing the checkpoint, in addition to twice the longest step.
+# Seconds reserved before the job's time limit for writing the checkpoint, in addition to twice the longest step.
 TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 
 

@@ -32,7 +32,7 @@ class SavingTrainer(RowOrderTrainer):
 
     is_leaving = False  # told to stop: set by PreemptionCallback
     _is_saving = False  # while a checkpoint is being written aside
-    _put_off: Exception | None = None  # of a full disk, until all ranks have written
+    _put_off: Exception | None = None  # error of a full disk, kept until all ranks have written
     _resumed_from: str | None = None  # the checkpoint with which this training began
     _uploads: list[Future] = []  # to the Hub, in the background; init_hf_repo gives each trainer its own
     task_record: dict | None = None  # of fine-tuning (tasks/task_records.py), saved with every model
@@ -83,7 +83,7 @@ class SavingTrainer(RowOrderTrainer):
         self.accelerator.wait_for_everyone()
         earlier_best = self.state.best_model_checkpoint
         if self._is_disk_full(self._write_checkpoint, model, trial, aside):
-            self.state.best_model_checkpoint = earlier_best  # Trainer may have named the one that is not there now
+            self.state.best_model_checkpoint = earlier_best  # Trainer may have named one that is gone
             return
         best = output_dir / f"checkpoint-{self.state.best_global_step}"
         if self.state.best_global_step and (best == final or best.is_dir()):

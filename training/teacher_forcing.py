@@ -66,7 +66,7 @@ def score_rows(
     written = logits.argmax(-1)
     if labels is not None:
         where = torch.arange(targets.shape[1], device=device)[-labels.shape[1] :].expand(rows, -1)
-        if gold is not None:  # the places of the row's class; those beyond the end of its text have no label
+        if gold is not None:  # the positions of the row's class; those after the end of its text have no label
             first = torch.tensor([0, *lengths], device=device).cumsum(0)[gold, None]
             labels = classes[gold]
             where = (first + torch.arange(labels.shape[1], device=device)).clamp(max=targets.shape[1] - 1)

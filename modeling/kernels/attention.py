@@ -256,7 +256,7 @@ def _probe(name: str, problem: Problem) -> str | None:
         return f"it fails ({first_line(error)})"
     names = ("output", "logsumexp", "dq", "dk", "dv", "dbias")
     for tensor, ours, theirs in zip(names, expected, found, strict=False):
-        largest = 1.0 if tensor == "logsumexp" else ours.abs().max().clamp(min=1e-30)  # whose error is a factor already
+        largest = 1.0 if tensor == "logsumexp" else ours.abs().max().clamp(min=1e-30)  # a logarithm's error is relative
         error = (ours - theirs.to(wide)).abs().max() / largest
         if not error <= PROBE_TOLERANCE[problem.q.dtype]:  # `not`: NaN is wrong too
             return f"its {tensor} at {q.shape[1]} x {k.shape[1]} is off by {float(error):.1g}"
@@ -303,7 +303,7 @@ def _for_kernels(added: torch.Tensor | None, q, k, bias, mask, causal: bool) -> 
         added = _added_scores(q, k, bias, mask, causal)
     if added is None:
         return None
-    if added.stride(-1) != 1 or added.stride(-2) % ALIGNMENT:  # a compiler has laid it out anew
+    if added.stride(-1) != 1 or added.stride(-2) % ALIGNMENT:  # a compiler has changed its layout
         added = aligned(added)
     return added.expand(q.shape[0], q.shape[2], -1, -1)
 
@@ -353,7 +353,7 @@ def attention_backward(grad_out, q, k, v, bias, mask, out, lse, causal, scale, a
         added = _for_kernels(added, q, k, bias, mask, causal)
         rounded = None
         if bias_needs_gradient:
-            rounded = added[:1] if mask is None else bias  # without a mask it is the bias, but for the future
+            rounded = added[:1] if mask is None else bias  # without a mask it is the bias, except for later tokens
         name = choose_kernel(q, k, added, causal)
         *grads, grad_bias = _gradients(name, grad_out, q, k, v, added, rounded, mask, out, lse, causal, scale)
         grad_bias = q.new_empty(0) if grad_bias is None else grad_bias.to(bias.dtype)

@@ -11,7 +11,7 @@ Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q, k, v, out: [B,
 import torch
 
 # A forbidden score. Far below any other, yet finite after the kernels' multiplication by log2(e): a row with nothing to
-# attend to stays finite (and even), where -inf would make it NaN.
+# attend to stays finite (and uniform), where -inf would make it NaN.
 MASKED = -1e30
 _CHUNK = 2**22  # scores that the torch implementation holds at a time
 

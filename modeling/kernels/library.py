@@ -95,7 +95,7 @@ def _efficient_forward(q, k, v, bias, scale):
 def _efficient_backward(grad_out, q, k, v, bias, out, lse, scale):
     lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=float("inf"))
     seed = torch.zeros((), dtype=torch.long, device=q.device)
-    # One split of the keys: more would add up dq by atomics, in an order that differs from run to run.
+    # One split of the keys: more would sum dq with atomics, in an order that differs from run to run.
     splits = None if torch.version.hip else 1
     return aten._efficient_attention_backward(
         grad_out, q, k, v, bias, out, None, None, q.shape[1], k.shape[1], lse, 0.0, seed, seed, 0, False,

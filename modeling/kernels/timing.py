@@ -19,8 +19,8 @@ import torch
 from common.cached_folders import cached
 from common.reports import read_json, write_json
 
-FORMAT = 2  # of what is kept; what was kept under another one is timed anew
-ROUNDS, CALLS = 5, 5  # medians of rounds; calls of a round, between which a GPU is not waited for
+FORMAT = 2  # of the kept timings; those of another version are taken again
+ROUNDS, CALLS = 5, 5  # rounds, whose median counts; calls of a round, without waiting for the GPU in between
 
 
 def seconds_of_kernels(

@@ -66,7 +66,7 @@ def _one_pass(
         dv_block = tl.zeros((BLOCK_K, WIDTH), dtype=tl.float32)
 
         first = 0
-        if CAUSAL:  # blocks of queries that all come before these keys have no part in them
+        if CAUSAL:  # blocks of queries before all of these keys do not attend to them
             first = key_block * BLOCK_K // BLOCK_Q
         for query_block in range(first, query_blocks):
             rows = query_block * BLOCK_Q + r
@@ -116,7 +116,7 @@ def _one_pass(
         at_columns = columns[:, None] * across + d[None, :]
         tl.store(dk + at_columns, (dk_block * scale).to(k_block.dtype), mask=columns_in)
         tl.store(dv + at_columns, dv_block.to(v_block.dtype), mask=columns_in)
-        tl.debug_barrier()  # what one thread left in `unfinished` another may take from there
+        tl.debug_barrier()  # another thread may read what this one left in `unfinished`
 
 
 def one_pass_triton(grad_out, q, k, v, bias, mask, out, lse, causal, scale, tile: dict | None = None):

@@ -86,7 +86,7 @@ def is_same_referent(answer: str, referent: str) -> bool | None:
         return None
     if ("'" in said) != ("'" in wanted):
         return False
-    said, wanted = set(said.split(" ")), set(wanted.split(" "))  # {""} of "the", which is in no other phrase
+    said, wanted = set(said.split(" ")), set(wanted.split(" "))  # {""} from "the", which no other phrase contains
     return said <= wanted or wanted <= said
 
 

@@ -29,7 +29,7 @@ def _zero_where_undefined(correlation: Callable) -> Callable:
         if len(set(predictions)) < 2 or len(set(references)) < 2:
             return 0.0
         value = float(correlation(predictions, references))
-        return value if math.isfinite(value) else 0.0  # e.g. where a generated number is huge
+        return value if math.isfinite(value) else 0.0  # such as for a huge generated number
 
     return defined
 

@@ -44,7 +44,7 @@ _TEXT_METRICS = _by_name(
 _IN_CONTEXT = _by_name(answers.question_exact_match, answers.referent_accuracy)
 METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS | _IN_CONTEXT
 PERCENT_METRICS = ("bleu",)  # 0..100, all others 0..1
-ERROR_METRICS = ("diacritic_error_rate",)  # of these less is better, of all others more
+ERROR_METRICS = ("diacritic_error_rate",)  # lower is better; for all others higher
 # {target_type: metrics that a task may name}: every target is a text, but not every target is a class or a number.
 _FITTING = {
     "class": (*_CLASS_METRICS, *_TEXT_METRICS, "question_exact_match"),

@@ -1,13 +1,13 @@
-"""Holds every attention kernel of this machine against eager attention in float64: one command, one table, one verdict.
+"""Compares every attention kernel of this machine with eager attention in float64: one command, one table, one verdict.
 
     python tests/support/check_attention.py --output results/attention_check.json      (a minute on a GPU)
 
 Lengths on and off the block sizes, with n % 128 == 64 among them; no mask, padding, documents, causal; scores around
 -100. For each kernel and dtype: the largest error of the output, dq, dk, dv and d(bias) relative to the largest value,
-beside eager attention's own in that dtype; whether three runs gave the same bits. one_pass's d(bias) is compared along
-its diagonals, which is all that it keeps. Memory is filled with NaN beforehand, so that what a kernel leaves unwritten
-shows. Then small whole models, plain and compiled. Needs torch, on a GPU triton,
-and for the models transformers; exits with 1 if anything is wrong. The last line is one JSON object.
+beside eager attention's own in that dtype; and whether three runs gave the same bits. one_pass keeps only d(bias)'s
+sums along diagonals, so these are compared. Memory is filled with NaN before, so that unwritten results show. Then
+small whole models, plain and compiled. Needs torch, on a GPU triton, and for the models transformers; exits with 1 if
+anything is wrong. The last line is one JSON object.
 (tests/slow/test_attention_t5.py runs it where there is a GPU; pytest does not collect it.)
 """
 
@@ -44,14 +44,14 @@ CASES = (  # queries, keys, d_kv, causal, mask
     (257, 257, 128, True, "none"),
     (1, 9, 64, False, "none"),
 )
-SMALL = tuple(case for case in CASES if case[0] <= 130)  # a CPU's share
+SMALL = tuple(case for case in CASES if case[0] <= 130)  # cases for a CPU
 TENSORS = ("output", "dq", "dk", "dv", "dbias")
 LIMIT = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # of the largest value
 DETERMINISTIC = ("efficient", "flash_cpu", "torch")  # cuDNN's dq is not; d(bias) always is
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 if all is right, 1 if not."""
+    """0 if all results are correct, 1 if not."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, help="Write the JSON object to this file too.")
@@ -107,7 +107,7 @@ def kernel_rows(device: torch.device) -> list[dict]:
                     try:
                         with use_attention_kernel(name, gradient):
                             runs = [run_ours(problem, case) for _ in range(3)]
-                    except RuntimeError as error:  # it refuses, or its probe found it wrong
+                    except RuntimeError as error:  # it refuses, or its probe found wrong results
                         refused = dict(kernel=name, bias_gradient=gradient, dtype=short(dtype), case=title(case))
                         reason = next(iter(str(error).splitlines()), "?")
                         fault = must_serve(name, dtype, case, device) or (name, gradient) == ("efficient", "one_pass")
@@ -160,11 +160,11 @@ def run_eager(q, k, v, bias, mask, grad_out, case) -> list[torch.Tensor]:
 
 
 def run_ours(problem, case) -> list[torch.Tensor]:
-    """As `run_eager`, through the operator, in memory that was full of NaN."""
+    """Like `run_eager`, with our operator, in memory that was full of NaN."""
     q, k, v, bias, mask, grad_out = problem
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v, bias)]
     poison = [torch.full_like(x, float("nan")) for x in (*leaves, *leaves, grad_out) for _ in range(3)]
-    del poison  # the allocator hands this memory to the next who asks for as much
+    del poison  # the allocator gives this memory to the next request of this size
     given = leaves[:3]
     if case[4] == "joined":  # parts of one product, as --fused_projections has them
         given = torch.cat(given, dim=2).split(HEADS, dim=2)
@@ -173,7 +173,7 @@ def run_ours(problem, case) -> list[torch.Tensor]:
 
 
 def row_of(name: str, gradient: str, dtype: torch.dtype, case, truth, runs) -> dict:
-    """Errors of the first run relative to the largest value of the truth, and which bits differ between the runs."""
+    """Errors of the first run relative to the reference's largest value, and which tensors differ between the runs."""
     errors = {}
     if gradient == "one_pass":
         truth = [*truth[:4], spread_sums(diagonal_sums(truth[4][0]), truth[4].shape[-1])[None]]

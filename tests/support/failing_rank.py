@@ -1,4 +1,4 @@
-"""pre_train_t5.py of which one rank fails, as its first word says (for test_launchers.py; started by torchrun).
+"""pre_train_t5.py with one failing rank; the first word says how it fails (for test_launchers.py; run by torchrun).
 
 step: rank 1 raises in the third step. stream: rank 1 reads no further than seven batches. full_disk: rank 0 has no room
 for the model of checkpoint-4. full_disk_zero: rank 1 has none for DeepSpeed's states of it.

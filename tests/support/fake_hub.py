@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on this machine, over the real HTTP API: takes commits and remembers them, and serves files.
+"""A Hugging Face Hub on this machine, with the real HTTP API: accepts and records commits, and serves files.
 
 with FakeHub() as hub:
     ...                       # whatever uploads
@@ -30,7 +30,7 @@ class FakeHub:
         self.files = files
 
     def start(self) -> str:
-        """The URL at which it answers from now on."""
+        """Starts the server; returns its URL."""
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_port}"

@@ -1,4 +1,4 @@
-"""A W&B server of one sweep: what `wandb agent` and its runs need of the GraphQL API and the file stream.
+"""A W&B server with one sweep: the parts of the GraphQL API and the file stream that `wandb agent` and its runs use.
 
 with FakeWandb(sweep) as server:      # the words of a sweep file, and the arguments of its trials
     server.environment                # for `wandb agent us/ours/abc`
@@ -41,7 +41,7 @@ class FakeWandb:
 
     # ------------------------------------------------------------ GraphQL
     def answer(self, operation: str, variables: dict) -> dict:
-        """The `data` of an operation; those that are not here get none."""
+        """The `data` of an operation; unknown operations get none."""
         self.operations.append(operation)
         return getattr(self, f"on_{operation}", lambda _: {})(variables)
 

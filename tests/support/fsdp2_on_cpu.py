@@ -1,9 +1,9 @@
-"""Runs one of our scripts under FSDP2 on CPUs, where accelerate would quietly train with plain data parallelism.
+"""Runs one of our scripts under FSDP2 on CPUs, where accelerate would silently use plain data parallelism.
 
     torchrun --nproc_per_node 2 tests/support/fsdp2_on_cpu.py pre_train --fsdp --config_name tiny ...
 
-accelerate turns FSDP2 on only for what it calls a GPU-like device. `fully_shard` itself works over gloo, so telling
-accelerate's state that the plugin counts is enough to take the very path of Trainer and accelerate that GPUs take.
+accelerate uses FSDP2 only on what it calls a GPU-like device. `fully_shard` itself works over gloo, so telling
+accelerate's state that the plugin counts is enough: Trainer and accelerate then take the same path as on GPUs.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What several tests share: a script run in this process, its flags, made-up text, a tiny model, stand-ins."""
+"""Shared by several tests: a script run in this process, its flags, made-up text, a tiny model, stand-ins."""
 
 import contextlib
 import io

@@ -1,12 +1,12 @@
 """A SLURM cluster of two nodes on one machine, for tests and for trying out job scripts. Not a test itself.
 
-    python tests/support/slurm_cluster.py /tmp/cluster    # until Ctrl-C; prints the variable that other shells need
-    python tests/support/slurm_cluster.py --check         # what is not installed
+    python tests/support/slurm_cluster.py /tmp/cluster    # until Ctrl-C; prints the variable for other shells
+    python tests/support/slurm_cluster.py --check         # lists missing packages
     with cluster(folder) as environment: subprocess.run(["sbatch", ...], env=environment)
 
-Needs Debian's slurm-wlm and munge, and nothing of what these packages set up: munged, slurmctld and two slurmd (n1 and
-n2, each with four CPUs and two make-believe GPUs) run from one folder, with a key and ports of their own, as children
-of this process and with its rights. Partition `urgent` pre-empts jobs of `normal`.
+Needs Debian's slurm-wlm and munge, without any set-up: munged, slurmctld and two slurmd (n1 and n2, each with four CPUs
+and two pretended GPUs) run from one folder, with their own key and ports, as children of this process and with its
+rights. Partition `urgent` pre-empts jobs of `normal`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from pathlib import Path
 
 NODES = ("n1", "n2")
 PACKAGES = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}  # of Debian
-SEARCH_PATH = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"  # where daemons are, for any user
+SEARCH_PATH = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"  # where the daemons are, for any user
 
 # cred_expire is also how long a requeued job waits: by default two minutes, and at least five seconds.
 # config_overrides: the machine may have fewer cores than the nodes claim.
@@ -59,7 +59,7 @@ NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 Gres=g
 PartitionName=normal Nodes=n1,n2 Default=YES PriorityTier=1
 PartitionName=urgent Nodes=n1,n2 PriorityTier=2 PreemptMode=OFF
 """
-# Any character device will do for a GPU that is only counted and named in CUDA_VISIBLE_DEVICES.
+# A GPU that is only counted and named in CUDA_VISIBLE_DEVICES can be any character device.
 GRES_CONF = "NodeName=n[1-2] Name=gpu File=/dev/null Flags=nvidia_gpu_env\n" \
             "NodeName=n[1-2] Name=gpu File=/dev/zero Flags=nvidia_gpu_env\n"  # fmt: skip
 
@@ -161,7 +161,7 @@ def idle_nodes(environment: dict[str, str]) -> int:
 
 
 def cancel_all_jobs(environment: dict[str, str], patience: float = 15) -> None:
-    """Their processes belong to no daemon of ours, so they must be gone before the daemons are."""
+    """Cancels all jobs before the daemons stop: their processes are not children of the daemons."""
     query(environment, "scancel", f"--user={getpass.getuser()}")
     end = time.monotonic() + patience
     while query(environment, "squeue", "--noheader", "--states=all", "--format=%T").count("COMPLETING"):

@@ -1,16 +1,16 @@
-"""Kills real runs at random moments, resumes them, and compares what they end with to the same run never stopped.
+"""Kills real runs at random moments, resumes them, and compares their results with the same run without a stop.
 
     python tests/support/torture.py --kills 300 --output results/torture.json      (make torture)
     python tests/support/torture.py --kills 30 --only torchrun zero3 full_disks
 
-Every other kill is aimed at a moment in which a checkpoint is being written. Equal means: the same bytes in
-model.safetensors and the same numbers in metrics.jsonl, all_results.json and the closing trainer_state.json, apart from
-times. Each run of one process is forked from this one, which has imported everything: hundreds of starts cost seconds
-each otherwise. Of a run of two ranks all processes are killed at once, as when a node is lost.
+Every other kill aims at a moment in which a checkpoint is being written. Equal means: the same bytes in
+model.safetensors and the same numbers in metrics.jsonl, all_results.json and the last trainer_state.json, apart from
+times. Each run of one process is forked from this one, which has imported everything: otherwise each of hundreds of
+starts takes seconds. Of a run of two ranks all processes are killed at once, as when a node is lost.
 
-Then the disk is full from each of the files on that a run writes, each file of a checkpoint is damaged, and wrong flags
-and files are drawn (test_fuzz.py). The JSON counts them, how many ended as promised, and what the others did. (Tests
-import this module; pytest does not collect it.)
+Then the disk becomes full at each of the files that a run writes, each file of a checkpoint is damaged, and wrong flags
+and files are drawn (test_fuzz.py). The JSON counts the cases, how many ended as promised, and what the others did.
+(Tests import this module; pytest does not collect it.)
 """
 
 import argparse
@@ -46,9 +46,9 @@ from common.reports import read_metrics
 from training.checkpoints import SAVING
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
-preload("wandb")  # whose folders a fork leaves as they are: it ends by os._exit
+preload("wandb")  # its folders outlive a fork, which ends by os._exit
 SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixture": fine_tune_t5.main}
-# Figures of the machine, and of the stretch between two logs, which a resumed run begins anew.
+# Figures of the machine, and of the time between two logs, which a resumed run starts again.
 TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparation_time", "seconds_left")
 TIMES += ("padding_share",)
 TIMES += ("total_flos",)  # under ZeRO-3, whose weights are in pieces, a resumed run counts other operations
@@ -177,7 +177,7 @@ def without_times(record: dict) -> dict:
 
 
 def outcome(output_dir: Path) -> dict:
-    """What must be equal at the end of two runs."""
+    """The results of a run that must equal those of another."""
     results = json.loads((output_dir / "all_results.json").read_text())
     state = json.loads((output_dir / "trainer_state.json").read_text())
     return {
@@ -198,7 +198,7 @@ def is_being_written(saving: Path) -> bool:
 
 
 def going_on(output_dir: Path) -> list[str]:
-    """The flag with which the same command goes on in a folder."""
+    """The flag with which the same command resumes in a folder, or starts again."""
     return ["--resume_from_checkpoint"] if newest_whole_checkpoint(output_dir) else ["--overwrite_output_dir"]
 
 
@@ -234,7 +234,7 @@ def kill_once(script: str, argv: list[str], output_dir: Path, log: Path, seconds
             break
         seen = writing
         time.sleep(0.0005)
-    os.kill(pid, signal.SIGKILL)  # until somebody has waited for it, the id stays its own
+    os.kill(pid, signal.SIGKILL)  # the id is not reused before we have waited for it
     code = exit_code(pid)
     while launcher and code < 0 and (others := processes_of(log)):
         for process in others:
@@ -244,7 +244,7 @@ def kill_once(script: str, argv: list[str], output_dir: Path, log: Path, seconds
 
 
 def torture(folder: Path, name: str, kills: int, seed: int, show=print, flags: tuple[str, ...] = ()) -> dict:
-    """Kills runs of a kind until `kills` have been survived. Raises AssertionError where a run ends differently.
+    """Kills runs of a kind until they have survived `kills`. Raises AssertionError if a run ends differently.
 
     flags: more flags of the script. Returns {"kills", "kills_while_saving", "runs_compared", "seconds_uninterrupted"}.
     """
@@ -261,7 +261,7 @@ def torture(folder: Path, name: str, kills: int, seed: int, show=print, flags: t
     output_dir = folder / f"{name}_killed"
     shutil.rmtree(output_dir, ignore_errors=True)
     while counts["kills"] < kills or counts["runs_compared"] == 0:
-        if counts["kills"] >= kills:  # let the last one finish
+        if counts["kills"] >= kills:  # lets the last run finish
             code = exit_code(
                 start(script, [*argv, "--output_dir", str(output_dir), *going_on(output_dir)], log, launcher)
             )

@@ -3,11 +3,11 @@
     python tests/support/warm_python.py FOLDER         # the server; says when it listens, and ends with its stdin
     T5_WARM_PYTHON=FOLDER/socket python tests/support/warm_python.py -c 'import torch'   # as `python -c 'import torch'`
 
-The second form hands words, environment, folder and standard streams to the server. A fork of the server becomes the
-process: it runs the words as Python's own command line would. Signals to the client go on to the fork, the client ends
-as the fork did, and a fork whose client is killed is killed too. FOLDER/python is that form as one program, and the
-sys.executable of every fork: what a launcher starts is warm too. What is read while modules are imported
-(OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, HF_HUB_OFFLINE) is the server's, and all run on the CPU. Tests take
+The second form passes words, environment, folder and standard streams to the server. A fork of the server becomes the
+process: it runs the words as Python's own command line does. The client forwards signals to the fork and ends as the
+fork does; a fork whose client is killed is killed too. FOLDER/python is the second form as one program, and the
+sys.executable of every fork, so a launcher's processes are warm too. Variables that are read while modules are imported
+(OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, HF_HUB_OFFLINE) are the server's, and all processes run on the CPU. Tests use
 `warm_python()`.
 """
 
@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 
-SHARED = "T5_WARM_PROGRAM"  # where the environment names a program that is there already
+SHARED = "T5_WARM_PROGRAM"  # the variable that names an existing program
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 PRELOADED = "pre_train_t5 fine_tune_t5 evaluate_t5 predict_t5 transformers.models.t5.modeling_t5 deepspeed".split()
 PRELOADED += "torch.distributed.run accelerate.commands.launch matplotlib.backends.backend_agg".split()
@@ -96,7 +96,7 @@ def warm_python() -> str:
 
 # ---------------------------------------------------------------- the client
 def client(address: str, words: list[str]) -> None:
-    """Runs the words in a fork of the server and ends as that does."""
+    """Runs the words in a fork of the server and ends as the fork does."""
     import json
 
     with socket.socket(socket.AF_UNIX) as server:
@@ -131,14 +131,14 @@ def serve(folder: str) -> tuple[list[str], dict, str]:
         preload("deepspeed.runtime.zero.muon.muon_optimizer")  # each rank under ZeRO needs it, and the compiler with it
         lasting = SimpleNamespace(name=folder, cleanup=lambda: None)
         with mock.patch.object(tempfile, "TemporaryDirectory", lambda *_: lasting):
-            preload("wandb")  # whose own folders would end with the first fork
+            preload("wandb")  # its own folders would end with the first fork
         for patch in quick_runs():
             patch.start()
         if "deepspeed" in sys.modules:  # a faster sum over ranks, which would be compiled for a minute first
             sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
         gc.collect()
-        gc.freeze()  # what is not visited is not copied
+        gc.freeze()  # memory that is not visited is not copied
         sys.executable = f"{folder}/python"
         while True:
             ready, *_ = select.select([listener, 0], [], [], 0.5)
@@ -178,7 +178,7 @@ def keep(connection: socket.socket) -> tuple[list[str], dict, str]:
     for stream in streams:
         os.close(stream)
     child = os.pidfd_open(pid)
-    with contextlib.suppress(BrokenPipeError):  # a client that is gone
+    with contextlib.suppress(BrokenPipeError):  # the client is gone
         connection.sendall(f"{pid}\n".encode())
         ready, *_ = select.select([child, connection], [], [])
         if child in ready:
@@ -210,7 +210,7 @@ def become(words: list[str], environment: dict, folder: str) -> None:
 
 
 def run(words: list[str], environment: dict, folder: str) -> None:
-    """What the words say."""
+    """Runs the words as Python's command line does."""
     import runpy
     from pathlib import Path
 
@@ -224,7 +224,7 @@ def run(words: list[str], environment: dict, folder: str) -> None:
         sys.path[0], sys.argv = "", ["-c", *words[2:]]
         exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
     elif words[0] == "-m":
-        if words[1] == "deepspeed.launcher.launch":  # looks at its ranks once a second
+        if words[1] == "deepspeed.launcher.launch":  # checks its ranks once a second
             time.sleep = functools.partial(lambda sleep, seconds: sleep(seconds / 20), time.sleep)
         sys.path[0], sys.argv = folder, words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

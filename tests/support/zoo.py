@@ -1,17 +1,17 @@
-"""A zoo of the T5 family: one tiny checkpoint a family, in the files, fields and names of the published ones.
+"""A zoo of the T5 family: a tiny checkpoint of each family, with the files, fields and names of the published ones.
 
     folder = write_checkpoint(Path("zoo/mt5"), "mt5")     # config.json, weights, tokenizer files
 
 config.json has every field of the published model's (google-t5/t5-small, google/t5-v1_1-small, google/flan-t5-small,
 google/mt5-small, google/umt5-small, google/byt5-small, google/long-t5-local-base, google/long-t5-tglobal-base,
-google/t5gemma-2b-2b-ul2, google/t5gemma-2-270m-270m) with sizes of ours; the tokenizer has its files, special words and
-places, over a vocabulary trained on the text here. What the published vocabularies have in common with ours, from the
-front and from the end:
+google/t5gemma-2b-2b-ul2, google/t5gemma-2-270m-270m) with our sizes; the tokenizer has its files, special tokens and
+their places, with a vocabulary trained on the text here. The published vocabularies and ours have in common, from the
+beginning and from the end:
 
     T5, LongT5   <pad> </s> <unk> words ...; <extra_id_99> ... <extra_id_0> added; rows up to the next 128
     mT5          <pad> </s> <unk> 256 bytes, words ..., and as its last pieces ▁<extra_id_99> ... ▁<extra_id_0>
     umT5         <pad> </s> <s> <unk> 256 bytes, words ...; <extra_id_299> ... <extra_id_0> added
-    ByT5         <pad> </s> <unk> 256 bytes; <extra_id_0> ... <extra_id_124> added, which nothing was trained with
+    ByT5         <pad> </s> <unk> 256 bytes; <extra_id_0> ... <extra_id_124> added, which were never trained
     T5Gemma, 2   <pad> <eos> <bos> <unk> <mask> <2mass> [@BOS@] <unused0> ... <unused98> <start_of_turn> <end_of_turn>
                  256 bytes, words ...; as many rows as words
 """
@@ -108,12 +108,12 @@ FAMILIES = tuple(CONFIGS)
 BIN = ("t5_v1_1", "mt5", "longt5_tglobal")  # written as pytorch_model.bin, with every name of the shared embedding
 SPECIAL = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 UMT5_SENTINELS = 300
-WORDS = 120  # pieces trained here, beside special ones, bytes and sentinels
+WORDS = 120  # pieces trained here, besides special ones, bytes and sentinels
 
 
 @functools.cache
 def lines() -> tuple[str, ...]:
-    """Sentences of made-up words, which all zoo animals read."""
+    """Sentences of made-up words, the text of all zoo checkpoints."""
     chooser = random.Random(0)
     syllables = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou"]
     words = ["".join(chooser.choices(syllables, k=chooser.randint(1, 3))) for _ in range(60)]
@@ -121,7 +121,7 @@ def lines() -> tuple[str, ...]:
 
 
 def sentinel_ids(family: str, rows: int) -> list[int]:
-    """The first three sentinels of a zoo animal whose vocabulary, rows for rounding left out, has `rows` words."""
+    """The first three sentinels of a zoo checkpoint whose vocabulary, without rows for rounding, has `rows` tokens."""
     if family in GEMMA:
         return [7, 8, 9]
     last = 258 if family == "byt5" else rows - 1
@@ -198,7 +198,7 @@ def _write_umt5_tokenizer(folder: Path) -> int:
 
 
 def _write_byt5_tokenizer(folder: Path) -> int:
-    """No vocabulary: the class that config.json names knows it."""
+    """No vocabulary: it is part of the class that config.json names."""
     flags = {"__type": "AddedToken", "lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
     special = {name: flags | {"content": word} for name, word in SPECIAL.items()}
     names = {"additional_special_tokens": [f"<extra_id_{n}>" for n in range(125)]}
@@ -214,7 +214,7 @@ def _write_gemma_tokenizer(folder: Path) -> int:
     first = [*special[:7], *unused, *special[7:]]
     backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")  # words, for the training alone
+    backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")  # splits into words, for the training only
     known = [*first, *(f"<0x{number:02X}>" for number in range(256))]
     trainer = trainers.BpeTrainer(vocab_size=len(known) + WORDS, special_tokens=known, show_progress=False)
     backend.train_from_iterator(lines(), trainer)
@@ -243,20 +243,20 @@ TOKENIZERS |= dict.fromkeys(GEMMA, _write_gemma_tokenizer)
 
 # ---------------------------------------------------------------- checkpoints
 def config_of(family: str, words: int) -> dict:
-    """What config.json holds for a vocabulary of so many words."""
+    """The contents of config.json for a vocabulary of this many tokens."""
     if family in GEMMA:
         return _with_words(CONFIGS[family], words)
     return CONFIGS[family] | SIZES | {"vocab_size": -(-words // 128) * 128}
 
 
 def _with_words(config: dict, words: int) -> dict:
-    """The configuration with as many rows, wherever a part says how many."""
+    """The configuration with this many rows, in every part that has the number."""
     parts = {name: _with_words(part, words) for name, part in config.items() if isinstance(part, dict)}
     return config | parts | ({"vocab_size": words} if "hidden_activation" in config or "decoder" in config else {})
 
 
 def write_checkpoint(folder: Path, family: str) -> int:
-    """Writes the animal into `folder`, which it makes; returns the words of its vocabulary.
+    """Writes a checkpoint of the family into the new `folder`; returns the number of tokens in its vocabulary.
 
     The weights are fresh ones, with a first loss near ln(vocabulary). A .bin has all four names of embedding and head,
     as converted from Google's; a .safetensors each tensor once, as the Hub makes it of a .bin.
@@ -268,7 +268,7 @@ def write_checkpoint(folder: Path, family: str) -> int:
     torch.manual_seed(FAMILIES.index(family))
     model = create_model(AutoConfig.from_pretrained(folder))
     state = dict(model.state_dict())
-    if config["model_type"] == "t5":  # left over in Google's files, and read by no model
+    if config["model_type"] == "t5":  # left over in Google's files; no model reads it
         state["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(32, 4)
     if family in BIN:
         torch.save(state, folder / "pytorch_model.bin")
