@@ -31,7 +31,7 @@ from common.reports import end_summary, human_count, lines_until, read_json, sta
 from constants import DATASET_VALS
 from corpora.files import check_file, is_plain_text
 from corpora.reading import read_rows, read_text_documents
-from corpora.tokenizers import has_tokenizer, load_tokenizer
+from corpora.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
 from model_t5 import count_parameters, fit_vocabulary, load_model
 from modeling.families import refuse_lacking
 from modeling.generation_settings import drop_idle_search
@@ -140,7 +140,7 @@ def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> 
         parameter.data = parameter.data.to(dtype)
     drop_idle_search(model)
     model.save_pretrained(folder)
-    original.tokenizer.save_pretrained(folder)
+    save_tokenizer(original.tokenizer, folder)
     again = load_model(str(folder)).eval()
     found = again.state_dict()
     if lost := sorted(wanted.keys() - found.keys()):

@@ -20,6 +20,7 @@ import torch
 from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from common.reports import write_json
+from corpora.tokenizers import save_tokenizer
 from model_t5 import set_attention
 from modeling.families import shape_of
 
@@ -263,7 +264,7 @@ def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)](copy.deepcopy(model.config))
     encoder.shared, encoder.encoder = model.shared, model.encoder
     encoder.save_pretrained(folder)
-    original.tokenizer.save_pretrained(folder)
+    save_tokenizer(original.tokenizer, folder)
     if not pooled:
         return
     pooling = {"word_embedding_dimension": model.config.d_model, "pooling_mode_cls_token": False}
