@@ -223,7 +223,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def use_older_names(folder: Path) -> None:
-    """Gives special tokens and class in a folder's tokenizer_config.json the names that transformers 4 knows: it fails at
+    """Gives special tokens and class in a tokenizer_config.json the names that transformers 4 knows: it fails at
     those of transformers 5, which reads both."""
     path = folder / "tokenizer_config.json"
     if not path.is_file():
