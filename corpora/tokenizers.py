@@ -232,7 +232,8 @@ def use_older_names(folder: Path) -> None:
     if isinstance(content.get("extra_special_tokens"), list):
         content["additional_special_tokens"] = content.pop("extra_special_tokens")
     if content["tokenizer_class"] == "TokenizersBackend":
-        content["tokenizer_class"] = "PreTrainedTokenizerFast"
+        content["tokenizer_class"] = "PreTrainedTokenizerFast"  # there it gives token_type_ids too, which T5 refuses
+        content["model_input_names"] = ["input_ids", "attention_mask"]
     path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -258,7 +258,7 @@ def onnx_answers(folder: Path, original: Original) -> Answers:
 # ---------------------------------------------------------------- the encoder alone
 def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
     """Writes the encoder as transformers' own class for it (T5EncoderModel) and the tokenizer; pooled: also for
-    sentence-transformers of any version, with the mean of its tokens' as a text's embedding."""
+    sentence-transformers, older ones too, with the mean of its tokens' as a text's embedding."""
     model = original.model
     with torch.device("meta"):
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)](copy.deepcopy(model.config))
