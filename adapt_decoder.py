@@ -21,7 +21,7 @@ from common.cached_folders import made_aside
 from common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
 from common.processes import run_script
 from common.reports import end_summary, human_count, write_json
-from corpora.tokenizers import load_tokenizer
+from corpora.tokenizers import load_tokenizer, save_tokenizer
 from model_t5 import count_parameters, load_decoder
 from modeling.adaptation import WARM_UP_STEPS, adapt
 from modeling.families import family_of, shape_of
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> dict[str, str | None]:
         model.generation_config.decoder_start_token_id = family_of(model.config).start_token(model.config)
         with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
             model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+            save_tokenizer(tokenizer, folder)
             write_json(folder / "adaptation.json", copied)
     names = {"decoder": args.model_name_or_path, "encoder": args.encoder or args.model_name_or_path}
     rows = {"model": f"{human_count(count_parameters(model))} parameters ({shape_of(model.config).described})"}

@@ -35,7 +35,14 @@ from corpora.hub import load_dataset_splits
 from corpora.long_text import first_documents
 from corpora.reading import column_texts
 from corpora.sources import bytes_of, described, find_corpora, find_sources
-from corpora.tokenizers import LEAST_COVERAGE, MOST_CHARACTERS, has_tokenizer, load_tokenizer, train_tokenizer
+from corpora.tokenizers import (
+    LEAST_COVERAGE,
+    MOST_CHARACTERS,
+    has_tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
 from corpora.unknown import lost_letters, named
 from model_t5 import build_config, load_model
 from modeling.generation_settings import drop_idle_search
@@ -127,7 +134,7 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
         model.save_pretrained(folder)
         if (record := Path(args.model_name_or_path) / TASK_RECORD).is_file():
             shutil.copy(record, folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     rows = {"tokens": f"{len(tokenizer):,}, {len(new)} of them new: {' '.join(map(repr, new))}", "checkpoint": changed}
     return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {flags} ..."}
 

@@ -20,7 +20,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, set_s
 from benchmarks.settings import SETTINGS, finish, parse, report_pre_training, run
 from common.command_line import exit_on_user_error
 from corpora.reading import read_documents
-from corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
+from corpora.tokenizers import load_tokenizer, plain_encoder, save_tokenizer, train_tokenizer
 from modeling.adaptation import adapt
 from modeling.new_vocabulary import embedding_rows
 
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> dict:
         folder = args.folder / f"adapted_{seed}"
         if not (folder / "config.json").is_file():
             decoder = trained_decoder(tokens, embedding_rows(len(tokenizer)), args.decoder_steps, seed)
-            tokenizer.save_pretrained(folder)
+            save_tokenizer(tokenizer, folder)
             adapt(decoder)[0].save_pretrained(folder)
         starts = {
             "adapted": ["--model_name_or_path", str(folder)],

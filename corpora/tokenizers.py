@@ -83,7 +83,7 @@ def train_tokenizer(
             reason = f"its letters alone take {int(least[1]) + NUM_SENTINELS}"
         raise ValueError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
     (output_dir / "spiece.model").write_bytes(model.getvalue())
-    _of_model(output_dir, model.getvalue()).save_pretrained(str(output_dir))
+    save_tokenizer(_of_model(output_dir, model.getvalue()), output_dir)
     return letters
 
 
@@ -214,6 +214,27 @@ def rebuilt(
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder holds the files of a tokenizer."""
     return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "spiece.model"))
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes a tokenizer's files, which transformers 4 reads too."""
+    tokenizer.save_pretrained(str(folder))
+    use_older_names(folder)
+
+
+def use_older_names(folder: Path) -> None:
+    """Gives special tokens and class in a tokenizer_config.json the names that transformers 4 knows: it fails at
+    those of transformers 5, which reads both."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(content.get("extra_special_tokens"), list):
+        content["additional_special_tokens"] = content.pop("extra_special_tokens")
+    if content["tokenizer_class"] == "TokenizersBackend":
+        content["tokenizer_class"] = "PreTrainedTokenizerFast"  # there it gives token_type_ids too, which T5 refuses
+        content["model_input_names"] = ["input_ids", "attention_mask"]
+    path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrainedTokenizerBase:

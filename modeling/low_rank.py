@@ -12,6 +12,7 @@ import copy
 import json
 import math
 import warnings
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -113,16 +114,23 @@ def base_of(name_or_path: str | Path) -> str | None:
 
 
 def merged(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
-    """The model with a folder's matrices added to its own. What could be trained still can."""
+    """The model with a folder's matrices added to its own. What could be trained still can. ValueError if a matrix is
+    also another layer's, as T5 v1.0's head and the embeddings are: beside them stood no A and B."""
     from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
     _check_base(checksum(model), folder)
+    users = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     trained, is_tied = [p for p in model.parameters() if p.requires_grad], model.config.tie_word_embeddings
     model.config.__dict__.pop("base_checksum", None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft sets it itself
         warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")  # see below
-        whole = PeftModel.from_pretrained(model, str(folder), torch_device="cpu").merge_and_unload()
+        tuned = PeftModel.from_pretrained(model, str(folder), torch_device="cpu")
+        for name, layer in tuned.named_modules():
+            if isinstance(layer, BaseTunerLayer) and users[id(layer.get_base_layer().weight)] > 1:
+                raise ValueError(f"{name.removeprefix('base_model.model.')} shares its weights with another layer")
+        whole = tuned.merge_and_unload()
     for parameter in trained:  # peft has frozen them
         parameter.requires_grad_(True)
     whole.config.tie_word_embeddings = is_tied  # peft asks the encoder's embedding, but T5Gemma's head is the decoder's

@@ -20,6 +20,7 @@ import torch
 from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from common.reports import write_json
+from corpora.tokenizers import save_tokenizer
 from model_t5 import set_attention
 from modeling.families import shape_of
 
@@ -257,13 +258,13 @@ def onnx_answers(folder: Path, original: Original) -> Answers:
 # ---------------------------------------------------------------- the encoder alone
 def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
     """Writes the encoder as transformers' own class for it (T5EncoderModel) and the tokenizer; pooled: also for
-    sentence-transformers of any version, with the mean of its tokens' as a text's embedding."""
+    sentence-transformers, older ones too, with the mean of its tokens' as a text's embedding."""
     model = original.model
     with torch.device("meta"):
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)](copy.deepcopy(model.config))
     encoder.shared, encoder.encoder = model.shared, model.encoder
     encoder.save_pretrained(folder)
-    original.tokenizer.save_pretrained(folder)
+    save_tokenizer(original.tokenizer, folder)
     if not pooled:
         return
     pooling = {"word_embedding_dimension": model.config.d_model, "pooling_mode_cls_token": False}

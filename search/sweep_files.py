@@ -70,7 +70,7 @@ PARAMETER_KEYS |= dict.fromkeys("abq", "a positive number")
 def check_choice(where: str, value: object, known: Collection) -> None:
     """ValueError with the near matches unless a value is one of the known ones."""
     if value not in list(known):
-        hint = did_you_mean(str(value), known, most=2)
+        hint = did_you_mean(str(value), map(str, known), most=2)
         raise ValueError(f"{where}: {value} is not supported{hint}; available: {', '.join(map(str, known))}")
 
 
@@ -174,7 +174,7 @@ def read_sweep(path: str) -> dict:
         metric = {"goal": "minimize"} | metric | {"name": str(metric["name"])}
     if stop is not None:
         check_keys(f"{path}, early_terminate", stop, STOP_KEYS, ("type",))
-        stop = {"eta": 3, "strict": False} | stop
+        stop = {"eta": 3, "strict": False} | stop  # W&B's documents; its package `sweeps` 0.3 fills in strict: true
         if ("min_iter" in stop) == ("max_iter" in stop) or ("max_iter" in stop) != ("s" in stop):
             raise ValueError(f"{path}, early_terminate: give either min_iter, or max_iter and s")
         if not brackets(stop):
@@ -254,7 +254,7 @@ def propose(trials: list, sweep: dict, seed: int) -> tuple[dict, dict, dict]:
         quantile = FloatDistribution(1 - ALMOST, ALMOST)
         kinds[name] = CategoricalDistribution(range(len(spec["values"]))) if listed else quantile
     if sweep["method"] == "grid":
-        for name in reversed(kinds):  # the last parameter changes fastest
+        for name in reversed(kinds):  # the last parameter of the file changes fastest, at W&B the last by name
             rest, chosen[name] = divmod(rest, len(kinds[name].choices))
     else:
         own_seed = int(np.random.SeedSequence((seed, len(trials))).generate_state(1)[0])
@@ -318,11 +318,11 @@ def is_hopeless(own: list[float], everyone: list[list[float]], stop: dict, sign:
     """Whether W&B's hyperband stops a run: it is not among the best 1/eta of all runs that reached its last bracket.
 
     own: its metric so far; everyone: that of all runs, itself among them; sign: 1 if less is better. As in W&B, bracket
-    3 is the fourth value, and the best value so far is compared, or with `strict` the one at the bracket.
+    3 is the third value, and the best value so far is compared, or with `strict` the one at the bracket.
     """
-    bracket = max((bracket for bracket in brackets(stop) if bracket < len(own)), default=None)
+    bracket = max((bracket for bracket in brackets(stop) if bracket <= len(own)), default=None)
     if bracket is None:
         return False
-    there = sorted(sign * values[bracket] for values in everyone if len(values) > bracket)
-    mine = sign * own[bracket] if stop["strict"] else min(sign * value for value in own)
+    there = sorted(sign * values[bracket - 1] for values in everyone if len(values) >= bracket)
+    mine = sign * own[bracket - 1] if stop["strict"] else min(sign * value for value in own)
     return mine > there[int(len(there) / stop["eta"])]

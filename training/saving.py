@@ -19,6 +19,7 @@ from common.command_line import exit_on_user_error
 from common.manifests import is_disk_full, share
 from common.processes import is_first_process, print_once
 from common.reports import write_json
+from corpora.tokenizers import use_older_names
 from modeling.low_rank import CONFIG, WEIGHTS, has_low_rank, load_low_rank, low_rank_state
 from publishing.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
 from publishing.model_cards import model_card, read_run
@@ -47,6 +48,8 @@ class SavingTrainer(RowOrderTrainer):
             super()._save(output_dir, state_dict)
             folder = Path(output_dir or self.args.output_dir)
             share(folder.glob("*.safetensors"))
+            if self.args.should_save:
+                use_older_names(folder)
             if self.args.should_save and not has_low_rank(self.model):
                 for name in (CONFIG, WEIGHTS):
                     (folder / name).unlink(missing_ok=True)

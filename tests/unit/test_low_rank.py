@@ -6,7 +6,7 @@ import shutil
 import torch
 from absl.testing import parameterized
 from helpers import SHAPE
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 from zoo import write_checkpoint
@@ -121,6 +121,15 @@ class LowRankTest(parameterized.TestCase):
         fewer.base_checksum = model.base_checksum
         with self.assertRaisesRegex(ValueError, "its 36 LoRA matrices are not the 50 of this model"):
             low_rank_state(fewer, self.folder / "lora")
+
+    @parameterized.parameters("lm_head", "shared")
+    def test_matrices_of_a_weight_that_two_layers_share(self, layer):
+        """T5 v1.0's head is the embedding: merged, the head's matrices changed that too, and logits by 0.5."""
+        base = self.base(feed_forward_proj="relu", tie_word_embeddings=True)
+        config = LoraConfig(r=4, target_modules=["q", layer], task_type="SEQ_2_SEQ_LM")
+        get_peft_model(AutoModelForSeq2SeqLM.from_pretrained(base), config).save_pretrained(self.folder / "lora")
+        with self.assertRaisesRegex(ValueError, f"do not go with .*{layer} shares its weights with another layer"):
+            load_model(str(self.folder / "lora"))
 
     def test_folders_that_cannot_be_merged(self):
         self.trained(self.base()).save_pretrained(self.folder / "lora")

@@ -146,18 +146,17 @@ class HyperbandTest(parameterized.TestCase):
         self.assertEqual(brackets({"max_iter": 5, "s": 4, "eta": 2}), [1, 2])
         self.assertLess(len(brackets({"min_iter": 3, "eta": 1e300})), 3)
 
-    @parameterized.parameters((1, False), (-1, False), (1, True))
-    def test_worked_example_of_wandbs_sweeps_package(self, sign, strict):
-        """hyperband_stop_runs' docstring: max_iter 5, eta 2, s 2; b and c are to be stopped."""
-        runs = dict(a=[10, 9], b=[10, 10], c=[10, 8, 8], d=[10, 7, 7], e=[10, 6, 6])
-        runs = {name: [sign * value for value in values] for name, values in runs.items()}
-        stop = {"max_iter": 5, "s": 2, "eta": 2, "strict": strict}
-        stopped = [name for name, own in runs.items() if is_hopeless(own, list(runs.values()), stop, sign)]
-        self.assertEqual(stopped, ["a", "b", "c"])  # a is not asked in the example, for it has ended
-
-    def test_strict_judges_the_value_at_the_bracket(self):
-        others, own = [[5, 2, 2], [5, 3, 3]], [1, 4, 4]
-        for strict in (False, True):
-            stop = {"min_iter": 1, "eta": 2, "strict": strict}
-            self.assertEqual(is_hopeless(own, [*others, own], stop, 1), strict)
-        self.assertFalse(is_hopeless([9], [[1], [9]], stop, 1))  # before the first bracket
+    # Which runs sweeps 0.3.0's hyperband_stop_runs stops, all of them running. Bracket n is the n-th value.
+    @parameterized.parameters(
+        ({"max_iter": 5, "s": 2, "eta": 2}, [[10, 9], [10, 10], [10, 8, 8], [10, 7, 7], [10, 6, 6]], [0, 1], [0, 1]),
+        ({"min_iter": 1, "eta": 2}, [[5, 2, 2], [5, 3, 3], [1, 4, 4]], [], [2]),
+        ({"min_iter": 1, "eta": 3}, [[9], [1], [4]], [0], [0]),
+        ({"min_iter": 3, "eta": 3}, [[9, 9], [1, 1], [4, 4]], [], []),  # before the first bracket
+        ({"min_iter": 3, "eta": 3}, [[9, 9, 9], [1, 1, 1], [4, 4, 4]], [0], [0]),
+    )
+    def test_stops_the_runs_that_wandbs_sweeps_package_stops(self, stop, runs, loosely, strictly):
+        for strict, expected in ((False, loosely), (True, strictly)):
+            for sign in (1, -1):
+                histories = [[sign * value for value in run] for run in runs]
+                stopped = [is_hopeless(own, histories, stop | {"strict": strict}, sign) for own in histories]
+                self.assertEqual(np.flatnonzero(stopped).tolist(), expected)
