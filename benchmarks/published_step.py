@@ -31,7 +31,8 @@ def nanot5(folder: str, shape: dict, device: str) -> tuple[torch.nn.Module, torc
 
 
 def fat5(folder: str, shape: dict, device: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """(model, optimizer) of FAT5, as its configs/flan/fat5-flan-base.yaml has them; on a CPU without Triton."""
+    """(model, optimizer) of FAT5: the model of its configs/flan/fat5-flan-base.yaml, on a CPU without Triton, and the
+    optimizer of its scripts, which do not read that file's `optim`; foreach as in its examples/fat5-fr."""
     sys.path.insert(0, folder)
     config = importlib.import_module("src.model.configuration_flash_t5").FlashT5Config(
         **shape, **UNTIED, dropout_rate=0.0, use_glu_mlp=True, label_smoothing=0.1, z_loss=1e-4,

@@ -91,7 +91,10 @@ LADDER = (
     Rung("one_graph", "forward, backward, clipping and torch's AdamW in one CUDA graph", _ONE_GRAPH, **_TOP),
 )
 # fmt: on
-PUBLISHED = {"nanot5": "nanoT5's own model and optimizer", "fat5": "FAT5's own model and optimizer, with a z-loss"}
+PUBLISHED = {
+    "nanot5": "nanoT5's own model and optimizer",
+    "fat5": "FAT5's own model and optimizer, with z-loss and label smoothing",
+}
 
 
 # ---------------------------------------------------------------- settings

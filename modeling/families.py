@@ -216,6 +216,7 @@ class T5Gemma(Family):
 
     def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:
         encoder, decoder = self.configs(config)
+        # As transformers has it; an encoder of Google's code sees one place less to each side (docs/t5gemma.md).
         return (encoder.sliding_window, encoder.sliding_window), (decoder.sliding_window - 1, 0)
 
     def logit_cap(self, config: PreTrainedConfig) -> float | None:
@@ -225,7 +226,7 @@ class T5Gemma(Family):
         return config.decoder.bos_token_id  # transformers shifts labels with it and ignores decoder_start_token_id
 
     def prepare(self, model: PreTrainedModel, is_new: bool) -> None:
-        """Nothing is wrong."""
+        """Nothing is wrong, the last places of the encoder's window apart."""
 
 
 class T5Gemma2(T5Gemma):
