@@ -128,7 +128,7 @@ class LowRankTest(parameterized.TestCase):
         base = self.base(feed_forward_proj="relu", tie_word_embeddings=True)
         config = LoraConfig(r=4, target_modules=["q", layer], task_type="SEQ_2_SEQ_LM")
         get_peft_model(AutoModelForSeq2SeqLM.from_pretrained(base), config).save_pretrained(self.folder / "lora")
-        with self.assertRaisesRegex(ValueError, f"do not go with .*{layer} shares its weights with another layer"):
+        with self.assertRaisesRegex(ValueError, f"do not fit what .*{layer} shares its weights with another layer"):
             load_model(str(self.folder / "lora"))
 
     def test_folders_that_cannot_be_merged(self):
