@@ -5,7 +5,7 @@
     .parquet                a row group
     .npy, .bin              a stretch of rows of ready-made ids, or of pieces of a flat array
     .csv                    a file, since only reading from its start finds the rows; resuming within it seeks the row
-    .json, .tsv, anything compressed, WikiExtractor's <doc> format
+    .json, .tsv, anything compressed, WikiExtractor's <doc> format, .jsonl that is one array
                             a file; resuming within it reads again what comes before
     a Hub stream            a shard, or a row group if there are few shards
 
@@ -24,7 +24,16 @@ from corpora.files import COMPRESSIONS, check_file, data_suffix, is_plain_text, 
 from corpora.hub import load_dataset_splits
 from corpora.long_text import LONGEST_PART, Stretch, place_to_cut
 from corpora.own_ids import ARRAY_SUFFIXES, ArrayDocuments, IdFormat
-from corpora.reading import CONTROL, WIKI_OPEN, checked_header, open_parquet, parse_json, read_rows, read_text_parts
+from corpora.reading import (
+    CONTROL,
+    WIKI_OPEN,
+    checked_header,
+    is_open_json,
+    open_parquet,
+    parse_json,
+    read_rows,
+    read_text_parts,
+)
 
 BLOCK_BYTES = 2**18  # of text: small enough that even a small corpus is well mixed, large enough to read at full speed
 HASHED_BYTES = 2**32  # hashed of a stream's files at its start, which takes seconds; of more, evenly spread pieces
@@ -136,8 +145,8 @@ class FileCorpus(Corpus):
                 yield place, {self.text_column: text.rstrip() if ends else Stretch(text)}
         elif block.kind == "jsonl":
             for place, line, *_ in _lines(block, start):
-                if line.strip():
-                    yield place, _object(_decoded(line, block.path, place), block.path, place)
+                if text := _decoded(line, block.path, place).strip():
+                    yield place, _object(text, block.path, place)
         elif block.kind == "csv":
             yield from _csv_rows(block.path, start or 0)
         elif block.kind == "ids":
@@ -190,7 +199,7 @@ def _blocks_of(file: Path, only_whole: bool) -> list[Block]:
             return [Block(file, "parquet", group) for group in range(parquet.num_row_groups)]
     kind = "text" if is_plain_text(file) else suffix[1:]
     is_compressed = file.suffix.lower() in COMPRESSIONS
-    if only_whole or is_compressed or kind in ("json", "tsv") or kind == "text" and _is_wiki(file):
+    if only_whole or is_compressed or kind in ("json", "tsv") or _must_be_read_whole(file, kind):
         return [Block(file, "whole")]
     if kind == "csv":
         return [Block(file, "csv")]
@@ -204,9 +213,12 @@ def _blocks_of_array(file: Path, documents: ArrayDocuments) -> list[Block]:
     return [Block(file, "ids", start, min(start + count, len(documents))) for start in starts]
 
 
-def _is_wiki(file: Path) -> bool:
+def _must_be_read_whole(file: Path, kind: str) -> bool:
+    """Whether lines belong together: WikiExtractor's pages, .jsonl that is an array or has objects of several lines."""
     with open_text(file) as stream:
-        return WIKI_OPEN.match(stream.readline(10_000).strip()) is not None
+        if kind == "jsonl":
+            return is_open_json(stream.readline())
+        return kind == "text" and WIKI_OPEN.match(stream.readline(10_000).strip()) is not None
 
 
 def _lines(block: Block, start: int | None, longest: int | None = None) -> Iterator[tuple[int, bytes, bool, bool]]:
@@ -270,7 +282,7 @@ def _decoded(line: bytes, path: Path, place: int) -> str:
 
 
 def _object(text: str, path: Path, place: int) -> dict:
-    row = parse_json(text.strip(), Path(f"{path} at byte {place:,}"))
+    row = parse_json(text, Path(f"{path} at byte {place:,}"))
     if not isinstance(row, dict):
         raise ValueError(f"{path} at byte {place:,}: must be a JSON object, got {type(row).__name__}")
     return row

@@ -56,11 +56,11 @@ def compressed(path: Path) -> Path | None:
         return None
     found = next((p for p in (Path(f"{path}{ending}") for ending in COMPRESSIONS) if p.is_file()), None)
     if found:
-        _say(f"{path}: not there, reading {found.name} instead")
+        say_once(f"{path}: not there, reading {found.name} instead")
     return found
 
 
-_say = functools.cache(print_once)  # a file may be asked for several times
+say_once = functools.cache(print_once)  # a file may be asked for several times
 
 
 def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] | None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.command_line import listed
-from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text
+from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text, say_once
 from corpora.long_text import LONGEST_PART, Stretch, joined, parts_of_line
 
 csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
@@ -99,7 +99,16 @@ def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
                 values = _joined(values, (more for _, more in lines))
             if len(values) != len(names):
                 raise ValueError(f"{path}, line {number}: {len(values)} fields, the header has {len(names)}")
+            if any(map(_is_csv_field, values)):
+                say_once(f"{path}: some fields look quoted as in CSV, but in .tsv quotes are part of the text: if they "
+                         "are not, write .csv with commas, or .jsonl")  # fmt: skip
             yield dict(zip(names, values, strict=True))
+
+
+def _is_csv_field(field: str) -> bool:
+    """Whether a CSV writer quoted a field that has quotes: "a ""b"" c", but not "a b", nor "a" and "b" as one field."""
+    inner = field[1:-1]
+    return '""' in inner and field[0] == field[-1] == '"' and '"' not in inner.replace('""', "")
 
 
 def _is_open(field: str) -> bool:
@@ -120,7 +129,7 @@ def _read_json(path: Path) -> Iterator[dict]:
     """Rows of an array, or of objects that follow one another, each on one line or on several."""
     with open_text(path) as stream:
         first = stream.readline()
-        if _is_open_json(first):
+        if is_open_json(first):
             text = first + stream.read()
             rows = enumerate(_json_values(text, path), start=1)
         else:
@@ -132,7 +141,7 @@ def _read_json(path: Path) -> Iterator[dict]:
             yield row
 
 
-def _is_open_json(line: str) -> bool:
+def is_open_json(line: str) -> bool:
     """Whether a line begins an array, or an object that a later line ends: [ and {, but not {"a": 1} or {"a": x."""
     try:
         return isinstance(json.loads(line), list)
@@ -170,7 +179,7 @@ def parse_json(text: str, path: Path, line: int = 1) -> Any:
         return value
     except json.JSONDecodeError as error:
         line, problem = line + error.lineno - 1, error.msg
-        if _is_python(text):
+        if "control character" not in problem and _is_python(text):
             problem = "values as Python prints them: write the file with json.dumps"
     except UnicodeEncodeError as error:
         problem = f"half a surrogate pair, \\u{ord(error.object[error.start]):x}"

@@ -102,9 +102,10 @@ def _of_model(folder: Path, model: bytes) -> PreTrainedTokenizerBase:
     has_sentinels = any(piece.piece == "<extra_id_0>" for piece in proto.pieces)  # mT5's
     kind = T5Tokenizer if proto.normalizer_spec.precompiled_charsmap else _NotNormalizing
     tokenizer = kind.from_pretrained(str(folder), extra_ids=0 if has_sentinels else NUM_SENTINELS)
-    spec = proto.trainer_spec
-    if spec.byte_fallback or spec.unk_id != 2 or not proto.normalizer_spec.name.startswith("nmt_"):
-        return _as_sentencepiece(tokenizer, spec.byte_fallback, spec.unk_id)
+    spec, symbols = proto.trainer_spec, {piece.piece for piece in proto.pieces if piece.type == piece.USER_DEFINED}
+    symbols = {symbol for symbol in symbols if not SENTINEL_NAME.fullmatch(symbol)}
+    if symbols or spec.byte_fallback or spec.unk_id != 2 or not proto.normalizer_spec.name.startswith("nmt_"):
+        return _as_sentencepiece(tokenizer, spec.byte_fallback, spec.unk_id, symbols)
     return tokenizer
 
 
@@ -165,15 +166,35 @@ _READS_BYTES = [  # rules of a decoder
 ]
 
 
-def _as_sentencepiece(tokenizer, byte_fallback: bool, unknown: int) -> PreTrainedTokenizerFast:
+def _as_sentencepiece(
+    tokenizer: PreTrainedTokenizerBase, byte_fallback: bool, unknown: int, symbols: set[str]
+) -> PreTrainedTokenizerFast:
     """The tokenizer as a class that keeps its rules: transformers' T5Tokenizer rebuilds itself at every loading.
 
     T5Tokenizer switches off bytes for unknown letters, takes token 2 for <unk>, and cuts words at every kind of white
     space. sentencepiece cuts at plain spaces only; the nmt_ rules turn no-break spaces, tabs and the like into them.
+
+    symbols: the model's user-defined ones. T5Tokenizer makes added tokens of them, behind which it writes a space. As
+    pieces alone they have the score 0, which always wins; only one that normalization changes must stay added.
     """
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    content, normalizer = json.loads(tokenizer.backend_tokenizer.to_str()), tokenizer.backend_tokenizer.normalizer
     content["model"] |= {"byte_fallback": byte_fallback, "unk_id": unknown}
-    return rebuilt(tokenizer, content, {" {2,}": " ", "^ | $": ""}, space_marks("always"), _READS_BYTES)
+    bare = {symbol: symbol.strip("▁") for symbol in symbols}  # without the mark of a space
+    pieces = {
+        symbol for symbol in symbols if normalizer is None or normalizer.normalize_str(bare[symbol]) == bare[symbol]
+    }
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in pieces]
+    made = rebuilt(tokenizer, content, {" {2,}": " ", r"\A | \z": ""}, space_marks("always"), _READS_BYTES)
+    return with_exact_spaces(made) if symbols - pieces else made
+
+
+def with_exact_spaces(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
+    """The same unigram tokenizer, which marks the beginning of a text, not of each part between added tokens."""
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in content["added_tokens"]:
+        token["lstrip"] |= token["special"]  # sentinels: a space before one was never a token
+    marks = space_marks("first")
+    return rebuilt(tokenizer, content, {" {2,}": " "}, marks, [{"type": "ByteFallback"}, marks])
 
 
 def _with_own_unknown(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -206,8 +227,9 @@ def rebuilt(
     rules += [{"type": "Replace", "pattern": {"Regex": pattern}, "content": text} for pattern, text in replaced.items()]
     content["normalizer"] = {"type": "Sequence", "normalizers": rules}
     content["pre_tokenizer"], content["decoder"] = marks, {"type": "Sequence", "decoders": decoders}
-    kept = {name: getattr(tokenizer, name) for name in ("model_max_length", "extra_special_tokens")}
-    kept |= tokenizer.special_tokens_map
+    special = {token["content"] for token in content["added_tokens"] if token["special"]}
+    kept = dict(extra_special_tokens=[token for token in tokenizer.extra_special_tokens if token in special])
+    kept |= dict(model_max_length=tokenizer.model_max_length) | tokenizer.special_tokens_map
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)), **kept)
 
 

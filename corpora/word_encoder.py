@@ -80,7 +80,7 @@ def _known_normalizer(rule: dict | None) -> bool:
     if rule["type"] == "Sequence":
         return all(map(_known_normalizer, rule["normalizers"]))
     if rule["type"] == "Replace":
-        return (rule["pattern"].get("Regex"), rule["content"]) in ((" {2,}", " "), ("^ | $", ""))
+        return (rule["pattern"].get("Regex"), rule["content"]) in ((" {2,}", " "), (r"\A | \z", ""), ("^ | $", ""))
     return False
 
 

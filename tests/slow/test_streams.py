@@ -320,6 +320,19 @@ class BlockTest(TestCase):
         corpus = FileCorpus("--train_file", [self.folder / "wiki_00"])
         self.assertEqual([row["text"] for _, row in corpus.all_rows()], ["A\nOne & two.\nThree."])
 
+    @parameterized.parameters(
+        '[{"n": 1}, {"n": 2}]', '{\n "n": 1\n}\n{"n":\n 2}\n', '\ufeff\n{"n": 1}\r\n{"n": 2}',
+        '\ufeff{"n": 1}\n \u00a0\r\n{"n": 2}\n\x0c\n',
+    )  # fmt: skip
+    def test_json_lines_read_as_the_other_reader_does(self, content):
+        file = self.folder / "a.jsonl"
+        file.write_bytes(content.encode())
+        for size in (1, 5, 1000):
+            with mock.patch.object(blocks, "BLOCK_BYTES", size):
+                rows = [row for _, row in FileCorpus("--train_file", [file]).all_rows()]
+            self.assertEqual(rows, [{"n": 1}, {"n": 2}])
+            self.assertEqual(rows, list(blocks.read_rows(file)))
+
     @parameterized.named_parameters(
         ("text", "a.txt", b"fine\n" * 5000 + b"caf\xe9\n", r"a.txt: not UTF-8 text \(byte 0xe9 at 25,003\)"),
         ("jsonl", "a.jsonl", b'{"text": "a"}\n' * 300 + b'{"text": \n', r"a.jsonl at byte 4,200, line 1: broken JSON"),

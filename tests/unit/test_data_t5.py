@@ -186,6 +186,8 @@ class ReadRowsTest(TestCase):
         ("json_line", "a.jsonl", '{"text": "x"}\n\n{"text": "y"\n', r"a.jsonl, line 3: broken JSON \(Expecting"),
         ("json_array", "a.json", '[{"text": "x"},\n {"text": }]', r"a.json, line 2: broken JSON \(Expecting value"),
         ("json_no_object", "a.jsonl", '{"text": "x"}\n["y"]', "a.jsonl, row 2: must be a JSON object, got list"),
+        ("json_control", "a.jsonl", '{"text": "x\ty"}', r"line 1: broken JSON \(Invalid control character at\)"),
+        ("json_python", "a.jsonl", "{'text': None}", r"line 1: broken JSON \(values as Python prints them"),
         ("json_column", "a.jsonl", '{"text": "x"}\n{"body": "y"}', "a.jsonl, row 2: no column text; available: body"),
         ("csv_column", "a.csv", "body,id\nx,1\n", "a.csv, row 1: no column text; available: body, id"),
         ("csv_short", "a.csv", "text,id\nx,1\ny\n", "a.csv, line 3: 1 fields, the header has 2"),
@@ -213,6 +215,16 @@ class ReadTsvTest(TestCase):
         path = self.write("a.tsv", "n\ttext\n" + "".join(f"{n}\t{text}\n" for n, text in enumerate(rows)))
         self.assertEqual([row["text"] for row in read_tsv(path)], rows)
         self.assertEqual(list(read_documents(path, "text")), rows)
+
+    @parameterized.parameters(
+        ('"He said ""no"""', 1), ('"yes"', 0), ('"a" or "b"', 0), ('say ""', 0), ('"a "" b" c"', 0)
+    )
+    def test_fields_that_pandas_quoted_are_told(self, field, lines):
+        """pandas' to_csv(sep="\\t") writes such fields, and GLUE's own files have none."""
+        path, out = self.write("a.tsv", f"n\ttext\n1\t{field}\n2\t{field}\n"), io.StringIO()
+        with contextlib.redirect_stdout(out):
+            self.assertEqual([row["text"] for row in read_tsv(path)], [field, field])
+        self.assertEqual(out.getvalue().count("some fields look quoted as in CSV"), lines)
 
     def test_without_a_header(self):
         path = self.write("a.tsv", "gj04\t1\t\tOur friends.\nc\t0\t*\tThey.\n")

@@ -25,6 +25,8 @@ class ModelTest(parameterized.TestCase):
         ("with_bytes", SPECIAL | dict(byte_fallback=True, vocab_size=326)),
         ("other_normalization", SPECIAL | dict(normalization_rule_name="nfkc")),
         ("of_mt5", SPECIAL | dict(user_defined_symbols=[f"<extra_id_{n}>" for n in range(99, -1, -1)], vocab_size=170)),
+        ("of_symbols", SPECIAL | dict(user_defined_symbols=["fox", "{", "o!"])),
+        ("of_normalized_symbols", SPECIAL | dict(user_defined_symbols=["\n", "fo"])),
     )
     def test_ids_are_those_of_sentencepiece(self, options):
         path = self.folder / "own.model"
@@ -32,7 +34,7 @@ class ModelTest(parameterized.TestCase):
             options = dict(vocab_size=70, minloglevel=2) | options
             sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(LINES), model_writer=file, **options)
         wanted, tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path)), load_tokenizer(str(path))
-        for text in ("the old dogs", "ein 日本 fox!", " two  spaces "):
+        for text in ("the old dogs", "ein 日本 fox!", " two  spaces", "a {foxfox} {", "red\nold \n foxes"):
             self.assertEqual(tokenizer(text)["input_ids"], [*wanted.encode(text), tokenizer.eos_token_id], text)
         save_tokenizer(tokenizer, self.folder / "saved")
         again = load_tokenizer(str(self.folder / "saved"))
