@@ -199,10 +199,12 @@ def _blocks_of(file: Path, only_whole: bool) -> list[Block]:
             return [Block(file, "parquet", group) for group in range(parquet.num_row_groups)]
     kind = "text" if is_plain_text(file) else suffix[1:]
     is_compressed = file.suffix.lower() in COMPRESSIONS
-    if only_whole or is_compressed or kind in ("json", "tsv") or _must_be_read_whole(file, kind):
+    if only_whole or is_compressed or kind in ("json", "tsv"):
         return [Block(file, "whole")]
     if kind == "csv":
         return [Block(file, "csv")]
+    if _must_be_read_whole(file, kind):
+        return [Block(file, "whole")]
     size = file.stat().st_size
     return [Block(file, kind, start, min(start + BLOCK_BYTES, size)) for start in range(0, size, BLOCK_BYTES)]
 
@@ -218,7 +220,7 @@ def _must_be_read_whole(file: Path, kind: str) -> bool:
     with open_text(file) as stream:
         if kind == "jsonl":
             return is_open_json(stream.readline())
-        return kind == "text" and WIKI_OPEN.match(stream.readline(10_000).strip()) is not None
+        return WIKI_OPEN.match(stream.readline(10_000).strip()) is not None
 
 
 def _lines(block: Block, start: int | None, longest: int | None = None) -> Iterator[tuple[int, bytes, bool, bool]]:

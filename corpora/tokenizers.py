@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Tokenizer
 
 from common.processes import in_background, print_once
-from common.reports import first_line
+from common.reports import first_line, read_json, write_json
 from constants import LEAST_VOCAB_SIZE, NUM_SENTINELS
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.long_text import LONGEST_PART, whole_parts
@@ -248,15 +248,14 @@ def use_older_names(folder: Path) -> None:
     """Gives special tokens and class in a tokenizer_config.json the names that transformers 4 knows: it fails at
     those of transformers 5, which reads both."""
     path = folder / "tokenizer_config.json"
-    if not path.is_file():
+    if not (content := read_json(path)):
         return
-    content = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(content.get("extra_special_tokens"), list):
         content["additional_special_tokens"] = content.pop("extra_special_tokens")
     if content["tokenizer_class"] == "TokenizersBackend":
         content["tokenizer_class"] = "PreTrainedTokenizerFast"  # there it gives token_type_ids too, which T5 refuses
         content["model_input_names"] = ["input_ids", "attention_mask"]
-    path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(path, dict(sorted(content.items())))
 
 
 def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrainedTokenizerBase:

@@ -50,9 +50,9 @@ class SavingTrainer(RowOrderTrainer):
             share(folder.glob("*.safetensors"))
             if self.args.should_save:
                 use_older_names(folder)
-            if self.args.should_save and not has_low_rank(self.model):
-                for name in (CONFIG, WEIGHTS):
-                    (folder / name).unlink(missing_ok=True)
+                if not has_low_rank(self.model):
+                    for name in (CONFIG, WEIGHTS):
+                        (folder / name).unlink(missing_ok=True)
             if self.task_record and self.args.should_save:
                 write_json(folder / TASK_RECORD, self.task_record)
 
