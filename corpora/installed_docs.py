@@ -1,9 +1,8 @@
 """The corpus that every installation already holds: the English prose in the documentation of the installed packages.
 
-    python -c "from pathlib import Path; from corpora.installed_docs import build; build(Path('docs_corpus'))"
-
-reads the docstrings (with `ast`; nothing is imported) and the Markdown and reST files below site-packages and writes
-JSONL: documents for language modelling and two supervised tasks. One minute on two cores; 10 MB with requirements.txt.
+`build` reads the docstrings (with `ast`; nothing is imported) and the Markdown and reST files below site-packages and
+writes JSONL: documents for language modelling and two supervised tasks. One minute on two cores; 10 MB with
+requirements.txt.
 
 The splits are honest: what is held out is a module (one file), never a paragraph, and all three data sets are cut from
 one assignment of roles, so nothing of a held-out module is in any training file. Every choice goes by a hash of the
@@ -19,10 +18,9 @@ import json
 import multiprocessing
 import os
 import re
-import shutil
 import sysconfig
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 from joblib.externals.loky import ProcessPoolExecutor
@@ -33,10 +31,8 @@ from constants import PACKAGE_TOPIC_LABELS
 from corpora import prose
 from corpora.prose import MIN_CHARS, clean
 
-# Pre-training validation: mid-size packages that requirements.txt brings in, on four distinct topics. Where some are
-# missing, others in hash order fill up to this share of all bytes.
+# Pre-training validation: mid-size packages that requirements.txt brings in, on four distinct topics; 5 % of all bytes.
 HELD_OUT_PACKAGES = ("datasets", "fontTools", "jinja2", "mpmath")
-HELD_OUT_SHARE = (0.03, 0.05)
 
 # The mean docstring keeps 250 characters, and a model reads 512 tokens (about 2,000 characters) at a time. So the
 # docstrings of a module, which share their subject, make one document, cut after a paragraph.
@@ -149,16 +145,6 @@ def _distributions(site_packages: Path) -> list[str]:
     return sorted(folder.name.removesuffix(".dist-info") for folder in site_packages.glob("*.dist-info"))
 
 
-def _versions(site_packages: Path) -> dict[str, str]:
-    """{"PIL": "pillow 13.0.0", ...}: package -> its distributions, as their RECORD files list them."""
-    versions = defaultdict(set)
-    for distribution in _distributions(site_packages):
-        record = site_packages / f"{distribution}.dist-info" / "RECORD"
-        for line in record.read_text(encoding="utf-8").splitlines() if record.is_file() else []:
-            versions[line.split(",")[0].split("/")[0].removesuffix(".py")].add(distribution.replace("-", " "))
-    return {package: ", ".join(sorted(names)) for package, names in versions.items()}
-
-
 def fingerprint(site_packages: Path | None = None) -> str:
     """Hex key (16 digits) of what `build` would read and write: the installed distributions with their versions, and
     the sources that make the corpus of them. Takes milliseconds; does not depend on where site-packages lies."""
@@ -169,12 +155,12 @@ def fingerprint(site_packages: Path | None = None) -> str:
 # ---------------------------------------------------------------------------------------------- from modules to rows
 
 
-def _deduplicate(modules: list[dict]) -> int:
-    """Of equal paragraphs in all modules keep the first, in place. Returns the number of paragraphs dropped.
+def _deduplicate(modules: list[dict]) -> None:
+    """Of equal paragraphs in all modules keep the first, in place.
 
     Each doc gets "paragraphs" (what is left of it) and "is_pair" (it fits the summary task, its body being whole).
     """
-    seen, dropped = set(), 0
+    seen = set()
     for doc in (doc for module in modules for doc in module["docs"]):
         paragraphs = [doc["summary"], *doc["body"]] if doc["summary"] else doc["body"]
         keys = [_key(paragraph) for paragraph in paragraphs]
@@ -182,10 +168,8 @@ def _deduplicate(modules: list[dict]) -> int:
         fits = SUMMARY_BODY_CHARS[0] <= len("\n".join(doc["body"])) <= SUMMARY_BODY_CHARS[1]
         doc["is_pair"] = bool(doc["is_api"] and doc["summary"] and is_whole and fits)
         fresh = [p for p, key in zip(paragraphs, keys, strict=True) if not (key in seen or seen.add(key))]
-        dropped += len(paragraphs) - len(fresh)
         # A short summary alone ("Return the sum.") is too little to learn from.
         doc["paragraphs"] = fresh if sum(map(len, fresh)) >= MIN_CHARS else []
-    return dropped
 
 
 def _topic_paragraphs(module: dict) -> list[str]:
@@ -197,21 +181,6 @@ def _summary_rows(module: dict) -> list[dict]:
     return [{"text": "\n".join(doc["body"]), "summary": doc["summary"]} for doc in module["docs"] if doc["is_pair"]]
 
 
-def _held_out_packages(num_bytes: Counter) -> list[str]:
-    """HELD_OUT_PACKAGES as far as installed, and others where their share is too small."""
-    low, high = (share * num_bytes.total() for share in HELD_OUT_SHARE)
-    held_out = [package for package in HELD_OUT_PACKAGES if num_bytes[package]]
-    size = sum(num_bytes[package] for package in held_out)
-    others = sorted({p for p in num_bytes if num_bytes[p]} - {*held_out, *PACKAGE_TOPIC_LABELS}, key=_hash)
-    for package in others:
-        if size < low and size + num_bytes[package] <= high:
-            held_out.append(package)
-            size += num_bytes[package]
-    if not held_out and not others:
-        raise ValueError("no package is left for validation beside PACKAGE_TOPIC_LABELS; install requirements.txt")
-    return sorted(held_out or others[:1])
-
-
 def _hold_out(modules: list[dict], role: str, rows_of, wanted: int) -> None:
     """Give training modules, in the order of the list, a role until they have `wanted` rows."""
     for module in modules:
@@ -221,11 +190,11 @@ def _hold_out(modules: list[dict], role: str, rows_of, wanted: int) -> None:
             wanted -= num_rows
 
 
-def _assign_roles(modules: list[dict], held_out: list[str]) -> None:
+def _assign_roles(modules: list[dict]) -> None:
     """Each module gets one role for all data sets: "train", "validation", "test", or "held_out" with its package."""
     modules = sorted(modules, key=lambda module: module["order"])
     for module in modules:
-        module["role"] = "held_out" if module["package"] in held_out else "train"
+        module["role"] = "held_out" if module["package"] in HELD_OUT_PACKAGES else "train"
     num_pairs = sum(len(_summary_rows(module)) for module in modules)
     for role in ("test", "validation"):
         for label in PACKAGE_TOPIC_LABELS:
@@ -254,8 +223,6 @@ def _topic_rows(modules: list[dict], split: str) -> list[dict]:
     by_label = {label: [] for label in PACKAGE_TOPIC_LABELS}
     for module in modules:
         by_label.get(module["package"], []).extend(_topic_paragraphs(module))
-    if missing := [label for label, paragraphs in by_label.items() if not paragraphs]:
-        raise ValueError(f"package_topic, {split}: too little prose of {', '.join(missing)}; install requirements.txt")
     limit = TOPIC_TRAIN_ROWS if split == "train" else min(TOPIC_EVAL_ROWS, *map(len, by_label.values()))
     rounds = []
     for label, paragraphs in by_label.items():
@@ -291,27 +258,19 @@ def _start_worker() -> None:
         os._exit(1)
 
 
-def build(output_dir: Path, site_packages: Path | None = None, num_workers: int = 2, progress: bool = True,
-          min_bytes: int = 1_000_000) -> dict:  # fmt: skip
-    """Write the corpus and the two tasks below `output_dir`. Returns what stands in its info.json.
+def build(folder: Path, site_packages: Path | None = None, num_workers: int = 2, progress: bool = True) -> dict:
+    """Write the corpus and the two tasks into a folder. Returns what stands in its info.json.
 
     Args:
-        output_dir: new, empty, or an earlier build, which is replaced. It appears only when everything is written.
+        folder: empty; `common.cached_folders.cached` lets it appear only when everything is written.
         site_packages: the folder to read; by default the one that holds transformers.
         num_workers: processes that parse, at least 1; they change the time and not the result.
         progress: show a bar of the files read.
-        min_bytes: UTF-8 bytes of clean prose that must be found.
 
     Raises:
-        ValueError: too little text, or none of a package of PACKAGE_TOPIC_LABELS; an `output_dir` that holds something
-            else; num_workers below 1.
+        ValueError: no text of a package of PACKAGE_TOPIC_LABELS, or none to hold out.
     """
-    output_dir, site_packages = Path(output_dir), _site_packages(site_packages)
-    if num_workers < 1:
-        raise ValueError(f"num_workers {num_workers}: at least 1 process must read the files")
-    if output_dir.exists() and any(output_dir.iterdir()) and not (output_dir / "info.json").is_file():
-        raise ValueError(f"{output_dir} is neither empty nor an earlier build (it has no info.json); give a new folder")
-
+    folder, site_packages = Path(folder), _site_packages(site_packages)
     jobs = [(site_packages, path) for path in _files(site_packages)]
     # loky's workers are not forked (a lock that a thread of this process holds would never be free in a copy of it),
     # and do not import the script that was started, with torch and all.
@@ -320,42 +279,29 @@ def build(output_dir: Path, site_packages: Path | None = None, num_workers: int 
         bar = tqdm(read, "reading the installed documentation", len(jobs), unit="file", disable=not progress)
         results = list(bar)
     modules = [result for result in results if "docs" in result]
-    duplicates, num_bytes = _deduplicate(modules), Counter()
+    num_paragraphs = Counter()
+    _deduplicate(modules)
     for module in modules:
-        num_bytes[module["package"]] += sum(len(p.encode()) for doc in module["docs"] for p in doc["paragraphs"])
-    if num_bytes.total() < min_bytes:
+        num_paragraphs[module["package"]] += sum(len(doc["paragraphs"]) for doc in module["docs"])
+    held_out = [package for package in HELD_OUT_PACKAGES if num_paragraphs[package]]
+    missing = [label for label in PACKAGE_TOPIC_LABELS if not num_paragraphs[label]]
+    if missing or not held_out:
         raise ValueError(
-            f"{site_packages}: {num_bytes.total():,} bytes of English prose in {len(jobs):,} files, at least "
-            f"{min_bytes:,} are needed; install requirements.txt there, or give text of your own with --train_file"
+            f"{site_packages}: no English prose of {', '.join(missing or HELD_OUT_PACKAGES)} in {len(jobs):,} files; "
+            "install requirements.txt there, or give text of your own with --train_file"
         )
-    held_out, versions = _held_out_packages(num_bytes), _versions(site_packages)
-    _assign_roles(modules, held_out)
+    _assign_roles(modules)
     rows = _rows_of_files(modules)
+    for name in rows:
+        path = folder / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[name]), encoding="utf-8")
     info = {
-        "fingerprint": fingerprint(site_packages),
         "rows": {name: len(rows[name]) for name in rows},
         "bytes": {name: sum(len(row["text"].encode()) for row in rows[name]) for name in rows},
         "held_out_packages": held_out,
-        "packages": {p: {"bytes": num_bytes[p], "version": versions.get(p, "")} for p in sorted(num_bytes)},
-        "files_read": len(modules),
+        "distributions": _distributions(site_packages),
         "files_skipped": {result["path"]: result["error"] for result in results if "error" in result},
-        "duplicate_paragraphs_dropped": duplicates,
     }
-    _write(output_dir, rows, info)
+    (folder / "info.json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
     return info
-
-
-def _write(output_dir: Path, rows: dict[str, list[dict]], info: dict) -> None:
-    """Write aside, then rename: a build that is killed leaves no `output_dir`."""
-    aside = output_dir.with_name(f".{output_dir.name}.{os.getpid()}.partial")
-    try:
-        for name in rows:
-            path = aside / f"{name}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[name]), encoding="utf-8")
-        (aside / "info.json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
-        if output_dir.exists():
-            shutil.rmtree(output_dir)
-        aside.rename(output_dir)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
