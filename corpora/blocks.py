@@ -18,27 +18,28 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from corpora.files import COMPRESSIONS, check_file, data_suffix, is_plain_text, open_text
 from corpora.hub import load_dataset_splits
-from corpora.long_text import LONGEST_PART, Stretch, place_to_cut
+from corpora.long_text import LONGEST_PART
 from corpora.own_ids import ARRAY_SUFFIXES, ArrayDocuments, IdFormat
 from corpora.reading import (
-    CONTROL,
     WIKI_OPEN,
+    byte_lines,
     checked_header,
+    decoded,
     is_open_json,
     open_parquet,
     parse_json,
     read_rows,
     read_text_parts,
+    text_part,
 )
 
 BLOCK_BYTES = 2**18  # of text: small enough that even a small corpus is well mixed, large enough to read at full speed
 HASHED_BYTES = 2**32  # hashed of a stream's files at its start, which takes seconds; of more, evenly spread pieces
 PIECE_BYTES = 2**16
-CHUNK_BYTES = 2**16  # read at once; within a longer line, as much as there is of it
 FEW_SHARDS = 96  # with fewer, a Hub stream opens its files at its start to find their row groups
 Rows = Iterator[tuple[int, dict]]
 
@@ -140,12 +141,10 @@ class FileCorpus(Corpus):
         block = self.blocks[number]
         if block.kind == "text":
             for place, line, begins, ends in _lines(block, start, LONGEST_PART):
-                text = CONTROL.sub("", _decoded(line, block.path, place))
-                text = text.lstrip() if begins else text
-                yield place, {self.text_column: text.rstrip() if ends else Stretch(text)}
+                yield place, {self.text_column: text_part(line, block.path, place, begins, ends)}
         elif block.kind == "jsonl":
             for place, line, *_ in _lines(block, start):
-                if text := _decoded(line, block.path, place).strip():
+                if text := decoded(line, block.path, place).strip():
                     yield place, _object(text, block.path, place)
         elif block.kind == "csv":
             yield from _csv_rows(block.path, start or 0)
@@ -236,51 +235,11 @@ def _lines(block: Block, start: int | None, longest: int | None = None) -> Itera
             stream.seek(place - 1)
             begins = stream.read(1) in (b"\n", b"\r")
         stream.seek(place)
-        for line, ends in _pieces(stream, longest):
+        for line, ends in byte_lines(stream, longest):
             if begins and place >= block.end:
                 return
             yield place, line, begins, ends
             place, begins = place + len(line), ends
-
-
-def _pieces(stream: BinaryIO, longest: int | None = None) -> Iterator[tuple[bytes, bool]]:
-    """(line with its end LF, CR LF or CR, True) of all lines from the stream's place on.
-
-    A line longer than `longest` bytes comes in parts, with False for all but the last. Each cut depends only on what
-    follows the one before, so reading from a cut on gives the same parts.
-    """
-    rest = b""
-    while chunk := stream.read(max(CHUNK_BYTES, len(rest))):
-        *lines, rest = (rest + chunk).splitlines(keepends=True)  # the last one may continue, or its CR be half of CR LF
-        for line in lines:
-            *parts, line = _cut(line, longest)
-            yield from ((part, False) for part in parts)
-            yield line, True
-        *parts, rest = _cut(rest, longest)
-        yield from ((part, False) for part in parts)
-    if rest:
-        yield rest, True
-
-
-def _cut(line: bytes, longest: int | None) -> list[bytes]:
-    """A line, or its beginning, in parts of at most `longest` bytes; only the first may be white space only."""
-    parts = []
-    while longest and len(line) > longest:
-        text = line[:longest].decode(errors="ignore")  # leaves out a letter cut in two at the end
-        place = place_to_cut(CONTROL.sub(" ", text)) or len(text)
-        size = len(text[:place].encode()) or longest
-        parts.append(line[:size])
-        line = line[size:]
-    return [*parts, line]
-
-
-def _decoded(line: bytes, path: Path, place: int) -> str:
-    try:
-        text = line.decode("utf-8-sig" if place == 0 else "utf-8")
-    except UnicodeDecodeError as error:
-        byte = f"byte {line[error.start]:#04x} at {place + error.start:,}"
-        raise ValueError(f"{path}: not UTF-8 text ({byte}); convert it first") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _object(text: str, path: Path, place: int) -> dict:
@@ -297,8 +256,8 @@ def _csv_rows(path: Path, start: int) -> Rows:
 
         def lines() -> Iterator[str]:
             nonlocal place
-            for line, _ in _pieces(stream):
-                text = _decoded(line, path, place)
+            for line, _ in byte_lines(stream):
+                text = decoded(line, path, place)
                 place += len(line)
                 yield text
 

@@ -13,6 +13,7 @@ import lzma
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from common.command_line import home_path
 from common.processes import print_once
@@ -118,22 +119,16 @@ def check_file(flag: str, path: Path, binary: Iterable[str] = (".parquet",)) -> 
     """ValueError unless the file is there, not empty, and begins with UTF-8 text if its suffix is not `binary`."""
     if not path.is_file():
         raise ValueError(f"{flag} {path}: {'is a folder' if path.is_dir() else 'no such file'}")
-    try:
-        if path.stat().st_size == 0:
-            raise ValueError(f"{flag} {path}: the file is empty")
-        with _open_binary(path) as stream:
-            head = stream.read(SNIFFED)
-    except _UNREADABLE as error:
-        raise ValueError(f"{flag} {path}: cannot be read ({_reason(error)})") from None
+    if path.stat().st_size == 0:
+        raise ValueError(f"{flag} {path}: the file is empty")
+    with open_binary(path) as stream:
+        head = stream.read(SNIFFED)
     if data_suffix(path) in binary:
         return
-    if data_suffix(path) in TEXT_SUFFIXES and head.count(0) * 100 < len(head):
-        head = head.replace(b"\0", b"")  # a stray NUL byte in a file that its name calls text
-    problem = _not_text(head)
-    if problem:
-        known = data_suffix(path) in TEXT_SUFFIXES or not problem.startswith("looks like")
-        hint = "" if known else f" (other formats must end in one of {' '.join(ROW_SUFFIXES)}, and .gz, .xz ...)"
-        raise ValueError(f"{flag} {path}: {problem}{hint}")
+    # A file that its name calls text may have a stray NUL byte.
+    nul_share = 0.01 if data_suffix(path) in TEXT_SUFFIXES else 0.0
+    if problem := _not_text(head, nul_share):
+        raise ValueError(f"{flag} {path}: {problem}")
 
 
 # First bytes -> the kind of file; only looked up if a file is not text.
@@ -150,36 +145,43 @@ _SIGNATURES = {
 }
 
 
-def _not_text(head: bytes) -> str | None:
-    """What the beginning of a file looks like; None if it is UTF-8 text without NUL bytes."""
+def _not_text(head: bytes, nul_share: float) -> str | None:
+    """What the beginning of a file looks like; None if it is UTF-8 text with at most this share of NUL bytes."""
     looks = next((name for signature, name in _SIGNATURES.items() if head.startswith(signature)), None)
+    if b"\0" in head:
+        looks = looks or "binary data (NUL bytes), or UTF-16 text: convert it to UTF-8 first"
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)  # a letter that the end cuts in two is no error
     except UnicodeDecodeError as error:
         line = head.count(b"\n", 0, error.start) + 1
-        shown = f"line {line} is not UTF-8 text (byte {head[error.start]:#04x}); convert it first"
-        control = sum(head.count(byte) for byte in range(32)) - sum(map(head.count, b"\t\n\r\f"))
-        looks = looks or ("binary data" if control * 50 > len(head) else None)
-        return f"looks like {looks}" if looks else shown
-    if b"\0" in head:
-        return f"looks like {looks or 'binary data (NUL bytes), or UTF-16 text: convert it to UTF-8 first'}"
-    return None
+        wrong = f"line {line} is not UTF-8 text (byte {head[error.start]:#04x}); convert it first"
+        return f"looks like {looks}" if looks else wrong
+    return f"looks like {looks}" if head.count(0) > nul_share * len(head) else None
 
 
 # ---------------------------------------------------------------- text
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
-def _open_binary(path: Path):
-    if path.suffix.lower() == ".zst":
-        import pyarrow
+@contextlib.contextmanager
+def open_binary(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a plain or compressed file. ValueError with its name if it turns out to be damaged anywhere in the
+    `with` block."""
+    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
+    try:
+        with openers.get(path.suffix.lower(), io.open)(path, "rb") as stream:
+            if isinstance(stream, bz2.BZ2File | lzma.LZMAFile):  # otherwise they ignore what follows the archive
+                stream._buffer.raw._trailing_error = ()
+            yield stream
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ValueError(f"{path}: cannot be read ({reason})") from None
 
-        return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
-    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    stream = openers.get(path.suffix.lower(), io.open)(path, "rb")
-    if isinstance(stream, bz2.BZ2File | lzma.LZMAFile):  # otherwise they silently ignore what follows the archive
-        stream._buffer.raw._trailing_error = ()
-    return stream
+
+def _open_zstd(path: Path, mode: str) -> BinaryIO:  # noqa: ARG001
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
 
 
 @contextlib.contextmanager
@@ -189,27 +191,10 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[io.TextIOBase]
 
     ValueError with the file's name if it turns out to be damaged or not UTF-8 anywhere in the `with` block.
     """
-    try:
-        with io.TextIOWrapper(_open_binary(path), encoding="utf-8-sig", newline=newline) as stream:
-            yield stream
-    except UnicodeDecodeError as error:
-        line = _first_bad_line(path)
-        byte = error.object[error.start]
-        raise ValueError(f"{path}, line {line}: not UTF-8 text (byte {byte:#04x}); convert it first") from None
-    except _UNREADABLE as error:
-        raise ValueError(f"{path}: cannot be read ({_reason(error)})") from None
-
-
-def _first_bad_line(path: Path) -> int:
-    """Number of the first line that is not UTF-8; a text stream, which decodes blocks, does not know it."""
-    with _open_binary(path) as stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                return number
-    return number
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    with open_binary(path) as binary:
+        try:
+            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline=newline) as stream:
+                yield stream
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise ValueError(f"{path}: not UTF-8 text (byte {byte:#04x}); convert it first") from None

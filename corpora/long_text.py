@@ -6,10 +6,9 @@ Tokenizers of T5's kind give the parts the ids of the whole: they cut at spaces 
 of a text. Tokenizers of bytes do too. A word is cut in two only if there is no space.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Sized
 
-LONGEST_PART = 2**20  # characters (in a stream: bytes) of a text that are read and tokenised at once
+LONGEST_PART = 2**20  # characters or bytes of a text that are read and tokenised at once
 
 
 class Stretch(str):
@@ -74,22 +73,3 @@ def place_to_cut(text: str) -> int:
     end = len(text.rstrip())
     place = text.rfind(" ", 1, end)
     return place if place > 0 else max(end - 1, 0)
-
-
-def parts_of_line(pieces: Iterable[str], longest: int) -> Iterator[str]:
-    """Lines without white space around them, made of pieces of at most `longest` characters; a piece that ends a line
-    ends in a newline. Longer lines come in Stretches."""
-    text, begun, ended = "", False, True  # rest of a line to be given out, whether its beginning was, whether it ended
-    for piece in itertools.chain(pieces, [None]):
-        if piece is None and ended:
-            return
-        text += piece or ""
-        ended = piece is None or piece.endswith("\n")
-        if ended:
-            yield text.rstrip() if begun else text.strip()
-            text, begun = "", False
-        elif len(text) >= longest:
-            text = text if begun else text.lstrip()
-            if place := place_to_cut(text):
-                yield Stretch(text[:place])
-                text, begun = text[place:], True

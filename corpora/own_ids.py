@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from common.command_line import listed
 from constants import NUM_SENTINELS
 from corpora.files import data_suffix, expand_files, split_weights
-from corpora.reading import open_parquet, read_rows
+from corpora.reading import read_rows
 from data_collator_t5 import SENTINEL_NAME
 
 ID_OFFSET = 3  # <pad>, </s>, <unk>
@@ -85,8 +84,6 @@ def read_ids(path: Path, format: IdFormat) -> Iterator[IdDocument]:
     """The documents of a file. ValueError names file and row of a value that is not a list of whole numbers."""
     if path.suffix in ARRAY_SUFFIXES:
         yield from ArrayDocuments(path, format)
-    elif path.suffix == ".parquet":
-        yield from _parquet_documents(path, format.column)
     else:
         yield from row_ids(read_rows(path, [format.column]), format.column, path)
 
@@ -119,25 +116,6 @@ class ArrayDocuments(Sequence):
             return IdDocument(self.array[number], f"{self.path}, row {number + 1}")
         first, is_last = number * self.length, number == len(self) - 1
         return IdDocument(self.array[first : first + self.length], f"{self.path}", first, goes_on=not is_last)
-
-
-def _parquet_documents(path: Path, column: str) -> Iterator[IdDocument]:
-    import pyarrow
-
-    with open_parquet(path) as file:
-        names = file.schema_arrow.names
-        if column not in names:
-            raise ValueError(f"{path}: no column {column}; available: {listed(names)}")
-        kind = file.schema_arrow.field(column).type
-        if not (pyarrow.types.is_nested(kind) and hasattr(kind, "value_type")):
-            raise ValueError(f"{path}: the column {column} holds {kind}, not lists of whole numbers")
-        if not pyarrow.types.is_integer(kind.value_type):
-            raise ValueError(f"{path}: the column {column} holds lists of {kind.value_type}, not of whole numbers")
-        values = (value for batch in file.iter_batches(columns=[column]) for value in batch.column(0))
-        for number, value in enumerate(values, start=1):
-            if not value.is_valid or value.values.null_count:
-                raise ValueError(f"{path}, row {number}: the column {column} is empty or has an empty place")
-            yield IdDocument(value.values.to_numpy(), f"{path}, row {number}")
 
 
 def row_ids(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[IdDocument]:

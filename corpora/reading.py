@@ -10,12 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from common.command_line import listed
-from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text, say_once
-from corpora.long_text import LONGEST_PART, Stretch, joined, parts_of_line
+from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_binary, open_text, say_once
+from corpora.long_text import LONGEST_PART, Stretch, joined, place_to_cut
 
+CHUNK_BYTES = 2**16  # read at once; within a longer line, as much as there is of it
 csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
 
 
@@ -210,13 +211,13 @@ def read_text_documents(path: Path) -> Iterator[str]:
 
 
 def read_text_parts(path: Path) -> Iterator[str]:
-    """The same documents; a line of more than LONGEST_PART characters is cut into Stretches as it is read."""
-    page, goes_on = None, False  # lines of the open <doc>, None outside; whether the line began before
-    with open_text(path) as stream:
-        pieces = (CONTROL.sub("", piece) for piece in iter(lambda: stream.readline(LONGEST_PART), ""))
-        for line in parts_of_line(pieces, LONGEST_PART):
-            begins, goes_on = not goes_on, isinstance(line, Stretch)
-            if page is None and begins and not goes_on and WIKI_OPEN.match(line):
+    """The same documents; a line of more than LONGEST_PART bytes is cut into Stretches as it is read."""
+    page: list[str] | None = None  # lines of the open <doc>; None outside
+    place, begins = 0, True
+    with open_binary(path) as stream:
+        for piece, ends in byte_lines(stream, LONGEST_PART):
+            line = text_part(piece, path, place, begins, ends)
+            if page is None and begins and ends and WIKI_OPEN.match(line):
                 page = []
             elif page is not None and begins and line == "</doc>":
                 # The first line repeats the title: a page without more is empty.
@@ -228,8 +229,57 @@ def read_text_parts(path: Path) -> Iterator[str]:
                 page += [line] if line else []
             else:
                 yield line
+            place, begins = place + len(piece), ends
     if page:
         yield html.unescape("\n".join(page))
+
+
+def byte_lines(stream: BinaryIO, longest: int | None = None) -> Iterator[tuple[bytes, bool]]:
+    """(line with its end LF, CR LF or CR, True) of all lines from the stream's place on.
+
+    A line longer than `longest` bytes comes in parts, with False for all but the last. Each cut depends only on what
+    follows the one before, so reading from a cut on gives the same parts.
+    """
+    rest = b""
+    while chunk := stream.read(max(CHUNK_BYTES, len(rest))):
+        *lines, rest = (rest + chunk).splitlines(keepends=True)  # the last one may continue, or its CR be half of CR LF
+        for line in lines:
+            *parts, line = _cut(line, longest)
+            yield from ((part, False) for part in parts)
+            yield line, True
+        *parts, rest = _cut(rest, longest)
+        yield from ((part, False) for part in parts)
+    if rest:
+        yield rest, True
+
+
+def _cut(line: bytes, longest: int | None) -> list[bytes]:
+    """A line, or its beginning, in parts of at most `longest` bytes; only the first may be white space only."""
+    parts = []
+    while longest and len(line) > longest:
+        text = line[:longest].decode(errors="ignore")  # leaves out a letter cut in two at the end
+        place = place_to_cut(CONTROL.sub(" ", text)) or len(text)
+        size = len(text[:place].encode()) or longest
+        parts.append(line[:size])
+        line = line[size:]
+    return [*parts, line]
+
+
+def decoded(line: bytes, path: Path, place: int) -> str:
+    try:
+        text = line.decode("utf-8-sig" if place == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        byte = f"byte {line[error.start]:#04x} at {place + error.start:,}"
+        raise ValueError(f"{path}: not UTF-8 text ({byte}); convert it first") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def text_part(line: bytes, path: Path, place: int, begins: bool, ends: bool) -> str:
+    """The text of a line, or of the part of one that begins or ends it, at a byte of a file: without control characters
+    and white space around the line; a Stretch unless it ends."""
+    text = CONTROL.sub("", decoded(line, path, place))
+    text = text.lstrip() if begins else text
+    return text.rstrip() if ends else Stretch(text)
 
 
 def read_documents(path: Path, text_column: str) -> Iterator[str]:

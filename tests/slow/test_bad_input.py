@@ -127,13 +127,13 @@ BAD_TEXT = (
     ("blank", dict(train_file="{bad}/blank.txt"), "the training text gives 0 chunks of .* tokens, one step needs 4"),
     ("blank_for_a_tokenizer", dict(train_file="{bad}/blank.txt", tokenizer_name=None), "no text to train a tokenizer"),
     ("latin", dict(train_file="{bad}/latin.txt"), r"latin.txt: line 3 is not UTF-8 text \(byte 0xef\); convert it"),
-    ("late_latin", dict(train_file="{bad}/late_latin.txt"), r"late_latin.txt, line 1501: not UTF-8 text \(byte 0xef\)"),
+    ("late_latin", dict(train_file="{bad}/late_latin.txt"), r"late_latin.txt: not UTF-8 text \(byte 0xef at"),
     ("utf16", dict(train_file="{bad}/utf16.txt"), "utf16.txt: looks like UTF-16 text: convert it to UTF-8 first"),
     ("utf16_without_mark", dict(train_file="{bad}/utf16_without_mark.txt"),
      r"binary data \(NUL bytes\), or UTF-16 text"),
     ("binary", dict(train_file="{bad}/binary.txt"), "binary.txt: looks like binary data"),
     ("zeros", dict(train_file="{bad}/zeros.txt"), r"zeros.txt: looks like binary data \(NUL bytes\)"),
-    ("other_ending", dict(train_file="{bad}/model.bin"), r"model.bin: looks like binary data \(other formats must end"),
+    ("other_ending", dict(train_file="{bad}/model.bin"), r"model.bin: looks like binary data"),
     ("raw_with_nul", dict(train_file="{bad}/nul.raw"), r"nul.raw: looks like binary data \(NUL bytes\)"),
     ("pdf", dict(train_file="{bad}/paper.pdf"), "paper.pdf: looks like a PDF"),
     ("zip", dict(train_file="{bad}/archive.zip"), "archive.zip: looks like a zip archive"),
@@ -445,7 +445,7 @@ class RefusedTest(TestCase):
             self.enterContext(mock.patch("corpora.files.io.open", refuse))
         flags = self.pre_training(train_file=str(path))
         with mock.patch.object(TestCase, "everything", return_value={}):  # nor could this test read it
-            self.assert_refused(pre_train_t5, flags, r"--train_file .*secret.txt: cannot be read \(Permission denied\)")
+            self.assert_refused(pre_train_t5, flags, r"secret.txt: cannot be read \(Permission denied\)")
 
     def test_the_checkpoint_that_a_run_starts_from_is_not_deleted(self):
         source = self.folder / "out" / "checkpoint-5"

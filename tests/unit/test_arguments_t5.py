@@ -504,7 +504,7 @@ class FilesTest(TestCase):
         ("missing", "nope.txt", r"--train_file .*nope.txt: no such file, and no folder or pattern with .txt"),
         ("pattern", "*.csv", "no such file"),
         ("folder", "folder", "no such file"),
-        ("suffix", "a.pdf", r"--train_file .*a.pdf: looks like a PDF \(other formats must end in one of .json .*\)$"),
+        ("suffix", "a.pdf", r"--train_file .*a.pdf: looks like a PDF$"),
         ("archive", "a.zip", "a.zip: looks like a zip archive"),
         ("empty", "empty.txt", "empty.txt: the file is empty"),
     )

@@ -189,9 +189,9 @@ class RefusedTest(TestCase):
         ("json_text", "a.jsonl", ["1 2"], dict(input_ids_column="ids"), "row 1: the column ids holds no list of whole"),
         ("json_float", "a.jsonl", [[1], [2.0]], dict(input_ids_column="ids"), "row 2: the column ids holds no list"),
         ("json_huge", "a.jsonl", [[2**70]], dict(input_ids_column="ids"), "row 1: .* a number beyond 64 bits"),
-        ("parquet_text", "a.parquet", ["1 2"], dict(input_ids_column="ids"), "holds string, not lists of whole"),
-        ("parquet_float", "a.parquet", [[1.5]], dict(input_ids_column="ids"), "lists of double, not of whole numbers"),
-        ("parquet_null", "a.parquet", [[1], None], dict(input_ids_column="ids"), "row 2: the column ids is empty"),
+        ("parquet_text", "a.parquet", ["1 2"], dict(input_ids_column="ids"), "row 1: the column ids holds no list of whole"),
+        ("parquet_float", "a.parquet", [[1.5]], dict(input_ids_column="ids"), "row 1: the column ids holds no list of whole"),
+        ("parquet_null", "a.parquet", [[1], None], dict(input_ids_column="ids"), "row 2: the column ids holds no list of whole"),
         ("text", "a.txt", ROWS, dict(input_ids_column="ids"), "a.txt: ready-made ids come from .npy .bin .parquet"),
         ("range", "a.jsonl", [[1], [4, 10]], dict(input_ids_column="ids"), "row 2, place 2: the id 10 must be 0 to 9"),
     )  # fmt: skip
