@@ -12,7 +12,6 @@
 `rows(block, start)` yields (place, row). With a place as `start` it reads from there to the end of the block.
 """
 
-import csv
 import hashlib
 import itertools
 import re
@@ -27,7 +26,7 @@ from corpora.own_ids import ARRAY_SUFFIXES, ArrayDocuments, IdFormat
 from corpora.reading import (
     WIKI_OPEN,
     byte_lines,
-    checked_header,
+    csv_rows,
     decoded,
     is_open_json,
     open_parquet,
@@ -147,7 +146,7 @@ class FileCorpus(Corpus):
                 if text := decoded(line, block.path, place).strip():
                     yield place, _object(text, block.path, place)
         elif block.kind == "csv":
-            yield from _csv_rows(block.path, start or 0)
+            yield from csv_rows(block.path, start or 0)
         elif block.kind == "ids":
             documents = self.arrays[block.path]
             for place in range(block.start if start is None else start, block.end):
@@ -247,33 +246,6 @@ def _object(text: str, path: Path, place: int) -> dict:
     if not isinstance(row, dict):
         raise ValueError(f"{path} at byte {place:,}: must be a JSON object, got {type(row).__name__}")
     return row
-
-
-def _csv_rows(path: Path, start: int) -> Rows:
-    """The rows as corpora.reading reads CSV; a place is the byte at which a row begins."""
-    with path.open("rb") as stream:
-        place = 0
-
-        def lines() -> Iterator[str]:
-            nonlocal place
-            for line, _ in byte_lines(stream):
-                text = decoded(line, path, place)
-                place += len(line)
-                yield text
-
-        try:
-            header = checked_header(next(csv.reader(lines(), strict=True), []), path)
-            begun = place = start or place
-            stream.seek(place)
-            for values in csv.reader(lines(), strict=True):
-                if values and len(values) != len(header):
-                    where = f"{path}, row at byte {begun:,}"
-                    raise ValueError(f"{where}: {len(values)} fields, the header has {len(header)}")
-                if values:
-                    yield begun, dict(zip(header, values, strict=True))
-                begun = place
-        except csv.Error as error:
-            raise ValueError(f"{path}, near byte {place:,}: broken CSV ({error})") from None
 
 
 def _row_group(block: Block, start: int, column: str | None) -> Rows:

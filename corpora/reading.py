@@ -28,7 +28,8 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
     if data_suffix(path) == ".parquet":
         rows = _read_parquet(path, columns)
     else:
-        rows = {".csv": _read_csv, ".tsv": read_tsv}.get(data_suffix(path), _read_json)(path)
+        read = {".csv": lambda path: (row for _, row in csv_rows(path)), ".tsv": read_tsv}
+        rows = read.get(data_suffix(path), _read_json)(path)
     for number, row in enumerate(rows, start=1):
         missing = [column for column in columns or [] if column not in row]
         if missing:
@@ -55,21 +56,34 @@ def _read_parquet(path: Path, columns: list[str] | None) -> Iterator[dict]:
             yield from batch.to_pylist()
 
 
-def _read_csv(path: Path) -> Iterator[dict]:
-    with open_text(path) as stream:
-        rows, line = csv.reader(stream, strict=True), 1  # strict: an open quote would swallow the rest of the file
+def csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
+    """(byte at which it begins, row) of a CSV file, from the row at byte `start` on."""
+    place = line = 0
+    with open_binary(path) as stream:
+
+        def lines() -> Iterator[str]:
+            nonlocal place
+            for piece, _ in byte_lines(stream):
+                text = decoded(piece, path, place)
+                place += len(piece)
+                yield text
+
+        rows = csv.reader(lines(), strict=True)  # strict: an open quote would swallow the rest of the file
+        after = f" after byte {start:,}" if start else ""
         try:
             header = checked_header(next(rows, []), path)
+            if start:
+                place = stream.seek(start)
+                rows = csv.reader(lines(), strict=True)
+            begun, line = place, rows.line_num + 1
             for values in rows:
-                line += 1
                 if values and len(values) != len(header):
-                    raise ValueError(f"{path}, line {line}: {len(values)} fields, the header has {len(header)}")
+                    raise ValueError(f"{path}, line {line}{after}: {len(values)} fields, the header has {len(header)}")
                 if values:  # [] is an empty line
-                    yield dict(zip(header, values, strict=True))
-                line = rows.line_num
+                    yield begun, dict(zip(header, values, strict=True))
+                begun, line = place, rows.line_num + 1
         except csv.Error as error:
-            problem = "a quote opens that nothing closes" if "unexpected end" in str(error) else str(error)
-            raise ValueError(f"{path}, line {line + (line > 1)}: broken CSV ({problem})") from None
+            raise ValueError(f"{path}, line {line}{after}: broken CSV ({error})") from None
 
 
 def checked_header(names: list[str], path: Path) -> list[str]:

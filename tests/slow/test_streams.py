@@ -338,8 +338,8 @@ class BlockTest(TestCase):
         ("jsonl", "a.jsonl", b'{"text": "a"}\n' * 300 + b'{"text": \n', r"a.jsonl at byte 4,200, line 1: broken JSON"),
         ("list", "a.jsonl", b'{"text": "a"}\n' * 300 + b"[1]\n",
          "a.jsonl at byte 4,200: must be a JSON object, got list"),
-        ("csv", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"a\n", "row at byte 127: 1 fields, the header has 2"),
-        ("quote", "a.csv", b"text\n" + b"a\n" * 30 + b'"a\n', "near byte 68: broken CSV"),
+        ("csv", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"a\n", "line 32: 1 fields, the header has 2"),
+        ("quote", "a.csv", b"text\n" + b"a\n" * 30 + b'"a\n', "line 32: broken CSV"),
         ("header", "a.csv", b"text,text\na,b\n", "line 1: two columns are called 'text'"),
     )  # fmt: skip
     def test_broken_rows_are_named(self, name, content, message):

@@ -192,7 +192,7 @@ class ReadRowsTest(TestCase):
         ("csv_column", "a.csv", "body,id\nx,1\n", "a.csv, row 1: no column text; available: body, id"),
         ("csv_short", "a.csv", "text,id\nx,1\ny\n", "a.csv, line 3: 1 fields, the header has 2"),
         ("csv_long", "a.csv", "text,id\nx,1,2\n", "a.csv, line 2: 3 fields, the header has 2"),
-        ("csv_encoding", "a.csv", b"text\n\xff\xfe\n", r"a.csv: not UTF-8 text \(byte 0xff\)"),
+        ("csv_encoding", "a.csv", b"text\n\xff\xfe\n", r"a.csv: not UTF-8 text \(byte 0xff at 5\)"),
         ("tsv_short", "a.tsv", "text\tid\nx\t1\ny\n", "a.tsv, line 3: 1 fields, the header has 2"),
     )
     def test_errors_name_file_and_place(self, name, content, message):
