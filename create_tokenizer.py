@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from arguments.model import LEAST_VOCABULARY
@@ -30,11 +31,10 @@ from common.command_line import check_folder, exit_on_user_error, listed, option
 from common.processes import run_script
 from common.reports import end_summary, start_summary
 from constants import BUILTIN_CORPUS, NUM_SENTINELS
-from corpora.added_tokens import add_tokens
 from corpora.hub import load_dataset_splits
 from corpora.long_text import first_documents
 from corpora.reading import column_texts
-from corpora.sources import bytes_of, described, find_corpora, find_sources
+from corpora.sources import described, find_corpora, find_sources
 from corpora.tokenizers import (
     LEAST_COVERAGE,
     MOST_CHARACTERS,
@@ -42,8 +42,10 @@ from corpora.tokenizers import (
     load_tokenizer,
     save_tokenizer,
     train_tokenizer,
+    with_exact_spaces,
 )
 from corpora.unknown import lost_letters, named
+from corpora.word_encoder import cuts_at_spaces
 from model_t5 import build_config, load_model
 from modeling.generation_settings import drop_idle_search
 from modeling.new_vocabulary import change_vocabulary
@@ -51,6 +53,8 @@ from tasks.task_records import TASK_RECORD
 
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: unchanged.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
+
+_ESCAPES = {"\\n": "\n", "\\t": "\t"}  # as a command line writes them
 
 
 @dataclass
@@ -114,6 +118,24 @@ def _check_adding(args: TokenizerArguments) -> None:
            "trained; --add_tokens changes no other token")  # fmt: skip
 
 
+def add_tokens(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> tuple[PreTrainedTokenizerBase, list[str]]:
+    """(the tokenizer with these texts as tokens after its last one, those of them that are new).
+
+    Its other tokens keep their ids, and texts without the new ones their tokens. T5's tokenizers write a space behind
+    every added token, and drop those that are there: {a b}, {a and { a would all come back as "{ a". The one returned
+    gives back the exact text. ValueError for a text that cannot be a token.
+    """
+    texts = [_ESCAPES.get(text, text) for text in texts]
+    for text in texts:
+        if not text.strip(" "):
+            raise ValueError(f"--add_tokens {text!r}: a space alone cannot be a token: spaces are part of words")
+    new = [text for text in dict.fromkeys(texts) if text not in tokenizer.get_vocab()]
+    if new and cuts_at_spaces(tokenizer):
+        tokenizer = with_exact_spaces(tokenizer)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in new])
+    return tokenizer, new
+
+
 def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str, str | None]:
     """Writes the tokenizer with `--add_tokens`, and its checkpoint if one is named; returns the rows of the summary."""
     name = args.from_tokenizer or args.model_name_or_path
@@ -139,11 +161,8 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
     return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {flags} ..."}
 
 
-def find_documents(
-    args: TokenizerArguments, data_args: PreTrainingDataArguments
-) -> tuple[str, Iterator[str], int | None]:
-    """(what the text is, its documents, at most --max_train_samples of them, their bytes if all are read)."""
-    size = None
+def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments) -> tuple[str, Iterator[str]]:
+    """(what the text is, its documents, at most --max_train_samples of them)."""
     if args.streaming:
         name, config = args.dataset_name, args.dataset_config_name
         rows = iter(load_dataset_splits(name, config, "--dataset_name", streaming=True, needed="train")["train"])
@@ -154,18 +173,10 @@ def find_documents(
         text = f"{args.dataset_name}, streamed"
     else:
         sources = [find_sources(alone)["train"] for _, alone in find_corpora(data_args).values()]
-        text, size = described(sources), bytes_of(sources)
+        text = described(sources)
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
     limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
-    return text + limit, first_documents(documents, args.max_train_samples), None if limit else size
-
-
-def _with_first(documents: Iterator[str]) -> tuple[Iterator[str], str]:
-    """(the same documents, the first that is not empty); ValueError if there is none."""
-    first = next((text for text in documents if text.strip()), None)
-    if first is None:
-        raise ValueError("there is no text to train a tokenizer on")
-    return itertools.chain([first], documents), first.strip()
+    return text + limit, first_documents(documents, args.max_train_samples)
 
 
 def described_letters(tokenizer: PreTrainedTokenizerBase, letters: Counter) -> str:
@@ -188,22 +199,20 @@ def main(argv: list[str] | None = None) -> str:
             return args.output_dir
         if args.config_name:
             build_config(args.config_name)  # refuses an unknown name before the training
-        text, documents, size = find_documents(args, data_args)
+        text, documents = find_documents(args, data_args)
         start_summary({"text": text, "tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
-        documents, first = _with_first(documents)
         with made_aside(Path(args.output_dir)) as folder:
             how = args.normalization, args.character_coverage, args.max_sentences
-            letters = train_tokenizer(documents, folder, args.vocab_size, args.byte_fallback, *how, size=size)
+            letters = train_tokenizer(documents, folder, args.vocab_size, args.byte_fallback, *how)
             tokenizer = load_tokenizer(str(folder))
             if args.config_name:
                 build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
-    sample, where = first[:60], shlex.quote(args.output_dir)
+    where = shlex.quote(args.output_dir)
     shape = where if args.config_name else "mini"
     rows = {
         "text": text,
         "tokens": f"{len(tokenizer):,}, sentinels {tokenizer.convert_tokens_to_ids('<extra_id_0>')} downwards",
         "unknown": described_letters(tokenizer, letters),
-        "example": f"{sample!r} -> {' '.join(tokenizer.tokenize(sample))}",
         "written to": args.output_dir,
         "next": f"python pre_train_t5.py --tokenizer_name {where} --config_name {shape} ...",
     }

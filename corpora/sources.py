@@ -177,11 +177,6 @@ def described(sources: Sequence) -> str:
     return ", ".join(source.description for source in sources)
 
 
-def bytes_of(sources: Sequence[Source]) -> int | None:
-    """Bytes of all their files; None if one has none."""
-    return sum(source.size for source in sources) if all(source.size for source in sources) else None
-
-
 def tokenizer_for(
     sources: list[Source], vocab_size: int, cache: Path, byte_fallback: bool | None = None
 ) -> PreTrainedTokenizerBase:
@@ -193,7 +188,7 @@ def tokenizer_for(
 
     def build(folder: Path) -> None:
         print_once(f"no tokenizer was named: training one of {vocab_size:,} tokens on {described(sources)}")
-        sample = dict(max_sentences=TOKENIZER_SENTENCES, max_characters=TOKENIZER_CHARACTERS, size=bytes_of(sources))
+        sample = dict(max_sentences=TOKENIZER_SENTENCES, max_characters=TOKENIZER_CHARACTERS)
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
         train_tokenizer(documents, folder, vocab_size, byte_fallback, **sample)
         for source in sources:

@@ -38,21 +38,22 @@ LEAST_COVERAGE = 0.98  # that SentencePiece takes
 def train_tokenizer(
     documents: Iterable[str], output_dir: Path, vocab_size: int, byte_fallback: bool | None = None,
     normalization: str = "nmt_nfkc", character_coverage: float | None = None, max_sentences: int = 1_000_000,
-    max_characters: int = MOST_CHARACTERS, size: int | None = None,
+    max_characters: int = MOST_CHARACTERS,
 ) -> Counter:  # fmt: skip
     """Trains a SentencePiece unigram model on `documents` and writes it as a T5 tokenizer folder.
 
     vocab_size counts all tokens: <pad> 0, </s> 1, <unk> 2, the pieces, and 100 sentinels at the end (<extra_id_0> last,
     as in T5's own vocabulary). The pieces are learnt from a sample: at most `max_sentences` lines of `max_characters`
     together, drawn evenly, the same each time. `letters_and_bytes` chooses byte_fallback and character_coverage by
-    its letters if they are None. size: bytes of the documents, if known, for a progress bar.
+    its letters if they are None.
 
     Returns how often each letter occurs in the sample. ValueError if the text is too small for the size.
     """
     import sentencepiece
 
     output_dir.mkdir(parents=True, exist_ok=True)
-    lines = (line for document in _shown(documents, size) for line in document.split("\n") if line.strip())
+    shown = tqdm(documents, "reading the text", unit=" documents", disable=not sys.stderr.isatty())
+    lines = (line for document in shown for line in document.split("\n") if line.strip())
     sample = _sample((part for line in lines for part in _parts_of(line)), max_sentences, max_characters)
     if (characters := sum(map(len, sample))) > TOLD_CHARACTERS:
         learnt = f"{characters:,} characters in {len(sample):,} lines"
@@ -128,17 +129,6 @@ def letters_and_bytes(
         return byte_fallback, 1.0
     frequent = sum(count for _, count in letters.most_common(room))
     return byte_fallback, max(LEAST_COVERAGE, frequent / letters.total()) if byte_fallback else COVERAGE
-
-
-def _shown(documents: Iterable[str], size: int | None) -> Iterator[str]:
-    """The documents, on a terminal with a bar of the bytes that are read."""
-    if not sys.stderr.isatty():
-        yield from documents
-        return
-    with tqdm(total=size, unit="B", unit_scale=True, desc="reading the text") as bar:
-        for document in documents:
-            bar.update(len(document.encode()))
-            yield document
 
 
 def _sample(lines: Iterable[str], most: int, most_characters: int) -> list[str]:

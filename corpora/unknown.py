@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow.compute
 from transformers import PreTrainedTokenizerBase
 
 from corpora.tokenizers import plain_encoder
@@ -58,16 +59,11 @@ def unknown_in_rows(
         table, unknown, total = rows.with_format("arrow")[:], 0, 0
         only = np.zeros(len(rows), dtype=bool)
         for name in {"input_ids", "labels"} & set(table.column_names):
-            place = 0
-            for chunk in table[name].chunks:
-                ids = chunk.flatten().to_numpy(zero_copy_only=False)
-                is_unknown = ids == tokenizer.unk_token_id
-                unknown += np.count_nonzero(is_unknown)
-                total += len(ids)
-                ends = np.cumsum(chunk.value_lengths().to_numpy(zero_copy_only=False))
-                counts = np.diff(np.concatenate([[0], np.cumsum(is_unknown)])[ends], prepend=0)
-                only[place : place + len(chunk)] |= (counts > 0) & (counts == np.diff(ends, prepend=0) - 1)  # and EOS
-                place += len(chunk)
+            lengths = pyarrow.compute.list_value_length(table[name]).to_numpy()
+            is_unknown = pyarrow.compute.list_flatten(table[name]).to_numpy() == tokenizer.unk_token_id
+            counts = np.bincount(np.repeat(np.arange(len(rows)), lengths), is_unknown, minlength=len(rows))
+            only |= (counts > 0) & (counts == lengths - 1)  # and EOS
+            unknown, total = unknown + int(counts.sum()), total + int(lengths.sum())
         nothing_else[split] = int(only.sum())
         shares[split] = unknown / max(total, 1)
         if shares[split] > MOST_UNKNOWN:

@@ -6,9 +6,9 @@ from helpers import SHAPE, run_main, sentences
 from transformers import ByT5Tokenizer
 
 import create_tokenizer
-from corpora.added_tokens import add_tokens
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from corpora.word_encoder import corpus_encoder
+from create_tokenizer import add_tokens
 from data_collator_t5 import find_sentinel_ids
 from model_t5 import build_config, create_model, load_model
 
