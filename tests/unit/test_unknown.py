@@ -124,7 +124,7 @@ class TrainedTest(TestCase):
             train_tokenizer(lines, self.folder / "told", 300, max_characters=len(text) // 3)
         told = re.search(r"learns 300 tokens from ([\d,]+) characters in [\d,]+ lines\n", out.getvalue())
         self.assertBetween(int(told[1].replace(",", "")), len(text) // 9, len(text) // 3)
-        self.assertRegex(err.getvalue(), "reading the text: .*700 documents ")
+        self.assertRegex(err.getvalue(), "reading the text: 100%.* 700/700 ")
 
 
 class CountedTest(TestCase):
