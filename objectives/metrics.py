@@ -16,52 +16,38 @@ LANGUAGE_MODEL_METRICS = ("loss", "token_accuracy", "text_token_accuracy", "perp
 CORPUS_METRICS = ("loss", "text_token_accuracy", "bits_per_byte", "nats_per_id")  # reported for each corpus too
 
 
-def language_model_metrics(eval_prediction: EvalPrediction, bytes_per_token: float | None) -> dict[str, float]:
-    """Metrics of span corruption: loss, token accuracy, the same over masked text alone, perplexity and bits per byte.
+def language_model_metrics(
+    eval_prediction: EvalPrediction, bytes_per_token: float | None, names: Sequence[str] = ("span_corruption",)
+) -> dict[str, float]:
+    """Loss, token accuracy, the same over masked text alone, perplexity, bits per byte, and `loss_<denoiser>` for each
+    of the D `names` if there are several.
 
-    statistics: [N, 5 + 2], after the usual columns correct text tokens and text tokens. text_token_accuracy leaves out
-    sentinels and EOS, which are soon always right and make up a third of the targets.
+    statistics: [N, 5 + 3 * 2D], after the usual columns nats, tokens and correct tokens of each kind of target: the
+    denoisers' text, then their sentinels and EOS (`Objective.statistics`). text_token_accuracy leaves out sentinels and
+    EOS, which are soon always right and make up a third of the targets.
 
     bits_per_byte = nats of all targets / ln 2 / bytes of the masked text: the cost of a masked byte, its sentinels and
     EOS included. Unlike the loss per token it compares tokenizers. `bytes_per_token` is the mean over the validation
     text, without EOS between documents. For ready-made ids it is None, and nats_per_id = nats of all / masked ids.
     """
     _, statistics = eval_prediction.predictions
-    sums = statistics.astype(np.float64).sum(axis=0)
-    nats, tokens = sums[STATISTICS.index("nats")], sums[STATISTICS.index("tokens")]
-    correct_text, text_tokens = sums[len(STATISTICS) :]
-    return token_metrics(statistics) | _text_metrics(nats, tokens, correct_text, text_tokens, bytes_per_token)
-
-
-def _text_metrics(nats: float, tokens: float, correct_text: float, text_tokens: float, bytes_per_token: float | None):
-    metrics = {"text_token_accuracy": float(correct_text / text_tokens), "perplexity": _perplexity(nats / tokens)}
+    nats, tokens = (statistics[:, STATISTICS.index(name)].astype(np.float64).sum() for name in ("nats", "tokens"))
+    by_kind = statistics[:, len(STATISTICS) :].astype(np.float64).sum(axis=0).reshape(3, 2, -1)
+    _, text_tokens, correct_text = by_kind[:, 0].sum(axis=1)
+    metrics = token_metrics(statistics)
+    metrics |= {"text_token_accuracy": float(correct_text / text_tokens), "perplexity": _perplexity(nats / tokens)}
     if bytes_per_token is None:
-        return metrics | {"nats_per_id": float(nats / text_tokens)}
-    return metrics | {"bits_per_byte": float(nats / math.log(2) / (text_tokens * bytes_per_token))}
+        metrics["nats_per_id"] = float(nats / text_tokens)
+    else:
+        metrics["bits_per_byte"] = float(nats / math.log(2) / (text_tokens * bytes_per_token))
+    for name, (own_nats, own_tokens, _) in zip(names, by_kind.sum(axis=1).T, strict=True):
+        if own_tokens and len(names) > 1:
+            metrics[f"loss_{name}"] = float(own_nats / own_tokens)
+    return metrics
 
 
 def _perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
-
-
-def mixture_metrics(
-    eval_prediction: EvalPrediction, names: Sequence[str], bytes_per_token: float | None
-) -> dict[str, float]:
-    """The same for a mixture of denoisers, and `loss_<denoiser>` for each of the D `names`.
-
-    statistics: [N, 5 + 3 * 2D], after the usual columns nats, tokens and correct tokens of each kind of target: the
-    denoisers' text, then their sentinels and EOS.
-    """
-    _, statistics = eval_prediction.predictions
-    nats, tokens, correct = statistics[:, len(STATISTICS) :].astype(np.float64).sum(axis=0).reshape(3, -1)
-    text = slice(0, len(names))
-    metrics = {"loss": float(nats.sum() / tokens.sum()), "token_accuracy": float(correct.sum() / tokens.sum())}
-    metrics |= _text_metrics(nats.sum(), tokens.sum(), correct[text].sum(), tokens[text].sum(), bytes_per_token)
-    by_denoiser = nats.reshape(2, -1).sum(axis=0), tokens.reshape(2, -1).sum(axis=0)
-    for name, own_nats, own_tokens in zip(names, *by_denoiser, strict=True):
-        if own_tokens and len(names) > 1:
-            metrics[f"loss_{name}"] = float(own_nats / own_tokens)
-    return metrics
 
 
 def corpora_metrics(

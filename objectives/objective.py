@@ -7,11 +7,13 @@ Legend of shapes: B rows of a batch, R raw tokens of a row, S and T input and ta
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
 from corpora.examples import Examples
+from objectives.metrics import language_model_metrics
 
 
 class Objective:
@@ -48,15 +50,21 @@ class Objective:
         It depends on its arguments alone, so that a resumed stream gives the same rows."""
         raise NotImplementedError
 
-    def statistics(self, nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict) -> torch.Tensor:
-        """[B, n] more columns of the evaluation's statistics, for `metrics`. nats [B, T]: cross-entropy of the labels
-        [B, T]; correct [B, T]: whether the label is the most likely token."""
+    def target_kinds(self, labels: torch.Tensor, batch: dict) -> torch.Tensor:
+        """[B, T] number of the denoiser that masked each target token, plus D, their number, for sentinels and EOS."""
         raise NotImplementedError
+
+    def statistics(self, nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict) -> torch.Tensor:
+        """[B, 3 * 2D] more columns of the evaluation's statistics: nats, tokens and correct tokens of each kind of
+        target. nats [B, T]: cross-entropy of the labels [B, T]; correct [B, T]: whether the label is the most likely
+        token."""
+        kinds = torch.nn.functional.one_hot(self.target_kinds(labels, batch), 2 * len(self.names)).to(nats.dtype)
+        return torch.cat([(values[..., None] * kinds).sum(1) for values in (nats, torch.ones_like(nats), correct)], 1)
 
     def metrics(self, bytes_per_token: float | None) -> Callable:
         """The function from an evaluation's predictions to its metrics. bytes_per_token: mean UTF-8 bytes per token of
         the validation text; None: ready-made ids."""
-        raise NotImplementedError
+        return partial(language_model_metrics, names=self.names, bytes_per_token=bytes_per_token)
 
     def plan(self, rows: list[Examples]) -> dict[str, str]:  # noqa: ARG002
         """Lines of the plan about this objective. rows: of each corpus; [] of a stream."""

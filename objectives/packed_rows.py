@@ -7,15 +7,13 @@ Legend of shapes: B rows, G examples of all rows, S and T input and target lengt
 denoisers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 
 from data_collator_t5 import whole_keys
-from objectives.metrics import mixture_metrics
 from objectives.objective import Objective
 
 
@@ -88,17 +86,8 @@ class PackedObjective(Objective):
         """The tensors of a batch of raw rows {"input_ids" [B, R], "key" [B], ...}."""
         raise NotImplementedError
 
-    def statistics(
-        self, nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict  # noqa: ARG002
-    ) -> torch.Tensor:  # fmt: skip
-        """[B, 3 * 2D]: nats, tokens and correct tokens of each kind of target."""
-        kinds, count = batch["target_kinds"], 2 * len(self.names)
-        columns = (torch.zeros(len(kinds), count, device=kinds.device) for _ in range(3))
-        values = (nats, torch.ones_like(nats), correct.float())
-        return torch.cat([c.scatter_add_(1, kinds, v) for c, v in zip(columns, values, strict=True)], dim=1)
-
-    def metrics(self, bytes_per_token: float | None) -> Callable:
-        return partial(mixture_metrics, names=self.names, bytes_per_token=bytes_per_token)
+    def target_kinds(self, labels: torch.Tensor, batch: dict) -> torch.Tensor:  # noqa: ARG002
+        return batch["target_kinds"]
 
     def inputs_and_targets(
         self, rows: int, tokens: np.ndarray, mask: np.ndarray, examples: PackedExamples

@@ -1,7 +1,5 @@
 """T5's span corruption of chunks of running text: data_collator_t5.py as an objective."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 
 from corpora.examples import ChunkDataset, Examples
 from data_collator_t5 import T5DataCollator, is_byte_level
-from objectives.metrics import language_model_metrics
 from objectives.objective import Objective
 
 UNUSED_BYTES = 11  # F5 to FF never occur in UTF-8
@@ -32,16 +29,9 @@ class SpanCorruption(T5DataCollator, Objective):
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:  # noqa: ARG002
         return self.window, {"input_ids": tokens}
 
-    def statistics(
-        self, nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict  # noqa: ARG002
-    ) -> torch.Tensor:  # fmt: skip
-        """[B, 2] correct text tokens and text tokens: neither sentinels nor EOS."""
+    def target_kinds(self, labels: torch.Tensor, batch: dict) -> torch.Tensor:  # noqa: ARG002
         used = self.sentinel_ids[: self.num_spans]  # ByT5's other sentinels are bytes of text
-        text = ~torch.isin(labels, torch.tensor([*used, self.eos_id], device=labels.device))
-        return torch.stack([(correct & text).sum(-1), text.sum(-1)], dim=1).float()
-
-    def metrics(self, bytes_per_token: float | None) -> Callable:
-        return partial(language_model_metrics, bytes_per_token=bytes_per_token)
+        return torch.isin(labels, torch.tensor([*used, self.eos_id], device=labels.device)).long()
 
     def plan(self, rows: list[Examples]) -> dict[str, str]:  # noqa: ARG002
         """A line if a row needs so many of ByT5's sentinels that some are bytes of UTF-8 text."""

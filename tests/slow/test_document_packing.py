@@ -31,7 +31,7 @@ from data_collator_t5 import T5DataCollator
 from model_t5 import build_config, create_model
 from modeling.segment_masks import enable_packing
 from objectives.documents import DocumentRows, DocumentSpans, RowLayout, share_out
-from objectives.metrics import mixture_metrics
+from objectives.metrics import language_model_metrics
 from trainer_t5 import T5Trainer
 
 # (input_seq_length, noise_density, mean_noise_span_length)
@@ -377,7 +377,7 @@ class ModelTest(parameterized.TestCase):
             train_dataset=rows,
             eval_dataset=rows,
             data_collator=own,
-            compute_metrics=functools.partial(mixture_metrics, names=own.names, bytes_per_token=3.0),
+            compute_metrics=functools.partial(language_model_metrics, names=own.names, bytes_per_token=3.0),
         )
         metrics, _ = quietly(trainer.evaluate)
         batch = own(rows.__getitems__(range(len(rows))))

@@ -214,7 +214,7 @@ class SweepsTest(parameterized.TestCase):
 
     def test_metric_of_pre_training_is_logged(self):
         sweep = load(ROOT / "sweeps" / "pre_train_sweep.yaml")
-        statistics = np.full((2, len(STATISTICS) + 2), 4.0)
+        statistics = np.full((2, len(STATISTICS) + 6), 4.0)
         output = EvalPrediction(predictions=(None, statistics), label_ids=None)
         logged = language_model_metrics(output, bytes_per_token=4.0)
         self.assertIn(sweep["metric"]["name"], [tracked_name(f"eval_{name}") for name in logged])

@@ -504,7 +504,7 @@ class EvaluationTest(TrainerTest):
         trainer = make_trainer(self.folder, rows=rows, eval_dataset=data)
         results = two_ranks_results()
         expected = trainer.predict(data).predictions[1]
-        self.assertEqual(results[f"{kind}_predict"].shape, (21, len(STATISTICS) + 2 * (kind == "chunks")))
+        self.assertEqual(results[f"{kind}_predict"].shape, (21, len(STATISTICS) + 6 * (kind == "chunks")))
         np.testing.assert_allclose(results[f"{kind}_predict"], expected, rtol=1e-5)  # in the order of the rows
         found, _ = quietly(trainer.evaluate)
         self.assertAlmostEqual(results[f"{kind}_eval"]["eval_loss"], found["eval_loss"], delta=1e-6)

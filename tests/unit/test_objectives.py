@@ -29,9 +29,8 @@ from objectives.denoisers import (
     pattern_of,
     with_mode_tokens,
 )
-from objectives.metrics import mixture_metrics
+from objectives.metrics import language_model_metrics
 from objectives.packed_rows import PackedObjective, ragged_noise_mask
-from tasks.metrics.scoring import STATISTICS
 
 HARD = dict(noise_density=0.5, mean_noise_span_length=3.0)  # at 512 it needs 128 sentinels: REFERENCE, section 1
 OWN = {
@@ -311,15 +310,15 @@ class MetricsTest(TestCase):
         objective, nats = PackedObjective(), nats_of(logits, labels)
         objective.names = ["a", "b"]
         by_kind = objective.statistics(nats, labels, logits.argmax(-1).eq(labels), {"target_kinds": kinds})
-        statistics = torch.cat([torch.zeros(1, len(STATISTICS)), by_kind], dim=1).numpy()
+        statistics = torch.cat([torch.tensor([[nats.sum(), 4, 1, 0, 0]]), by_kind], dim=1).numpy()
         output = types.SimpleNamespace(predictions=(None, statistics))
-        metrics = mixture_metrics(output, names=["a", "b"], bytes_per_token=2.0)
+        metrics = language_model_metrics(output, names=["a", "b"], bytes_per_token=2.0)
         first, other = -2 + np.log(np.exp(2) + 2), np.log(3)
         self.assertAlmostEqual(metrics["loss"], (first + 3 * other) / 4, places=6)
         self.assertAlmostEqual(metrics["loss_a"], (first + other) / 2, places=6)
         self.assertAlmostEqual(metrics["loss_b"], other, places=6)
         self.assertEqual((metrics["token_accuracy"], metrics["text_token_accuracy"]), (0.25, 0.5))
         self.assertAlmostEqual(metrics["bits_per_byte"], (first + 3 * other) / np.log(2) / 4, places=6)
-        ids = mixture_metrics(output, names=["a", "b"], bytes_per_token=None)
+        ids = language_model_metrics(output, names=["a", "b"], bytes_per_token=None)
         self.assertAlmostEqual(ids["nats_per_id"], (first + 3 * other) / 2, places=6)
         self.assertNotIn("bits_per_byte", ids)

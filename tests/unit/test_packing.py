@@ -20,7 +20,7 @@ from model_t5 import build_config, create_model
 from modeling.loss import compute_loss_in_forward
 from modeling.segment_masks import enable_packing, segment_mask
 from objectives.denoisers import DenoiserMixture, PackedChunks, with_mode_tokens
-from objectives.metrics import mixture_metrics
+from objectives.metrics import language_model_metrics
 from trainer_t5 import T5Trainer
 
 SIZE = 400
@@ -183,7 +183,7 @@ class TrainerTest(parameterized.TestCase):
         return T5Trainer(
             model=make_model(), args=arguments(folder, **flags), train_dataset=chunks(seed=1),
             eval_dataset=chunks(count=2_500, seed=2), data_collator=collator(),
-            compute_metrics=functools.partial(mixture_metrics, names=collator().names, bytes_per_token=3.0),
+            compute_metrics=functools.partial(language_model_metrics, names=collator().names, bytes_per_token=3.0),
         )  # fmt: skip
 
     def test_it_learns_and_is_evaluated_by_denoiser(self):
