@@ -40,11 +40,11 @@ from corpora.tokenizers import (
     MOST_CHARACTERS,
     has_tokenizer,
     load_tokenizer,
+    plain_encoder,
     save_tokenizer,
     train_tokenizer,
     with_exact_spaces,
 )
-from corpora.unknown import lost_letters, named
 from corpora.word_encoder import cuts_at_spaces
 from model_t5 import build_config, load_model
 from modeling.generation_settings import drop_idle_search
@@ -179,12 +179,14 @@ def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments
     return text + limit, first_documents(documents, args.max_train_samples)
 
 
-def described_letters(tokenizer: PreTrainedTokenizerBase, letters: Counter) -> str:
-    """Share and names of the letters in the sample that have no token."""
-    lost = lost_letters(tokenizer, letters)
-    share = sum(letters[letter] for letter in lost) / letters.total()
-    shown = f": {named(lost)}; --byte_fallback keeps them" if lost else ""
-    return f"{100 * share:.2f} % of the letters are <unk> ({len(lost):,} of {len(letters):,} different ones){shown}"
+def described_letters(tokenizer: PreTrainedTokenizerBase, counts: Counter) -> str:
+    """Share and number of the letters in the sample that have no token."""
+    letters = list(counts)
+    ids_of_letters = zip(letters, plain_encoder(tokenizer)(letters), strict=True)
+    lost = [letter for letter, ids in ids_of_letters if tokenizer.unk_token_id in ids]
+    share = sum(counts[letter] for letter in lost) / counts.total()
+    hint = "; --byte_fallback keeps them" if lost else ""
+    return f"{100 * share:.2f} % of the letters are <unk> ({len(lost):,} of {len(letters):,} different ones){hint}"
 
 
 def main(argv: list[str] | None = None) -> str:

@@ -32,7 +32,7 @@ from corpora.sources import builtin_sources, described, find_corpora, find_sourc
 from corpora.streams import StreamDataset, Units, packed
 from corpora.token_files import TokenFile, TokenWriter, tokenised
 from corpora.tokenizers import ids_of, load_tokenizer, plain_encoder, tokenizer_fingerprint
-from corpora.unknown import Unknown, named
+from corpora.unknown import Unknown
 from corpora.word_encoder import flat
 from data_collator_t5 import example_keys
 from model_t5 import flops_per_sequence
@@ -100,7 +100,7 @@ class Text:
             split: sum(file.unknown for file in files) / max(1, sum(len(file.tokens) for file in files))
             for split, files in self.files.items()
         }
-        return Unknown(shares, named(letter for file in all_files for letter in file.lost.split()))
+        return Unknown(shares)
 
     @property
     def tokens_per_example(self) -> float:
@@ -288,7 +288,7 @@ class StreamedText(Text):
             next((tokens for tokens in read if tokens >= wanted), None)
         else:
             sources["train"].hold_out(wanted, partial(tokens_in, sources["train"]))
-        writer.close()
+        writer.flush()
         return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **writer.info)
 
     def _train(self, checkpoint):

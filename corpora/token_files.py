@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from corpora.long_text import LONGEST_PART, first_documents, goes_on, is_blank, 
 from corpora.own_ids import IdDocument, IdEncoder
 from corpora.sources import Source
 from corpora.tokenizers import tokenizer_fingerprint
-from corpora.unknown import MOST_UNKNOWN, lost_letters, named
 from corpora.word_encoder import corpus_encoder, flat
 
 TOKENISE_BATCH = 2_000_000  # characters given to the tokenizer's threads at once
@@ -43,7 +41,6 @@ class TokenFile:
     empty_documents: int
     text_bytes: int
     unknown: int = 0  # how many of the tokens are <unk>
-    lost: str = ""  # letters that became <unk>, if there are many
 
     def bytes_per_token(self, eos_id: int | None = None) -> float | None:
         """Mean UTF-8 bytes of text per token, which turns nats per token into bits per byte. None for ids. eos_id: of
@@ -93,7 +90,7 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
                     for document in block:
                         bar.update(writer.add(document))
         for split, writer in writers.items():
-            writer.close()
+            writer.flush()
             writer.file.close()
             (folder / f"{split}.json").write_text(json.dumps({"dtype": writer.dtype.name} | writer.info))
         for source in sources.values():
@@ -160,14 +157,13 @@ class TokenWriter:
     """Writes the tokens of documents, texts or ready-made ids, to a binary file; memory does not grow with the text.
 
     encode: documents -> (all ids, where those of each end). eos: ids after each document. info: the other fields of the
-    `TokenFile`; whole after `close`.
+    `TokenFile`; whole after `flush`.
     """
 
     def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, encode: Callable, eos: list[int]):
         self.file, self.tokenizer, self.encode, self.eos = file, tokenizer, encode, eos
         self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
         self.info = dict(documents=0, empty_documents=0, text_bytes=0, unknown=0)
-        self.letters = Counter()  # of the batches in which many tokens are <unk>
         self.batch, self.batch_size = [], 0
         self.goes_on = False  # the last document added has not ended yet
 
@@ -205,20 +201,11 @@ class TokenWriter:
             return
         ids, ends = self.encode(self.batch)
         if isinstance(self.batch[0], str):
-            unknown = int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
-            self.info["unknown"] += unknown
-            if unknown > MOST_UNKNOWN * len(ids):
-                self.letters.update("".join(self.batch))
+            self.info["unknown"] += int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
         if self.eos:
             ids = np.insert(ids, ends[[not goes_on(document) for document in self.batch]], self.eos[0])
         self.file.write(ids.astype(self.dtype).tobytes())
         self.batch, self.batch_size = [], 0
-
-    def close(self) -> None:
-        """Writes the rest, and names the letters that the tokenizer has no token for."""
-        self.flush()
-        if self.letters:
-            self.info["lost"] = named(lost_letters(self.tokenizer, self.letters))
 
 
 def ids_encoder(
@@ -232,4 +219,5 @@ def ids_encoder(
 def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
     path, dtype = folder / f"{split}.bin", info.pop("dtype")
+    info.pop("lost", None)  # letters, which older caches hold
     return TokenFile(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **info)

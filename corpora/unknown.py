@@ -1,8 +1,5 @@
-"""Letters without a token: the share of <unk> among the tokens of a text, and the letters lost that way."""
+"""Letters without a token: the share of <unk> among the tokens of a text."""
 
-import itertools
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,18 +7,14 @@ import numpy as np
 import pyarrow.compute
 from transformers import PreTrainedTokenizerBase
 
-from corpora.tokenizers import plain_encoder
-
 MOST_UNKNOWN = 0.001  # share of tokens beyond which there is a warning
-LETTERS_NAMED = 20
 
 
 @dataclass
 class Unknown:
-    """{split: share of <unk> among its tokens}, letters lost, {split: rows with a source or target of <unk> alone}."""
+    """{split: share of <unk> among its tokens}, {split: rows with a source or target of <unk> alone}."""
 
     shares: dict[str, float]
-    letters: str = ""
     rows: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -34,27 +27,14 @@ class Unknown:
         """A warning if the share of a split is above MOST_UNKNOWN."""
         if max(self.shares.values(), default=0.0) <= MOST_UNKNOWN:
             return None
-        lost = f" ({self.letters})" if self.letters else ""
-        return (f"warning: {self}: the tokenizer has no token for these letters{lost}, and a model cannot learn them; "
+        return (f"warning: {self}: the tokenizer has no token for these letters, and a model cannot learn them; "
                 "use another tokenizer (--tokenizer_name), or one that writes them as bytes (--byte_fallback in "
                 "create_tokenizer.py, and where a tokenizer is trained on the way)")  # fmt: skip
 
 
-def lost_letters(tokenizer: PreTrainedTokenizerBase, counts: Counter) -> list[str]:
-    """The letters that become <unk>, the most frequent first."""
-    letters = [letter for letter, _ in counts.most_common() if letter.strip()]
-    ids_of_letters = zip(letters, plain_encoder(tokenizer)(letters), strict=True)
-    return [letter for letter, ids in ids_of_letters if tokenizer.unk_token_id in ids]
-
-
-def unknown_in_rows(
-    tokenizer: PreTrainedTokenizerBase, data: dict[str, Any], texts: dict[str, Iterable[str]]
-) -> Unknown:
-    """The <unk> in tokenised rows {split: datasets.Dataset with "input_ids" and perhaps "labels"}.
-
-    texts: {split: texts of the rows}, read only if there is something to warn of.
-    """
-    shares, letters, nothing_else = {}, [], {}
+def unknown_in_rows(tokenizer: PreTrainedTokenizerBase, data: dict[str, Any]) -> Unknown:
+    """The <unk> in tokenised rows {split: datasets.Dataset with "input_ids" and perhaps "labels"}."""
+    shares, nothing_else = {}, {}
     for split, rows in data.items():
         table, unknown, total = rows.with_format("arrow")[:], 0, 0
         only = np.zeros(len(rows), dtype=bool)
@@ -66,11 +46,4 @@ def unknown_in_rows(
             unknown, total = unknown + int(counts.sum()), total + int(lengths.sum())
         nothing_else[split] = int(only.sum())
         shares[split] = unknown / max(total, 1)
-        if shares[split] > MOST_UNKNOWN:
-            letters += lost_letters(tokenizer, Counter(itertools.chain.from_iterable(texts[split])))
-    return Unknown(shares, named(letters), nothing_else)
-
-
-def named(letters: Iterable[str]) -> str:
-    """The first few letters, each once."""
-    return " ".join(list(dict.fromkeys(letters))[:LETTERS_NAMED])
+    return Unknown(shares, nothing_else)

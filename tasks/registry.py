@@ -1,7 +1,7 @@
 """An entry of `DATASET_VALS`: its check, its splits and metrics, the texts of its rows and the values of texts."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -157,14 +157,6 @@ def reference_texts(name: str, task: dict, row: dict) -> list[str]:
     if task["target_type"] == "class":
         return [target_text(name, task, row)]
     return [str(text).strip() for text in as_list(value)]
-
-
-def row_texts(name: str, task: dict, rows: Iterable[dict]) -> Iterator[str]:
-    """The texts of the rows: sources, and targets where they are known."""
-    for row in rows:
-        yield source_text(task, row)
-        if task["target"] in row:
-            yield target_text(name, task, row)
 
 
 def empty_texts(name: str, task: dict, rows: Iterable[dict]) -> dict[str, int]:

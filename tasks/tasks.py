@@ -25,7 +25,7 @@ from common.processes import print_once
 from corpora.blocks import Corpus
 from corpora.streams import StreamDataset, one_by_one
 from corpora.tokenizers import tokenizer_fingerprint
-from corpora.unknown import Unknown, named, unknown_in_rows
+from corpora.unknown import Unknown, unknown_in_rows
 from model_t5 import flops_per_sequence
 from modeling.segment_masks import enable_packing
 from tasks import examples, registry
@@ -307,14 +307,13 @@ class Tasks:
 
     def count_unknown(self, name: Callable[[Task, str], str]) -> Unknown:
         """The <unk> in all rows; name: how a split of a task is called in the plan."""
-        found = []
-        for task in self:
-            data = {name(task, split): rows for split, rows in task.data.items()}
-            texts = {name(task, s): registry.row_texts(task.name, task.entry, rows) for s, rows in task.rows.items()}
-            found.append(unknown_in_rows(task.tokenizer, data, texts))
+        found = [
+            unknown_in_rows(task.tokenizer, {name(task, split): rows for split, rows in task.data.items()})
+            for task in self
+        ]
         shares = {split: share for unknown in found for split, share in unknown.shares.items()}
         rows = {split: count for unknown in found for split, count in unknown.rows.items()}
-        return Unknown(shares, named(letter for unknown in found for letter in unknown.letters.split()), rows)
+        return Unknown(shares, rows)
 
     tokens_per_example = None  # rows have different lengths
 
