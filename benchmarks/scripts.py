@@ -1,6 +1,10 @@
 """Measurements that run a script as a user does: the check of the attention kernels, and pre-training."""
 
+import os
+import re
 import shlex
+import subprocess
+import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -9,10 +13,10 @@ from statistics import median
 
 from benchmarks.material import setting_of
 from benchmarks.measure import NotAvailableError, recording
-from benchmarks.settings import run_script
 from common.curves import draw_curves
 from common.reports import read_json, read_metrics
 
+ROOT = Path(__file__).resolve().parent.parent
 SEQUENCES = 128  # of a step of pre_train_t5.py where nothing else is said
 SHARE_OF_TRAINING, LEAST_STEPS = 0.75, 20
 # Training loss by step of nanoT5's AdamW with RMS scaling and cosine, read off assets/pt_loss.png of its commit
@@ -21,6 +25,21 @@ NANOT5_TOKENS = 128 * 568
 NANOT5_LOSSES = {5000: 3.24, 6000: 3.07, 7000: 2.96, 8000: 2.88, 10000: 2.76, 12000: 2.67, 15000: 2.58, 20000: 2.46}
 NANOT5_LOSSES |= {25000: 2.37, 30000: 2.29, 35000: 2.21, 40000: 2.14, 45000: 2.08, 50000: 2.02, 55000: 1.99}
 NANOT5_LOSSES |= {60000: 1.96, 65000: 1.96}
+
+
+def run_script(script: str, words: list[str], log: Path, wrong: int = 0, **environment: str) -> int:
+    """The exit code of a script, 0 or `wrong`; its output goes to `log`. Any other code raises a ValueError with the
+    end of its output; a missing package a NotAvailableError."""
+    command = [sys.executable, str(ROOT / script), *words]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | environment
+    with log.open("w") as file:
+        code = subprocess.run(command, stdout=file, stderr=file, env=environment).returncode
+    missing = re.findall(r"No module named '(\w+)", log.read_text(errors="replace")) if code else []
+    if missing:
+        raise NotAvailableError(f"the package {missing[-1]} is not installed")
+    if code not in (0, wrong):
+        raise ValueError(f"{script} ended with code {code}; {log} says why: {log.read_text()[-500:]}")
+    return code
 
 
 def measure_parity(args: Namespace) -> dict:

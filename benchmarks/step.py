@@ -27,7 +27,7 @@ import torch
 from transformers import T5Config
 
 from benchmarks import material, measure
-from benchmarks.settings import run_script
+from benchmarks.scripts import run_script
 from common.reports import read_json
 from data_collator_t5 import T5DataCollator
 from model_t5 import set_dropout

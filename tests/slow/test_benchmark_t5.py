@@ -26,7 +26,7 @@ import benchmark_t5
 from arguments.model import ModelArguments
 from arguments.text import PreTrainingDataArguments
 from arguments.training import PreTrainingArguments
-from benchmarks import attention, fine_tuning, inputs, material, measure, plan, scripts, settings, step
+from benchmarks import attention, fine_tuning, inputs, material, measure, plan, scripts, step
 from benchmarks.material import bare_tokenizer, benchmark_config, full_name, random_batches
 from benchmarks.picture import bars_of
 from common.command_line import parse_arguments
@@ -383,7 +383,7 @@ class CommandsTest(BenchmarkTest):
         script = self.folder / "script.py"
         script.write_text("import a_package_of_tomorrow.part")
         with self.assertRaisesRegex(measure.NotAvailableError, "the package a_package_of_tomorrow is not installed"):
-            settings.run_script(str(script), [], log)
+            scripts.run_script(str(script), [], log)
 
     def test_a_machine_without_matplotlib(self):
         output = self.folder / "collator.json"
