@@ -2,7 +2,7 @@
 
     python benchmark_t5.py all --output results/benchmark.json   # 8 minutes on a GPU; 2 on a CPU, at a tiny size
     python benchmark_t5.py step --rows all --model base           # the training step, rung by rung
-    python benchmark_t5.py fine_tune                              # a classification task, compiled too on a GPU
+    python benchmark_t5.py fine_tune --compile                    # a classification task
     python benchmark_t5.py collator                               # the last line's JSON has "ratio", at least 10
     python benchmark_t5.py load --gigabytes 1 10                  # the loader on corpora of 1 and 10 GB
     python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, communication and speed on paper
@@ -29,15 +29,13 @@ from typing import NoReturn, TextIO
 import torch
 import transformers
 
-from benchmarks import attention, fine_tuning, generation, inputs, plan, scripts, step, through_trainer
+from benchmarks import answers, attention, inputs, plan, scripts, step, trainers
 from benchmarks.material import full_name
-from benchmarks.measure import TIME_IS_UP, free_memory, machine, recording, table
-from benchmarks.picture import bars_of, draw_bars
+from benchmarks.measure import TIME_IS_UP, NotAvailableError, draw_bars, free_memory, machine, recording, table
 from common.command_line import check_folder, check_value, exit_on_user_error
 from common.processes import run_script
 from common.reports import environment_record, human_time, introduction, plain_json, write_json
 from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS
-from data_collator_t5 import compute_input_and_target_lengths
 from runs.memory import OPTIMIZER_STATES
 
 
@@ -53,7 +51,6 @@ BOUNDS = ("at_least", "above", "at_most", "unit")
 _SWITCH = dict(action=argparse.BooleanOptionalAction)
 _COUNT = dict(type=int, at_least=1)
 _AMOUNT = dict(type=float, above=0)
-_RUNGS = ", ".join(rung.name for rung in step.LADDER)
 # Options of argparse, and BOUNDS. default: a pair is what a training run has on a GPU, and what a CPU does in seconds.
 # fmt: off
 FLAGS: dict[str, dict] = {
@@ -67,26 +64,18 @@ FLAGS: dict[str, dict] = {
     "bf16": dict(default=(True, False), help="bfloat16 autocast. Not set: on a GPU.", **_SWITCH),
     "minutes": dict(default=(8.0, 2.0), help="No new part begins after this many minutes.", **_AMOUNT),
     "compile": dict(default=(True, False), help="torch.compile where it belongs. Not set: on a GPU.", **_SWITCH),
-    "rows": dict(default="all", help=f"Rungs: all, peers, best, or some of {_RUNGS}."),
+    "rows": dict(default="best", help=f"Rungs: all, best, or some of {', '.join(step.RUNGS)}."),
     "steps": dict(default=4, help="Steps timed together in a turn.", **_COUNT),
     "alone": dict(action="store_true", default=False, help="Puts a rung on the lowest one, not on all below it."),
-    "target_length": dict(help="Target tokens. Not set: T5's for the source.", **_COUNT),
     "implementations": dict(default=f"{','.join(ATTENTION_IMPLEMENTATIONS)},t5_flex", help="Names, commas between."),
     "megabytes": dict(default=(4.0, 1.0), help="Size of the text.", **_AMOUNT),
-    "text_file": dict(nargs="+", help="Lines of text to tokenise. Not set: made-up ones."),
-    "gigabytes": dict(nargs="+", default=[0.1], help="Sizes of the synthetic corpora.", **_AMOUNT),
+    "gigabytes": dict(nargs="+", default=[1.0], help="Sizes of the synthetic corpora.", **_AMOUNT),
     "workers": dict(type=int, default=min(8, os.cpu_count() or 1), help="Of the DataLoader.", at_least=0),
-    "seconds": dict(default=5.0, help="Time for each size.", **_AMOUNT),
-    "folder": dict(help="Where the corpora are written for the time. Not set: the system's."),
     "examples": dict(default=(2048, 64), help="Rows of the classification task.", **_COUNT),
     "new_tokens": dict(default=(64, 16), help="Tokens to generate for each source.", **_COUNT),
-    "beams": dict(default=1, help="Beams.", **_COUNT),
-    "pre_train_args": dict(default="", help="Recipe and flags of pre_train_t5.py, such as --max_steps."),
-    "train_file": dict(nargs="+", help="Text of the pre-training. Not set: English made here."),
-    "also": dict(nargs="*", default=(["small", "large"], []), help="Further shapes for the ladder."),
+    "train_file": dict(nargs="+", help="Text to tokenise and to pre-train on. Not set: made here."),
     "nanot5": dict(help="Folder of a checkout of nanoT5: its collator, model and optimizer are peers."),
     "fat5": dict(help="Folder of a checkout of FAT5 (flashT5): its model and optimizer are a peer."),
-    "peers": dict(default="out/peers", help="Folder of the packages that these need, made by make peers."),
     "nodes": dict(default=1, help="Machines.", **_COUNT),
     "gpus": dict(default=8, help="GPUs of a machine.", **_COUNT),
     "gpu": dict(default="H200", choices=[*HARDWARE_PEAKS]),
@@ -99,99 +88,80 @@ FLAGS: dict[str, dict] = {
 }
 # fmt: on
 CHECKOUTS = {"nanot5": inputs.NANOT5_COLLATOR, "fat5": "src/model/modeling_flash_t5.py"}  # a file of each
-_COLLATOR = dict(batch=128, source_length=512, rounds=25)
-_GLUE = dict(source_length=128)  # run_glue's --max_seq_length, to which it pads every row
-_FINE_TUNING = _GLUE | dict(batch=(32, 8))
-_PLAN = dict(model="t5-v1_1-xl", batch=16, source_length=512)
+COMMON = "output device rounds batch source_length"
 
 
 # ---------------------------------------------------------------- commands
 @dataclass(frozen=True)
 class Command:
-    """What measures, its flags, and its bars in the picture.
+    """What measures (None: several parts), and its flags. defaults: where they are not those of FLAGS."""
 
-    bars: their title. rate: the key of a row's figure. note: a line below the table, filled in from the result. text:
-    makes what is printed instead. defaults: where they are not those of FLAGS. in_all: values within a suite, which no
-    flag overrides. shared: flags that most commands have.
-    """
-
-    measure: Callable[[argparse.Namespace], dict]
+    measure: Callable[[argparse.Namespace], dict] | None
     help: str
-    flags: str = ""
-    bars: str = ""
-    rate: str = "sequences_per_second"
-    note: str = ""
-    text: Callable[[dict], str] | None = None
+    flags: str = COMMON
     defaults: dict = field(default_factory=dict)
-    in_all: dict = field(default_factory=dict)
-    shared: str = "output device rounds batch source_length"
-
-    def run(self, args: argparse.Namespace) -> dict:
-        """The result, after its table is printed."""
-        result = self.measure(args)
-        rows = [*result["rows"], *result.get("bias_gradients", ())]
-        text = self.text(result) if self.text else f"{table(rows)}\n{self.note.format(**result)}"
-        print(text.rstrip(), flush=True)
-        return result
 
 
-PEER = "strongest peer: {strongest_peer}"
 # fmt: off
-PARTS = {  # in the order of `all`, the slowest last; two only for `gpu`
+PARTS = {
     "collator": Command(
-        inputs.measure_collator, "Span corruption of a batch against the per-example algorithm.", "nanot5",
-        "collator, sequences/s", defaults=_COLLATOR, in_all=_COLLATOR),
+        inputs.measure_collator, "Span corruption of a batch against the per-example algorithm.", f"{COMMON} nanot5",
+        dict(batch=128, source_length=512, rounds=25)),
     "tokenise": Command(
-        inputs.measure_tokenise, "Text to chunks of tokens against datasets.map and grouping.", "megabytes text_file",
-        "tokenise and cut, MB/s", "megabytes_per_second", defaults=dict(source_length=512, megabytes=8.0)),
+        inputs.measure_tokenise, "Text to chunks of tokens against datasets.map and grouping.",
+        f"{COMMON} megabytes train_file", dict(source_length=512)),
     "load": Command(
         inputs.measure_load, "The data loader on memory-mapped corpora, and its memory.",
-        "gigabytes workers seconds folder", "data loader by size of the corpus, sequences/s",
-        defaults=dict(batch=128, source_length=512, gigabytes=[1.0])),
+        f"{COMMON} gigabytes workers", dict(batch=128, source_length=512)),
     "attention": Command(
         attention.measure_attention, "T5's three kinds of attention, forward and backward, by implementation.",
-        "model bf16 target_length implementations", "attention forward and backward, TFLOP/s", "tflops"),
+        f"{COMMON} model bf16 implementations"),
     "evaluate": Command(
-        fine_tuning.measure_evaluate,
-        "Classification: scoring labels against generate() and against run_glue's set-up.",
-        "model bf16 examples", "evaluation of a classifier, sequences/s", note=fine_tuning.NOTE,
-        defaults=_GLUE, in_all=_GLUE),
+        answers.measure_evaluate, "Classification: scoring labels against generate() and against run_glue's set-up.",
+        f"{COMMON} model bf16 examples", dict(source_length=128)),  # run_glue's --max_seq_length, to which it pads
     "fine_tune": Command(
-        fine_tuning.measure_fine_tune, "An epoch of a classification task through T5Trainer and in run_glue's set-up.",
-        "model bf16 minutes compile examples", "fine-tuning a classifier, rows/s", note=f"{PEER}; {fine_tuning.NOTE}",
-        defaults=_FINE_TUNING, in_all=_GLUE),
+        trainers.measure_fine_tune, "An epoch of a classification task through T5Trainer and in run_glue's set-up.",
+        f"{COMMON} model bf16 minutes compile examples",
+        dict(source_length=128, batch=(32, 8), rounds=3, compile=False)),
     "generate": Command(
-        generation.measure_generate, "generate() with a growing and a static cache.", "model bf16 new_tokens beams",
-        "generation, tokens/s", "tokens_per_second"),
-    "plan": Command(
-        plan.make_plan, "Memory per GPU, communication and speed of a large run, on paper.",
-        "model nodes gpus gpu link network accumulation attention optim mfu", text=plan.text_of,
-        defaults=_PLAN, in_all=_PLAN | dict(nodes=8), shared="output batch source_length"),
+        answers.measure_generate, "generate() with a growing and a static cache.", f"{COMMON} model bf16 new_tokens"),
     "step": Command(
         step.measure_steps, "The training step: peers and what is added to them, rung by rung.",
-        "model bf16 minutes compile rows steps alone nanot5 fat5 peers", "training step, sequences/s", note=PEER),
-    "parity": Command(scripts.measure_parity, "Every attention kernel of this machine against float64."),
+        f"{COMMON} model bf16 minutes compile rows steps alone nanot5 fat5"),
     "trainer": Command(
-        through_trainer.measure_trainer, "Pre-training steps through the real Trainer, data loader and optimizer.",
-        "model bf16 minutes compile steps nanot5", "pre-training through Trainer, sequences/s",
-        note=PEER + "; peers' collator: {peers_collator}"),
+        trainers.measure_trainer, "Pre-training steps through the real Trainer, data loader and optimizer.",
+        f"{COMMON} model bf16 minutes compile steps nanot5"),
+    "parity": Command(scripts.measure_parity, "Every attention kernel of this machine against float64."),
     "pre_train": Command(
         scripts.measure_pre_train, "Pre-training through pre_train_t5.py, its curve beside nanoT5's.",
-        "model bf16 train_file pre_train_args", "pre-training with pre_train_t5.py, sequences/s"),
+        f"{COMMON} model bf16 minutes train_file"),
+    "plan": Command(
+        plan.make_plan, "Memory per GPU, communication and speed of a large run, on paper.",
+        "output model batch source_length nodes gpus gpu link network accumulation attention optim mfu",
+        dict(model="t5-v1_1-xl", batch=16, source_length=512)),
+    "shapes": Command(plan.table_of_shapes, "The built-in shapes and their memory: a table of the docs.", "output"),
 }
 # fmt: on
-# {command: {part: share of --minutes after which it begins nothing new}}, in this order. also: step for each of --also.
+# {suite: {part, maybe with a shape: share of --minutes after which it begins nothing new}}, in this order.
 SUITES = {
-    "all": {name: 1.0 for name in PARTS if name not in ("parity", "pre_train")},
-    "gpu": {"parity": 1.0, "step": 0.35, "also": 0.55, "trainer": 0.7, "fine_tune": 0.75, "pre_train": 1.0},
-}
+    "all": dict.fromkeys("collator tokenise load attention evaluate fine_tune generate step trainer".split(), 1.0),
+    "gpu": {
+        "parity": 1.0,
+        "step": 0.35,
+        "step small": 0.55,
+        "step large": 0.55,
+        "trainer": 0.7,
+        "fine_tune": 0.75,
+        "pre_train": 1.0,
+    },
+}  # fmt: skip
 
 
-def run_suite(args: argparse.Namespace) -> dict:
-    """The results of all parts of `all` or `gpu`. A part that fails is recorded, and the others are measured. Results
-    are written at once: they survive a rung that ends the process."""
+def run_suite(args: argparse.Namespace, parts: dict[str, argparse.Namespace]) -> dict:
+    """The results of all parts of a suite. A part that fails is recorded, and the others are measured. Results are
+    written at once: they survive a rung that ends the process."""
     results = {}
-    for label, name, changes in parts_of(args):
+    for label, part in parts.items():
         print(f"\n---- {label} ({human_time(time.monotonic() - args.start)} so far) ----", flush=True)
         result = results[label] = {}
 
@@ -199,50 +169,50 @@ def run_suite(args: argparse.Namespace) -> dict:
             result.update(so_far)
             save(args, {"results": results})
 
-        if time.monotonic() > args.deadline:
-            result["error"] = TIME_IS_UP
-        else:
-            part = argparse.Namespace(**vars(args) | PARTS[name].in_all | changes)
-            part.keep, part.rate = keep, results.get("trainer", {}).get("rate_of_ours")
-            with recording(result):
-                result |= PARTS[name].run(part)
+        part.keep, part.results = keep, results
+        with recording(result):
+            if time.monotonic() > part.deadline:
+                raise NotAvailableError(TIME_IS_UP)
+            result |= run(part)
         if "error" in result:
             print(result["error"])
         free_memory()
-        save(args, {"results": results})
+        keep({})
         draw(args, results)
     return {"results": results}
 
 
-def parts_of(args: argparse.Namespace) -> list[tuple[str, str, dict]]:
-    """[(name among the results, the part, flags that differ)] of a suite."""
-    parts = []
-    for name, share in SUITES[args.command].items():
-        changes = {"deadline": args.start + 60 * args.minutes * share}
-        if name == "also":
-            changes |= dict(rows="best", rungs=step.chosen_rungs("best"))
-            parts += [(f"step {model}", "step", changes | dict(model=full_name(model))) for model in args.also]
-            continue
-        if name == "fine_tune":
-            changes |= dict(rounds=min(args.rounds, 3), examples=min(args.examples, 1024))
-            changes["batch"] = min(args.batch, _FINE_TUNING["batch"][args.device.type == "cpu"])
-            # One graph for each length takes minutes: only `gpu` and `benchmark_t5.py fine_tune` make them.
-            changes["compile"] = args.compile and args.command == "gpu"
-        parts.append((name, name, changes))
+def parts_of(args: argparse.Namespace) -> dict[str, argparse.Namespace]:
+    """{name among the results: its flags} of the parts of a suite, or of the one part that the command is."""
+    parts = {}
+    for label, share in SUITES.get(args.command, {args.command: 1.0}).items():
+        name, _, model = label.partition(" ")
+        changes = dict(model=model, rows="best") if model else {}
+        parts[label] = complete(args, name, args.start + 60 * args.minutes * share, **changes)
     return parts
 
 
+def run(args: argparse.Namespace) -> dict:
+    """The result of a part, after its table is printed."""
+    result = PARTS[args.part].measure(args)
+    print(result.pop("text", None) or table(result["rows"]))
+    if result.get("strongest_peer"):
+        print(f"strongest peer: {result['strongest_peer']}; ratio {result.get('ratio', 0):.2f}")
+    return result
+
+
 def suite(name: str, help: str, **defaults) -> Command:
-    """The command of a suite: the flags of all of its parts but the plan."""
-    flags = [PARTS[part].flags.split() if part in PARTS else [part] for part in SUITES[name] if part != "plan"]
-    return Command(run_suite, help, " ".join(dict.fromkeys(sum(flags, []))), defaults=defaults)
+    """The command of a suite, with the flags of all of its parts."""
+    flags = " ".join(PARTS[part.split()[0]].flags for part in SUITES[name])
+    return Command(None, help, " ".join(dict.fromkeys(flags.split())), defaults)
 
 
 COMMANDS = {
-    "all": suite("all", "Everything below but parity and pre_train, within --minutes.", rows="best"),
-    "gpu": suite("gpu", "The first minutes on a new GPU: kernels, ladders, Trainer, pre-training.", minutes=25.0),
+    "all": suite("all", "All parts from collator to trainer, within --minutes."),
+    "gpu": suite("gpu", "The first minutes on a new GPU: kernels, ladders, Trainer, pre-training.",
+                 minutes=25.0, rows="all", compile=(True, False)),
     **PARTS,
-}
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------- command line
@@ -254,49 +224,54 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="command")
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
-        for flag in f"{command.shared} {command.flags}".split():
+        for flag in command.flags.split():
             options = {key: value for key, value in FLAGS[flag].items() if key not in BOUNDS}
             added.add_argument(f"--{flag}", **options | {"default": None})
     return parser
 
 
-def complete(args: argparse.Namespace) -> None:
-    """Fills in what is not given or depends on the device, and checks what can be checked before any work."""
-    args.recorded = sorted(vars(args).keys() - {"output", "folder"})
+def value_of(name: str, args: argparse.Namespace, *commands: Command) -> object:
+    """The value of a flag: as given, else the default of the first command that has one, else that of FLAGS. ValueError
+    if it is out of range."""
+    value, options = getattr(args, name, None), FLAGS[name]
+    if value is None:
+        value = next((c.defaults[name] for c in commands if name in c.defaults), options.get("default"))
+        value = value[args.device.type == "cpu"] if isinstance(value, tuple) else value
+    if value is not None:
+        check_value(name, value, {key: options[key] for key in BOUNDS if key in options})
+    return value
+
+
+def set_up(args: argparse.Namespace) -> None:
+    """Finds the device, and checks the flags that all parts share."""
+    args.recorded = sorted(vars(args).keys() - {"output"})
     args.environment, args.start = environment_record(), time.monotonic()
     has_gpu, device = torch.cuda.is_available(), getattr(args, "device", None)
     if device == "cuda" and not has_gpu:
-        raise ValueError(f"--device {device}: this machine has no GPU that PyTorch sees; use --device cpu")
+        raise ValueError("--device cuda: this machine has no GPU that PyTorch sees; use --device cpu")
     args.device = torch.device(device or ("cuda" if has_gpu else "cpu"))
+    if args.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 for all, peers too
+    args.minutes = value_of("minutes", args, COMMANDS[args.command])
     if args.output:
         check_folder("--output", str(Path(args.output).parent))
         if Path(args.output).is_dir():
             raise ValueError(f"--output {args.output}: is a folder; name a file, such as results/benchmark.json")
-    for name, options in FLAGS.items():
-        if getattr(args, name, None) is None:
-            default = COMMANDS[args.command].defaults.get(name, options.get("default"))
-            setattr(args, name, default[args.device.type == "cpu"] if isinstance(default, tuple) else default)
-        if getattr(args, name) is not None:
-            check_value(name, getattr(args, name), {key: options[key] for key in BOUNDS if key in options})
-    args.model, args.rungs = full_name(args.model), step.chosen_rungs(args.rows)
-    args.deadline, args.rate = args.start + 60 * args.minutes, None
-    args.keep = lambda so_far: save(args, so_far)
-    check_checkouts(args)
-    for model in args.also:
-        full_name(model)
-    for file in args.text_file or []:
-        if not Path(file).is_file():
-            raise ValueError(f"--text_file {file}: there is no such file")
-    if args.target_length is None:
-        args.target_length = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
-
-
-def check_checkouts(args: argparse.Namespace) -> None:
-    """ValueError for a folder that is no checkout of the peer whose flag names it."""
     for name, file in CHECKOUTS.items():
-        folder = getattr(args, name)
+        folder = getattr(args, name, None)
         if folder and not Path(folder, file).is_file():
             raise ValueError(f"--{name} {folder}: has no {file}; name a checkout of the project")
+
+
+def complete(args: argparse.Namespace, part: str, deadline: float, **changes) -> argparse.Namespace:
+    """The flags with which a part runs, all of them set and checked. changes: what differs from those given."""
+    given = argparse.Namespace(**vars(args) | changes)
+    values = {name: value_of(name, given, COMMANDS[args.command], PARTS[part]) for name in FLAGS}
+    values |= dict(part=part, deadline=deadline, device=args.device, model=full_name(values["model"]), results={})
+    step.chosen_rungs(values["rows"])
+    found = argparse.Namespace(**vars(args) | values)
+    found.keep = lambda so_far: save(found, so_far)
+    return found
 
 
 def save(args: argparse.Namespace, result: dict) -> None:
@@ -310,17 +285,16 @@ def save(args: argparse.Namespace, result: dict) -> None:
 
 
 def draw(args: argparse.Namespace, results: dict[str, dict]) -> None:
-    """The picture beside --output; the benchmark itself needs no matplotlib, so a machine may lack it."""
-    panels = bars_of(results, {name: (part.bars, part.rate) for name, part in PARTS.items()})
-    if not args.output or not panels:
-        return
-    path, commit, where = Path(args.output).with_suffix(".png"), args.environment["git"]["commit"], machine(args.device)
-    device = where.get("gpu_name") or f"CPU, {where['threads']} threads"
-    try:
-        draw_bars(panels, path, f"{args.model} {device}, commit {(commit or '?')[:8]}")
-        print(f"picture: {path}")
-    except ImportError:
-        print(f"{path.name} was not drawn: matplotlib is not installed here")
+    """The picture beside --output, where matplotlib is installed."""
+    if args.output:
+        path, commit, where = (
+            Path(args.output).with_suffix(".png"),
+            args.environment["git"]["commit"],
+            machine(args.device),
+        )
+        device = where.get("gpu_name") or f"CPU, {where['threads']} threads"
+        with contextlib.suppress(ImportError):
+            draw_bars(results, path, f"{device}, commit {(commit or '?')[:8]}")
 
 
 class Tee(io.TextIOBase):
@@ -341,17 +315,18 @@ def main(argv: list[str] | None = None) -> dict:
     transformers.logging.set_verbosity_error()
     with exit_on_user_error(), contextlib.ExitStack() as log:
         args = build_parser().parse_args(argv)
-        complete(args)
+        set_up(args)
+        parts = parts_of(args)
         if args.output:  # what is printed is also written to a .log beside it
             path = Path(args.output).with_suffix(".log")
             path.parent.mkdir(parents=True, exist_ok=True)
             file = log.enter_context(path.open("w", encoding="utf-8"))
             log.enter_context(contextlib.redirect_stdout(Tee(sys.stdout, file)))
         if args.command in SUITES:
-            result = run_suite(args)  # which writes as it goes
+            result = run_suite(args, parts)
         else:
-            result = PARTS[args.command].run(args)
-            save(args, result)
+            result = run(parts[args.command])
+            save(parts[args.command], result)
             draw(args, {args.command: result})
     record = {"command": args.command, "seconds": round(time.monotonic() - args.start, 1), **result}
     print(json.dumps(plain_json(record), allow_nan=False), flush=True)

@@ -13,18 +13,11 @@ from transformers import T5Config
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from benchmarks.material import attention_function, benchmark_config
-from benchmarks.measure import free_memory, interleaved, peak_flops, recording
-from modeling.kernels.attention import attention as bias_attention
-from modeling.kernels.attention import attention_backward, choose_bias_gradient, use_attention_kernel
-from modeling.kernels.bias_gradient import bias_gradient_torch
-from modeling.kernels.library import aligned
-from modeling.relative_bias import diagonal_sums, spread_sums
+from benchmarks.material import attention_function, benchmark_config, setting_of
+from benchmarks.measure import free_memory, interleaved, peak_flops, peak_memory, recording, timed
+from data_collator_t5 import compute_input_and_target_lengths
 
 KINDS = ("encoder", "decoder", "cross")
-ERRORS = ("output", "dq", "dk", "dv", "dbias")
-# Queries, keys, warps and stages of a program of the Triton kernel of d(bias).
-TILES = ((128, 64, 8, 2), (128, 64, 8, 3), (64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (128, 32, 4, 2))
 
 
 class AttentionCase:
@@ -36,8 +29,9 @@ class AttentionCase:
 
     def __init__(self, kind: str, config: T5Config, batch: int, args: Namespace, dtype: torch.dtype):
         self.kind, self.config = kind, type(config)(**config.to_dict() | {"is_decoder": kind != "encoder"})
-        queries = args.source_length if kind == "encoder" else args.target_length
-        keys = args.target_length if kind == "decoder" else args.source_length
+        target_length = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
+        queries = args.source_length if kind == "encoder" else target_length
+        keys = target_length if kind == "decoder" else args.source_length
         heads, depth, device = config.num_heads, config.d_kv, args.device
         normal = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
         # T5 does not scale the scores: q with standard deviation d^-1/2 gives scores with standard deviation 1.
@@ -76,8 +70,8 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def measure_attention(args: Namespace) -> dict:
-    """{"rows": a dict for each kind and implementation, "bias_gradients": ...}: ms forward and backward, TFLOP/s,
-    memory, relative errors.
+    """A row for each kind and implementation: ms forward and backward, TFLOP/s, memory, and the worst relative error of
+    output and gradients.
 
     Errors are |x - reference| / |reference|, with eager attention in float64 on the same (rounded) inputs of a small
     batch as the reference. An implementation that is missing or fails has "error".
@@ -88,68 +82,16 @@ def measure_attention(args: Namespace) -> dict:
         case, small = (AttentionCase(kind, config, batch, args, dtype) for batch in (args.batch, min(args.batch, 2)))
         reference, named = small.run("eager", dtype=torch.float64), {}
         for name in args.implementations.split(","):
-            row = named[name] = {"name": f"{kind} {name}", "kind": kind, "implementation": name}
-            with recording(row, args.device):
-                pairs = zip(ERRORS, small.run(name), reference, strict=True)
-                row["errors"] = {key: relative_error(found, right) for key, found, right in pairs if right is not None}
-                row["worst_error"] = max(row["errors"].values())
+            row = named[name] = {"name": f"{kind} {name}", "ours": name.startswith("t5_")}
+            free_memory()
+            with recording(row), peak_memory(row, args.device):
+                pairs = zip(small.run(name), reference, strict=True)
+                row["worst_error"] = max(relative_error(found, right) for found, right in pairs if right is not None)
                 case.run(name)
+        interleaved(named, {name: timed(partial(case.run, name)) for name in named}, args.rounds, warm_up=1)
+        for row in named.values():
+            if "error" not in row:
+                rate = case.flops / median(row["seconds"])
+                row |= dict(ms=1000 * median(row["seconds"]), tflops=rate / 1e12, share_of_peak=rate / peak)
         rows += named.values()
-        runs = {name: partial(case.run, name) for name in named}
-        for name, seconds in interleaved(runs, args.rounds, rows=named).items():
-            rate = case.flops / median(seconds)
-            named[name] |= dict(ms=1000 * median(seconds), tflops=rate / 1e12, share_of_peak=rate / peak)
-    lengths = dict(source_length=args.source_length, target_length=args.target_length)
-    result = dict(config_name=args.model, batch=args.batch, **lengths, dtype=str(dtype).removeprefix("torch."))
-    gradients = measure_bias_gradients(args, dtype)
-    return result | dict(rows=rows, bias_gradients=gradients, matrix_product_tflops=peak / 1e12)
-
-
-# ---------------------------------------------------------------- d(bias) alone
-def measure_bias_gradients(args: Namespace, dtype: torch.dtype) -> list[dict]:
-    """A row for each way to compute d(bias): ms, and the relative error on two examples against float64.
-
-    Plain tensor algebra everywhere; on a GPU with Triton also the Triton kernel with each of TILES. "chosen" marks the
-    one that training uses, so one run on a GPU shows whether another tile is faster. Then the whole backward pass with
-    dq, dk and dv: a library's followed by that kernel, and one_pass (errors along the diagonals of d(bias)).
-    """
-    config, rows = benchmark_config(args.model), []
-    for kind in ("encoder", "decoder"):
-        case, causal = AttentionCase(kind, config, args.batch, args, dtype), kind == "decoder"
-        q, k, v = (x.transpose(1, 2).contiguous() for x in (case.q, case.k, case.v))
-        out, lse = bias_attention(q, k, v, case.bias, None, causal, 1.0)
-        tensors = (case.gradient, q, k, v, aligned(case.bias.to(dtype)), None, out, lse, causal, 1.0)
-        few = [x[:2] if isinstance(x, torch.Tensor) else x for x in tensors]
-        exact = bias_gradient_torch(*(x.double() if isinstance(x, torch.Tensor) else x for x in few))
-
-        variants, chosen = {"torch": bias_gradient_torch}, choose_bias_gradient(args.device, dtype)
-        if chosen == "triton":
-            from modeling.kernels.triton_bias_gradient import bias_gradient_triton, tile_of
-
-            taken = tile_of(dtype, q.shape[1], q.shape[1], config.d_kv)
-            tiles = [dict(zip(taken, tile, strict=True)) for tile in TILES]
-            for tile in [taken, *(tile for tile in tiles if tile != taken)]:
-                name = "triton {BLOCK_Q} x {BLOCK_K}, {num_warps} warps, {num_stages} stages".format(**tile)
-                variants[name] = partial(bias_gradient_triton, tile=tile)
-            chosen = list(variants)[1]
-            variants |= {f"and all else, by {way}": partial(_whole_backward, way) for way in ("triton", "one_pass")}
-        named = {}
-        for name, function in variants.items():
-            named[name] = dict(name=f"{kind} d(bias) {name}", kind=kind, chosen="*" if name == chosen else "")
-            with recording(named[name]):
-                found, truth = function(*few), exact
-                if name.endswith("one_pass"):
-                    truth = spread_sums(diagonal_sums(exact[0]), q.shape[1])[None]
-                named[name]["error_of_dbias"] = relative_error(found, truth)
-        rows += named.values()
-        runs = {name: partial(variants[name], *tensors) for name in named}
-        for name, seconds in interleaved(runs, args.rounds, rows=named).items():
-            named[name]["ms"] = 1000 * median(seconds)
-        free_memory()
-    return rows
-
-
-def _whole_backward(way: str, *tensors) -> torch.Tensor:
-    """d(bias), made together with dq, dk and dv; way: of BIAS_GRADIENTS."""
-    with use_attention_kernel(bias_gradient=way):
-        return attention_backward(*tensors, None, True)[3]
+    return setting_of(args) | dict(rows=rows, matrix_product_tflops=peak / 1e12)

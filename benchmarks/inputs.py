@@ -1,19 +1,17 @@
-"""The input pipeline: our collator and the per-example algorithm, our tokenisation and datasets.map, the data loader.
-
-Legend of shapes: B batch, R raw tokens of a chunk.
-"""
+"""The input pipeline: our collator and the per-example one, our tokenisation and datasets.map, the data loader."""
 
 import importlib.util
 import itertools
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
 import time
 import typing
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,7 +25,7 @@ from transformers.utils import PaddingStrategy
 
 from arguments.text import PreTrainingDataArguments
 from benchmarks.material import bare_tokenizer
-from benchmarks.measure import NotAvailableError, interleaved, process_memory, recording
+from benchmarks.measure import NotAvailableError, compared, interleaved, timed
 from common.reports import first_line
 from corpora.examples import ChunkDataset, EpochSampler
 from corpora.reading import read_documents
@@ -36,6 +34,7 @@ from corpora.token_files import tokenised
 from data_collator_t5 import T5DataCollator, noise_counts
 
 VOCABULARY = 32_128
+SECONDS = 5.0  # for which each corpus is read
 NANOT5_COLLATOR = "nanoT5/utils/copied_utils.py"  # in a checkout of nanoT5
 BLOCK = 32 * 2**20  # tokens that a synthetic corpus repeats: making random ones would take longer than reading them
 
@@ -105,11 +104,10 @@ def peer_collator(nanot5: str | None, ours: T5DataCollator, vocab_size: int) -> 
 
 
 def measure_collator(args: Namespace) -> dict:
-    """{"rows": ours and the peer in examples/s, "ratio": ours over the peer} on one core, in turn A B A B.
+    """Ours and the peer in sequences/s on one core, in turn A B A B.
 
     Both get what their data set gives: the peer `datasets`' rows, lists of numbers; ours a slice of a memory-mapped
-    array. Rates are those of the quickest turn, since other work on the machine only slows down; "ratio_of_medians"
-    shows how much it did.
+    array. Rates are those of the quickest turn, since other work on the machine only slows down.
     """
     batch, generator = args.batch, np.random.default_rng(0)
     ours = T5DataCollator(bare_tokenizer(VOCABULARY), args.source_length)
@@ -117,21 +115,14 @@ def measure_collator(args: Namespace) -> dict:
     tokens = generator.integers(3, VOCABULARY - 110, size=(batch, ours.tokens_length), dtype=np.uint16)
     rows_of_peer = [{"input_ids": row.tolist()} for row in tokens]
     for_ours = {"input_ids": tokens, "key": generator.integers(0, 2**63, size=batch, dtype=np.uint64)}
-    repeat = 10  # calls of the faster one, so that the clock is precise enough for both
-    runs = {"ours": lambda: [ours(for_ours) for _ in range(repeat)], "peer": lambda: peer(rows_of_peer)}
-    seconds = interleaved(runs, args.rounds, warm_up=2)
-    seconds["ours"] = [value / repeat for value in seconds["ours"]]
-    whats = {"ours": "T5DataCollator, the whole batch at once", "peer": name_of_peer}
-    rows = [{"name": name, "what": what} | rates(batch / min(seconds[name]), ours) for name, what in whats.items()]
-    result = dict(batch=batch, raw_tokens_per_sequence=ours.tokens_length, peer=name_of_peer, rows=rows)
-    result["ratio_of_medians"] = median(seconds["peer"]) / median(seconds["ours"])
-    return result | {"ratio": min(seconds["peer"]) / min(seconds["ours"])}
-
-
-def rates(sequences_per_second: float, collator: T5DataCollator) -> dict[str, float]:
-    """The rate in sequences and in the raw tokens that they are made of."""
-    raw = sequences_per_second * collator.tokens_length
-    return dict(sequences_per_second=sequences_per_second, raw_tokens_per_second=raw)
+    rows = {"ours": {"name": "ours", "what": "T5DataCollator, the whole batch at once", "ours": True}}
+    rows["peer"] = {"name": "peer", "what": name_of_peer, "ours": False}
+    runs = {"ours": timed(lambda: ours(for_ours)), "peer": timed(lambda: peer(rows_of_peer))}
+    interleaved(rows, runs, args.rounds, warm_up=2)
+    for row in rows.values():
+        if "error" not in row:
+            row["sequences_per_second"] = batch / min(row["seconds"])
+    return compared(rows) | dict(batch=batch, raw_tokens_per_sequence=ours.tokens_length)
 
 
 # ---------------------------------------------------------------- tokenise and cut
@@ -158,26 +149,22 @@ def small_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
 
 
 def measure_tokenise(args: Namespace) -> dict:
-    """{"rows": MB/s from text to chunks of --source_length tokens, "ratio"}: ours, and datasets.map with grouping.
+    """MB/s from text to chunks of --source_length tokens: ours, and datasets.map with grouping.
 
-    The text is made up (20,000 words), or the lines of --text_file: natural text has many more words. Both write their
+    The text is made up (20,000 words), or the lines of --train_file: natural text has many more words. Both write their
     result to disk, on the threads that the tokenizer takes. Each turn starts without a cache.
     """
-    texts = (document for file in args.text_file or [] for document in read_documents(Path(file), "text"))
+    texts = (document for file in args.train_file or [] for document in read_documents(Path(file), "text"))
     lines = (line for text in texts for line in text.split("\n") if line.strip())
     documents, size = [], 0.0  # in megabytes, line ends included
-    for document in lines if args.text_file else generated_documents():
+    for document in lines if args.train_file else generated_documents():
         documents.append(document)
         size += (len(document.encode()) + 1) / 1e6
         if size >= args.megabytes:
             break
     tokenizer, length, turn = small_tokenizer(documents), args.source_length, itertools.count()
-    rows = {"ours": {"name": "ours", "what": "tokenised() into one flat file, chunks are views of it"}}
-    rows["peer"] = {"name": "peer", "what": "datasets.map(batched), then grouping in a second map"}
-    with recording(rows["peer"]):
-        import datasets
-
-        datasets.disable_progress_bars()
+    rows = {"ours": {"name": "ours", "what": "tokenised() into one flat file, chunks are views of it", "ours": True}}
+    rows["peer"] = {"name": "peer", "what": "datasets.map(batched), then grouping in a second map", "ours": False}
 
     def ours(text: Path) -> None:
         options = dict(validation_split_percentage=0.0, preprocessing_num_workers=os.cpu_count())
@@ -195,75 +182,78 @@ def measure_tokenise(args: Namespace) -> dict:
         return {"input_ids": [joined[start : start + length] for start in range(0, whole, length)]}
 
     def peer(text: Path) -> None:
-        cache = text.with_name(f"peer{next(turn)}")
-        loaded = datasets.load_dataset("text", data_files=str(text), split="train", cache_dir=str(cache))
+        import datasets
+
+        datasets.disable_progress_bars()
+        cache = str(text.with_name(f"peer{next(turn)}"))
+        loaded = datasets.load_dataset("text", data_files=str(text), split="train", cache_dir=cache)
         loaded = loaded.map(ids_of, batched=True, remove_columns=["text"], load_from_cache_file=False)
         rows["peer"]["chunks"] = len(loaded.map(group, batched=True, load_from_cache_file=False))
-        shutil.rmtree(cache)
 
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         text.write_text("\n".join(documents) + "\n", encoding="utf-8")
-        runs = {"ours": partial(ours, text), "peer": partial(peer, text)}
-        seconds = interleaved(runs, min(args.rounds, 3), warm_up=0, rows=rows)
-    for name, values in seconds.items():
-        rows[name]["megabytes_per_second"] = size / median(values)
-    ratio = {"ratio": median(seconds["peer"]) / median(seconds["ours"])} if len(seconds) == 2 else {}
-    result = dict(text="files" if args.text_file else "made up", megabytes=size, chunk_length=length)
-    return result | ratio | {"rows": list(rows.values())}
+        runs = {"ours": timed(partial(ours, text)), "peer": timed(partial(peer, text))}
+        interleaved(rows, runs, min(args.rounds, 3))
+    for row in rows.values():
+        if "error" not in row:
+            row["megabytes_per_second"] = size / median(row["seconds"])
+    return compared(rows, "megabytes_per_second") | dict(megabytes=size, chunk_length=length)
 
 
 # ---------------------------------------------------------------- loading
+def measure_load(args: Namespace) -> dict:
+    """Sequences/s of a DataLoader over memory-mapped corpora of the sizes --gigabytes, read for SECONDS each as
+    pre_train_t5.py reads them, and the private memory of all processes, which must not grow with the corpus."""
+    collator = T5DataCollator(bare_tokenizer(VOCABULARY), args.source_length)
+    options = dict(num_workers=args.workers, prefetch_factor=4 if args.workers else None, drop_last=True)
+    options |= dict(multiprocessing_context="fork" if args.workers else None)  # as in training
+    rows = []
+    for gigabytes in args.gigabytes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "tokens.bin"
+            write_corpus(path, gigabytes)
+            chunks = ChunkDataset(np.memmap(path, dtype=np.uint16, mode="r"), collator.tokens_length)
+            if len(chunks) < args.batch:
+                raise ValueError(f"--gigabytes {gigabytes:g}: has fewer sequences than --batch {args.batch}")
+            sampler = EpochSampler(len(chunks), seed=1, group=args.batch, count_epochs=True)
+            loader = torch.utils.data.DataLoader(chunks, args.batch, sampler=sampler, collate_fn=collator, **options)
+            batches = itertools.chain.from_iterable(iter(loader) for _ in itertools.count())  # epoch after epoch
+            for _ in range(2 * max(args.workers, 1)):
+                next(batches)  # the workers start
+            count, start = 0, time.perf_counter()
+            while time.perf_counter() - start < SECONDS:
+                next(batches)
+                count += 1
+            rate = count * args.batch / (time.perf_counter() - start)
+            private = private_memory(["self", *(child.pid for child in multiprocessing.active_children())])
+            found = dict(name=f"{gigabytes:g} GB", ours=True, sequences=len(chunks), sequences_per_second=rate)
+            rows.append(found | dict(private_gib=private / 2**30))
+            del batches, loader  # ends the workers
+    return dict(batch=args.batch, workers=args.workers, rows=rows)
+
+
 def write_corpus(path: Path, gigabytes: float) -> None:
     """Writes a flat file of random uint16 tokens. ValueError if the disk has no room for it."""
     size, free = int(gigabytes * 1e9) // 2 * 2, shutil.disk_usage(path.parent).free
     if size > 0.9 * free:
-        place = f"{path.parent} has {free / 1e9:.1f} GB free"
-        raise ValueError(f"--gigabytes {gigabytes:g}: {place}; use less, or another --folder")
+        raise ValueError(
+            f"--gigabytes {gigabytes:g}: {path.parent} has {free / 1e9:.1f} GB free (TMPDIR names another)"
+        )
     block = np.random.default_rng(0).integers(3, VOCABULARY - 110, min(BLOCK, size // 2), np.uint16).tobytes()
     with path.open("wb") as file:
         for start in range(0, size, len(block)):
             file.write(block[: size - start])
 
 
-def measure_load(args: Namespace) -> dict:
-    """{"rows": sequences/s of a DataLoader over a memory-mapped corpus of each size in GB, and the memory it takes}.
-
-    Memory is that of this process and its workers: "private" is their own, "mapped" are pages of the corpus, which the
-    kernel keeps until the memory is needed. "private_growth_from_first_to_last_gib" shows the effect of size.
-    """
-    rows = []
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        for gigabytes in args.gigabytes:
-            path = Path(folder) / "tokens.bin"
-            write_corpus(path, gigabytes)
-            rows.append({"name": f"{gigabytes:g} GB", "gigabytes": gigabytes} | load_for(path, args))
-    result = dict(batch=args.batch, workers=args.workers, rows=rows)
-    if len(rows) > 1:
-        result["private_growth_from_first_to_last_gib"] = rows[-1]["private_gib"] - rows[0]["private_gib"]
-    return result
-
-
-def load_for(path: Path, args: Namespace) -> dict:
-    """Reads batches for --seconds as pre_train_t5.py does; gives the rate, and private and mapped memory at the end."""
-    collator, before = T5DataCollator(bare_tokenizer(VOCABULARY), args.source_length), process_memory()
-    chunks = ChunkDataset(np.memmap(path, dtype=np.uint16, mode="r"), collator.tokens_length)
-    if len(chunks) < args.batch:
-        size = f"{path.stat().st_size / 1e9:g} GB has {len(chunks):,} sequences"
-        raise ValueError(f"--gigabytes: a corpus of {size}, fewer than --batch {args.batch}: use more gigabytes")
-    sampler = EpochSampler(len(chunks), seed=1, group=args.batch, count_epochs=True)
-    options = dict(num_workers=args.workers, prefetch_factor=4 if args.workers else None, drop_last=True)
-    options |= dict(multiprocessing_context="fork" if args.workers else None)  # as in training
-    loader = torch.utils.data.DataLoader(chunks, args.batch, sampler=sampler, collate_fn=collator, **options)
-    batches = itertools.chain.from_iterable(iter(loader) for _ in itertools.count())  # epoch after epoch
-    for _ in range(2 * max(args.workers, 1)):
-        next(batches)  # the workers start
-    count, start = 0, time.perf_counter()
-    while time.perf_counter() - start < args.seconds:
-        next(batches)
-        count += 1
-    rate = count * args.batch / (time.perf_counter() - start)
-    pids = ["self", *(child.pid for child in multiprocessing.active_children())]
-    gib = {"private_before": before["private"]} | process_memory(pids)
-    found = {f"{name}_gib": size / 2**30 for name, size in gib.items()} | rates(rate, collator)
-    return found | dict(sequences=len(chunks), processes=len(pids))
+def private_memory(pids: Iterable[int | str]) -> int:
+    """Bytes of these processes' own memory, without mapped files; what several share counts once (Linux's proportional
+    set size). NotAvailableError where there is no /proc/<pid>/smaps_rollup."""
+    kib = 0
+    for pid in pids:
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+        except OSError as error:
+            raise NotAvailableError(f"the memory of process {pid} cannot be read: {error}") from None
+        kib += int(re.search(r"Pss_Anon: +(\d+)", text)[1])
+    return 1024 * kib

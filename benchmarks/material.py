@@ -68,12 +68,10 @@ def attention_function(name: str) -> Callable:
         raise NotAvailableError(f"attention {name}: {str(error).strip(chr(34))}") from None
 
 
-def setting_of(args: Namespace, sources: list[list[int]] | None = None) -> dict:
-    """The fields that say how a result on a model was measured. sources: of a task, whose mean length is added."""
-    setting = dict(config_name=args.model, batch=args.batch, source_length=args.source_length)
-    if sources:
-        setting |= dict(examples=len(sources), mean_source_length=float(np.mean([*map(len, sources)])))
-    return setting | {"precision": "bf16 autocast" if args.bf16 else "float32"}
+def setting_of(args: Namespace) -> dict:
+    """The fields that say how a result on a model was measured."""
+    precision = "bf16" if args.bf16 else "float32"
+    return dict(config_name=args.model, batch=args.batch, source_length=args.source_length, precision=precision)
 
 
 # ---------------------------------------------------------------- batches

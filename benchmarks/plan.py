@@ -8,30 +8,40 @@ import math
 from argparse import Namespace
 from pathlib import Path
 
+import torch
+
 from benchmarks.material import benchmark_config, parameter_shapes
 from benchmarks.measure import table
-from common.reports import human_count, read_json
-from constants import HARDWARE_PEAKS, NOT_UNDER_FSDP, NOT_UNDER_ZERO
+from common.reports import human_bytes, human_count, read_json
+from constants import HARDWARE_PEAKS, MODEL_SHAPES, NOT_UNDER_FSDP, NOT_UNDER_ZERO
 from data_collator_t5 import compute_input_and_target_lengths
-from model_t5 import flops_per_sequence
+from model_t5 import count_parameters, create_model, flops_per_sequence
 from runs import memory
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = {"ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
 # Optimizers that need whole tensors, which these strategies shard.
 REFUSED = {"zero2": NOT_UNDER_ZERO[2], "zero3": NOT_UNDER_ZERO[3], "fsdp2": NOT_UNDER_FSDP}
 UPDATE_BYTES = 28  # read and written for a weight by AdamW: weight, gradient and two moments, three of them written
-# Two tables, so that each fits a terminal.
-MEMORY = "name weights gradients states working stored attention loss total fits"
-TIME = "name sent_gb communication_ms exposed_ms step_ms mfu sequences_per_second"
+# Two tables, so that each fits a terminal; sizes in GiB.
+_PARTS = "weights gradients states working stored attention loss"
+MEMORY = {"name": "{}", **dict.fromkeys(_PARTS.split(), "{:.2f}"), "total": "{:.1f}", "fits": "{}"}
+_TIMES = "communication_ms exposed_ms step_ms"
+TIME = {"name": "{}", "sent_gb": "{:.1f}", **dict.fromkeys(_TIMES.split(), "{:,.0f}"), "mfu": "{:.1%}"}
+TIME |= {"sequences_per_second": "{:,.1f}"}
+HEAD = """\
+{model}, {weights} weights, on {nodes} x {gpus} {gpu} ({memory_gb:g} GB); {batch} x {accumulation} sequences per GPU \
+and step, {source_length} input, {target} target tokens; {optim}, {attention}
+assumed: {bf16:g} TFLOP/s at {mfu:.0%} MFU on one GPU, {bandwidth:g} GB/s from GPU to GPU; GiB on each GPU, before \
+torch.compile saves some (states: the optimizer's; stored: activations; attention: part of them)"""
+RANK, BATCH, SOURCE, TARGET = 16, 8, 512, 114  # of the table of shapes
 
 
 def step_seconds(
     flops: float, weights_updated: float, sent: memory.Communication, hardware: dict, bandwidth: float, mfu: float
 ) -> dict[str, float]:
-    """{"compute", "communication", "exposed", "step"} in seconds.
+    """{"communication", "exposed", "step"} in seconds.
 
-    compute: FLOPs at the single GPU's MFU. The forward pass is a third of it, the backward pass two thirds. What is
+    Computing is FLOPs at the single GPU's MFU. The forward pass is a third of it, the backward pass two thirds. What is
     sent during a pass overlaps with it (overlap_comm, DDP's buckets, FSDP's prefetching); the excess is exposed, and so
     is all that is sent after the update. The update moves UPDATE_BYTES per weight through memory.
     """
@@ -39,78 +49,81 @@ def step_seconds(
     exposed = max(0.0, sent.forward / bandwidth - compute / 3) + max(0.0, sent.backward / bandwidth - 2 * compute / 3)
     exposed += sent.update / bandwidth
     update = UPDATE_BYTES * weights_updated / (hardware["memory_gb_per_second"] * 1e9)
-    step = compute + exposed + update
-    return dict(compute=compute, communication=sent.total / bandwidth, exposed=exposed, step=step)
+    return dict(communication=sent.total / bandwidth, exposed=exposed, step=compute + exposed + update)
 
 
 def make_plan(args: Namespace) -> dict:
-    """{"rows": one for each strategy, without and with activation checkpointing, "optimizers": ..., assumptions}."""
+    """{"rows": one for each strategy, without and with activation checkpointing, assumptions}, and it as "text"."""
     config, hardware = benchmark_config(args.model), HARDWARE_PEAKS[args.gpu]
-    shapes, processes = parameter_shapes(config), args.nodes * args.gpus
+    shapes = parameter_shapes(config)
     target = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
     # NCCL's rings leave a machine through all of its network cards, so these add up, to no more than the links within.
-    links = args.link or hardware["link_gb_per_second"]
-    network = (args.network or hardware["network_gb_per_second"]) * args.gpus
-    bandwidth = links if args.nodes == 1 else min(links, network)
-    cases = [(strategy, checkpointing) for checkpointing in (False, True) for strategy in memory.STRATEGIES]
-    optimizers = []
-    for name in memory.OPTIMIZER_STATES:
-        size = memory.optimizer_bytes(name, shapes, config) / 2**30
-        where = [NAMES[strategy] for strategy, refused in REFUSED.items() if name in refused]
-        note = f"not under {' and '.join(where)}: needs whole tensors" if where else ""
-        optimizers.append(dict(name=name, gib=size, divided_gib=size / processes, note=note))
-    flags = "model nodes gpu link network batch accumulation source_length attention optim"
-    result = {name: getattr(args, name) for name in flags.split()}
-    result |= dict(gpus_per_node=args.gpus, target_length=target, parameters=sum(map(math.prod, shapes)))
-    result["assumed"] = dict(peak_tflops=hardware["bf16"], single_gpu_mfu=args.mfu, bus_gb_per_second=bandwidth)
-    result["assumed"]["gpu_memory_gb"] = hardware["memory_gb"]
-    rows = [plan_of(*case, args, shapes, target, 1e9 * bandwidth) for case in cases]
-    return result | dict(optimizers=optimizers, rows=rows)
+    bandwidth = args.link or hardware["link_gb_per_second"]
+    if args.nodes > 1:
+        bandwidth = min(bandwidth, (args.network or hardware["network_gb_per_second"]) * args.gpus)
+    rows = []
+    for checkpointing in (False, True):
+        for strategy in memory.STRATEGIES:
+            row = {"name": strategy.upper() + (" + checkpointing" if checkpointing else "")}
+            if args.optim in REFUSED.get(strategy, ()):
+                row["error"] = f"--optim {args.optim} needs whole tensors"
+            else:
+                row |= row_of(strategy, checkpointing, args, shapes, target, 1e9 * bandwidth)
+            rows.append(row)
+    assumed = dict(nodes=args.nodes, gpus=args.gpus, gpu=args.gpu, bandwidth=bandwidth, mfu=args.mfu, target=target)
+    weights = human_count(sum(map(math.prod, shapes)))
+    head = HEAD.format(weights=weights, **vars(args) | hardware | assumed)
+    return assumed | {"rows": rows, "text": "\n".join([head, table(rows, MEMORY), "", table(rows, TIME)])}
 
 
-def plan_of(
+def row_of(
     strategy: str, checkpointing: bool, args: Namespace, shapes: list[tuple[int, ...]], target: int, bandwidth: float
 ) -> dict:
-    """The row of a strategy: GiB on each GPU, bytes sent, and the time of a step. shapes: of the weights; target: its
-    length in tokens; bandwidth: bytes a second from GPU to GPU."""
+    """The row of a strategy. shapes: of the weights; target: its length in tokens; bandwidth: bytes a second from GPU
+    to GPU."""
     config, hardware = benchmark_config(args.model), HARDWARE_PEAKS[args.gpu]
-    row = {"name": strategy.upper() + (" + checkpointing" if checkpointing else "")}
-    if args.optim in REFUSED.get(strategy, ()):
-        return row | {"error": f"--optim {args.optim}: not under {NAMES[strategy]}, it needs whole tensors"}
     processes, weights = args.nodes * args.gpus, sum(map(math.prod, shapes))
-    config_file = ROOT / f"zero_stage{strategy[-1]}_config.json"  # there is none for DDP and FSDP2
-    zero = read_json(config_file).get("zero_optimization") if strategy.startswith("zero") else None
+    zero = None
+    if strategy.startswith("zero"):
+        zero = read_json(ROOT / f"zero_stage{strategy[-1]}_config.json")["zero_optimization"]
     states = memory.state_bytes(strategy, config, shapes, args.optim, processes, True, zero)
     kept = memory.activation_bytes(config, args.batch, args.source_length, target, args.attention, True, checkpointing)
     # ZeRO and FSDP2 hold the bfloat16 weights that autocast would make copies of.
     working = states.working + (kept.weight_copies if strategy == "ddp" else 0)
-    gib = dict(weights=states.weights, gradients=states.gradients, optimizer=states.optimizer, working=working)
-    gib |= dict(activations=kept.total - kept.loss - kept.weight_copies, loss=kept.loss)
-    gib |= dict(total=sum(gib.values()), of_it_attention=kept.attention)
+    sizes = dict(weights=states.weights, gradients=states.gradients, states=states.optimizer, working=working)
+    sizes |= dict(stored=kept.total - kept.loss - kept.weight_copies, loss=kept.loss)
+    total = sum(sizes.values())
+    sizes |= dict(total=total, attention=kept.attention)
+    row = {name: size / 2**30 for name, size in sizes.items()}
+    row["fits"] = "yes" if total < hardware["memory_gb"] * 1e9 * (1 - memory.RESERVE) else "no"
     flops = flops_per_sequence(config, args.source_length, target) * args.batch * args.accumulation
     sent = memory.communication_bytes(strategy, weights, processes, args.accumulation)
     updated = weights if strategy == "ddp" else weights / processes
     done = flops * (4 / 3 if checkpointing else 1)  # recomputes the forward pass
     seconds = step_seconds(done, updated, sent, hardware, bandwidth, args.mfu)
-    row |= {f"{name}_gib": size / 2**30 for name, size in gib.items()}
-    row["fits"] = "yes" if gib["total"] < hardware["memory_gb"] * 1e9 * (1 - memory.RESERVE) else "no"
-    row |= {f"{name}_ms": 1e3 * seconds[name] for name in ("communication", "exposed", "step")}
+    row |= {f"{name}_ms": 1e3 * value for name, value in seconds.items()}
     row |= dict(sent_gb=sent.total / 1e9, mfu=flops / (hardware["bf16"] * 1e12 * seconds["step"]))
     return row | {"sequences_per_second": processes * args.batch * args.accumulation / seconds["step"]}
 
 
-def text_of(plan: dict) -> str:
-    """The plan as text."""
-    head = (
-        "{model}, {count} weights, on {nodes} x {gpus_per_node} {gpu} ({gpu_memory_gb:g} GB); {batch} x {accumulation} "
-        "sequences per GPU and step, {source_length} input, {target_length} target tokens; {optim}, {attention}\n"
-        "assumed: {peak_tflops:g} TFLOP/s at {single_gpu_mfu:.0%} MFU on one GPU, {bus_gb_per_second:g} GB/s from GPU "
-        "to GPU; GiB on each GPU, before torch.compile saves some (states: the optimizer's; stored: activations; "
-        "attention: part of them)"
-    )
-    head = head.format(count=human_count(plan["parameters"]), **plan["assumed"], **plan)
-    names = {"optimizer_gib": "states", "activations_gib": "stored", "of_it_attention_gib": "attention"}
-    rows = [{names.get(key, key.removesuffix("_gib")): value for key, value in row.items()} for row in plan["rows"]]
-    title = "state of the optimizers, GiB in total and on each GPU when divided:"
-    optimizers = table(plan["optimizers"], "name gib divided_gib note")
-    return "\n".join([head, table(rows, MEMORY), "", table(rows, TIME), "", title, optimizers])
+def table_of_shapes(_args: Namespace) -> dict:
+    """The built-in shapes and the memory that each takes on one GPU: the table of docs/choosing_a_model.md, as "text".
+
+    Answering: weights in bfloat16. Training: float32 weights, gradients and AdamW's moments, and the activations of
+    BATCH sequences in bfloat16, recomputed in the backward pass (--activation_checkpointing). With LoRA only its
+    matrices, of rank RANK, have gradients and moments.
+    """
+    head = ["`--config_name`", "weights", "answering", f"LoRA, rank {RANK}", "training all"]
+    rows = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for name in MODEL_SHAPES:
+        config = benchmark_config(name)
+        with torch.device("meta"):
+            model = create_model(config)
+        weights, head_of_model = count_parameters(model), model.get_output_embeddings()
+        layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head_of_model]
+        small = RANK * sum(layer.in_features + layer.out_features for layer in layers)
+        job = config, BATCH, SOURCE, TARGET, "sdpa"
+        whole, of_lora = (memory.activation_bytes(*job, checkpointing=True, frozen=n).total for n in (0, weights))
+        sizes = 2 * weights, 4 * weights + 16 * small + of_lora, 16 * weights + whole
+        rows.append([f"`{name}`", human_count(weights), *map(human_bytes, sizes)])
+    return {"rows": [], "text": "\n".join(f"| {' | '.join(cells)} |" for cells in rows)}

@@ -44,9 +44,9 @@ def fat5(folder: str, shape: dict, device: str) -> tuple[torch.nn.Module, torch.
     return model, optimizer(model.parameters(), lr=1e-5, foreach=True)
 
 
-def train(setting: dict, batch: int) -> dict:
+def train(setting: dict) -> dict:
     """{"seconds": of a step in every round, ...}. setting: the values that benchmarks/step.py passes."""
-    device, shape = setting["device"], setting["shape"]
+    device, shape, batch = setting["device"], setting["shape"], setting["batch"]
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     model, optimizer = {"nanot5": nanot5, "fat5": fat5}[setting["peer"]](setting["checkout"], shape, device)
@@ -58,6 +58,8 @@ def train(setting: dict, batch: int) -> dict:
     )
 
     def steps(count: int) -> float:
+        """Seconds of a step."""
+        start = time.perf_counter()
         for _ in range(count):
             with torch.autocast(device, torch.bfloat16, enabled=setting["bf16"]):
                 loss = forward(input_ids=source, labels=target).loss
@@ -65,36 +67,15 @@ def train(setting: dict, batch: int) -> dict:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return loss.item()  # which waits for the GPU
+        loss.item()  # waits for the GPU
+        return (time.perf_counter() - start) / count
 
-    start = time.perf_counter()
-    found: dict = {"batch": batch, "first_loss": steps(1), "first_step_seconds": time.perf_counter() - start}
-    steps(3)
-    found["seconds"] = []
-    for _ in range(setting["rounds"]):
-        start = time.perf_counter()
-        steps(setting["steps"])
-        found["seconds"].append((time.perf_counter() - start) / setting["steps"])
+    steps(4)  # which compile
+    found: dict = {"batch": batch, "seconds": [steps(setting["steps"]) for _ in range(setting["rounds"])]}
     if device == "cuda":
         found["peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    found["versions"] = {name: importlib.import_module(name).__version__ for name in ("torch", "transformers")}
-    return found
-
-
-def main(setting: str, output: str) -> None:
-    """Writes the result of `train` as JSON; halves the batch if memory is short."""
-    values = json.loads(setting)
-    batch = values["batch"]
-    while True:
-        try:
-            found = train(values, batch)
-            break
-        except torch.OutOfMemoryError:
-            if batch == 1:
-                raise
-            batch //= 2
-    Path(output).write_text(json.dumps(found), encoding="utf-8")
+    return found | {"versions": {name: importlib.import_module(name).__version__ for name in ("torch", "transformers")}}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    Path(sys.argv[2]).write_text(json.dumps(train(json.loads(sys.argv[1]))), encoding="utf-8")

@@ -1,5 +1,6 @@
 """Measurements that run a script as a user does: the check of the attention kernels, and pre-training."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -48,8 +49,8 @@ def measure_parity(args: Namespace) -> dict:
         words = ["--device", args.device.type, "--output", f"{folder}/parity.json"]
         code = run_script("tests/support/check_attention.py", words, Path(folder, "log"), wrong=1)
         report = read_json(Path(folder, "parity.json"))
-    found = {"error": f"{report['wrong']} of {report['checked']} are wrong"} if code else {}
-    row = {"name": "attention kernels", "checked": report["checked"], "wrong": report["wrong"]}
+    row = {"name": "attention kernels", "ours": True, "checked": report["checked"], "wrong": report["wrong"]}
+    found = {"error": f"{row['wrong']} of {row['checked']} are wrong"} if code else {}
     return report | {"rows": [row | found]} | found
 
 
@@ -58,42 +59,40 @@ def measure_pre_train(args: Namespace) -> dict:
     curve, which is drawn beside nanoT5's by tokens.
 
     Within `gpu` there are as many steps as the rate of the part `trainer` allows, less what preparing, compiling and
-    evaluating take; --max_steps in --pre_train_args overrides them. The run is written beside --output, in a folder of
-    its name; without --output it is deleted. What fails, or has too little time left, has "error".
+    evaluating take. The run is written beside --output, in a folder of its name; without --output it is deleted. What
+    fails, or has too little time left, has "error".
     """
-    words, on_cpu = shlex.split(args.pre_train_args), args.device.type == "cpu"
-    words += ["--config_name", args.model, "--input_seq_length", str(args.source_length)]
-    words += ["--overwrite_output_dir", "--report_to", "none", "--disable_tqdm", *["--use_cpu"] * on_cpu]
-    if args.train_file:
-        words += ["--train_file", *args.train_file]
-    if args.batch != SEQUENCES:
-        words += ["--per_device_train_batch_size", str(args.batch), "--gradient_accumulation_steps", "1"]
-    if args.bf16 == on_cpu:  # otherwise pre_train_t5.py chooses it
-        words += ["--bf16", str(args.bf16).lower()]
-    if "--max_steps" not in words:
-        steps = 20 if on_cpu else 400
-        if args.rate:
-            steps = steps_left(args.deadline - time.monotonic(), args.rate / args.batch)
-        # About a hundred points of the curve, and five evaluations.
-        words += ["--max_steps", str(steps), "--save_steps", str(steps)]
-        words += ["--logging_steps", str(max(1, steps // 100)), "--eval_steps", str(max(1, steps // 5))]
-    row = {"name": args.model, "what": shlex.join(words), "settings": {"ours": True}}
-    result = setting_of(args) | {"rows": [row]}
+    on_cpu, steps = args.device.type == "cpu", 20 if args.device.type == "cpu" else 400
+    row: dict = {"name": args.model, "ours": True}
     with tempfile.TemporaryDirectory() as temporary, recording(row):
+        for trained in args.results.get("trainer", {}).get("rows", ()):
+            if trained["name"] == "ours" and "sequences_per_second" in trained:
+                steps = steps_left(args.deadline - time.monotonic(), trained["sequences_per_second"] / args.batch)
         folder = (Path(args.output).with_suffix("") if args.output else Path(temporary)) / "pre_train"
         folder.mkdir(parents=True, exist_ok=True)
-        words += ["--output_dir", str(folder)]
-        run_script("pre_train_t5.py", words, folder.with_name("pre_train.log"))
+        words = ["--config_name", args.model, "--input_seq_length", str(args.source_length)]
+        words += ["--overwrite_output_dir", "--report_to", "none", "--disable_tqdm", *["--use_cpu"] * on_cpu]
+        words += ["--train_file", *args.train_file] if args.train_file else []
+        if args.batch != SEQUENCES:
+            words += ["--per_device_train_batch_size", str(args.batch), "--gradient_accumulation_steps", "1"]
+        if args.bf16 == on_cpu:  # otherwise pre_train_t5.py chooses it
+            words += ["--bf16", str(args.bf16).lower()]
+        # About a hundred points of the curve, and five evaluations.
+        every = dict(max_steps=steps, save_steps=steps, logging_steps=steps // 100, eval_steps=steps // 5)
+        for flag, count in every.items():
+            words += [f"--{flag}", str(max(1, count))]
+        row["what"] = shlex.join(words)
+        run_script("pre_train_t5.py", [*words, "--output_dir", str(folder)], folder.with_name("pre_train.log"))
         lines, results = read_metrics(folder / "metrics.jsonl"), read_json(folder / "all_results.json")
         for key in ("sequences_per_second", "mfu", "peak_memory_gib"):
             values = [line[key] for line in lines if key in line]
             row |= {key: median(values)} if values else {}
-        row |= dict(eval_loss=results.get("eval_loss"), seconds=results["train_runtime"])
+        row["eval_loss"] = results.get("eval_loss")
         tokens = results["train_tokens"] / max(line["step"] for line in lines)
         row["curve"] = [line | {"tokens": round(line["step"] * tokens)} for line in lines]
         if args.output:
             draw_beside_nanot5(row["curve"], folder.with_suffix(".png"))
-    return result
+    return setting_of(args) | {"rows": [row]}
 
 
 def steps_left(seconds: float, steps_per_second: float) -> int:
@@ -105,12 +104,10 @@ def steps_left(seconds: float, steps_per_second: float) -> int:
 
 
 def draw_beside_nanot5(lines: list[dict], path: Path) -> None:
-    """Draws a run's losses (lines with "tokens") beside nanoT5's published ones; without matplotlib prints a line."""
+    """Draws a run's losses (lines with "tokens") beside nanoT5's published ones, where matplotlib is installed."""
     steps = max(2 * max(line["tokens"] for line in lines) / NANOT5_TOKENS, 10_000)
     losses = {step: loss for step, loss in NANOT5_LOSSES.items() if step <= steps}
     published = [dict(step=step, tokens=step * NANOT5_TOKENS, loss=loss) for step, loss in losses.items()]
     title = "nanoT5: T5 v1.1 base on C4 with T5's tokenizer, training loss read off pt_loss.png"
-    try:
+    with contextlib.suppress(ImportError):
         draw_curves({"this run": lines, "nanoT5": published}, path, x="tokens", title=title, metrics=[])
-    except ImportError:
-        print(f"{path.name} was not drawn: matplotlib is not installed here")

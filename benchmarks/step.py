@@ -9,25 +9,24 @@ error and no speed.
 Legend of shapes: B batch, S source length, T target length.
 """
 
-import contextlib
+import functools
 import json
 import math
 import os
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 
 import torch
 from transformers import T5Config
 
 from benchmarks import material, measure
-from benchmarks.scripts import run_script
+from benchmarks.measure import NotAvailableError
+from benchmarks.scripts import ROOT, run_script
 from common.reports import read_json
 from data_collator_t5 import T5DataCollator
 from model_t5 import set_dropout
@@ -40,20 +39,20 @@ EXPECTED_FOR = ("t5-v1_1-base", 512, "cuda")  # the setting of LADDER's predicti
 # error of 1 in its own matrices, while the loss moves by 1 %. On a CPU the worst error of the rungs was 3.4e-2 in bf16
 # and 2.7e-6 in float32 (tiny, mini, small); a GPU's TF32 and depth need more room.
 GRADIENT_TOLERANCE = {True: 0.15, False: 1e-2}
+PEERS = ROOT / "out" / "peers"
 REFERENCE_ROWS = 8  # that eager float32 takes at a time
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A name and what it adds to the rung before. expected: calculated sequences/s (lowest, highest). peer: settings of
-    other projects. on: the rung to which it adds, if it is not part of the ladder."""
+    """A name, and the settings that it adds to those of the rung `on`. expected: calculated sequences/s (lowest,
+    highest)."""
 
     name: str
+    on: str | None
     text: str
-    adds: dict = field(default_factory=dict)
+    adds: dict
     expected: tuple[int, int] | None = None
-    peer: bool = False
-    on: str | None = None
 
 
 # What trainer_t5.set_up_step changes in a model, by the names of its flags.
@@ -64,33 +63,34 @@ STEP_OPTIONS |= dict(z_loss=0.0, loss_chunk_size=0)
 PLAIN = STEP_OPTIONS | dict(attention="sdpa", dropout=0.1, use_cache=True, compile=False, compile_mode=None)
 PLAIN |= dict(optimizer="adamw_torch_fused", batch_factor=1, ours=False, one_graph=False)
 _FUSED = dict(fused_projections=True, fused_cross_projections=True)
-_GRAPHS, _TUNED = dict(compile_mode="reduce-overhead"), dict(compile_mode="max-autotune")
-_ONE_GRAPH = dict(one_graph=True, optimizer="adamw_torch_fused")
-_PEER, _TOP = dict(peer=True, on="eager"), dict(on="batch_2x")
+_GRAPHS, _TUNED, _TWICE = dict(compile_mode="reduce-overhead"), dict(compile_mode="max-autotune"), dict(batch_factor=2)
+_OURS, _ONE_GRAPH = dict(attention="t5_fused", ours=True), dict(one_graph=True, optimizer="adamw_torch_fused")
+TOP = "batch_2x"  # the highest rung; what is on it is timed only if it is named
 # fmt: off
 LADDER = (
-    Rung("plain", "transformers 5's Trainer as it comes: sdpa, fused AdamW, dropout 0.1", {}, (255, 335), peer=True),
-    Rung("dropout_0", "no dropout, no cache of keys and values", dict(dropout=0.0, use_cache=False), peer=True),
-    Rung("compile", "torch.compile", dict(compile=True), (640, 775), peer=True),
-    Rung("eager", "eager attention", dict(attention="eager"), (675, 825), peer=True),
-    Rung("fused_attention", "t5_fused attention (CPU: as --speed)", dict(attention="t5_fused", ours=True), (690, 900)),
-    Rung("bf16_residual", "bfloat16 residual stream", dict(bf16_residual=True)),
-    Rung("fused_projections", "joined Q/K/V, gated inputs and all cross-attention keys and values", _FUSED, (855, 970)),
-    Rung("rms_scaled", "RMS-scaled AdamW, the default", dict(optimizer="adamw_rms_scaled")),
-    Rung("batch_2x", "twice the batch", dict(batch_factor=2), (900, 1025)),
-    Rung("peer_batch_2x", "the peer above with twice the batch", dict(batch_factor=2), **_PEER),
-    Rung("peer_sdpa_batch_2x", "sdpa, twice the batch", dict(batch_factor=2), peer=True, on="compile"),
-    Rung("peer_cuda_graphs", "the peer with torch.compile's mode reduce-overhead", _GRAPHS, **_PEER),
-    Rung("peer_autotune", "the peer with torch.compile's mode max-autotune", _TUNED, **_PEER),
-    Rung("muon", "Muon for the matrices", dict(optimizer="muon"), **_TOP),
-    Rung("flex_attention", "t5_flex attention", dict(attention="t5_flex"), **_TOP),
-    Rung("z_loss", "z-loss 1e-4", dict(z_loss=1e-4), **_TOP),
-    Rung("loss_chunks", "head and loss 1,024 target tokens at a time", dict(loss_chunk_size=1024), **_TOP),
-    Rung("cuda_graphs", "torch.compile's mode reduce-overhead", _GRAPHS, **_TOP),
-    Rung("autotune", "torch.compile's mode max-autotune", _TUNED, **_TOP),
-    Rung("one_graph", "forward, backward, clipping and torch's AdamW in one CUDA graph", _ONE_GRAPH, **_TOP),
+    Rung("plain", None, "transformers 5's Trainer as it comes: sdpa, fused AdamW, dropout 0.1", {}, (255, 335)),
+    Rung("dropout_0", "plain", "no dropout, no cache of keys and values", dict(dropout=0.0, use_cache=False)),
+    Rung("compile", "dropout_0", "torch.compile", dict(compile=True), (640, 775)),
+    Rung("eager", "compile", "eager attention", dict(attention="eager"), (675, 825)),
+    Rung("fused_attention", "eager", "t5_fused attention (CPU: as --speed)", _OURS, (690, 900)),
+    Rung("bf16_residual", "fused_attention", "bfloat16 residual stream", dict(bf16_residual=True)),
+    Rung("fused_projections", "bf16_residual", "joined Q/K/V, gates, cross-attention K/V", _FUSED, (855, 970)),
+    Rung("rms_scaled", "fused_projections", "RMS-scaled AdamW, the default", dict(optimizer="adamw_rms_scaled")),
+    Rung(TOP, "rms_scaled", "twice the batch", _TWICE, (900, 1025)),
+    Rung("peer_batch_2x", "eager", "the peer above with twice the batch", _TWICE),
+    Rung("peer_sdpa_batch_2x", "compile", "sdpa, twice the batch", _TWICE),
+    Rung("peer_cuda_graphs", "eager", "the peer with torch.compile's mode reduce-overhead", _GRAPHS),
+    Rung("peer_autotune", "eager", "the peer with torch.compile's mode max-autotune", _TUNED),
+    Rung("muon", TOP, "Muon for the matrices", dict(optimizer="muon")),
+    Rung("flex_attention", TOP, "t5_flex attention", dict(attention="t5_flex")),
+    Rung("z_loss", TOP, "z-loss 1e-4", dict(z_loss=1e-4)),
+    Rung("loss_chunks", TOP, "head and loss 1,024 target tokens at a time", dict(loss_chunk_size=1024)),
+    Rung("cuda_graphs", TOP, "torch.compile's mode reduce-overhead", _GRAPHS),
+    Rung("autotune", TOP, "torch.compile's mode max-autotune", _TUNED),
+    Rung("one_graph", TOP, "forward, backward, clipping and torch's AdamW in one CUDA graph", _ONE_GRAPH),
 )
 # fmt: on
+RUNGS = {rung.name: rung for rung in LADDER}
 PUBLISHED = {
     "nanot5": "nanoT5's own model and optimizer",
     "fat5": "FAT5's own model and optimizer, with z-loss and label smoothing",
@@ -100,27 +100,21 @@ PUBLISHED = {
 # ---------------------------------------------------------------- settings
 def settings_of(name: str, alone: bool = False) -> dict:
     """Settings of a rung with all below it, or (alone) of the lowest rung with this one's addition only."""
-    rungs = {rung.name: rung for rung in LADDER}
-    if name not in rungs:
-        raise ValueError(f"--rows {name}: no such row; there are {', '.join(rungs)}")
-    rung = rungs[name]
-    ladder = [None, *(other.name for other in LADDER if other.on is None)]
-    below = rung.on or ladder[ladder.index(name) - 1]
-    settings = (settings_of(below) if below and not alone else PLAIN) | rung.adds
+    rung = RUNGS[name]
+    settings = (PLAIN if alone or rung.on is None else settings_of(rung.on)) | rung.adds
     return settings | {"ours": settings["ours"] or any(settings[option] != PLAIN[option] for option in STEP_OPTIONS)}
 
 
 def chosen_rungs(rows: str) -> list[Rung]:
-    """ "all" (the ladder, and the peers' further settings), "peers", "best" (the peers, also with twice the batch, and
-    the ladder's top), or names with commas between."""
-    ladder = [rung for rung in LADDER if rung.on is None]
-    peers = [rung for rung in LADDER if rung.peer]
-    quick = [rung for rung in peers if "compile_mode" not in rung.adds]  # the others compile for minutes
-    chosen = {"all": [*ladder, *(rung for rung in peers if rung.on)], "peers": peers, "best": [*quick, ladder[-1]]}
-    if rows in chosen:
-        return chosen[rows]
+    """ "all" (the ladder, and the peers' further settings), "best" (the peers, also with twice the batch, and the
+    ladder's top), or names with commas between."""
+    if rows == "all":
+        return [rung for rung in LADDER if rung.on != TOP]
+    if rows == "best":  # without the peers' modes of compilation, which take minutes
+        return [r for r in LADDER if r.name == TOP or not (settings_of(r.name)["ours"] or "compile_mode" in r.adds)]
     for name in rows.split(","):
-        settings_of(name)
+        if name not in RUNGS:
+            raise ValueError(f"--rows {name}: no such row; there are {', '.join(RUNGS)}")
     return [rung for rung in LADDER if rung.name in rows.split(",")]
 
 
@@ -130,7 +124,7 @@ class TrainingStep:
 
     def __init__(self, settings: dict, config: T5Config, batches: list[dict], device: torch.device, bf16: bool):
         if settings["one_graph"] and device.type != "cuda":
-            raise measure.NotAvailableError("a CPU has no CUDA graphs")
+            raise NotAvailableError("a CPU has no CUDA graphs")
         self.settings, self.batches, self.bf16, self.device = settings, batches, bf16, device
         self.done, self.graph, self.inputs = 0, None, {}
         material.attention_function(settings["attention"])
@@ -214,168 +208,117 @@ def build_optimizer(name: str, model: torch.nn.Module, one_graph: bool = False) 
 
 
 # ---------------------------------------------------------------- right or wrong
-@contextlib.contextmanager
-def float32_products(precision: str) -> Iterator[None]:
-    """Within it, torch.set_float32_matmul_precision(precision): "highest", or "high" for TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@float32_products("highest")
 def reference_gradients(config: T5Config, batch: dict, device: torch.device) -> dict[str, torch.Tensor]:
     """As TrainingStep.gradients: transformers' eager attention in float32, a few rows at a time."""
     model = material.new_model(config, ours=False, attention="eager").to(device).train()
-    rows = len(batch["labels"])
+    rows, before = len(batch["labels"]), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
     for start in range(0, rows, REFERENCE_ROWS):
         part = {name: tensor[start : start + REFERENCE_ROWS] for name, tensor in batch.items()}
         loss = model(**part, use_cache=False)["loss"]  # no row has padding, so this is the mean of means
         (loss * len(part["labels"]) / rows).backward()
+    torch.set_float32_matmul_precision(before)
     return {name: p.grad.cpu() for name, p in model.named_parameters()}
 
 
 def check_gradients(row: dict, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], bf16: bool) -> None:
-    """Writes into the row the largest error of a parameter's gradient, relative to its norm, and the parameter's name;
-    ArithmeticError where the error is beyond rounding."""
+    """Writes into the row the largest error of a parameter's gradient, relative to its norm; ArithmeticError where that
+    is beyond rounding."""
     errors = {name: float((found[name] - right).norm() / right.norm()) for name, right in expected.items()}
     worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
-    row["gradient_error"], row["worst_gradient"] = errors[worst], worst
+    row["gradient_error"] = errors[worst]
     if not errors[worst] <= GRADIENT_TOLERANCE[bf16]:
         raise ArithmeticError(f"the gradient of {worst} is off by {errors[worst]:.2g} of its norm from eager float32's")
 
 
 # ---------------------------------------------------------------- the ladder
-@float32_products("high")
 def measure_steps(args: Namespace) -> dict:
-    """{"rows": [a dict a rung], "order": ..., ...}: sequences/s, raw tokens/s, TFLOP/s, MFU and peak memory of each.
+    """Sequences/s, raw tokens/s, TFLOP/s, MFU and peak memory of the rungs of --rows, and of the published models whose
+    checkouts are named.
 
-    args.compile: False leaves torch.compile out of all rungs, which on a CPU would take minutes. MFU is taken against
-    a matrix product on this machine, and against the data sheet. A rung that fails has "error" and the others are
-    measured; one that runs out of memory is tried with half the batch, down to an eighth. Rungs are built one by one
-    until `args.deadline`, each timed once, and then all in turn; where their states together would fill the GPU's
-    memory, each is timed alone instead. args.keep is called with the result so far after every rung and round.
+    args.compile: False leaves torch.compile out of all rungs, which on a CPU would take minutes. All rungs run in turn;
+    where their states together would fill the GPU's memory, one after the other instead. args.keep is called with the
+    result so far after every run.
     """
-    ladder = Ladder(args)
-    for rung in args.rungs:
-        ladder.build(rung)
-        # Once even where all take turns, so that a run that is cut short counts.
-        ladder.time([rung.name], 1 if ladder.in_turn else args.rounds)
-        if not ladder.in_turn:
-            ladder.steps.clear()
-        measure.free_memory()
-    ladder.time(list(ladder.steps), args.rounds - 1)
-    ladder.steps.clear()
-    measure.free_memory()
-    for name, text in PUBLISHED.items():
-        if checkout := getattr(args, name):
-            row = ladder.rows[name] = dict(name=name, adds=text, expected=None, peer=True)
-            with measure.recording(row):
-                row |= published_steps(name, checkout, ladder.config, ladder.lengths, args)
-            args.keep(ladder.result())
-    return ladder.result()
+    config, rungs = material.benchmark_config(args.model), chosen_rungs(args.rows)
+    collator = T5DataCollator(material.bare_tokenizer(config.vocab_size), args.source_length)
+    ceiling = measure.Ceiling(config, collator, args)
+    predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
+    rows, steps = {}, {}
+    for rung in rungs:
+        rows[rung.name] = dict(name=rung.name, what=rung.text, ours=settings_of(rung.name)["ours"])
+        if predicted and rung.expected:
+            rows[rung.name]["expected"] = "{}-{}".format(*rung.expected)
+    reference = functools.cache(lambda batch: reference_gradients(config, batches_of(batch)[0], args.device))
 
+    def batches_of(batch: int) -> list[dict]:
+        return material.random_batches(config, batch, args.source_length, 4, args.device)
 
-class Ladder:
-    """The rungs that --rows chooses: `steps` are those that are built, `rows` what is known of each."""
-
-    def __init__(self, args: Namespace):
-        self.args, self.config = args, material.benchmark_config(args.model)
-        collator = T5DataCollator(material.bare_tokenizer(self.config.vocab_size), args.source_length)
-        self.lengths = dict(source_length=collator.inputs_length, target_length=collator.targets_length)
-        self.raw_tokens = collator.tokens_length
-        self.ceiling = measure.Ceiling(self.config, collator.inputs_length, collator.targets_length, args)
-        # float32 weights and two moments; gradients are freed after each step.
-        states = 12 * sum(map(math.prod, material.parameter_shapes(self.config))) * len(args.rungs)
-        self.in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
-        self.steps: dict[str, TrainingStep] = {}
-        self.references: dict[int, dict] = {}  # {batch: gradients of eager float32}
-        predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
-        self.rows = {}
-        for rung in args.rungs:
-            expected = "{}-{}".format(*rung.expected) if predicted and rung.expected else None
-            self.rows[rung.name] = dict(name=rung.name, adds=rung.text, expected=expected, peer=rung.peer)
-
-    def build(self, rung: Rung) -> None:
-        """Adds the rung to `steps`; where it fails its row says why."""
-        row, args = self.rows[rung.name], self.args
-        if time.monotonic() > args.deadline:
-            row["error"] = measure.TIME_IS_UP
-            return
-        if not args.compile and {"compile", "compile_mode"} & rung.adds.keys():
-            row["error"] = "not available: nothing is compiled here (--compile)"
-            return
-        print(f"{rung.name}: {rung.text}", flush=True)
-        settings = settings_of(rung.name, args.alone)
+    def first_steps(rung: Rung, batch: int) -> TrainingStep:
+        """The rung after its first steps, which compile and reserve memory. ArithmeticError for wrong gradients."""
+        row, settings = rows[rung.name], settings_of(rung.name, args.alone)
         settings["compile"] &= args.compile
         if settings["attention"] == "t5_fused" and args.device.type == "cpu":
             settings["attention"] = attention_on_a_cpu(args.source_length)
-        row["settings"] = {name: value for name, value in settings.items() if value != PLAIN[name]}
-        build = partial(self.first_steps, row, settings)
-        if step := measure.first_that_fits(row, args.device, build, args.batch * settings["batch_factor"]):
-            self.steps[rung.name] = step
-
-    def first_steps(self, row: dict, settings: dict, batch: int) -> TrainingStep:
-        """The rung after its first steps, which compile and reserve memory. ArithmeticError for wrong gradients."""
-        row["batch"], args = batch, self.args
-        batches = material.random_batches(self.config, batch, args.source_length, 4, args.device)
-        step = TrainingStep(settings, self.config, batches, args.device, args.bf16)
-        if batch not in self.references:
-            self.references[batch] = reference_gradients(self.config, batches[0], args.device)
         start = time.perf_counter()
-        check_gradients(row, step.gradients(), self.references[batch], args.bf16)
-        row["first_loss"] = step.run(1)
-        row["first_step_seconds"] = time.perf_counter() - start
-        step.run(3)
+        step = TrainingStep(settings, config, batches_of(batch), args.device, args.bf16)
+        check_gradients(row, step.gradients(), reference(batch), args.bf16)
+        step.run(4)
         if settings["one_graph"]:
             step.capture()
+        row["first_steps_seconds"] = time.perf_counter() - start
         return step
 
-    def time(self, names: list[str], rounds: int) -> None:
-        """Times what was built of these rungs, in turn, one untimed step before each; adds the seconds of a step to the
-        rows."""
+    def run(rung: Rung) -> float:
+        """Seconds of a step, after one untimed step."""
+        if not args.compile and {"compile", "compile_mode"} & rung.adds.keys():
+            raise NotAvailableError("nothing is compiled here (--compile)")
+        step = steps.pop(rung.name, None)  # what fails is freed
+        if step is None:
+            print(f"{rung.name}: {rung.text}", flush=True)
+            batch = args.batch * settings_of(rung.name, args.alone)["batch_factor"]
+            step = measure.largest_that_fits(rows[rung.name], args.device, partial(first_steps, rung), batch)
+        step.run(1)
+        seconds = measure.timed(partial(step.run, args.steps))() / args.steps
+        steps[rung.name] = step
+        return seconds
 
-        def clock(run: Callable[[int], float]) -> float:
-            run(1)
-            return measure.seconds_of(lambda: run(self.args.steps)) / self.args.steps
+    def result() -> dict:
+        for row in rows.values():
+            if "seconds" in row:
+                ceiling.add_rates(row, row["batch"])
+        return material.setting_of(args) | ceiling.record() | dict(compiled=args.compile) | measure.compared(rows)
 
-        for _ in range(rounds):
-            runs = {name: self.steps[name].run for name in names if "error" not in self.rows[name]}
-            timed = min((len(self.rows[name].get("seconds", ())) for name in runs), default=0)
-            if not runs or time.monotonic() > self.args.deadline and timed >= 2:
-                return
-            for name, seconds in measure.interleaved(runs, 1, warm_up=0, rows=self.rows, clock=clock).items():
-                self.rows[name].setdefault("seconds", []).extend(seconds)
-            self.args.keep(self.result())
+    def keep() -> None:
+        args.keep(result())
 
-    def result(self) -> dict:
-        """The results so far."""
-        ceiling = self.ceiling
-        for row in self.rows.values():
-            if row.get("seconds"):
-                row |= ceiling.rates(row["seconds"], row["batch"]) | dict(ms_per_step=1000 * median(row["seconds"]))
-                rate = row["sequences_per_second"]
-                row |= dict(tflops=rate * ceiling.flops / 1e12, raw_tokens_per_second=rate * self.raw_tokens)
-        result = material.setting_of(self.args) | self.lengths | dict(compiled=self.args.compile)
-        result["order"] = "in turn: A B C A B C" if self.in_turn else "one after the other: A A B B"
-        result |= dict(gflops_per_sequence=ceiling.flops / 1e9, raw_tokens_per_sequence=self.raw_tokens)
-        result |= dict(matrix_product_tflops=ceiling.product / 1e12)
-        result["data_sheet_tflops"] = ceiling.sheet and ceiling.sheet / 1e12
-        own = [name for name, row in self.rows.items() if not row["peer"]]
-        return result | {"rows": list(self.rows.values()), **measure.compared(self.rows, own, LADDER[0].name)}
+    runs = {rung.name: partial(run, rung) for rung in rungs}
+    # float32 weights and two moments; gradients are freed after each step.
+    states = 12 * sum(map(math.prod, material.parameter_shapes(config))) * len(rungs)
+    in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
+    for together in [runs] if in_turn else [{name: run} for name, run in runs.items()]:
+        measure.interleaved(rows, together, args.rounds, args.deadline, keep=keep)
+        steps.clear()
+        measure.free_memory()
+    for name, text in PUBLISHED.items():
+        if checkout := getattr(args, name):
+            row = rows[name] = dict(name=name, what=text, ours=False)
+            with measure.recording(row):
+                row |= published_steps(name, checkout, config, collator, args)
+            keep()
+    return result()
 
 
-def published_steps(name: str, checkout: str, config: T5Config, lengths: dict[str, int], args: Namespace) -> dict:
-    """What benchmarks/published_step.py finds, in a process with the packages of --peers. NotAvailableError without."""
-    if not Path(args.peers).is_dir():
-        raise measure.NotAvailableError(f"there is no {args.peers}: make peers puts transformers 4 there")
+def published_steps(name: str, checkout: str, config: T5Config, collator: T5DataCollator, args: Namespace) -> dict:
+    """What benchmarks/published_step.py finds, in a process with the packages of PEERS. NotAvailableError without."""
+    if not PEERS.is_dir():
+        raise NotAvailableError("there is no out/peers: make peers puts transformers 4 there")
     fields = "vocab_size d_model d_kv d_ff num_heads num_layers num_decoder_layers feed_forward_proj"
-    setting = lengths | {name: getattr(args, name) for name in ("batch", "steps", "rounds", "bf16", "compile")}
+    setting = {name: getattr(args, name) for name in ("batch", "steps", "rounds", "bf16", "compile")}
+    setting |= dict(source_length=collator.inputs_length, target_length=collator.targets_length)
     setting |= dict(peer=name, checkout=checkout, device=args.device.type)
     setting["shape"] = {field: getattr(config, field) for field in fields.split()}
-    paths = os.pathsep.join([str(Path(args.peers).absolute()), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(PEERS), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
         words = [json.dumps(setting), f"{folder}/found.json"]
         run_script("benchmarks/published_step.py", words, Path(folder, "log"), PYTHONPATH=paths)

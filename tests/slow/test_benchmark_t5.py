@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -26,9 +27,8 @@ import benchmark_t5
 from arguments.model import ModelArguments
 from arguments.text import PreTrainingDataArguments
 from arguments.training import PreTrainingArguments
-from benchmarks import attention, fine_tuning, inputs, material, measure, plan, scripts, step
+from benchmarks import attention, inputs, material, measure, plan, scripts, step, trainers
 from benchmarks.material import bare_tokenizer, benchmark_config, full_name, random_batches
-from benchmarks.picture import bars_of
 from common.command_line import parse_arguments
 from constants import HARDWARE_PEAKS, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
@@ -86,6 +86,7 @@ class BenchmarkTest(parameterized.TestCase):
         self.enter_context(mock.patch.dict(MODEL_SHAPES, {"tiny": TINY}))
         self.enter_context(mock.patch.dict(measure.MATRIX, cpu=64))
         self.enter_context(mock.patch.object(measure, "gc"))  # rungs this small leave little to be freed
+        self.enter_context(mock.patch.object(inputs, "SECONDS", 0.1))
         measure.peak_flops.cache_clear()
 
     def run_main(self, *argv: str) -> tuple[dict, str]:
@@ -108,13 +109,13 @@ class BenchmarkTest(parameterized.TestCase):
 def arguments(*argv: str, **changes) -> Namespace:
     """What a command's function is handed; no time is up, however busy the machine."""
     args = benchmark_t5.build_parser().parse_args([*argv, "--device", "cpu"])
-    benchmark_t5.complete(args)
-    return Namespace(**vars(args) | {"deadline": float("inf")} | changes)
+    benchmark_t5.set_up(args)
+    return Namespace(**vars(benchmark_t5.complete(args, args.command, float("inf"))) | changes)
 
 
 class CommandsTest(BenchmarkTest):
     def test_attention(self):
-        shape = ["--batch", "2", "--source_length", "12", "--target_length", "7", "--rounds", "2"]
+        shape = ["--batch", "2", "--source_length", "12", "--rounds", "2"]
         found, printed = self.run_main("attention", *shape, "--implementations", "eager,sdpa,flash_of_tomorrow")
         rows = {row["name"]: row for row in found["rows"]}
         self.assertLen(rows, 9)
@@ -123,15 +124,8 @@ class CommandsTest(BenchmarkTest):
                 row = rows[f"{kind} {name}"]
                 self.assertGreater(row["tflops"], 0)
                 self.assertLess(row["worst_error"], 1e-5)
-                self.assertEqual("dbias" in row["errors"], kind != "cross")
             self.assertStartsWith(rows[f"{kind} flash_of_tomorrow"]["error"], "not available: attention flash_of")
         self.assertRegex(printed, r"encoder eager +\d")
-        names = [row["name"] for row in found["bias_gradients"]]
-        self.assertEqual(names, ["encoder d(bias) torch", "decoder d(bias) torch"])
-        for row in found["bias_gradients"]:
-            self.assertEqual(row["chosen"], "*")
-            self.assertLess(row["error_of_dbias"], 1e-5)
-        self.assertRegex(printed, r"encoder d\(bias\) torch +\* +\d")
 
     def test_step_reports_rates_that_fit_together_and_writes_them(self):
         output = self.folder / "new" / "step.json"
@@ -140,14 +134,13 @@ class CommandsTest(BenchmarkTest):
         self.assertEqual([row["name"] for row in found["rows"]], ["plain", "dropout_0"])
         for row in found["rows"]:
             self.assertNotIn("error", row)
-            self.assertAlmostEqual(row["sequences_per_second"], 2000 / row["ms_per_step"], places=3)
+            self.assertAlmostEqual(row["sequences_per_second"], 2 / np.median(row["seconds"]), places=3)
             raw = row["sequences_per_second"] * found["raw_tokens_per_sequence"]
             self.assertAlmostEqual(row["raw_tokens_per_second"] / raw, 1, places=6)
             tflops = row["sequences_per_second"] * found["gflops_per_sequence"] / 1000
             self.assertAlmostEqual(row["tflops"] / tflops, 1, places=6)
             self.assertAlmostEqual(row["mfu"], row["tflops"] / found["matrix_product_tflops"], places=6)
-            self.assertIsNone(row["expected"])  # predictions are for a GPU
-        self.assertEqual(found["order"], "in turn: A B C A B C")
+            self.assertNotIn("expected", row)  # predictions are for a GPU
         written = json.loads(output.read_text())
         self.assertEqual(written["rows"], found["rows"])
         self.assertContainsSubset(["started", "versions", "git", "hardware", "arguments", "seconds"], written)
@@ -169,6 +162,7 @@ class CommandsTest(BenchmarkTest):
         rates = {row["name"]: row["sequences_per_second"] for row in found["rows"]}
         self.assertAlmostEqual(found["ratio"], rates["ours"] / rates["peer"])
         self.assertIn("stand-in: the per-example algorithm", printed)
+        self.assertIn("strongest peer: peer; ratio ", printed)
 
     def test_published_files_where_a_checkout_is_named(self):
         """A checkout with files as nanoT5's: its collator, model and optimizer are timed, and told by name."""
@@ -179,20 +173,21 @@ class CommandsTest(BenchmarkTest):
         file.with_name("__init__.py").write_text("import a_package_of_tomorrow")
         checkout = ["--nanot5", str(self.folder), "--batch", "4", "--rounds", "2"]
         found, _ = self.run_main("collator", *checkout, "--source_length", "32")
-        self.assertEqual(found["peer"], "nanoT5's own file")
-        flags = ["--rows", "plain", "--steps", "1", "--source_length", "20", "--peers"]
-        with mock.patch.object(sys, "executable", warm_python()):  # of the process that nanoT5's step runs in
-            found, _ = self.run_main("step", *checkout, *flags, str(self.folder))
+        self.assertEqual(found["rows"][1]["what"], "nanoT5's own file")
+        flags = ["--rows", "plain", "--steps", "1", "--source_length", "20"]
+        executable = mock.patch.object(sys, "executable", warm_python())  # of the process that nanoT5's step runs in
+        with executable, mock.patch.object(step, "PEERS", self.folder):
+            found, _ = self.run_main("step", *checkout, *flags)
         plain, nanot5 = found["rows"]
         self.assertLen(nanot5["seconds"], 2)
-        self.assertAlmostEqual(nanot5["sequences_per_second"], 4000 / nanot5["ms_per_step"])
-        self.assertEqual(nanot5["first_loss"], 7.0)
+        self.assertAlmostEqual(nanot5["sequences_per_second"], 4 / np.median(nanot5["seconds"]))
         self.assertIn("torch", nanot5["versions"])
         rates = {row["name"]: row["sequences_per_second"] for row in (plain, nanot5)}
         self.assertEqual(found["strongest_peer"], max(rates, key=rates.get))
-        found, _ = self.run_main("step", *checkout, *flags, "none")
+        with mock.patch.object(step, "PEERS", self.folder / "none"):
+            found, _ = self.run_main("step", *checkout, *flags)
         self.assertEqual(
-            found["rows"][1]["error"], "not available: there is no none: make peers puts transformers 4 there"
+            found["rows"][1]["error"], "not available: there is no out/peers: make peers puts transformers 4 there"
         )
 
     def test_tokenise(self):
@@ -209,32 +204,29 @@ class CommandsTest(BenchmarkTest):
         self.assertNotIn("ratio", found)
         self.assertIn("not available: import of datasets halted", printed)
 
+    def test_tokenise_text_of_one_s_own(self):
+        (self.folder / "text.txt").write_text("a line of words\n" * 2000)
+        flags = ["--megabytes", "1", "--source_length", "64", "--rounds", "1"]
+        found, _ = self.run_main("tokenise", *flags, "--train_file", str(self.folder / "text.txt"))
+        self.assertAlmostEqual(found["megabytes"], 0.032)
+
     def test_load(self):
-        flags = ["--gigabytes", "0.002", "0.004", "--batch", "8", "--source_length", "64", "--seconds", "0.2"]
-        found, _ = self.run_main("load", *flags, "--workers", "1", "--folder", str(self.folder))
+        flags = ["--gigabytes", "0.002", "0.004", "--batch", "8", "--source_length", "64", "--workers", "1"]
+        with mock.patch.object(tempfile, "tempdir", str(self.folder)):
+            found, _ = self.run_main("load", *flags)
         for row, size in zip(found["rows"], (0.002, 0.004), strict=True):
             self.assertEqual(row["sequences"], int(size * 1e9) // 2 // 70)  # 70 raw tokens give a source of 64
             self.assertGreater(row["sequences_per_second"], 0)
-            self.assertEqual(row["processes"], 2)
             self.assertGreater(row["private_gib"], 0.01)
-        self.assertIn("private_growth_from_first_to_last_gib", found)
         self.assertEmpty(list(self.folder.iterdir()))
 
-    def test_evaluate_asserts_that_all_ways_answer_alike(self):
+    def test_evaluate(self):
         flags = ["--examples", "24", "--batch", "8", "--source_length", "32", "--rounds", "1"]
-        found, printed = self.run_main("evaluate", *flags)
+        found, _ = self.run_main("evaluate", *flags)
         rates = {row["name"]: row["sequences_per_second"] for row in found["rows"]}
-        self.assertEqual(list(rates), ["ours", "generate", "run_glue_like"])
-        self.assertAlmostEqual(found["ratio"], rates["ours"] / rates["run_glue_like"])
-        self.assertAlmostEqual(found["ratio_to_generate"], rates["ours"] / rates["generate"])
-        self.assertBetween(found["mean_source_length"], 8, 13)
-        self.assertRegex(printed, r"sources of \d+ tokens on average, at most 32")
-        self.assertEqual(found["equal_answers"], 1.0)
-        # Some rows are answered with a label and some with none: both branches were compared.
-        self.assertBetween(found["answers_that_are_labels"], 0.05, 0.95)
-        flags = ["--examples", "8", "--batch", "8", "--source_length", "10", "--rounds", "1"]
-        with mock.patch.object(fine_tuning, "class_of", return_value=7), self.assertRaisesRegex(AssertionError, "same"):
-            fine_tuning.measure_evaluate(arguments("evaluate", *flags))
+        self.assertEqual(list(rates), ["run_glue_like", "generate", "ours"])
+        self.assertAlmostEqual(found["ratio"], rates["ours"] / max(rates["generate"], rates["run_glue_like"]))
+        self.assertAlmostEqual(found["ratio_to_plain"], rates["ours"] / rates["run_glue_like"])
 
     def test_evaluation_lengths_are_skewed_as_stated(self):
         lengths = [len(source) for source in material.random_sources(20_000, 128, 4096)]
@@ -251,7 +243,7 @@ class CommandsTest(BenchmarkTest):
 
     def test_fine_tune_trains_the_same_rows_in_every_way(self):
         flags = ["--examples", "24", "--batch", "8", "--source_length", "32", "--rounds", "1"]
-        found, printed = self.run_main("fine_tune", *flags)
+        found, _ = self.run_main("fine_tune", *flags)
         rows = {row["name"]: row for row in found["rows"]}
         self.assertEqual(list(rows), ["run_glue_like", "by_length", "buckets", "packing", "t5_fused"])
         rates = {name: row["sequences_per_second"] for name, row in rows.items()}
@@ -260,39 +252,35 @@ class CommandsTest(BenchmarkTest):
         self.assertEqual(rates[found["strongest_peer"]], strongest)
         self.assertAlmostEqual(found["ratio"], best / strongest)
         self.assertAlmostEqual(found["ratio_same_dropout"], same / strongest)
-        self.assertAlmostEqual(found["ratio_to_run_glue_like"], best / rates["run_glue_like"])
+        self.assertAlmostEqual(found["ratio_to_plain"], best / rates["run_glue_like"])
         for row in rows.values():  # dropout and the rows' order in an epoch leave nothing but noise between them
             self.assertAlmostEqual(row["training_loss"], rows["run_glue_like"]["training_loss"], delta=0.3)
-        self.assertRegex(printed, r"sources of \d+ tokens on average, at most 32")
 
     def test_a_way_to_fine_tune_that_fails_leaves_the_others(self):
-        broken = fine_tuning.WAYS | {"buckets": dataclasses.replace(fine_tuning.WAYS["buckets"], attention="none")}
-        with mock.patch.object(fine_tuning, "WAYS", broken):
+        broken = dataclasses.replace(trainers.FINE_TUNING["buckets"], attention="none")
+        with mock.patch.dict(trainers.FINE_TUNING, buckets=broken):
             flags = ["--examples", "8", "--batch", "4", "--source_length", "16", "--rounds", "1"]
-            found = fine_tuning.measure_fine_tune(arguments("fine_tune", *flags))
+            found = trainers.measure_fine_tune(arguments("fine_tune", *flags))
         rows = {row["name"]: row for row in found["rows"]}
         self.assertIn("none", rows["buckets"]["error"])
         self.assertGreater(rows["t5_fused"]["sequences_per_second"], 0)
         strongest = rows[found["strongest_peer"]]["sequences_per_second"]
         self.assertAlmostEqual(found["ratio_same_dropout"], rows["packing"]["sequences_per_second"] / strongest)
 
-    @parameterized.parameters("1", "2")
-    def test_generate(self, beams):
-        flags = ["--batch", "2", "--source_length", "10", "--new_tokens", "4", "--rounds", "2", "--beams", beams]
+    def test_generate(self):
+        flags = ["--batch", "2", "--source_length", "10", "--new_tokens", "4", "--rounds", "2"]
         found, _ = self.run_main("generate", *flags)
         dynamic, static = found["rows"]
-        self.assertAlmostEqual(dynamic["tokens_per_second"], 4 * dynamic["sequences_per_second"])
-        if beams == "1":
-            self.assertEqual(found["equal_texts"], 1.0)
-            self.assertAlmostEqual(found["ratio"], static["tokens_per_second"] / dynamic["tokens_per_second"])
-        else:
-            self.assertStartsWith(static["error"], "not available: beams reorder the cache")
+        self.assertAlmostEqual(dynamic["tokens_per_second"], 2 * 4 / np.median(dynamic["seconds"]))
+        self.assertAlmostEqual(found["ratio"], static["tokens_per_second"] / dynamic["tokens_per_second"])
 
     def test_plan(self):
         found, printed = self.run_main("plan", "--model", "xl", "--nodes", "8", "--gpus", "8")
         self.assertLen(found["rows"], 8)
         self.assertIn("2.85B weights, on 8 x 8 H200", printed)
         self.assertIn("assumed: 790 TFLOP/s at 45% MFU", printed)
+        found, _ = self.run_main("plan", "--optim", "muon")
+        self.assertEqual([row["name"] for row in found["rows"] if "error" not in row], ["DDP", "DDP + checkpointing"])
 
     def test_all_goes_on_after_a_failure_and_keeps_what_it_has(self):
         output = self.folder / "all.json"
@@ -300,8 +288,8 @@ class CommandsTest(BenchmarkTest):
             "--batch", "2", "--source_length", "20", "--rounds", "1", "--steps", "1", "--rows", "plain", "--minutes",
             "30",
         ]  # fmt: skip
-        flags += ["--gigabytes", "0.002", "--seconds", "0.1", "--workers", "0", "--megabytes", "0.02"]
-        flags += ["--examples", "8", "--new_tokens", "3", "--folder", str(self.folder), "--output", str(output)]
+        flags += ["--gigabytes", "0.002", "--workers", "0", "--megabytes", "0.02"]
+        flags += ["--examples", "8", "--new_tokens", "3", "--output", str(output)]
         written = []
 
         def fail(*_):
@@ -311,8 +299,7 @@ class CommandsTest(BenchmarkTest):
         evaluate = dataclasses.replace(benchmark_t5.PARTS["evaluate"], measure=fail)
         with mock.patch.dict(benchmark_t5.PARTS, evaluate=evaluate):
             found, printed = self.run_main("all", *flags)
-        parts = ["collator", "tokenise", "load", "attention", "evaluate", "fine_tune", "generate", "plan", "step"]
-        parts.append("trainer")
+        parts = ["collator", "tokenise", "load", "attention", "evaluate", "fine_tune", "generate", "step", "trainer"]
         self.assertEqual(list(found["results"]), parts)
         self.assertEqual(found["results"]["evaluate"]["error"], "RuntimeError: CUDA error: an illegal memory access")
         self.assertEqual([name for name in parts if "error" in found["results"][name]], ["evaluate"])
@@ -320,11 +307,6 @@ class CommandsTest(BenchmarkTest):
         self.assertEqual(list(written[0]["results"]), parts[:4], "what was measured before is already on the disk")
         self.assertEqual(json.loads(output.read_text())["results"], found["results"])
         self.assertGreater(output.with_suffix(".png").stat().st_size, 10_000)
-        self.assertIn(f"picture: {output.with_suffix('.png')}", printed)
-        bars = {name: (part.bars, part.rate) for name, part in benchmark_t5.PARTS.items()}
-        panels = bars_of(found["results"], bars)
-        self.assertLen(panels, 8, "all parts but the one that failed, and the plan")
-        self.assertEqual([bar[2] for bar in panels["collator, sequences/s"]], [True, False])
 
     def test_gpu_checks_the_kernels_climbs_the_ladder_and_trains(self):
         output, started, seen = self.folder / "gpu.json", [], []
@@ -343,8 +325,10 @@ class CommandsTest(BenchmarkTest):
             return 0
 
         flags = ["--batch", "2", "--source_length", "20", "--rounds", "1", "--steps", "1", "--rows", "plain,muon"]
-        flags += ["--examples", "8", "--device", "cpu", "--output", str(output), "--also", "tiny"]
-        with mock.patch.object(scripts, "run_script", made_up):
+        flags += ["--examples", "8", "--device", "cpu", "--output", str(output)]
+        shares = {"parity": 1.0, "step": 0.35, "step tiny": 0.55, "trainer": 0.7, "fine_tune": 0.75, "pre_train": 1.0}
+        suite = mock.patch.dict(benchmark_t5.SUITES, gpu=shares)
+        with suite, mock.patch.object(scripts, "run_script", made_up):
             found, printed = self.run_main("gpu", *flags, "--train_file", "my text.txt")
         results = found["results"]
         self.assertEqual(list(results), ["parity", "step", "step tiny", "trainer", "fine_tune", "pre_train"])
@@ -388,18 +372,16 @@ class CommandsTest(BenchmarkTest):
     def test_a_machine_without_matplotlib(self):
         output = self.folder / "collator.json"
         with mock.patch.dict(sys.modules, {"matplotlib": None, "matplotlib.backends.backend_agg": None}):
-            _, printed = self.run_main("collator", "--batch", "4", "--rounds", "2", "--output", str(output))
-        self.assertIn("collator.png was not drawn: matplotlib is not installed here", printed)
+            self.run_main("collator", "--batch", "4", "--rounds", "2", "--output", str(output))
         self.assertTrue(output.is_file())
+        self.assertFalse(output.with_suffix(".png").exists())
 
     def test_all_stops_when_the_time_is_up(self):
-        slow = dataclasses.replace(
-            benchmark_t5.PARTS["collator"], measure=lambda _: time.sleep(0.1) or {"rows": [], "ratio": 1}
-        )
+        slow = dataclasses.replace(benchmark_t5.PARTS["collator"], measure=lambda _: time.sleep(0.1) or {"rows": []})
         with mock.patch.dict(benchmark_t5.PARTS, collator=slow):
             found, _ = self.run_main("all", "--minutes", "0.001")
         errors = [part.get("error") for part in found["results"].values()]
-        self.assertEqual(errors, [None] + ["not started: the time (--minutes) was up"] * 9)
+        self.assertEqual(errors, [None] + ["not available: the time (--minutes) was up"] * 8)
 
     def test_needs_neither_data_nor_tracking_packages(self):
         """As on a GPU machine that has torch and transformers: the real command, with the others hidden."""
@@ -422,12 +404,12 @@ class FlagsTest(BenchmarkTest):
         (["step", "--bath", "4"], "unrecognized arguments: --bath 4"),
         (["all", "--minutes", "-1"], "--minutes -1.0: must be above 0"),
         (["load", "--gigabytes", "nan"], "--gigabytes nan: must be above 0"),
-        (["load", "--gigabytes", "9000000"], "--gigabytes 9e.06: .* has .* GB free; use less, or another --folder"),
-        (["load", "--gigabytes", "0.00001"], "--gigabytes: .* 1e-05 GB has 8 sequences, fewer than --batch 128"),
+        (["load", "--gigabytes", "9000000"], "--gigabytes 9e.06: .* has .* GB free"),
+        (["load", "--gigabytes", "0.00001"], "--gigabytes 1e-05: has fewer sequences than --batch 128"),
         (["load", "--workers", "-2"], "--workers -2: must be at least 0"),
         (["collator", "--source_length", "2"], "--source_length 2: must be at least 3"),
         (["collator", "--nanot5", "."], r"--nanot5 \.: has no nanoT5/utils/copied_utils.py; name a checkout"),
-        (["gpu", "--also", "vast"], r"--model vast: neither a shape"),
+        (["gpu", "--model", "vast"], r"--model vast: neither a shape"),
         (["collator", "--output", "."], r"--output \.: is a folder; name a file"),
         (["plan", "--gpu", "H900"], r"argument --gpu: invalid choice: 'H900' \(choose from '?H200"),
         (["plan", "--optim", "sgd"], r"argument --optim: invalid choice: 'sgd' \(choose from '?adamw_torch"),
@@ -476,33 +458,30 @@ class LadderTest(BenchmarkTest):
             self.assertGreater(row["sequences_per_second"], 0)
 
     def test_each_rung_is_on_top_of_the_others_or_alone(self):
-        before = dict(step.PLAIN)
         for rung in step.LADDER:
             settings = step.settings_of(rung.name)
-            below = before if rung.on is None else step.settings_of(rung.on)
+            below = step.PLAIN if rung.on is None else step.settings_of(rung.on)
             self.assertEqual(settings, below | rung.adds | {"ours": settings["ours"]})
-            before = settings if rung.on is None else before
             alone = step.settings_of(rung.name, alone=True)
             changed = {name for name, value in alone.items() if value != step.PLAIN[name]}
             self.assertContainsSubset(changed, rung.adds.keys() | {"ours"})
-            self.assertEqual(settings["ours"], not rung.peer)
         self.assertTrue(step.settings_of("bf16_residual", alone=True)["ours"], "or it would not be switched on")
 
     def test_choices(self):
-        names = {rows: [rung.name for rung in step.chosen_rungs(rows)] for rows in ("all", "peers", "best", "muon")}
+        names = {rows: [rung.name for rung in step.chosen_rungs(rows)] for rows in ("all", "best", "muon")}
         ladder = ["plain", "dropout_0", "compile", "eager"]
         twice = ["peer_batch_2x", "peer_sdpa_batch_2x"]
-        self.assertEqual(names["peers"], [*ladder, *twice, "peer_cuda_graphs", "peer_autotune"])
-        self.assertEqual(names["best"], [*ladder, *twice, "batch_2x"])
+        self.assertEqual(names["best"], [*ladder, "batch_2x", *twice])
         self.assertEqual(names["muon"], ["muon"])
-        self.assertContainsSubset(names["peers"], names["all"])
+        self.assertContainsSubset([*names["best"], "peer_cuda_graphs", "peer_autotune"], names["all"])
         self.assertNotIn("z_loss", names["all"])
 
     def test_peers_get_what_ours_get(self):
         """Twice the batch, all modes of compilation, fused AdamW, no cache; TF32 for all."""
-        tops = [step.settings_of(rung.name) for rung in step.LADDER if rung.peer and rung.on]
+        settings = [step.settings_of(name) for name in step.RUNGS]
+        tops = [peer for peer in settings if not peer["ours"] and (peer["batch_factor"] > 1 or peer["compile_mode"])]
         for name in ("batch_factor", "compile_mode"):
-            of_ours = {step.settings_of(rung.name)[name] for rung in step.LADDER if not rung.peer}
+            of_ours = {found[name] for found in settings if found["ours"]}
             self.assertContainsSubset(of_ours, {top[name] for top in tops} | {None, 1})
         for top in tops:
             self.assertFalse(top["use_cache"])
@@ -541,11 +520,11 @@ class LadderTest(BenchmarkTest):
         self.assertEqual(rows["plain"]["batch"], 2)
         with mock.patch.object(step.TrainingStep, "run", side_effect=torch.OutOfMemoryError("CUDA out of memory")):
             rows = self.measured("plain", batch=8)
-        self.assertEqual(rows["plain"]["error"], "OutOfMemoryError: CUDA out of memory")
+        self.assertEqual((rows["plain"]["error"], rows["plain"]["batch"]), ("OutOfMemoryError: CUDA out of memory", 1))
 
     def test_no_rung_begins_after_the_time(self):
         rows = self.measured("plain", "dropout_0", deadline=time.monotonic() - 1)
-        self.assertEqual({row["error"] for row in rows.values()}, {"not started: the time (--minutes) was up"})
+        self.assertEqual({row["error"] for row in rows.values()}, {"not available: the time (--minutes) was up"})
 
     @parameterized.parameters("zero", "random")
     def test_wrong_attention_is_no_speed(self, kind):
@@ -572,7 +551,7 @@ class LadderTest(BenchmarkTest):
         self.measured(
             "plain", "dropout_0", keep=lambda found: kept.append([len(r.get("seconds", ())) for r in found["rows"]])
         )
-        self.assertEqual(kept, [[1, 0], [1, 1], [2, 2]])
+        self.assertEqual(kept, [[1, 0], [1, 1], [2, 1], [2, 2]])
 
     def test_one_graph_is_replayed_on_each_batch_in_turn(self):
         """With a stand-in for CUDA's graph. The step that is recorded is not counted as one that was made."""
@@ -628,25 +607,32 @@ class PartsTest(BenchmarkTest):
             self.assertEqual((source[-1], target[-1]), (1, 1))
 
     def test_interleaved_goes_round(self):
-        calls = []
-        seconds = measure.interleaved({n: (lambda n=n: calls.append(n)) for n in "ab"}, rounds=3)
+        calls, rows = [], {name: {} for name in "ab"}
+        runs = {name: (lambda name=name: calls.append(name) or len(calls)) for name in "ab"}
+        measure.interleaved(rows, runs, rounds=3, warm_up=1)
         self.assertEqual("".join(calls), "ab" + "ab" * 3)
-        self.assertEqual({name: len(values) for name, values in seconds.items()}, {"a": 3, "b": 3})
-        seconds = measure.interleaved({"a": lambda: None}, rounds=9, deadline=time.monotonic() - 1)
-        self.assertLen(seconds["a"], 2)
+        self.assertEqual(rows, {"a": {"seconds": [3, 5, 7]}, "b": {"seconds": [4, 6, 8]}})
+
+    def test_nothing_begins_after_the_deadline(self):
+        """What has begun gets two rounds."""
+        rows, now = {name: {} for name in "ab"}, time.monotonic()
+        with mock.patch.object(measure.time, "monotonic", side_effect=[now, *[now + 9] * 9]):
+            measure.interleaved(rows, dict.fromkeys("ab", lambda: 1.0), rounds=9, deadline=now + 5)
+        self.assertEqual(rows, {"a": {"seconds": [1, 1]}, "b": {"error": f"not available: {measure.TIME_IS_UP}"}})
 
     def test_what_fails_drops_out_of_the_rounds(self):
         calls, rows = [], {name: {} for name in "abc"}
         rows["c"]["error"] = "it could not even be made"
 
-        def run(name: str) -> None:
+        def run(name: str) -> float:
             calls.append(name)
             if name == "b" and len(calls) > 2:
                 raise ImportError("no b today")
+            return 1.0
 
-        seconds = measure.interleaved({n: (lambda n=n: run(n)) for n in "abc"}, rounds=2, rows=rows)
+        measure.interleaved(rows, {n: (lambda n=n: run(n)) for n in "abc"}, rounds=2, warm_up=1)
         self.assertEqual("".join(calls), "ab" + "ab" + "a")
-        self.assertEqual({name: len(values) for name, values in seconds.items()}, {"a": 2})
+        self.assertEqual(rows["a"], {"seconds": [1.0, 1.0]})
         self.assertEqual([row.get("error") for row in rows.values()][:2], [None, "not available: no b today"])
 
     def test_matrix_product(self):
@@ -656,16 +642,16 @@ class PartsTest(BenchmarkTest):
         rows = [{"name": "one", "ms": 1.25, "mfu": 0.5}, {"name": "second", "error": "it broke"}]
         rows.append({"name": "x", "ms": 10})
         text = measure.table(rows)
-        self.assertEqual(text, "name        ms    mfu\none      1.250  50.0%\nsecond  it broke\nx       10.000")
-        self.assertEqual(measure.table(rows[1:2]), "name\nsecond  it broke")
+        self.assertEqual(text, "name  ms      mfu\none   1.250   50.0%\nx     10.000\nsecond: it broke")
+        self.assertEqual(measure.table(rows[1:2]), "second: it broke")
 
-    def test_process_memory(self):
-        before = measure.process_memory()["private"]
+    def test_private_memory(self):
+        before = inputs.private_memory(["self"])
         block = np.ones(128 * 2**20, dtype=np.uint8)
-        grown = measure.process_memory()["private"] - before
+        grown = inputs.private_memory(["self"]) - before
         self.assertBetween(grown / block.nbytes, 0.9, 1.5)
         with self.assertRaisesRegex(measure.NotAvailableError, "the memory of process 0 cannot be read"):
-            measure.process_memory([0])
+            inputs.private_memory([0])
 
     def test_plan_is_consistent(self):
         hardware = HARDWARE_PEAKS["H200"]

@@ -88,8 +88,10 @@ class ReadmeTest(parameterized.TestCase):
                 code = stop.code
             self.assertEqual(code, 0)
         elif script == "benchmark_t5.py":
-            with mock.patch.object(benchmark_t5, "check_checkouts"):  # the reader's own
-                benchmark_t5.complete(benchmark_t5.build_parser().parse_args(argv))
+            with mock.patch.object(benchmark_t5, "CHECKOUTS", {}):  # the reader's own
+                args = benchmark_t5.build_parser().parse_args(argv)
+                benchmark_t5.set_up(args)
+                self.assertNotEmpty(benchmark_t5.parts_of(args))
         elif script == "sweep_t5.py":
             sweep = read_sweep(str(ROOT / argv[0]))
             self.assertTrue(sweep["parameters"])

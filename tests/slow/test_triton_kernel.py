@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -22,8 +21,6 @@ from test_attention_strides import triton_error
 from test_attention_t5 import eager, inputs, masks
 from warm_python import warm_python
 
-import benchmarks.attention
-from model_t5 import build_config
 from modeling.kernels import library
 from modeling.kernels.attention import attention, triton_is_installed, use_attention_kernel
 from modeling.relative_bias import diagonal_sums, spread_sums
@@ -58,16 +55,6 @@ class InterpreterTest(absltest.TestCase):
         self.assertEqual(errors["copies"], 0)  # the same program on the same numbers
         self.assertLess(errors["float64"], 1e-5)
 
-    def test_the_benchmark_of_its_tiles(self):
-        rows = self.interpreted["benchmark_tiles"]
-        self.assertLen(rows, 2 * (1 + 1 + len(benchmarks.attention.TILES) + 2))
-        self.assertEqual([row["name"] for row in rows if row["chosen"]], [
-            "encoder d(bias) triton 32 x 32, 4 warps, 2 stages", "decoder d(bias) triton 16 x 16, 4 warps, 2 stages"
-        ])  # fmt: skip
-        for row in rows:
-            self.assertGreater(row["ms"], 0, row)
-            self.assertLess(row["error_of_dbias"], 1e-5, row)
-
     def test_values_equal_eager_attention_in_float64(self):
         errors = self.interpreted["compare_with_eager"]
         self.assertLen(errors, 9)
@@ -97,7 +84,7 @@ ONE_PASS_CASES = (  # queries, keys, d_kv, causal, mask, blocks
 
 def print_all() -> None:
     """Prints {function: what it returns} as JSON."""
-    functions = (benchmark_tiles, compare_with_eager, compare_one_pass, triton_error)
+    functions = (compare_with_eager, compare_one_pass, triton_error)
     print(json.dumps({function.__name__: function() for function in functions}))
 
 
@@ -177,17 +164,6 @@ def compare_with_eager() -> dict[str, float]:
         (found,) = torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors[3:], grad)
     (expected,) = torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors[3:], grad)
     return errors | {"operator": float((found - expected).abs().max() / expected.abs().max())}
-
-
-def benchmark_tiles() -> list[dict]:
-    """The rows that `benchmark_t5.py attention` has of d(bias) where Triton is chosen."""
-    config = build_config("tiny", overrides={"num_heads": 2})  # the interpreter takes twice as long for four
-    with (
-        mock.patch.object(benchmarks.attention, "choose_bias_gradient", lambda *_: "triton"),
-        mock.patch.object(benchmarks.attention, "benchmark_config", lambda _: config),
-    ):
-        args = Namespace(model="tiny", batch=1, source_length=40, target_length=9, device=torch.device("cpu"), rounds=1)
-        return benchmarks.attention.measure_bias_gradients(args, FLOAT32)
 
 
 def compiled(

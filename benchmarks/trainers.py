@@ -1,0 +1,220 @@
+"""Training through a Trainer, this project's or transformers' own, timed in turn: pre-training, and a classifier."""
+
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+
+import numpy as np
+import transformers
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from arguments.training import FineTuningArguments, PreTrainingArguments, check_training
+from benchmarks.inputs import peer_collator
+from benchmarks.material import bare_tokenizer, benchmark_config, new_model, padded, random_sources, setting_of
+from benchmarks.measure import Ceiling, compared, interleaved, largest_that_fits, synchronize
+from corpora.examples import ChunkDataset
+from data_collator_t5 import T5DataCollator
+from model_t5 import flops_per_sequence
+from modeling.segment_masks import enable_packing
+from runs.speed import job_of, make_fast
+from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
+from trainer_t5 import T5Trainer
+
+CHUNKS = 4096  # of random tokens; all ways to pre-train train on them
+LONG_RUN = 65_536  # steps of the run for which --speed chooses
+BUCKETS, LABEL_LENGTHS = 4, (2, 3)  # of fine-tuning; tokens of a class label with its EOS
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train: with T5Trainer (ours) or Seq2SeqTrainer. pads: in fine-tuning, "all" rows to --source_length,
+    those of a "batch" to its longest; of T5Trainer "buckets", to one of four lengths, and "packs", several examples
+    into a row. flags: training arguments. compiled: only with --compile."""
+
+    text: str
+    pads: str = ""
+    flags: dict = field(default_factory=dict)
+    dropout: float = 0.0
+    attention: str = "sdpa"
+    ours: bool = False
+    compiled: bool = False
+
+
+_WORKERS = dict(flags=dict(dataloader_num_workers=4, dataloader_pin_memory=True))
+PRE_TRAINING = {
+    "plain_trainer": Way("Seq2SeqTrainer as it comes: sdpa, fused AdamW, dropout 0.1", dropout=0.1),
+    "tuned_trainer": Way("Seq2SeqTrainer, no dropout, no cache, data workers", **_WORKERS),
+    "compiled_eager": Way("the same, eager attention, compiled", attention="eager", compiled=True, **_WORKERS),
+    "compiled_sdpa": Way("the same, sdpa, compiled", compiled=True, **_WORKERS),
+    "ours": Way("T5Trainer with what --speed chooses, RMS-scaled AdamW", ours=True),
+    "ours_muon": Way("the same, Muon", flags=dict(optim="muon"), ours=True),
+}
+_SORTED = "the same, --train_sampling_strategy group_by_length, padded to a batch's longest row"
+_BY_LENGTH = dict(train_sampling_strategy="group_by_length")
+_FAST = dict(pads="buckets", ours=True, attention="t5_fused")
+_FUSED = dict(bf16_residual=True, fused_projections=True, fused_cross_projections=True, torch_compile=True)
+_COMPILED = "the same, --torch_compile, fused projections, bf16 residual stream"
+_GRAPHS = _FUSED | dict(torch_compile_mode="reduce-overhead")
+FINE_TUNING = {
+    "run_glue_like": Way("Seq2SeqTrainer, rows in random order, all padded to --source_length", "all", dropout=0.1),
+    "by_length": Way(_SORTED, "batch", _BY_LENGTH, dropout=0.1),
+    "buckets": Way(f"T5Trainer, --length_buckets {BUCKETS}", "buckets", dropout=0.1, ours=True),
+    "packing": Way("T5Trainer, --packing true", "packs", dropout=0.1, ours=True),
+    "t5_fused": Way("T5Trainer with buckets, --dropout_rate 0 --attn_implementation t5_fused", **_FAST),
+    "compiled": Way(_COMPILED, flags=_FUSED, compiled=True, **_FAST),
+    "cuda_graphs": Way("the same, --torch_compile_mode reduce-overhead", flags=_GRAPHS, compiled=True, **_FAST),
+}
+
+
+def trainer_flags(args: Namespace, folder: str) -> dict:
+    """Training arguments of all trainers here. At this learning rate the weights hardly change."""
+    silent = dict(report_to="none", disable_tqdm=True, eval_strategy="no", save_strategy="no", logging_strategy="no")
+    return dict(output_dir=folder, use_cpu=args.device.type == "cpu", bf16=args.bf16, learning_rate=1e-7, **silent)
+
+
+class Timer(transformers.TrainerCallback):
+    """`seconds` of a training from the end of its step `untimed` (0: from its beginning) to the end of its last epoch,
+    waiting for data included."""
+
+    def __init__(self, untimed: int):
+        self.untimed = untimed
+
+    def on_epoch_begin(self, _args, state: transformers.TrainerState, _control, **_) -> None:
+        if state.global_step == self.untimed:
+            synchronize()
+            self.begun = time.perf_counter()
+
+    on_step_end = on_epoch_begin
+
+    def on_epoch_end(self, *_, **__) -> None:
+        synchronize()
+        self.seconds = time.perf_counter() - self.begun
+
+
+def train_in_turn(
+    ways: dict[str, Way], make: Callable[[Way, dict, int], Seq2SeqTrainer], untimed: int, args: Namespace,
+    finish: Callable[[dict], dict],
+) -> dict:  # fmt: skip
+    """What `finish` returns of the rows {name: row} of the ways, after trainings in turn; args.keep gets it earlier.
+
+    make: the trainer of a way, for its row, with batches of a size. Its first training, which compiles and reserves
+    memory, does not count, nor do the first `untimed` steps of the others. A non-finite loss is an error of its row.
+    """
+    taken = {name: way for name, way in ways.items() if args.compile or not way.compiled}
+    rows = {name: dict(name=name, what=way.text, ours=way.ours) for name, way in taken.items()}
+    trainers = {}
+
+    def train(name: str, trainer: Seq2SeqTrainer) -> Seq2SeqTrainer:
+        loss = rows[name]["training_loss"] = trainer.train().training_loss
+        if not np.isfinite(loss):
+            raise ArithmeticError(f"the loss became {loss}")
+        return trainer
+
+    def first(name: str, batch: int) -> Seq2SeqTrainer:
+        trainer = make(taken[name], rows[name], batch)
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.timer = Timer(untimed)
+        trainer.add_callback(trainer.timer)
+        return train(name, trainer)
+
+    def run(name: str) -> float:
+        trainer = trainers.pop(name, None)  # what fails is freed
+        if trainer is None:
+            trainer = largest_that_fits(rows[name], args.device, partial(first, name), args.batch)
+        trainers[name] = train(name, trainer)
+        return trainer.timer.seconds
+
+    runs = {name: partial(run, name) for name in rows}
+    interleaved(rows, runs, args.rounds, args.deadline, keep=lambda: args.keep(finish(rows)))
+    return finish(rows)
+
+
+# ---------------------------------------------------------------- pre-training
+def measure_trainer(args: Namespace) -> dict:
+    """Sequences/s of each of PRE_TRAINING. All train the same random tokens, --batch sequences per step. Peers take
+    their batches from the collator of --nanot5, else from its stand-in. What runs out of memory accumulates smaller
+    batches."""
+    config = benchmark_config(args.model)
+    ours = T5DataCollator(bare_tokenizer(config.vocab_size), args.source_length)
+    peers, peers_name = peer_collator(args.nanot5, ours, config.vocab_size)
+    tokens = np.random.default_rng(0).integers(3, config.vocab_size - 110, CHUNKS * ours.tokens_length, np.uint16)
+    chunks = ChunkDataset(tokens, ours.tokens_length)
+    lists = [{"input_ids": row.tolist()} for row in chunks.chunks[: min(CHUNKS, 64 * args.batch)]]
+    ceiling = Ceiling(config, ours, args)
+
+    def make(way: Way, row: dict, batch: int) -> Seq2SeqTrainer:
+        model = new_model(config, way.ours, way.attention, way.dropout)
+        flags = trainer_flags(args, folder) | way.flags | dict(max_steps=args.steps + 1)
+        flags |= dict(per_device_train_batch_size=batch, gradient_accumulation_steps=args.batch // batch)
+        if flags["use_cpu"]:
+            flags.pop("dataloader_num_workers", None)  # the cores compute
+        if way.ours:
+            arguments = PreTrainingArguments(**flags, warmup_steps=0)
+            check_training(arguments, "pre-training from scratch")
+            decided = dict(bf16=True, torch_compile=not args.compile, per_device_train_batch_size=batch < args.batch)
+            arguments.given = frozenset(name for name, is_given in decided.items() if is_given)
+            job = job_of(model, ours.inputs_length, ours.targets_length, 1, LONG_RUN, None)
+            row["speed"] = make_fast(model, job, Namespace(attn_implementation=None), arguments)
+            return T5Trainer(model=model, args=arguments, train_dataset=chunks, data_collator=ours)
+        model.config.use_cache = model.decoder.config.use_cache = way.dropout > 0  # the default has one
+        arguments = Seq2SeqTrainingArguments(**flags, torch_compile=way.compiled, remove_unused_columns=False)
+        return Seq2SeqTrainer(model=model, args=arguments, train_dataset=lists, data_collator=peers)
+
+    def finish(rows: dict[str, dict]) -> dict:
+        for row in rows.values():
+            if "seconds" in row:
+                ceiling.add_rates(row, args.steps * args.batch)
+        with_defaults = {name: row for name, row in rows.items() if name != "ours_muon"}
+        result = setting_of(args) | ceiling.record() | dict(peers_collator=peers_name, steps=args.steps)
+        return result | compared(with_defaults) | {"rows": list(rows.values())}
+
+    with tempfile.TemporaryDirectory() as folder:
+        return train_in_turn(PRE_TRAINING, make, 1, args, finish)
+
+
+# ---------------------------------------------------------------- fine-tuning
+def measure_fine_tune(args: Namespace) -> dict:
+    """Rows/s of an epoch in each of FINE_TUNING. "ratio_same_dropout": ours with the peers' dropout 0.1.
+
+    Sources are as `random_sources` makes them, labels have two or three tokens. Every way trains the same rows with
+    batches of as many rows.
+    """
+    generator, config = np.random.default_rng(0), benchmark_config(args.model)
+    dataset = []
+    for source in random_sources(args.examples, args.source_length, config.vocab_size):
+        label = generator.integers(3, 100, generator.choice(LABEL_LENGTHS) - 1).tolist()
+        dataset.append({"input_ids": source, "labels": [*label, config.eos_token_id]})
+
+    def make(way: Way, _row: dict, batch: int) -> Seq2SeqTrainer:
+        model = new_model(config, way.ours, way.attention, way.dropout)
+        tokens = config.pad_token_id, config.decoder_start_token_id
+        flags = trainer_flags(args, folder) | way.flags | dict(per_device_train_batch_size=batch, num_train_epochs=1)
+        if not way.ours:
+            collator = partial(padded, source_length=args.source_length if way.pads == "all" else None)
+            arguments = Seq2SeqTrainingArguments(**flags)
+            return Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
+        arguments = FineTuningArguments(**flags)
+        check_training(arguments, "fine-tuning from scratch")
+        if way.pads == "packs":
+            enable_packing(model)
+            collator = PackingCollator(*tokens, cost=partial(flops_per_sequence, config))
+        else:
+            buckets = bucket_lengths([len(row["input_ids"]) for row in dataset], BUCKETS)
+            collator = BucketCollator(*tokens, buckets, bucket_lengths(LABEL_LENGTHS, 1)[0], batch)
+        options = dict(data_collator=padded, train_collator=collator)
+        return T5Trainer(model=model, args=arguments, train_dataset=dataset, **options)
+
+    def finish(rows: dict[str, dict]) -> dict:
+        for row in rows.values():
+            if "seconds" in row:
+                row["sequences_per_second"] = args.examples / median(row["seconds"])
+        with_dropout = {name: row for name, row in rows.items() if FINE_TUNING[name].dropout}  # all peers have it
+        same = compared(with_dropout).get("ratio")
+        return setting_of(args) | dict(examples=args.examples, ratio_same_dropout=same) | compared(rows)
+
+    with tempfile.TemporaryDirectory() as folder:
+        return train_in_turn(FINE_TUNING, make, 0, args, finish)
