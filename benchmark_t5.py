@@ -31,8 +31,9 @@ import transformers
 
 from benchmarks import answers, attention, inputs, plan, scripts, step, trainers
 from benchmarks.material import full_name
-from benchmarks.measure import TIME_IS_UP, NotAvailableError, draw_bars, free_memory, machine, recording, table
+from benchmarks.measure import TIME_IS_UP, NotAvailableError, free_memory, machine, recording, table
 from common.command_line import check_folder, check_value, exit_on_user_error
+from common.curves import draw_scores
 from common.processes import run_script
 from common.reports import environment_record, human_time, introduction, plain_json, write_json
 from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS
@@ -197,7 +198,7 @@ def run(args: argparse.Namespace) -> dict:
     result = PARTS[args.part].measure(args)
     print(result.pop("text", None) or table(result["rows"]))
     if result.get("strongest_peer"):
-        print(f"strongest peer: {result['strongest_peer']}; ratio {result.get('ratio', 0):.2f}")
+        print(f"strongest peer: {result['strongest_peer']}")
     return result
 
 
@@ -285,16 +286,14 @@ def save(args: argparse.Namespace, result: dict) -> None:
 
 
 def draw(args: argparse.Namespace, results: dict[str, dict]) -> None:
-    """The picture beside --output, where matplotlib is installed."""
-    if args.output:
-        path, commit, where = (
-            Path(args.output).with_suffix(".png"),
-            args.environment["git"]["commit"],
-            machine(args.device),
-        )
-        device = where.get("gpu_name") or f"CPU, {where['threads']} threads"
+    """The picture beside --output, where matplotlib is installed: each row's rate beside the strongest peer's."""
+    rows = [(part, row) for part, result in results.items() for row in result.get("rows", ()) if "ratio" in row]
+    if args.output and rows:
+        where, commit = machine(args.device), args.environment["git"]["commit"] or "?"
+        unit = f"times the strongest peer; {where.get('gpu_name', 'CPU')}, commit {commit[:8]}"
+        scores = {f"{part}: {row['name']}": (f"{row['ratio']:.3g}", [row["ratio"]]) for part, row in rows}
         with contextlib.suppress(ImportError):
-            draw_bars(results, path, f"{device}, commit {(commit or '?')[:8]}")
+            draw_scores(scores, Path(args.output).with_suffix(".png"), unit)
 
 
 class Tee(io.TextIOBase):

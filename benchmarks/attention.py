@@ -14,7 +14,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from benchmarks.material import attention_function, benchmark_config, setting_of
-from benchmarks.measure import free_memory, interleaved, peak_flops, peak_memory, recording, timed
+from benchmarks.measure import compared, free_memory, interleaved, peak_flops, peak_memory, recording, timed
 from data_collator_t5 import compute_input_and_target_lengths
 
 KINDS = ("encoder", "decoder", "cross")
@@ -93,5 +93,5 @@ def measure_attention(args: Namespace) -> dict:
             if "error" not in row:
                 rate = case.flops / median(row["seconds"])
                 row |= dict(ms=1000 * median(row["seconds"]), tflops=rate / 1e12, share_of_peak=rate / peak)
-        rows += named.values()
+        rows += compared(named, "tflops")["rows"]
     return setting_of(args) | dict(rows=rows, matrix_product_tflops=peak / 1e12)

@@ -128,13 +128,11 @@ def measure_collator(args: Namespace) -> dict:
 # ---------------------------------------------------------------- tokenise and cut
 def generated_documents() -> Iterator[str]:
     """Documents of 20 to 400 words, drawn from 20,000 made-up words by Zipf's law, as in natural text; endless."""
-    generator = np.random.default_rng(0)
-    syllables = [a + b for a in "bcdfghklmnprstvwz" for b in ("a", "e", "i", "o", "u", "an", "er", "in", "on", "st")]
-    words = ["".join(generator.choice(syllables, size=generator.integers(1, 5))) for _ in range(20_000)]
+    generator, letters = np.random.default_rng(0), np.array(list("aaeeiioubcdfghklmnnprrsstt"))
+    words = ["".join(generator.choice(letters, size)) for size in generator.integers(2, 9, 20_000)]
     weights = 1 / np.arange(1, len(words) + 1)
     while True:
-        numbers = generator.choice(len(words), size=int(generator.integers(20, 400)), p=weights / weights.sum())
-        yield " ".join(words[number] for number in numbers) + "."
+        yield " ".join(generator.choice(words, generator.integers(20, 400), p=weights / weights.sum())) + "."
 
 
 def small_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:

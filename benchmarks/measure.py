@@ -1,4 +1,4 @@
-"""The harness of benchmark_t5.py: run in turn, record failures, the machine's own ceiling, tables and bars.
+"""The harness of benchmark_t5.py: run in turn, record failures, the machine's own ceiling, tables.
 
 rows = {"ours": {"name": "ours", "ours": True}, "peer": {"name": "peer", "ours": False}}
 interleaved(rows, {"ours": timed(ours), "peer": timed(peer)}, rounds=5)     # each row's "seconds" are 5 times
@@ -12,27 +12,25 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from operator import itemgetter
 from statistics import median
 from typing import TypeVar
 
 import torch
 from transformers import PreTrainedConfig
 
-from common.curves import COLOURS, new_figure, save_figure
-from common.reports import aligned, first_line, short_number
+from common.reports import aligned, first_line
 from data_collator_t5 import T5DataCollator
 from model_t5 import flops_per_sequence
 from runs.speed import device_peak_flops
 
 MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is relative to
-RATES = ("sequences_per_second", "megabytes_per_second", "tokens_per_second", "tflops")  # a bar shows a row's first one
 # Keys of rows that are printed, in the order of the columns, and their formats.
 COLUMNS = {
     "name": "{}", "what": "{}", "batch": "{}", "checked": "{:,}", "wrong": "{:,}", "sequences": "{:,}",
     "megabytes_per_second": "{:.2f}", "chunks": "{:,}", "ms": "{:.3f}", "sequences_per_second": "{:,.1f}",
-    "raw_tokens_per_second": "{:,.0f}", "tokens_per_second": "{:,.0f}", "tflops": "{:.3g}", "share_of_peak": "{:.1%}",
-    "mfu": "{:.1%}", "mfu_of_data_sheet": "{:.1%}", "peak_memory_gib": "{:.2f}", "private_gib": "{:.2f}",
+    "raw_tokens_per_second": "{:,.0f}", "tokens_per_second": "{:,.0f}", "ratio": "{:.2f}", "tflops": "{:.3g}",
+    "share_of_peak": "{:.1%}", "mfu": "{:.1%}", "mfu_of_data_sheet": "{:.1%}", "peak_memory_gib": "{:.2f}", "private_gib": "{:.2f}",
     "worst_error": "{:.1e}", "first_steps_seconds": "{:.1f}", "gradient_error": "{:.1e}", "expected": "{}",
     "training_loss": "{:.3f}", "eval_loss": "{:.3f}",
 }  # fmt: skip
@@ -196,15 +194,16 @@ def machine(device: torch.device) -> dict:
 
 # ---------------------------------------------------------------- results
 def compared(rows: dict[str, dict], key: str = "sequences_per_second") -> dict:
-    """{"rows": [...], "strongest_peer": the name of the fastest row of a peer, "ratio": our fastest row to it,
-    "ratio_to_plain": to the first peer}, of the rows that have the rate `key` and no error."""
-    rates = {name: row[key] for name, row in rows.items() if "error" not in row and key in row}
-    ours = [rate for name, rate in rates.items() if rows[name]["ours"]]
-    peers = {name: rate for name, rate in rates.items() if not rows[name]["ours"]}
-    result = {"rows": list(rows.values()), "strongest_peer": max(peers, key=peers.__getitem__, default=None)}
-    if ours and peers:
-        result["ratio"] = max(ours) / max(peers.values())
-        result["ratio_to_plain"] = max(ours) / next(iter(peers.values()))
+    """{"rows": [...], "strongest_peer": name, "ratio": of our fastest row}, of the rows that have the rate `key`; each
+    of them gets its "ratio" to the fastest peer."""
+    result = {"rows": list(rows.values()), "strongest_peer": None, "ratio": None}
+    measured = [row for row in rows.values() if key in row and "error" not in row]
+    if peers := [row for row in measured if not row["ours"]]:
+        strongest = max(peers, key=itemgetter(key))
+        for row in measured:
+            row["ratio"] = row[key] / strongest[key]
+        result["strongest_peer"] = strongest["name"]
+        result["ratio"] = max((row["ratio"] for row in measured if row["ours"]), default=None)
     return result
 
 
@@ -218,29 +217,3 @@ def table(rows: Iterable[dict], columns: dict[str, str] = COLUMNS) -> str:
         lines.append(["" if row.get(key) is None else columns[key].format(row[key]) for key in shown])
     errors = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
     return "\n".join([*([aligned(lines)] if lines else []), *errors])
-
-
-def draw_bars(results: dict[str, dict], path: Path, title: str) -> None:
-    """Draws a panel for each part's result that has rates, a bar for each row, ours in blue. ImportError without
-    matplotlib."""
-    panels = {}
-    for part, result in results.items():
-        for key in RATES:
-            if found := [row for row in result.get("rows", ()) if key in row and "error" not in row]:
-                panels[f"{part}, {key.replace('_', ' ')}"] = [(row["name"], row[key], row["ours"]) for row in found]
-                break
-    if not panels:
-        return
-    heights = [len(bars) for bars in panels.values()]
-    height = 0.25 * sum(heights) + 0.4 * len(panels) + 0.3
-    figure, axes = new_figure(8, height, rows=len(panels), height_ratios=heights)
-    for panel, (name, bars) in zip(axes, panels.items(), strict=True):
-        names, rates, ours = zip(*bars, strict=True)
-        drawn = panel.barh(range(len(bars)), rates, color=[COLOURS[0] if own else "0.7" for own in ours], height=0.7)
-        panel.bar_label(drawn, [f" {short_number(rate)}" for rate in rates], fontsize=8)
-        panel.set_yticks(range(len(bars)), names, fontsize=8)
-        panel.set(xlim=(0, 1.15 * max(rates)), ylim=(len(bars) - 0.5, -0.5), xticks=[])
-        panel.set_title(name, loc="left", fontsize=9)
-        panel.spines["bottom"].set_visible(False)
-    figure.suptitle(title, fontsize=9)
-    save_figure(figure, path)

@@ -168,9 +168,10 @@ def measure_trainer(args: Namespace) -> dict:
         for row in rows.values():
             if "seconds" in row:
                 ceiling.add_rates(row, args.steps * args.batch)
-        with_defaults = {name: row for name, row in rows.items() if name != "ours_muon"}
-        result = setting_of(args) | ceiling.record() | dict(peers_collator=peers_name, steps=args.steps)
-        return result | compared(with_defaults) | {"rows": list(rows.values())}
+        result = (
+            setting_of(args) | ceiling.record() | dict(peers_collator=peers_name, steps=args.steps) | compared(rows)
+        )
+        return result | {"ratio": rows["ours"].get("ratio")}  # with its default optimizer
 
     with tempfile.TemporaryDirectory() as folder:
         return train_in_turn(PRE_TRAINING, make, 1, args, finish)
@@ -178,7 +179,7 @@ def measure_trainer(args: Namespace) -> dict:
 
 # ---------------------------------------------------------------- fine-tuning
 def measure_fine_tune(args: Namespace) -> dict:
-    """Rows/s of an epoch in each of FINE_TUNING. "ratio_same_dropout": ours with the peers' dropout 0.1.
+    """Rows/s of an epoch in each of FINE_TUNING.
 
     Sources are as `random_sources` makes them, labels have two or three tokens. Every way trains the same rows with
     batches of as many rows.
@@ -212,9 +213,7 @@ def measure_fine_tune(args: Namespace) -> dict:
         for row in rows.values():
             if "seconds" in row:
                 row["sequences_per_second"] = args.examples / median(row["seconds"])
-        with_dropout = {name: row for name, row in rows.items() if FINE_TUNING[name].dropout}  # all peers have it
-        same = compared(with_dropout).get("ratio")
-        return setting_of(args) | dict(examples=args.examples, ratio_same_dropout=same) | compared(rows)
+        return setting_of(args) | dict(examples=args.examples) | compared(rows)
 
     with tempfile.TemporaryDirectory() as folder:
         return train_in_turn(FINE_TUNING, make, 0, args, finish)

@@ -162,7 +162,7 @@ class CommandsTest(BenchmarkTest):
         rates = {row["name"]: row["sequences_per_second"] for row in found["rows"]}
         self.assertAlmostEqual(found["ratio"], rates["ours"] / rates["peer"])
         self.assertIn("stand-in: the per-example algorithm", printed)
-        self.assertIn("strongest peer: peer; ratio ", printed)
+        self.assertIn("strongest peer: peer\n", printed)
 
     def test_published_files_where_a_checkout_is_named(self):
         """A checkout with files as nanoT5's: its collator, model and optimizer are timed, and told by name."""
@@ -201,7 +201,7 @@ class CommandsTest(BenchmarkTest):
     def test_tokenise_without_the_peer(self):
         with mock.patch.dict(sys.modules, datasets=None):
             found, printed = self.run_main("tokenise", "--megabytes", "0.02", "--source_length", "64", "--rounds", "2")
-        self.assertNotIn("ratio", found)
+        self.assertIsNone(found["ratio"])
         self.assertIn("not available: import of datasets halted", printed)
 
     def test_tokenise_text_of_one_s_own(self):
@@ -226,7 +226,6 @@ class CommandsTest(BenchmarkTest):
         rates = {row["name"]: row["sequences_per_second"] for row in found["rows"]}
         self.assertEqual(list(rates), ["run_glue_like", "generate", "ours"])
         self.assertAlmostEqual(found["ratio"], rates["ours"] / max(rates["generate"], rates["run_glue_like"]))
-        self.assertAlmostEqual(found["ratio_to_plain"], rates["ours"] / rates["run_glue_like"])
 
     def test_evaluation_lengths_are_skewed_as_stated(self):
         lengths = [len(source) for source in material.random_sources(20_000, 128, 4096)]
@@ -247,13 +246,11 @@ class CommandsTest(BenchmarkTest):
         rows = {row["name"]: row for row in found["rows"]}
         self.assertEqual(list(rows), ["run_glue_like", "by_length", "buckets", "packing", "t5_fused"])
         rates = {name: row["sequences_per_second"] for name, row in rows.items()}
-        same, strongest = max(rates["buckets"], rates["packing"]), max(rates["run_glue_like"], rates["by_length"])
-        best = max(same, rates["t5_fused"])
+        best, strongest = max(list(rates.values())[2:]), max(rates["run_glue_like"], rates["by_length"])
         self.assertEqual(rates[found["strongest_peer"]], strongest)
         self.assertAlmostEqual(found["ratio"], best / strongest)
-        self.assertAlmostEqual(found["ratio_same_dropout"], same / strongest)
-        self.assertAlmostEqual(found["ratio_to_plain"], best / rates["run_glue_like"])
         for row in rows.values():  # dropout and the rows' order in an epoch leave nothing but noise between them
+            self.assertAlmostEqual(row["ratio"], row["sequences_per_second"] / strongest)
             self.assertAlmostEqual(row["training_loss"], rows["run_glue_like"]["training_loss"], delta=0.3)
 
     def test_a_way_to_fine_tune_that_fails_leaves_the_others(self):
@@ -265,7 +262,7 @@ class CommandsTest(BenchmarkTest):
         self.assertIn("none", rows["buckets"]["error"])
         self.assertGreater(rows["t5_fused"]["sequences_per_second"], 0)
         strongest = rows[found["strongest_peer"]]["sequences_per_second"]
-        self.assertAlmostEqual(found["ratio_same_dropout"], rows["packing"]["sequences_per_second"] / strongest)
+        self.assertAlmostEqual(rows["packing"]["ratio"], rows["packing"]["sequences_per_second"] / strongest)
 
     def test_generate(self):
         flags = ["--batch", "2", "--source_length", "10", "--new_tokens", "4", "--rounds", "2"]
