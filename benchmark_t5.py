@@ -36,8 +36,7 @@ from common.command_line import check_folder, check_value, exit_on_user_error
 from common.curves import draw_scores
 from common.processes import run_script
 from common.reports import environment_record, human_time, introduction, plain_json, write_json
-from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS
-from runs.memory import OPTIMIZER_STATES
+from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS, OPTIMIZERS
 
 
 # ---------------------------------------------------------------- flags
@@ -84,7 +83,7 @@ FLAGS: dict[str, dict] = {
     "network": dict(help="GB/s from a machine to another, for each GPU of it. Not set: the same.", **_AMOUNT),
     "accumulation": dict(default=1, help="Micro-batches of a step.", **_COUNT),
     "attention": dict(default="t5_fused", choices=ATTENTION_IMPLEMENTATIONS),
-    "optim": dict(default="adamw_torch", choices=[*OPTIMIZER_STATES]),
+    "optim": dict(default="adamw_torch", choices=OPTIMIZERS),
     "mfu": dict(type=float, default=0.45, help="MFU of one GPU without communication, assumed.", above=0, at_most=1),
 }
 # fmt: on

@@ -30,9 +30,9 @@ COLUMNS = {
     "name": "{}", "what": "{}", "batch": "{}", "checked": "{:,}", "wrong": "{:,}", "sequences": "{:,}",
     "megabytes_per_second": "{:.2f}", "chunks": "{:,}", "ms": "{:.3f}", "sequences_per_second": "{:,.1f}",
     "raw_tokens_per_second": "{:,.0f}", "tokens_per_second": "{:,.0f}", "ratio": "{:.2f}", "tflops": "{:.3g}",
-    "share_of_peak": "{:.1%}", "mfu": "{:.1%}", "mfu_of_data_sheet": "{:.1%}", "peak_memory_gib": "{:.2f}", "private_gib": "{:.2f}",
-    "worst_error": "{:.1e}", "first_steps_seconds": "{:.1f}", "gradient_error": "{:.1e}", "expected": "{}",
-    "training_loss": "{:.3f}", "eval_loss": "{:.3f}",
+    "share_of_peak": "{:.1%}", "mfu": "{:.1%}", "mfu_of_data_sheet": "{:.1%}", "peak_memory_gib": "{:.2f}",
+    "private_gib": "{:.2f}", "worst_error": "{:.1e}", "first_steps_seconds": "{:.1f}", "gradient_error": "{:.1e}",
+    "expected": "{}", "training_loss": "{:.3f}", "eval_loss": "{:.3f}",
 }  # fmt: skip
 TIME_IS_UP = "the time (--minutes) was up"
 Built = TypeVar("Built")

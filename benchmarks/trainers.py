@@ -168,10 +168,9 @@ def measure_trainer(args: Namespace) -> dict:
         for row in rows.values():
             if "seconds" in row:
                 ceiling.add_rates(row, args.steps * args.batch)
-        result = (
-            setting_of(args) | ceiling.record() | dict(peers_collator=peers_name, steps=args.steps) | compared(rows)
-        )
-        return result | {"ratio": rows["ours"].get("ratio")}  # with its default optimizer
+        result = setting_of(args) | ceiling.record() | compared(rows)
+        ratio = rows["ours"].get("ratio")  # with its default optimizer
+        return result | dict(peers_collator=peers_name, steps=args.steps, ratio=ratio)
 
     with tempfile.TemporaryDirectory() as folder:
         return train_in_turn(PRE_TRAINING, make, 1, args, finish)

@@ -20,7 +20,6 @@ from transformers import T5Config
 from modeling.families import Stack, family_of, shape_of
 
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
-OPTIMIZER_STATES = ("adamw_torch", "adamw_torch_fused", "adamw_rms_scaled", "adafactor", "muon")
 BUCKETS_IN_FLIGHT = 4.5  # DeepSpeed's buffers, with overlap_comm, for reducing and gathering (its documentation)
 RESERVE = 0.08  # share of a GPU's memory for the CUDA context, NCCL and fragmentation
 FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched meanwhile
@@ -183,9 +182,7 @@ class States:
 
 
 def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) -> int:
-    """Bytes of an optimizer's undivided float32 state for tensors of these shapes. ValueError for an unknown name."""
-    if name not in OPTIMIZER_STATES:
-        raise ValueError(f"--optim {name}: its memory is known for {', '.join(OPTIMIZER_STATES)}")
+    """Bytes of an optimizer's undivided float32 state for tensors of these shapes; name: of OPTIMIZERS."""
     if name == "adafactor":  # row and column means of a matrix's squared gradients; all of a vector's
         return 4 * sum(sum(shape) if len(shape) == 2 else math.prod(shape) for shape in shapes)
     numbers = sum(map(math.prod, shapes))
@@ -209,8 +206,6 @@ def state_bytes(
     ZeRO-2 divides gradients and K by the number of processes, ZeRO-3 all three. FSDP2 divides float32 weights,
     gradients and state, and gathers bfloat16 weights block by block (embedding and head stay gathered).
     """
-    if strategy not in STRATEGIES:
-        raise ValueError(f"no such strategy: {strategy}; there are {', '.join(STRATEGIES)}")
     weights, state, low = sum(map(math.prod, shapes)), optimizer_bytes(optimizer, shapes, config), 2 if bf16 else 4
 
     def part(size: int) -> int:

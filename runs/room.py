@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel
 
 from arguments.sharding import wants_fsdp
@@ -15,16 +14,14 @@ from model_t5 import count_parameters
 from modeling.low_rank import has_low_rank
 from runs.memory import optimizer_bytes
 from runs.speed import find_gpu
-from training.optimizers import check_muon, check_schedule, layer_matrices
+from training.optimizers import check_muon, check_schedule
+
+Room = tuple[tuple[float, float], tuple[float, float]]
 
 
-def _state_bytes(model: PreTrainedModel, optimizer: str) -> int:
-    """Bytes of the optimizer's state, which is float32."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    if optimizer == "muon":  # one moment for the layers' matrices, two for all else
-        matrices = layer_matrices(model)
-        return sum(4 * p.numel() * (1 if id(p) in matrices else 2) for p in trained)
-    return optimizer_bytes(optimizer, [tuple(p.shape) for p in trained], model.config)
+def _state_bytes(model: PreTrainedModel, args: T5TrainingArguments) -> int:
+    trained = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
+    return optimizer_bytes(args.optim, trained, model.config)
 
 
 def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
@@ -32,7 +29,7 @@ def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     activations. In mixed precision the weights stay float32."""
     processes = processes_here() if args.use_cpu else 1
     weights, trained = count_parameters(model), count_parameters(model, True)
-    memory = processes * (4 * (weights + trained) + _state_bytes(model, args.optim))
+    memory = processes * (4 * (weights + trained) + _state_bytes(model, args))
     return memory / args.world_size if _shards_by_fsdp(args) else memory
 
 
@@ -45,20 +42,18 @@ def needed_disk(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
     # LoRA's matrices are saved alone, but DeepSpeed keeps frozen weights too.
     saved = 4 * count_parameters(model, trained_only=has_low_rank(model) and not args.deepspeed)
-    return saved + kept * (saved + (0 if args.save_only_model else _state_bytes(model, args.optim)))
+    return saved + kept * (saved + (0 if args.save_only_model else _state_bytes(model, args)))
 
 
-def room_for(model: PreTrainedModel, args: T5TrainingArguments) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Bytes (needed, there) of memory and of disk."""
-    memory = find_gpu(args).memory if args.assume_gpu else memory_available(args.device)
-    folder = Path(args.output_dir)
+def room_for(model: PreTrainedModel, args: T5TrainingArguments) -> Room:
+    """Bytes (needed, there) of memory and of disk. All processes must call it."""
+    gpu, folder = find_gpu(args), Path(args.output_dir)
+    memory = gpu.memory if gpu else free_memory()
     disk = disk_free(folder) + bytes_below(folder)  # an earlier run's files are replaced
     return (needed_memory(model, args), memory), (needed_disk(model, args), disk)
 
 
-def check_plan(
-    model: PreTrainedModel, args: T5TrainingArguments, steps: int, room: tuple[tuple[float, float], tuple[float, float]]
-) -> None:
+def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, room: Room) -> None:
     """ValueError for a warm-up, schedule or optimizer that does not fit the run, and for too little memory or disk.
     room: of `room_for`."""
     check_warmup(args, steps)
@@ -79,11 +74,6 @@ def check_before_data(model: PreTrainedModel, args: T5TrainingArguments) -> None
     """`check_plan` before the data are prepared, which may take hours. A dry run shows its plan first."""
     if not args.dry_run:
         check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST, room_for(model, args))
-
-
-def memory_available(device: torch.device) -> int:
-    """Bytes free on the GPU, or without one in the machine's memory."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
 def disk_free(folder: Path) -> int:

@@ -409,7 +409,7 @@ class FlagsTest(BenchmarkTest):
         (["gpu", "--model", "vast"], r"--model vast: neither a shape"),
         (["collator", "--output", "."], r"--output \.: is a folder; name a file"),
         (["plan", "--gpu", "H900"], r"argument --gpu: invalid choice: 'H900' \(choose from '?H200"),
-        (["plan", "--optim", "sgd"], r"argument --optim: invalid choice: 'sgd' \(choose from '?adamw_torch"),
+        (["plan", "--optim", "sgd"], r"argument --optim: invalid choice: 'sgd' \(choose from '?adamw_rms_scaled"),
         (["plan", "--nodes", "0"], "--nodes 0: must be at least 1"),
         (["plan", "--mfu", "1.5"], r"--mfu 1\.5: must be above 0 and at most 1"),
         (["plan", "--model", "t6"], "--model t6: neither a shape"),

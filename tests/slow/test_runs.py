@@ -266,7 +266,7 @@ class BeforeARunTest(parameterized.TestCase):
     @parameterized.parameters(
         ("disk_free",
          r"--output_dir .*out will need [0-9.]+ .* and has .* free: use another disk, a smaller --save_tot"),
-        ("memory_available",
+        ("free_memory",
          r"[0-9.]+ .* are needed for weights, gradients and optimizer alone, and 1000 B are available"),
     )  # fmt: skip
     def test_too_little_is_refused_before_anything_is_prepared_or_deleted(self, what, message):
