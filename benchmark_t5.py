@@ -2,7 +2,7 @@
 
     python benchmark_t5.py all --output results/benchmark.json   # 8 minutes on a GPU; 2 on a CPU, at a tiny size
     python benchmark_t5.py step --rows all --model base           # the training step, rung by rung
-    python benchmark_t5.py fine_tune --compile                    # a classification task
+    python benchmark_t5.py fine_tune                              # a classification task, compiled too on a GPU
     python benchmark_t5.py collator                               # the last line's JSON has "ratio", at least 10
     python benchmark_t5.py load --gigabytes 1 10                  # the loader on corpora of 1 and 10 GB
     python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, communication and speed on paper
@@ -14,17 +14,18 @@ published files where --nanot5 names a checkout of nanoT5, otherwise stand-ins, 
 JSON as the last line; --output writes the JSON as it grows, with hardware, versions and commit, a log and a picture.
 """
 
-import argparse
 import contextlib
 import io
 import json
 import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 import torch
 import transformers
@@ -32,119 +33,49 @@ import transformers
 from benchmarks import answers, attention, inputs, plan, scripts, step, trainers
 from benchmarks.material import full_name
 from benchmarks.measure import TIME_IS_UP, NotAvailableError, free_memory, machine, recording, table
-from common.command_line import check_folder, check_value, exit_on_user_error
+from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
 from common.processes import run_script
-from common.reports import environment_record, human_time, introduction, plain_json, write_json
+from common.reports import aligned, environment_record, human_time, plain_json, write_json
 from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS, OPTIMIZERS
 
 
-# ---------------------------------------------------------------- flags
-class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{self.prog.split('.py')[-1].strip()}: {message}".lstrip(": "))
-
-
-BOUNDS = ("at_least", "above", "at_most", "unit")
-_SWITCH = dict(action=argparse.BooleanOptionalAction)
-_COUNT = dict(type=int, at_least=1)
-_AMOUNT = dict(type=float, above=0)
-# Options of argparse, and BOUNDS. default: a pair is what a training run has on a GPU, and what a CPU does in seconds.
-# fmt: off
-FLAGS: dict[str, dict] = {
-    "output": dict(help="Write the results there as JSON, with hardware, versions and commit."),
-    "device": dict(choices=("cuda", "cpu"), help="Not set: the GPU if there is one."),
-    "rounds": dict(default=(5, 3), help="Turns A B A B; their median counts.", **_COUNT),
-    "batch": dict(default=(128, 8), help="Sequences of a batch; of plan: of a micro-batch on one GPU.", **_COUNT),
-    "source_length": dict(type=int, default=(512, 64), help="Tokens of a source.", at_least=3,
-                          unit="(a kept token, a sentinel, EOS)"),
-    "model": dict(default=("base", "tiny"), help="Shape: tiny, mini, small ... xxl, or a folder with a config.json."),
-    "bf16": dict(default=(True, False), help="bfloat16 autocast. Not set: on a GPU.", **_SWITCH),
-    "minutes": dict(default=(8.0, 2.0), help="No new part begins after this many minutes.", **_AMOUNT),
-    "compile": dict(default=(True, False), help="torch.compile where it belongs. Not set: on a GPU.", **_SWITCH),
-    "rows": dict(default="best", help=f"Rungs: all, best, or some of {', '.join(step.RUNGS)}."),
-    "steps": dict(default=4, help="Steps timed together in a turn.", **_COUNT),
-    "alone": dict(action="store_true", default=False, help="Puts a rung on the lowest one, not on all below it."),
-    "implementations": dict(default=f"{','.join(ATTENTION_IMPLEMENTATIONS)},t5_flex", help="Names, commas between."),
-    "megabytes": dict(default=(4.0, 1.0), help="Size of the text.", **_AMOUNT),
-    "gigabytes": dict(nargs="+", default=[1.0], help="Sizes of the synthetic corpora.", **_AMOUNT),
-    "workers": dict(type=int, default=min(8, os.cpu_count() or 1), help="Of the DataLoader.", at_least=0),
-    "examples": dict(default=(2048, 64), help="Rows of the classification task.", **_COUNT),
-    "new_tokens": dict(default=(64, 16), help="Tokens to generate for each source.", **_COUNT),
-    "train_file": dict(nargs="+", help="Text to tokenise and to pre-train on. Not set: made here."),
-    "nanot5": dict(help="Folder of a checkout of nanoT5: its collator, model and optimizer are peers."),
-    "fat5": dict(help="Folder of a checkout of FAT5 (flashT5): its model and optimizer are a peer."),
-    "nodes": dict(default=1, help="Machines.", **_COUNT),
-    "gpus": dict(default=8, help="GPUs of a machine.", **_COUNT),
-    "gpu": dict(default="H200", choices=[*HARDWARE_PEAKS]),
-    "link": dict(help="GB/s from a GPU to another of its machine. Not set: as HARDWARE_PEAKS has it.", **_AMOUNT),
-    "network": dict(help="GB/s from a machine to another, for each GPU of it. Not set: the same.", **_AMOUNT),
-    "accumulation": dict(default=1, help="Micro-batches of a step.", **_COUNT),
-    "attention": dict(default="t5_fused", choices=ATTENTION_IMPLEMENTATIONS),
-    "optim": dict(default="adamw_torch", choices=OPTIMIZERS),
-    "mfu": dict(type=float, default=0.45, help="MFU of one GPU without communication, assumed.", above=0, at_most=1),
-}
-# fmt: on
-CHECKOUTS = {"nanot5": inputs.NANOT5_COLLATOR, "fat5": "src/model/modeling_flash_t5.py"}  # a file of each
-COMMON = "output device rounds batch source_length"
-
-
-# ---------------------------------------------------------------- commands
+# ---------------------------------------------------------------- parts
 @dataclass(frozen=True)
-class Command:
-    """What measures (None: several parts), and its flags. defaults: where they are not those of FLAGS."""
+class Part:
+    """What measures, and defaults of its flags where they are not those of the machine."""
 
-    measure: Callable[[argparse.Namespace], dict] | None
+    measure: Callable[[Namespace], dict]
     help: str
-    flags: str = COMMON
     defaults: dict = field(default_factory=dict)
 
 
+_AS_IN_PRE_TRAINING = dict(batch=128, source_length=512)
+_GLUE = dict(source_length=128)  # run_glue's --max_seq_length, to which it pads every row
 # fmt: off
 PARTS = {
-    "collator": Command(
-        inputs.measure_collator, "Span corruption of a batch against the per-example algorithm.", f"{COMMON} nanot5",
-        dict(batch=128, source_length=512, rounds=25)),
-    "tokenise": Command(
-        inputs.measure_tokenise, "Text to chunks of tokens against datasets.map and grouping.",
-        f"{COMMON} megabytes train_file", dict(source_length=512)),
-    "load": Command(
-        inputs.measure_load, "The data loader on memory-mapped corpora, and its memory.",
-        f"{COMMON} gigabytes workers", dict(batch=128, source_length=512)),
-    "attention": Command(
-        attention.measure_attention, "T5's three kinds of attention, forward and backward, by implementation.",
-        f"{COMMON} model bf16 implementations"),
-    "evaluate": Command(
-        answers.measure_evaluate, "Classification: scoring labels against generate() and against run_glue's set-up.",
-        f"{COMMON} model bf16 examples", dict(source_length=128)),  # run_glue's --max_seq_length, to which it pads
-    "fine_tune": Command(
-        trainers.measure_fine_tune, "An epoch of a classification task through T5Trainer and in run_glue's set-up.",
-        f"{COMMON} model bf16 minutes compile examples",
-        dict(source_length=128, batch=(32, 8), rounds=3, compile=False)),
-    "generate": Command(
-        answers.measure_generate, "generate() with a growing and a static cache.", f"{COMMON} model bf16 new_tokens"),
-    "step": Command(
-        step.measure_steps, "The training step: peers and what is added to them, rung by rung.",
-        f"{COMMON} model bf16 minutes compile rows steps alone nanot5 fat5"),
-    "trainer": Command(
-        trainers.measure_trainer, "Pre-training steps through the real Trainer, data loader and optimizer.",
-        f"{COMMON} model bf16 minutes compile steps nanot5"),
-    "parity": Command(scripts.measure_parity, "Every attention kernel of this machine against float64."),
-    "pre_train": Command(
-        scripts.measure_pre_train, "Pre-training through pre_train_t5.py, its curve beside nanoT5's.",
-        f"{COMMON} model bf16 minutes train_file"),
-    "plan": Command(
-        plan.make_plan, "Memory per GPU, communication and speed of a large run, on paper.",
-        "output model batch source_length nodes gpus gpu link network accumulation attention optim mfu",
-        dict(model="t5-v1_1-xl", batch=16, source_length=512)),
-    "shapes": Command(plan.table_of_shapes, "The built-in shapes and their memory: a table of the docs.", "output"),
+    "collator": Part(inputs.measure_collator, "span corruption of a batch against the per-example algorithm",
+                     _AS_IN_PRE_TRAINING | dict(rounds=25)),
+    "tokenise": Part(inputs.measure_tokenise, "text to chunks of tokens against datasets.map and grouping",
+                     dict(source_length=512)),
+    "load": Part(inputs.measure_load, "the data loader on memory-mapped corpora, and its memory", _AS_IN_PRE_TRAINING),
+    "attention": Part(attention.measure_attention, "T5's three kinds of attention, by implementation"),
+    "evaluate": Part(answers.measure_evaluate, "scoring labels against generate() and run_glue's set-up", _GLUE),
+    "fine_tune": Part(trainers.measure_fine_tune, "an epoch of a classification task against run_glue's set-up",
+                      _GLUE | dict(batch=32, rounds=3)),
+    "generate": Part(answers.measure_generate, "generate() with a growing and a static cache"),
+    "step": Part(step.measure_steps, "the training step: peers and what is added to them, rung by rung"),
+    "trainer": Part(trainers.measure_trainer, "pre-training through the real Trainer, data loader and optimizer"),
+    "parity": Part(scripts.measure_parity, "every attention kernel of this machine against float64"),
+    "pre_train": Part(scripts.measure_pre_train, "pre_train_t5.py, its curve beside nanoT5's"),
+    "plan": Part(plan.make_plan, "memory per GPU, communication and speed of a large run, on paper",
+                 dict(model="t5-v1_1-xl", batch=16, source_length=512)),
+    "shapes": Part(plan.table_of_shapes, "the built-in shapes and their memory: a table of the docs"),
 }
 # fmt: on
 # {suite: {part, maybe with a shape: share of --minutes after which it begins nothing new}}, in this order.
 SUITES = {
-    "all": dict.fromkeys("collator tokenise load attention evaluate fine_tune generate step trainer".split(), 1.0),
+    "all": dict.fromkeys("collator tokenise load attention evaluate generate step trainer fine_tune".split(), 1.0),
     "gpu": {
         "parity": 1.0,
         "step": 0.35,
@@ -155,9 +86,105 @@ SUITES = {
         "pre_train": 1.0,
     },
 }  # fmt: skip
+OF_SUITES = {"all": {}, "gpu": dict(rows="all", minutes=25.0)}  # defaults
+# What a training run has on a GPU, and what a CPU does in seconds.
+DEFAULTS = {
+    "cuda": dict(rounds=5, batch=128, source_length=512, model="base", bf16=True, minutes=8.0, compile=True,
+                 megabytes=4.0, examples=2048, new_tokens=64),
+    "cpu": dict(rounds=3, batch=8, source_length=64, model="tiny", bf16=False, minutes=2.0, compile=False,
+                megabytes=1.0, examples=64, new_tokens=16),
+}  # fmt: skip
+CHECKOUTS = {"nanot5": inputs.NANOT5_COLLATOR, "fat5": "src/model/modeling_flash_t5.py"}  # a file of each
 
 
-def run_suite(args: argparse.Namespace, parts: dict[str, argparse.Namespace]) -> dict:
+@dataclass
+class BenchmarkArguments:
+    """Flags of all commands. A value of None is that of the suite, of the part, or of DEFAULTS."""
+
+    _argument_group_name = "benchmark"
+    _usage = "command [--flag value ...]\n" + aligned(
+        [["  all", ", ".join(SUITES["all"])], ["  gpu", ", ".join(SUITES["gpu"])]]
+        + [[f"  {name}", part.help] for name, part in PARTS.items()]
+    )
+
+    output: str | None = option(None, "Write the results there as JSON, with hardware, versions and commit.")
+    device: str | None = option(None, "Not set: the GPU if there is one.", choices=("cuda", "cpu"))
+    rounds: int | None = option(None, "Turns A B A B; their median counts.", at_least=1)
+    batch: int | None = option(None, "Sequences of a batch; of plan: of a micro-batch on one GPU.", at_least=1)
+    source_length: int | None = option(None, "Tokens of a source.", at_least=3, unit="(a kept token, a sentinel, EOS)")
+    model: str | None = option(None, "Shape: tiny, mini, small ... xxl, or a folder with a config.json.")
+    bf16: bool | None = option(None, "bfloat16 autocast. Not set: on a GPU.")
+    minutes: float | None = option(None, "No new part begins after this many minutes.", above=0)
+    compile: bool | None = option(None, "torch.compile where it belongs. Not set: on a GPU.")
+    rows: str | None = option(None, f"Rungs: all, best (the default), or some of {', '.join(step.RUNGS)}.")
+    steps: int = option(4, "Steps timed together in a turn.", at_least=1)
+    alone: bool = option(False, "Puts a rung on the lowest one, not on all below it.")
+    implementations: str = option(f"{','.join(ATTENTION_IMPLEMENTATIONS)},t5_flex", "Attention, commas between.")
+    megabytes: float | None = option(None, "Size of the text.", above=0)
+    gigabytes: list[float] = option([1.0], "Sizes of the synthetic corpora.", above=0)
+    workers: int = option(min(8, os.cpu_count() or 1), "Of the DataLoader.", at_least=0)
+    examples: int | None = option(None, "Rows of the classification task.", at_least=1)
+    new_tokens: int | None = option(None, "Tokens to generate for each source.", at_least=1)
+    train_file: list[str] | None = option(None, "Text to tokenise and to pre-train on. Not set: made here.")
+    nanot5: str | None = option(None, "Folder of a checkout of nanoT5: its collator, model and optimizer are peers.")
+    fat5: str | None = option(None, "Folder of a checkout of FAT5 (flashT5): its model and optimizer are a peer.")
+    nodes: int = option(1, "Machines.", at_least=1)
+    gpus: int = option(8, "GPUs of a machine.", at_least=1)
+    gpu: str = option("H200", "Of the plan.", choices=tuple(HARDWARE_PEAKS))
+    link: float | None = option(None, "GB/s between GPUs of a machine. Not set: as HARDWARE_PEAKS has it.", above=0)
+    network: float | None = option(None, "GB/s between machines, for each GPU. Not set: the same.", above=0)
+    accumulation: int = option(1, "Micro-batches of a step.", at_least=1)
+    attention: str = option("t5_fused", "Of the plan.", choices=ATTENTION_IMPLEMENTATIONS)
+    optim: str = option("adamw_torch", "Of the plan.", choices=OPTIMIZERS)
+    mfu: float = option(0.45, "MFU of one GPU without communication, assumed.", above=0, at_most=1)
+
+
+# ---------------------------------------------------------------- command line
+def parse(argv: list[str]) -> Namespace:
+    """The command and its flags, which are checked; the device is set."""
+    names = [*SUITES, *PARTS]
+    command = argv[0] if argv and not argv[0].startswith("-") else ""
+    (flags,) = parse_arguments([BenchmarkArguments], argv[1:] if command else argv, about=__doc__)
+    if command not in names:
+        raise ValueError(f"{command or 'a command'}: must be one of {', '.join(names)}{did_you_mean(command, names)}")
+    args = Namespace(command=command, environment=environment_record(), start=time.monotonic(), **asdict(flags))
+    has_gpu = torch.cuda.is_available()
+    if args.device == "cuda" and not has_gpu:
+        raise ValueError("--device cuda: this machine has no GPU that PyTorch sees; use --device cpu")
+    args.device = torch.device(args.device or ("cuda" if has_gpu else "cpu"))
+    if args.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 for all, peers too
+    if args.output:
+        check_folder("--output", str(Path(args.output).parent))
+        if Path(args.output).is_dir():
+            raise ValueError(f"--output {args.output}: is a folder; name a file, such as results/benchmark.json")
+    for name, file in CHECKOUTS.items():
+        folder = getattr(args, name)
+        if folder and not Path(folder, file).is_file():
+            raise ValueError(f"--{name} {folder}: has no {file}; name a checkout of the project")
+    return args
+
+
+def parts_of(args: Namespace) -> dict[str, Namespace]:
+    """{name among the results: its flags, all of them set} of the parts of a suite, or of the one part that the command
+    is."""
+    parts = {}
+    for label, share in SUITES.get(args.command, {args.command: 1.0}).items():
+        name, _, model = label.partition(" ")
+        defaults = dict(rows="best") | DEFAULTS[args.device.type] | PARTS[name].defaults
+        defaults |= OF_SUITES.get(args.command, {})
+        given = {flag: value for flag, value in vars(args).items() if value is not None}
+        part = parts[label] = Namespace(**vars(args) | defaults | given, part=name, results={})
+        if model:
+            part.model, part.rows = model, "best"
+        part.model, part.deadline = full_name(part.model), args.start + 60 * part.minutes * share
+        part.keep = partial(save, part)
+        step.chosen_rungs(part.rows)
+    return parts
+
+
+# ---------------------------------------------------------------- runs
+def run_suite(args: Namespace, parts: dict[str, Namespace]) -> dict:
     """The results of all parts of a suite. A part that fails is recorded, and the others are measured. Results are
     written at once: they survive a rung that ends the process."""
     results = {}
@@ -182,17 +209,7 @@ def run_suite(args: argparse.Namespace, parts: dict[str, argparse.Namespace]) ->
     return {"results": results}
 
 
-def parts_of(args: argparse.Namespace) -> dict[str, argparse.Namespace]:
-    """{name among the results: its flags} of the parts of a suite, or of the one part that the command is."""
-    parts = {}
-    for label, share in SUITES.get(args.command, {args.command: 1.0}).items():
-        name, _, model = label.partition(" ")
-        changes = dict(model=model, rows="best") if model else {}
-        parts[label] = complete(args, name, args.start + 60 * args.minutes * share, **changes)
-    return parts
-
-
-def run(args: argparse.Namespace) -> dict:
+def run(args: Namespace) -> dict:
     """The result of a part, after its table is printed."""
     result = PARTS[args.part].measure(args)
     print(result.pop("text", None) or table(result["rows"]))
@@ -201,90 +218,17 @@ def run(args: argparse.Namespace) -> dict:
     return result
 
 
-def suite(name: str, help: str, **defaults) -> Command:
-    """The command of a suite, with the flags of all of its parts."""
-    flags = " ".join(PARTS[part.split()[0]].flags for part in SUITES[name])
-    return Command(None, help, " ".join(dict.fromkeys(flags.split())), defaults)
-
-
-COMMANDS = {
-    "all": suite("all", "All parts from collator to trainer, within --minutes."),
-    "gpu": suite("gpu", "The first minutes on a new GPU: kernels, ladders, Trainer, pre-training.",
-                 minutes=25.0, rows="all", compile=(True, False)),
-    **PARTS,
-}  # fmt: skip
-
-
-# ---------------------------------------------------------------- command line
-def build_parser() -> Parser:
-    """The parser of all commands. A flag that is not given is None, and set by `complete`."""
-    rest = __doc__.split("\n\n", 2)[2]
-    options = dict(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, epilog=rest)
-    parser = Parser(prog="benchmark_t5.py", description=introduction(__doc__), **options)
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="command")
-    for name, command in COMMANDS.items():
-        added = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
-        for flag in command.flags.split():
-            options = {key: value for key, value in FLAGS[flag].items() if key not in BOUNDS}
-            added.add_argument(f"--{flag}", **options | {"default": None})
-    return parser
-
-
-def value_of(name: str, args: argparse.Namespace, *commands: Command) -> object:
-    """The value of a flag: as given, else the default of the first command that has one, else that of FLAGS. ValueError
-    if it is out of range."""
-    value, options = getattr(args, name, None), FLAGS[name]
-    if value is None:
-        value = next((c.defaults[name] for c in commands if name in c.defaults), options.get("default"))
-        value = value[args.device.type == "cpu"] if isinstance(value, tuple) else value
-    if value is not None:
-        check_value(name, value, {key: options[key] for key in BOUNDS if key in options})
-    return value
-
-
-def set_up(args: argparse.Namespace) -> None:
-    """Finds the device, and checks the flags that all parts share."""
-    args.recorded = sorted(vars(args).keys() - {"output"})
-    args.environment, args.start = environment_record(), time.monotonic()
-    has_gpu, device = torch.cuda.is_available(), getattr(args, "device", None)
-    if device == "cuda" and not has_gpu:
-        raise ValueError("--device cuda: this machine has no GPU that PyTorch sees; use --device cpu")
-    args.device = torch.device(device or ("cuda" if has_gpu else "cpu"))
-    if args.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32 for all, peers too
-    args.minutes = value_of("minutes", args, COMMANDS[args.command])
-    if args.output:
-        check_folder("--output", str(Path(args.output).parent))
-        if Path(args.output).is_dir():
-            raise ValueError(f"--output {args.output}: is a folder; name a file, such as results/benchmark.json")
-    for name, file in CHECKOUTS.items():
-        folder = getattr(args, name, None)
-        if folder and not Path(folder, file).is_file():
-            raise ValueError(f"--{name} {folder}: has no {file}; name a checkout of the project")
-
-
-def complete(args: argparse.Namespace, part: str, deadline: float, **changes) -> argparse.Namespace:
-    """The flags with which a part runs, all of them set and checked. changes: what differs from those given."""
-    given = argparse.Namespace(**vars(args) | changes)
-    values = {name: value_of(name, given, COMMANDS[args.command], PARTS[part]) for name in FLAGS}
-    values |= dict(part=part, deadline=deadline, device=args.device, model=full_name(values["model"]), results={})
-    step.chosen_rungs(values["rows"])
-    found = argparse.Namespace(**vars(args) | values)
-    found.keep = lambda so_far: save(found, so_far)
-    return found
-
-
-def save(args: argparse.Namespace, result: dict) -> None:
+def save(args: Namespace, result: dict) -> None:
     """Writes what is measured so far to --output."""
     if args.output:
-        flags = {name: getattr(args, name) for name in args.recorded}
-        flags |= {name: Path(flags[name]).name for name in CHECKOUTS if flags.get(name)}  # not their folders
+        flags = {f.name: getattr(args, f.name) for f in fields(BenchmarkArguments) if f.name != "output"}
+        flags |= {name: Path(flags[name]).name for name in CHECKOUTS if flags[name]}  # not their folders
         record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
         record["hardware"] = record["hardware"] | machine(args.device)
         write_json(args.output, record | result)
 
 
-def draw(args: argparse.Namespace, results: dict[str, dict]) -> None:
+def draw(args: Namespace, results: dict[str, dict]) -> None:
     """The picture beside --output, where matplotlib is installed: each row's rate beside the strongest peer's."""
     rows = [(part, row) for part, result in results.items() for row in result.get("rows", ()) if "ratio" in row]
     if args.output and rows:
@@ -312,8 +256,7 @@ def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it prints as its last line."""
     transformers.logging.set_verbosity_error()
     with exit_on_user_error(), contextlib.ExitStack() as log:
-        args = build_parser().parse_args(argv)
-        set_up(args)
+        args = parse(list(sys.argv[1:] if argv is None else argv))
         parts = parts_of(args)
         if args.output:  # what is printed is also written to a .log beside it
             path = Path(args.output).with_suffix(".log")

@@ -179,7 +179,7 @@ def parse_arguments(
     if not sys.stderr.isatty():  # a bar in a file is thousands of lines
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
         disable_progress_bars()  # of downloads
-        if "datasets" in sys.modules:  # by Trainer; it has read the variable
+        if sys.modules.get("datasets"):  # by Trainer; it has read the variable
             sys.modules["datasets"].disable_progress_bars()
     if argv is None:
         argv = sys.argv[1:]
