@@ -32,7 +32,7 @@ import transformers
 
 from benchmarks import answers, attention, inputs, plan, scripts, step, trainers
 from benchmarks.material import full_name
-from benchmarks.measure import TIME_IS_UP, NotAvailableError, free_memory, machine, recording, table
+from benchmarks.measure import TIME_IS_UP, NotAvailableError, free_memory, recording, table
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
 from common.processes import run_script
@@ -224,16 +224,17 @@ def save(args: Namespace, result: dict) -> None:
         flags = {f.name: getattr(args, f.name) for f in fields(BenchmarkArguments) if f.name != "output"}
         flags |= {name: Path(flags[name]).name for name in CHECKOUTS if flags[name]}  # not their folders
         record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
-        record["hardware"] = record["hardware"] | machine(args.device)
-        write_json(args.output, record | result)
+        here = {"threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
+        here |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        write_json(args.output, record | {"hardware": record["hardware"] | here} | result)
 
 
 def draw(args: Namespace, results: dict[str, dict]) -> None:
     """The picture beside --output, where matplotlib is installed: each row's rate beside the strongest peer's."""
     rows = [(part, row) for part, result in results.items() for row in result.get("rows", ()) if "ratio" in row]
     if args.output and rows:
-        where, commit = machine(args.device), args.environment["git"]["commit"] or "?"
-        unit = f"times the strongest peer; {where.get('gpu_name', 'CPU')}, commit {commit[:8]}"
+        gpu, commit = args.environment["hardware"]["gpu_name"], args.environment["git"]["commit"] or "?"
+        unit = f"times the strongest peer; {gpu or 'CPU'}, commit {commit[:8]}"
         scores = {f"{part}: {row['name']}": (f"{row['ratio']:.3g}", [row["ratio"]]) for part, row in rows}
         with contextlib.suppress(ImportError):
             draw_scores(scores, Path(args.output).with_suffix(".png"), unit)

@@ -4,7 +4,6 @@ import copy
 import tempfile
 from argparse import Namespace
 from functools import partial
-from statistics import median
 
 import numpy as np
 import torch
@@ -48,10 +47,7 @@ def measure_evaluate(args: Namespace) -> dict:
             (peer if name == "run_glue_like" else ours).predict(dataset)
 
         interleaved(rows, {name: timed(partial(answer, name)) for name in rows}, args.rounds, warm_up=1)
-    for row in rows.values():
-        if "error" not in row:
-            row["sequences_per_second"] = args.examples / median(row["seconds"])
-    return setting_of(args) | compared(rows)
+    return setting_of(args) | compared(rows, args.examples)
 
 
 def measure_generate(args: Namespace) -> dict:
@@ -69,7 +65,4 @@ def measure_generate(args: Namespace) -> dict:
         model.generate(source, cache_implementation="static" if name == "static" else None, **options)
 
     interleaved(rows, {name: timed(partial(generate, name)) for name in rows}, args.rounds, warm_up=2)
-    for row in rows.values():
-        if "error" not in row:
-            row["tokens_per_second"] = args.batch * args.new_tokens / median(row["seconds"])
-    return setting_of(args) | compared(rows, "tokens_per_second")
+    return setting_of(args) | compared(rows, args.batch * args.new_tokens, "tokens_per_second")

@@ -14,7 +14,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 
 import numpy as np
@@ -107,7 +106,7 @@ def measure_collator(args: Namespace) -> dict:
     """Ours and the peer in sequences/s on one core, in turn A B A B.
 
     Both get what their data set gives: the peer `datasets`' rows, lists of numbers; ours a slice of a memory-mapped
-    array. Rates are those of the quickest turn, since other work on the machine only slows down.
+    array.
     """
     batch, generator = args.batch, np.random.default_rng(0)
     ours = T5DataCollator(bare_tokenizer(VOCABULARY), args.source_length)
@@ -119,10 +118,7 @@ def measure_collator(args: Namespace) -> dict:
     rows["peer"] = {"name": "peer", "what": name_of_peer, "ours": False}
     runs = {"ours": timed(lambda: ours(for_ours)), "peer": timed(lambda: peer(rows_of_peer))}
     interleaved(rows, runs, args.rounds, warm_up=2)
-    for row in rows.values():
-        if "error" not in row:
-            row["sequences_per_second"] = batch / min(row["seconds"])
-    return compared(rows) | dict(batch=batch, raw_tokens_per_sequence=ours.tokens_length)
+    return compared(rows, batch) | dict(batch=batch, raw_tokens_per_sequence=ours.tokens_length)
 
 
 # ---------------------------------------------------------------- tokenise and cut
@@ -193,10 +189,7 @@ def measure_tokenise(args: Namespace) -> dict:
         text.write_text("\n".join(documents) + "\n", encoding="utf-8")
         runs = {"ours": timed(partial(ours, text)), "peer": timed(partial(peer, text))}
         interleaved(rows, runs, min(args.rounds, 3))
-    for row in rows.values():
-        if "error" not in row:
-            row["megabytes_per_second"] = size / median(row["seconds"])
-    return compared(rows, "megabytes_per_second") | dict(megabytes=size, chunk_length=length)
+    return compared(rows, size, "megabytes_per_second") | dict(megabytes=size, chunk_length=length)
 
 
 # ---------------------------------------------------------------- loading

@@ -8,7 +8,6 @@ print(table(rows.values()))
 import contextlib
 import functools
 import gc
-import os
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
@@ -28,9 +27,9 @@ MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product t
 # Keys of rows that are printed, in the order of the columns, and their formats.
 COLUMNS = {
     "name": "{}", "what": "{}", "batch": "{}", "checked": "{:,}", "wrong": "{:,}", "sequences": "{:,}",
-    "megabytes_per_second": "{:.2f}", "chunks": "{:,}", "ms": "{:.3f}", "sequences_per_second": "{:,.1f}",
+    "megabytes_per_second": "{:.2f}", "chunks": "{:,}", "sequences_per_second": "{:,.1f}",
     "raw_tokens_per_second": "{:,.0f}", "tokens_per_second": "{:,.0f}", "ratio": "{:.2f}", "tflops": "{:.3g}",
-    "share_of_peak": "{:.1%}", "mfu": "{:.1%}", "mfu_of_data_sheet": "{:.1%}", "peak_memory_gib": "{:.2f}",
+    "mfu": "{:.1%}", "mfu_of_data_sheet": "{:.1%}", "peak_memory_gib": "{:.2f}",
     "private_gib": "{:.2f}", "worst_error": "{:.1e}", "first_steps_seconds": "{:.1f}", "gradient_error": "{:.1e}",
     "expected": "{}", "training_loss": "{:.3f}", "eval_loss": "{:.3f}",
 }  # fmt: skip
@@ -182,22 +181,15 @@ class Ceiling:
         return found | dict(data_sheet_tflops=self.sheet and self.sheet / 1e12)
 
 
-def machine(device: torch.device) -> dict:
-    """The hardware on which this run's figures depend."""
-    described = {"device": str(device), "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        described |= {"gpu_name": properties.name, "gpu_memory_gib": properties.total_memory / 2**30}
-        described |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    return described
-
-
 # ---------------------------------------------------------------- results
-def compared(rows: dict[str, dict], key: str = "sequences_per_second") -> dict:
-    """{"rows": [...], "strongest_peer": name, "ratio": of our fastest row}, of the rows that have the rate `key`; each
-    of them gets its "ratio" to the fastest peer."""
+def compared(rows: dict[str, dict], work: float | None = None, key: str = "sequences_per_second") -> dict:
+    """{"rows": [...], "strongest_peer": name, "ratio": of our fastest row}, of the rows that were timed; each of them
+    gets its "ratio" to the fastest peer. work: what was done in a row's seconds, from which its rate `key` follows;
+    None where rows have that."""
     result = {"rows": list(rows.values()), "strongest_peer": None, "ratio": None}
-    measured = [row for row in rows.values() if key in row and "error" not in row]
+    measured = [row for row in rows.values() if "seconds" in row and "error" not in row]
+    for row in measured if work else ():
+        row[key] = work / median(row["seconds"])
     if peers := [row for row in measured if not row["ours"]]:
         strongest = max(peers, key=itemgetter(key))
         for row in measured:

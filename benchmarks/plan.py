@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REFUSED = {"zero2": NOT_UNDER_ZERO[2], "zero3": NOT_UNDER_ZERO[3], "fsdp2": NOT_UNDER_FSDP}
 UPDATE_BYTES = 28  # read and written for a weight by AdamW: weight, gradient and two moments, three of them written
 # Two tables, so that each fits a terminal; sizes in GiB.
-_PARTS = "weights gradients states working stored attention loss"
+_PARTS = "weights gradients states working stored loss"
 MEMORY = {"name": "{}", **dict.fromkeys(_PARTS.split(), "{:.2f}"), "total": "{:.1f}", "fits": "{}"}
 _TIMES = "communication_ms exposed_ms step_ms"
 TIME = {"name": "{}", "sent_gb": "{:.1f}", **dict.fromkeys(_TIMES.split(), "{:,.0f}"), "mfu": "{:.1%}"}
@@ -32,7 +32,7 @@ HEAD = """\
 {model}, {weights} weights, on {nodes} x {gpus} {gpu} ({memory_gb:g} GB); {batch} x {accumulation} sequences per GPU \
 and step, {source_length} input, {target} target tokens; {optim}, {attention}
 assumed: {bf16:g} TFLOP/s at {mfu:.0%} MFU on one GPU, {bandwidth:g} GB/s from GPU to GPU; GiB on each GPU, before \
-torch.compile saves some (states: the optimizer's; stored: activations; attention: part of them)"""
+torch.compile saves some (states: the optimizer's; stored: activations)"""
 RANK, BATCH, SOURCE, TARGET = 16, 8, 512, 114  # of the table of shapes
 
 
@@ -92,10 +92,9 @@ def row_of(
     working = states.working + (kept.weight_copies if strategy == "ddp" else 0)
     sizes = dict(weights=states.weights, gradients=states.gradients, states=states.optimizer, working=working)
     sizes |= dict(stored=kept.total - kept.loss - kept.weight_copies, loss=kept.loss)
-    total = sum(sizes.values())
-    sizes |= dict(total=total, attention=kept.attention)
+    sizes["total"] = sum(sizes.values())
     row = {name: size / 2**30 for name, size in sizes.items()}
-    row["fits"] = "yes" if total < hardware["memory_gb"] * 1e9 * (1 - memory.RESERVE) else "no"
+    row["fits"] = "yes" if sizes["total"] < hardware["memory_gb"] * 1e9 * (1 - memory.RESERVE) else "no"
     flops = flops_per_sequence(config, args.source_length, target) * args.batch * args.accumulation
     sent = memory.communication_bytes(strategy, weights, processes, args.accumulation)
     updated = weights if strategy == "ddp" else weights / processes

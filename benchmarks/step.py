@@ -127,7 +127,6 @@ class TrainingStep:
             raise NotAvailableError("a CPU has no CUDA graphs")
         self.settings, self.batches, self.bf16, self.device = settings, batches, bf16, device
         self.done, self.graph, self.inputs = 0, None, {}
-        material.attention_function(settings["attention"])
         plain = material.new_model(config, settings["ours"], settings["attention"], settings["dropout"])
         self.plain = self.model = plain.to(device).train()
         self.parameters = list(self.plain.parameters())
@@ -139,7 +138,13 @@ class TrainingStep:
             self.inputs = {} if settings["use_cache"] else {"use_cache": False}
             if settings["compile"]:
                 self.model = torch.compile(self.plain, mode=settings["compile_mode"])
-        self.optimizer = build_optimizer(settings["optimizer"], self.plain, settings["one_graph"])
+        # At a learning rate so small that any number of steps stays finite.
+        flags = dict(optim=settings["optimizer"], deepspeed=None, learning_rate=1e-5)
+        flags |= dict(adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-6)
+        fused = settings["optimizer"].endswith("fused")
+        torchs_own = torch.optim.AdamW, dict(lr=1e-5, fused=fused, capturable=settings["one_graph"])
+        kind, options = optimizer_class_and_kwargs(SimpleNamespace(**flags), self.plain) or torchs_own
+        self.optimizer = kind(self.parameters, **options)
 
     def batch(self) -> dict[str, torch.Tensor]:
         """The next batch."""
@@ -195,16 +200,6 @@ class TrainingStep:
         if not math.isfinite(value):
             raise ArithmeticError(f"the loss became {value} at step {self.done}")
         return value
-
-
-def build_optimizer(name: str, model: torch.nn.Module, one_graph: bool = False) -> torch.optim.Optimizer:
-    """The optimizer of `--optim`, at a learning rate so small that any number of steps stays finite. one_graph: torch's
-    own keeps its step count on the GPU."""
-    args = SimpleNamespace(optim=name, learning_rate=1e-5, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-6)
-    args.deepspeed = None
-    torchs_own = torch.optim.AdamW, dict(lr=1e-5, fused=name.endswith("fused"), capturable=one_graph)
-    kind, options = optimizer_class_and_kwargs(args, model) or torchs_own
-    return kind(model.parameters(), **options)
 
 
 # ---------------------------------------------------------------- right or wrong

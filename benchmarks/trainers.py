@@ -6,7 +6,6 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
 
 import numpy as np
 import transformers
@@ -209,10 +208,7 @@ def measure_fine_tune(args: Namespace) -> dict:
         return T5Trainer(model=model, args=arguments, train_dataset=dataset, **options)
 
     def finish(rows: dict[str, dict]) -> dict:
-        for row in rows.values():
-            if "seconds" in row:
-                row["sequences_per_second"] = args.examples / median(row["seconds"])
-        return setting_of(args) | dict(examples=args.examples) | compared(rows)
+        return setting_of(args) | dict(examples=args.examples) | compared(rows, args.examples)
 
     with tempfile.TemporaryDirectory() as folder:
         return train_in_turn(FINE_TUNING, make, 0, args, finish)

@@ -30,15 +30,13 @@ FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched 
 class Activations:
     """Bytes of one micro-batch on one GPU.
 
-    stored: tensors that autograd keeps for the layers (with checkpointing: the layers' inputs). attention: the part of
-    `stored` that grows with the product of two lengths. loss: in float32 the logits' log-softmax and the gradients of
-    both, and with a z-loss the logits and one more gradient. weight_copies: autocast's bfloat16 weights. recomputed:
-    the largest block, computed again in the backward pass, with its gradients (checkpointing only); loss and weight
-    copies are gone by then.
+    stored: tensors that autograd keeps for the layers (with checkpointing: the layers' inputs). loss: in float32 the
+    logits' log-softmax and the gradients of both, and with a z-loss the logits and one more gradient. weight_copies:
+    autocast's bfloat16 weights. recomputed: the largest block, computed again in the backward pass, with its gradients
+    (checkpointing only); loss and weight copies are gone by then.
     """
 
     stored: int
-    attention: int
     recomputed: int
     loss: int
     weight_copies: int
@@ -106,15 +104,15 @@ def activation_bytes(
         return norms(rows, of) + inputs(rows, of.width, 3) + heads + normed(rows, rows, of)
 
     queries, seen, held = family_of(config).encoder_attention(config, source)
-    encoder_scores, decoder_scores = scores(encoder, queries, seen), scores(decoder, target, target)
-    cross_scores = scores(decoder, target, source, bias=False)
-    cross_attention = heads_of(2 * s, decoder) + normed(0, s, decoder) + cross_scores
+    cross_attention = heads_of(2 * s, decoder) + normed(0, s, decoder) + scores(decoder, target, source, bias=False)
     if not shape.merged:
         cross_attention += norms(t, decoder) + inputs(t, decoder.width, 1) + heads_of(2 * t, decoder)
     if bf16:  # each layer casts the encoder's output, once for its keys and once for its values
         cross_attention += inputs(s, encoder.width, 2)
-    encoder_block = self_attention(s, encoder, batch * held) + encoder_scores + feed_forward(s, encoder)
-    decoder_block = self_attention(t, decoder, t) + decoder_scores + cross_attention + feed_forward(t, decoder)
+    encoder_block = self_attention(s, encoder, batch * held) + scores(encoder, queries, seen) + feed_forward(s, encoder)
+    decoder_block = (
+        self_attention(t, decoder, t) + scores(decoder, target, target) + cross_attention + feed_forward(t, decoder)
+    )
 
     copied, recomputed = matrix_parameters(config), 0
     trained = max(0, copied - frozen)
@@ -132,17 +130,16 @@ def activation_bytes(
     ends = norm(s, encoder.width) + norm(t, decoder.width) + inputs(t, decoder.width, 1)
     ends += 0 if bf16 else 4 * s * encoder.width
     if checkpointing:
-        quadratic = 4 * decoder.heads * (queries * seen + target * target + target * source)  # the biases
+        biases = 4 * decoder.heads * (queries * seen + target * target + target * source)
         # Each block's input; the first one's is the embedding's output, the final norm's input is counted in `ends`.
         of_encoder = 4 * encoder.width * (encoder.layers * s + (s if bf16 else 0))
-        kept = quadratic + of_encoder + 4 * decoder.width * decoder.layers * t
+        kept = biases + of_encoder + 4 * decoder.width * decoder.layers * t
         encoder_weights = batch * encoder.heads * queries * seen
         decoder_weights = batch * decoder.heads * target * max(source, target)
         recomputed = max(with_gradients(encoder_block, s, encoder, encoder.block, encoder_weights),
                          with_gradients(decoder_block, t, decoder, shape.decoder_block, decoder_weights))  # fmt: skip
         copied = max(trained, shape.head)
     else:
-        quadratic = encoder.layers * encoder_scores + decoder.layers * (decoder_scores + cross_scores)
         kept = encoder.layers * encoder_block + decoder.layers * decoder_block
     cap = low if family_of(config).logit_cap(config) else 0  # its tanh
     loss = t * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
@@ -150,7 +147,6 @@ def activation_bytes(
         loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * shape.head
     return Activations(
         stored=ends + integers + kept,
-        attention=quadratic,
         recomputed=recomputed,
         loss=loss,
         weight_copies=2 * copied if bf16 else 0,

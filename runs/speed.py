@@ -128,20 +128,17 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     choices = list(chosen.values())
     if gpu is None:
         return choices
-    workers, environment = chosen["dataloader_num_workers"].value > 0, set(os.environ)
-    chose_before = not job.earlier or "speed" in job.earlier
-    settings = (  # (name, whether it applies, value, reason)
-        ("dataloader_persistent_workers", workers, True, "they stay alive between epochs"),
-        ("dataloader_prefetch_factor", workers, PREFETCHED, "batches are ready before they are needed"),
-        ("non_blocking", args.given.isdisjoint({"dataloader_pin_memory", "accelerator_config"}), True,
-         "pinned batches are copied while the GPU works"),
-        ("float32 products", gpu.is_recent and "tf32" not in args.given and chose_before,
-         "high", "TF32, where bfloat16 does not reach"),
-        ("expandable segments", environment.isdisjoint({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}), True,
-         "less memory is lost between tensors"),
-    )  # fmt: skip
-    return choices + [Choice(name, value, reason) for name, applies, value, reason in settings
-                      if applies and name not in args.given]  # fmt: skip
+    more: dict[str, tuple] = {}
+    if chosen["dataloader_num_workers"].value:
+        more["dataloader_persistent_workers"] = True, "they stay alive between epochs"
+        more["dataloader_prefetch_factor"] = PREFETCHED, "batches are ready before they are needed"
+    if args.given.isdisjoint({"dataloader_pin_memory", "accelerator_config"}):
+        more["non_blocking"] = True, "pinned batches are copied while the GPU works"
+    if gpu.is_recent and "tf32" not in args.given:
+        more["float32 products"] = "high", "TF32, where bfloat16 does not reach"
+    if {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}.isdisjoint(os.environ):
+        more["expandable segments"] = True, "less memory is lost between tensors"
+    return choices + [Choice(name, *found) for name, found in more.items() if name not in args.given]
 
 
 # Each rule returns (value, reason), or None where nothing is to be chosen. chosen: {name: Choice} so far.
