@@ -105,6 +105,12 @@ def aligned(rows: list[list[str]]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
+def markdown_table(columns: list[str], rows: list[list]) -> str:
+    """A table in markdown; a cell is one line."""
+    cells = [[" ".join(str(cell).replace("|", "\\|").split()) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *cells])
+
+
 def introduction(doc: str) -> str:
     """The first line of a script's docstring, and the first three of its examples."""
     summary, *rest = doc.splitlines() or [""]

@@ -2,16 +2,15 @@
 
 ## Step 600
 
-The [1] was built in [2] by the king.
-
-| gap | masked | filled in |
+| text | masked | filled in |
 |---|---|---|
-| 1 | old bridge | house |
+| The [1] was built in [2] by the king. | [1] old bridge [2] 1200 | [1] house [2] the town |
 """
 
+import itertools
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -21,12 +20,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from common.reports import side_file, write_aside
+from common.reports import markdown_table, side_file, write_aside
 from data_collator_t5 import find_bos_id, find_sentinel_ids
 from objectives.objective import Objective
 
 SAMPLES_FILE = "samples.md"
-COLUMNS = ["text", "gap", "masked", "filled in"]  # of `gap_rows`
+COLUMNS = ["text", "masked", "filled in"]
 SHOWN_GAPS = 4  # of each text
 NEW_TOKENS = 48  # enough tokens for these samples
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
@@ -48,42 +47,16 @@ def spans(ids: Iterable[int], sentinel_ids: list[int], eos_id: int) -> dict[int,
     return found
 
 
-def gap_rows(
-    tokenizer: PreTrainedTokenizerBase,
-    sources: Sequence[list[int]],
-    targets: Sequence[list[int]],
-    written: Sequence[list[int]],
-    sentinel_ids: list[int],
-) -> list[list[str]]:
-    """Rows of COLUMNS for the first SHOWN_GAPS gaps of each text; sources, targets, written: ids [N][...]."""
-    rows, eos = [], tokenizer.eos_token_id
-    for source, target, answer in zip(sources, targets, written, strict=True):
-        masked, filled = spans(target, sentinel_ids, eos), spans(answer, sentinel_ids, eos)
-        text = ""
-        for number, sentinel in enumerate(sentinel_ids[: min(SHOWN_GAPS, len(masked))]):
-            place = source.index(sentinel)
-            text += f"{tokenizer.decode(source[:place], skip_special_tokens=True)} [{number + 1}] "
-            source = source[place + 1 :]
-        ends = [source.index(token) for token in (*sentinel_ids, eos) if token in source]
-        text += tokenizer.decode(source[: min(ends, default=None)], skip_special_tokens=True)
-        for number in sorted(masked)[:SHOWN_GAPS]:
-            shown = [tokenizer.decode(found.get(number, [])).strip() for found in (masked, filled)]
-            rows.append([text.strip(), str(number + 1), *shown])
-    return rows
-
-
-def as_markdown(step: int, rows: list[list[str]]) -> str:
-    """The section of one evaluation."""
-    lines = [f"## Step {step}", ""]
-    for text in dict.fromkeys(row[0] for row in rows):
-        table = [f"| {' | '.join(_line(cell).replace('|', chr(92) + '|') for cell in row[1:])} |" for row in rows
-                 if row[0] == text]  # fmt: skip
-        lines += [_line(text), "", "| gap | masked | filled in |", "|---|---|---|", *table, ""]
-    return "\n".join(lines) + "\n"
-
-
-def _line(text: str) -> str:
-    """The text with a space for all white space: ByT5 masks and writes line breaks."""
+def marked(tokenizer: PreTrainedTokenizerBase, ids: list[int], sentinel_ids: list[int]) -> str:
+    """The text of a source, target or answer up to its SHOWN_GAPS gaps, with [1], [2] ... for the sentinels."""
+    numbers, text = {sentinel: number for number, sentinel in enumerate(sentinel_ids, start=1)}, ""
+    for number, tokens in itertools.groupby(filter(lambda token: token >= 0, ids), numbers.get):  # -100: padding
+        if number is None:
+            text += tokenizer.decode([*tokens], skip_special_tokens=True)
+        elif number > SHOWN_GAPS:
+            break
+        else:
+            text += f" [{number}] "
     return " ".join(text.split())
 
 
@@ -128,9 +101,10 @@ class SamplesCallback(TrainerCallback):
         model.train(was_training)
         if not state.is_world_process_zero:
             return
-        rows = gap_rows(self.tokenizer, self.sources, self.targets, written, self.sentinel_ids)
+        rows = [[marked(self.tokenizer, ids, self.sentinel_ids) for ids in texts]
+                for texts in zip(self.sources, self.targets, written, strict=True)]  # fmt: skip
         earlier = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        self._write([earlier, as_markdown(state.global_step, rows)])
+        self._write([earlier, f"## Step {state.global_step}\n\n{markdown_table(COLUMNS, rows)}\n\n"])
         self.show("samples", COLUMNS, rows)
 
     def _write(self, sections: list[str]) -> None:

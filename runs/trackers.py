@@ -34,7 +34,7 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK
 from arguments.training import T5TrainingArguments
 from common.command_line import check_folder
 from common.processes import answers, is_first_process, print_once
-from common.reports import plain_json, side_file, tracked_name, write_json
+from common.reports import markdown_table, plain_json, side_file, tracked_name, write_json
 from runs.callbacks import metrics_until
 
 logger = logging.getLogger(__name__)
@@ -122,9 +122,7 @@ class TensorBoardTracker:
         self.writer.flush()
 
     def log_table(self, name: str, columns: list[str], rows: list[list], step: int) -> None:
-        cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-        lines = ["| " + " | ".join(row) + " |" for row in [columns, ["---"] * len(columns), *cells]]
-        self.writer.add_text(name, "\n".join(lines), step)
+        self.writer.add_text(name, markdown_table(columns, rows), step)
         self.writer.flush()
 
     def finish(self, _latest: dict) -> None:

@@ -418,7 +418,7 @@ class RunTest(parameterized.TestCase):
         self.assertContainsSubset(["eval_loss", "eval_a_loss", "eval_b_bits_per_byte"], results)
         weights = self.weights("whole")
         samples = (self.folder / "whole" / "samples.md").read_text()
-        self.assertRegex(samples, r"## Step 6\n\n.*\[1\]")
+        self.assertRegex(samples, r"## Step 6\n\n.*\n.*\n.*\[1\]")
         self.assertNotIn("extra_id", samples)
         (tokens,) = {line.split("of ")[-1] for line in printed.splitlines() if line.strip().startswith("chunks ")}
         self.assertRegex(tokens, r"^\d+ raw tokens -> 64 input, 14 target tokens$")

@@ -14,6 +14,7 @@ from transformers import TrainerState
 
 import evaluate_t5
 import pre_train_t5
+from common.reports import markdown_table
 from corpora.token_files import split_off_documents
 from corpora.tokenizers import load_tokenizer
 from model_t5 import load_model
@@ -31,20 +32,25 @@ class SpansTest(parameterized.TestCase):
     def test_spans(self, ids, expected):
         self.assertEqual(samples.spans(ids, [99, 98, 97], 1), expected)
 
-    def test_section(self):
-        rows = [["The\n[1] by [2].", "1", "old |\nbridge", "house"], ["The\n[1] by [2].", "2", "1200", ""]]
-        self.assertEqual(
-            samples.as_markdown(600, rows),
-            "## Step 600\n\nThe [1] by [2].\n\n| gap | masked | filled in |\n|---|---|---|\n"
-            "| 1 | old \\| bridge | house |\n| 2 | 1200 |  |\n\n",
-        )
+    def test_table(self):
+        rows = [["The\n[1] by [2].", "[1] old |\nbridge", ""]]
+        expected = "| text | masked | filled in |\n| --- | --- | --- |\n| The [1] by [2]. | [1] old \\| bridge |  |"
+        self.assertEqual(markdown_table(samples.COLUMNS, rows), expected)
+
+    def test_marked(self):
+        tokenizer = load_tokenizer(str(workspace() / "tokenizer"))
+        bada, kuli = (tokenizer(word, add_special_tokens=False).input_ids for word in ("bada", "kuli"))
+        ids = [0, *bada, 99, *kuli, 98, 1, -100]
+        self.assertEqual(samples.marked(tokenizer, ids, [99, 98, 97]), "bada [1] kuli [2]")
+        with mock.patch.object(samples, "SHOWN_GAPS", 1):
+            self.assertEqual(samples.marked(tokenizer, ids, [99, 98, 97]), "bada [1] kuli")
 
 
 class ResumedTest(TestCase):
     def test_a_text_may_begin_as_a_section_does(self):
         callback = object.__new__(samples.SamplesCallback)
         callback.path = self.folder / samples.SAMPLES_FILE
-        texts = [samples.as_markdown(step, [["## Step one: [1].", "1", "a", "b"]]) for step in (2, 4)]
+        texts = [f"## Step {step}\n\n| ## Step one: [1]. | a | b |\n\n" for step in (2, 4)]
         callback.path.write_text("".join(texts))
         callback.on_train_begin(None, TrainerState(global_step=2))
         self.assertEqual(callback.path.read_text(), texts[0])
@@ -141,15 +147,14 @@ class RunTest(TestCase):
         self.train("--max_steps", 2, "--num_samples", 2)
         first = self.sections()
         self.assertEqual([text.split()[2] for text in first], ["1", "2"])
-        texts = [[line for line in text.splitlines() if "[1]" in line] for text in first]
-        self.assertLen(texts[0], 2)
-        self.assertEqual(texts[0], texts[1])
-        hidden = [re.findall(r"(?m)^\| \d \| ([^|]*) \|", text) for text in first]
-        self.assertEqual(hidden[0], hidden[1])
-        self.assertNotEmpty(hidden[0])
+        tables = [[line.split(" | ")[:2] for line in text.splitlines()[4:] if line] for text in first]
+        self.assertLen(tables[0], 2)
+        self.assertEqual(tables[0], tables[1])
         corpus = "".join((workspace() / "text.txt").read_text().split())
-        for span in hidden[0]:
-            self.assertIn("".join(span.split()), corpus)
+        for text, masked in tables[0]:
+            self.assertIn("[1]", text)
+            for span in re.split(r"\[\d\]", masked):
+                self.assertIn("".join(span.split()), corpus)
         self.train("--max_steps", 3, "--num_samples", 2, "--resume_from_checkpoint", self.out / "checkpoint-1")
         again = self.sections()
         self.assertEqual([text.split()[2] for text in again], ["1", "2", "3"])

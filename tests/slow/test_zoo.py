@@ -145,7 +145,7 @@ class ZooTest(parameterized.TestCase):
         nothing = torch.tensor(float(rows)).log().item() + (0 if family in zoo.GEMMA else 0.5)
         self.assertAlmostEqual(losses[0], nothing, delta=0.75)
         self.assertLess(results["eval_loss"], losses[0] + 1)
-        self.assertIn("| gap | masked | filled in |", (folder / "samples.md").read_text())
+        self.assertIn("| text | masked | filled in |", (folder / "samples.md").read_text())
 
         again = place() / "resumed" / family
         shutil.copytree(folder / "checkpoint-2", again / "checkpoint-2")
