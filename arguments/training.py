@@ -34,8 +34,14 @@ from common.command_line import (
     option,
     refuse,
 )
-from common.deepspeed_build import watch_deepspeed_build
-from common.processes import end_with_parent, has_accelerator, lacks_compiler, print_once, processes_here
+from common.processes import (
+    announce_deepspeed_build,
+    end_with_parent,
+    has_accelerator,
+    lacks_compiler,
+    print_once,
+    processes_here,
+)
 from common.reports import is_secret
 from constants import (
     DEFAULT_OPTIMIZER,
@@ -215,7 +221,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         self.chose_metric = self.metric_for_best_model is not None
         self.__dict__.update(_LEFT_OPEN)
         if self.deepspeed and self.use_cpu:
-            watch_deepspeed_build()
+            announce_deepspeed_build()
         super().__post_init__()
         self.mixed_precision = "bf16" if self.bf16 else "no"  # a flag overrides what `accelerate launch` says
         for old in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):  # transformers 5.23 has done the same

@@ -52,6 +52,19 @@ def lacks_compiler(variable: str, *names: str) -> str | None:
     return None if header.is_file() else f"Python's headers ({header})"
 
 
+def announce_deepspeed_build() -> None:
+    """Says that DeepSpeed will compile its C++ extension for CPUs, and what a lock in the way means: torch waits for it
+    silently and forever, also if a killed build has left it."""
+    from torch.utils.cpp_extension import _get_build_directory
+
+    folder = Path(_get_build_directory("deepspeed_shm_comm", verbose=False))
+    if (folder / "lock").exists():
+        print_once(f"waiting until {folder / 'lock'} is gone: another program compiles there. If none does, one was "
+                   "killed while it did: delete that file, and this run continues")  # fmt: skip
+    elif not (folder / "deepspeed_shm_comm.so").is_file():
+        print_once(f"DeepSpeed compiles its C++ part for CPUs in {folder}: once, for some minutes")
+
+
 def is_first_process() -> bool:
     """True for global rank 0, also before the process group exists (launchers set RANK)."""
     return int(os.environ.get("RANK", "0")) == 0
