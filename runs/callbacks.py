@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import (
     DefaultFlowCallback,
@@ -28,7 +27,6 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_utils import has_length
 
 from arguments.training import best_metric_key
 from common.curves import draw_curves, eval_loss_key
@@ -233,7 +231,7 @@ IN_THE_BAR = (
 BAR = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"  # of one width; "left" is in the postfix
 
 
-class T5ProgressCallback(TrainerCallback):
+class T5ProgressCallback(ProgressCallback):
     """Progress bars of training and of each evaluation, and one readable line for each log:
 
         step 200/1,000  epoch 0.4  loss 2.314  grad_norm 0.81  lr 0.008  seq/s 51.2  mfu 0.41  left 3 min 10 s
@@ -243,41 +241,28 @@ class T5ProgressCallback(TrainerCallback):
     """
 
     def __init__(self):
-        self.bar = self.eval_bar = self.step_ended = None
-        self.latest = {}  # of the postfix
+        super().__init__()
+        self.step_ended, self.latest = None, {}  # latest: of the postfix
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        self.began_step, self.latest = state.global_step, {}
-        if not args.disable_tqdm:
-            # `initial`: the steps before a resume must not count in the rate
-            options = dict(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
-            self.bar = tqdm(desc="training", bar_format=BAR, **options)
+        self.began_step = self.current_step = state.global_step
+        self.latest = {}
+        # `initial`: the steps before a resume must not count in the rate
+        options = dict(total=state.max_steps, initial=state.global_step, dynamic_ncols=True, disable=args.disable_tqdm)
+        self.training_bar = tqdm(desc="training", bar_format=BAR, **options)
 
-    def on_step_end(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, *rest, **kwargs) -> None:
         if state.global_step - self.began_step <= 2:
             before, self.step_ended = self.step_ended, time.perf_counter()
             steps = state.max_steps - state.global_step
             if before is not None and (seconds := steps * (self.step_ended - before)) > 60:
                 write_line(f"the {steps:,} steps to come will take about {human_time(seconds)}; evaluating and "
                            'saving, which that leaves out, are part of "left" below')  # fmt: skip
-        if self.bar is not None:
-            self.bar.update(state.global_step - self.bar.n)
+        super().on_step_end(args, state, *rest, **kwargs)
 
-    def on_prediction_step(self, args: TrainingArguments, *_, eval_dataloader: DataLoader, **__) -> None:
-        if args.disable_tqdm:
-            return
-        if self.eval_bar is None:
-            total = len(eval_dataloader) if has_length(eval_dataloader) else None
-            options = dict(total=total, unit="batch", leave=False, dynamic_ncols=True)
-            self.eval_bar = tqdm(desc="evaluation", bar_format=BAR if total else None, **options)
-        self.eval_bar.update(1)
-
-    def on_evaluate(self, *_, **__) -> None:
-        if self.eval_bar is not None:
-            self.eval_bar.close()
-        self.eval_bar = None
-
-    on_predict = on_evaluate
+    def on_prediction_step(self, args: TrainingArguments, *rest, **kwargs) -> None:
+        if not args.disable_tqdm:
+            super().on_prediction_step(args, *rest, **kwargs)
 
     def on_log(self, _args: TrainingArguments, state: TrainerState, *_, logs: dict, **__) -> None:
         shown = {SHORT_NAMES.get(key, key): short_number(value) for key, value in logs.items()}
@@ -287,14 +272,9 @@ class T5ProgressCallback(TrainerCallback):
             self.latest["left"] = human_time(logs["seconds_left"])
             parts.append(f"left {self.latest['left']}")
         write_line("  ".join(parts))
-        if self.bar is not None:
+        if self.training_bar is not None:
             self.latest |= {SHORT_NAMES.get(key, key): short_number(logs[key]) for key in IN_THE_BAR if key in logs}
-            self.bar.set_postfix_str(" ".join(f"{key}={value}" for key, value in self.latest.items()))
-
-    def on_train_end(self, *_, **__) -> None:
-        if self.bar is not None:
-            self.bar.close()
-        self.bar = None
+            self.training_bar.set_postfix_str(" ".join(f"{key}={value}" for key, value in self.latest.items()))
 
 
 def write_line(line: str) -> None:

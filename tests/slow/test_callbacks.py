@@ -362,7 +362,7 @@ class TrainerTest(TestCase):
             lines = self.printed(trainer.train).splitlines()
         self.assertLen(lines, 4)  # two logs, an evaluation and the end
         self.assertIn("training: 100%", bars.getvalue())
-        self.assertIn("evaluation: ", bars.getvalue())
+        self.assertIn("100%|##########| 1/1 [", bars.getvalue())  # of the evaluation
         self.assertRegex(bars.getvalue(), r"2/2, left=0\.0 s loss=\d\.\d+ lr=0\.005 .*eval_loss=\d")
 
 
