@@ -6,11 +6,11 @@
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats encoder sentence_transformers
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --push_to_hub me/my-t5
 
-Reads the checkpoints of our runs under any launcher, the shards of DeepSpeed's ZeRO-1 to 3 and of FSDP, and LoRA's
-matrices, which it merges. Each format is loaded again and compared with PyTorch on real texts before it is kept: greedy
-tokens must be equal, and log-probabilities equal within a tolerance, which is printed. CTranslate2 ends a beam search
-by another rule: if the checkpoint generates with beams, the number of equal texts is printed too. The folder appears
-when it is complete. A model of 1M parameters takes 20 s of one core in all formats. Optimum reads the ONNX files with
+Reads the checkpoints of our runs under any launcher, and LoRA's matrices, which it merges. Each format is loaded again
+and compared with PyTorch on real texts before it is kept: greedy tokens must be equal, and log-probabilities equal
+within a tolerance, which is printed. CTranslate2 ends a beam search by another rule: if the checkpoint generates with
+beams, the number of equal texts is printed too. The folder appears when it is complete. A model of 1M parameters takes
+20 s of one core in all formats. Optimum reads the ONNX files with
 `ORTModelForSeq2SeqLM.from_pretrained("out/export", subfolder="onnx", use_cache=False)`.
 """
 
@@ -22,10 +22,12 @@ from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
 from arguments.task import task_arguments
 from arguments.training import PreTrainingArguments
 from common.cached_folders import made_aside
+from common.checkpoint_folders import newest_whole_checkpoint
 from common.command_line import check_output_dir, check_repository_name, exit_on_user_error, option, parse_arguments
 from common.processes import print_once, run_script
 from common.reports import end_summary, human_count, lines_until, read_json, start_summary
@@ -36,14 +38,16 @@ from corpora.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
 from model_t5 import count_parameters, fit_vocabulary, load_model
 from modeling.families import refuse_lacking
 from modeling.generation_settings import drop_idle_search
+from modeling.low_rank import WEIGHTS as LOW_RANK
 from publishing.exports import NEEDS, TOLERANCES, Original, beam_search, compare, encode, pytorch_answers, write_format
-from publishing.gathering import find_checkpoint, load_any_checkpoint
 from publishing.hub_uploads import upload
 from publishing.model_cards import model_card, read_run, shown_search, task_of
 from tasks.registry import eval_splits, source_text
 from tasks.rows import load_rows
 from tasks.task_records import TASK_RECORD, read_record
 
+# Files that load_model reads; it merges LoRA's matrices.
+WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME, LOW_RANK)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Texts for the comparison if neither --samples_file nor its run names one.
 TEXTS = (
@@ -64,10 +68,8 @@ class ExportArguments:
 
     _argument_group_name = "export"
 
-    model_name_or_path: str = option(PreTrainingArguments.output_dir, "Run, checkpoint, shards or Hub name.")
-    config_name: str | None = option(None, "Folder with config.json, if the shards have none.")
+    model_name_or_path: str = option(PreTrainingArguments.output_dir, "Run, checkpoint or Hub name.")
     tokenizer_name: str | None = option(None, "Tokenizer. Not set: the checkpoint's own, or that of the folder above.")
-    trust_checkpoint: bool = option(False, "Read shards that can run code of their author.")
     output_dir: str = option("out/export", "Folder to write. Must be empty or overwritten.")
     overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new export is complete.")
     formats: list[str] = option(
@@ -90,11 +92,23 @@ def check_flags(args: ExportArguments) -> None:
             raise ValueError(f"--formats {kind}: needs {' and '.join(missing)}: pip install -r requirements/export.txt")
     if args.samples_file:
         check_file("--samples_file", Path(args.samples_file))
-    if args.config_name and not (Path(args.config_name) / "config.json").is_file():
-        raise ValueError(f"--config_name {args.config_name}: no config.json there")
     check_output_dir(args.output_dir, args.overwrite_output_dir, [args.model_name_or_path])
     if args.push_to_hub:
         check_repository_name("--push_to_hub", args.push_to_hub)
+
+
+def find_checkpoint(name: str) -> str:
+    """The folder or Hub name that holds weights: `name`, or the newest whole checkpoint-N of an unfinished run."""
+    folder = Path(name)
+    if not folder.is_dir() or any((folder / file).is_file() for file in WEIGHTS):
+        return name
+    if newest := newest_whole_checkpoint(folder):
+        print_once(f"{name}: the run has not ended; taking its newest whole checkpoint, {newest}")
+        return str(newest)
+    raise ValueError(
+        f"--model_name_or_path {name}: no weights there, and no whole checkpoint-*. Shards of "
+        "DeepSpeed are joined by the zero_to_fp32.py beside them, of FSDP by `accelerate merge-weights`"
+    )
 
 
 def find_tokenizer(args: ExportArguments, checkpoint: str) -> PreTrainedTokenizerBase:
@@ -193,7 +207,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         if run != folders[0] and step is not None:  # a checkpoint-N: the run's results are not its own
             record |= {"results": {}, "metrics": lines_until(record["metrics"], step)}
         texts, texts_from = texts_to_compare(args, record["run"])
-        model = load_any_checkpoint(checkpoint, args.config_name, args.trust_checkpoint)
+        model = load_model(checkpoint).eval()
         fit_vocabulary(model, len(tokenizer))
         others = [kind for kind in args.formats if kind != "huggingface"]
         if others:

@@ -10,12 +10,17 @@ manifest (common/manifests.py) shows that when a run resumes: the damaged checkp
 import contextlib
 import json
 import os
+import pickle
+import pkgutil
+import re
 import shutil
 import socket
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import IO
 
+import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PretrainedConfig
 
@@ -26,7 +31,6 @@ from common.command_line import RESUME_NEWEST, check_folder
 from common.manifests import MANIFEST, fsync, write_manifest
 from common.processes import check_alike, is_first_process, print_once
 from common.reports import is_secret, read_json
-from common.trust import check_deepspeed_files
 from tasks.task_records import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
@@ -168,7 +172,8 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
             raise ValueError(f"{flag} {checkpoint}: saved by DeepSpeed on {saved_by} processes, and it resumes on as "
                              f"many only, not on {args.world_size}: start {saved_by}, or take only the weights with "
                              f"--model_name_or_path {checkpoint}")  # fmt: skip
-        check_deepspeed_files(flag, folder, args.trust_checkpoint)
+        if not args.trust_checkpoint:
+            check_deepspeed_files(flag, folder)
     else:
         optimizers = ["optimizer.pt", *["optimizer.bin"] * wants_fsdp(args)]
         missing = [] if any((folder / name).is_file() for name in optimizers) else optimizers[-1:]
@@ -177,6 +182,30 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
         raise ValueError(f"{flag} {checkpoint}: it has no {' and no '.join(missing)} (saved with --save_only_model or "
                          "another launcher?), without which optimizer and schedule would restart: take only "
                          f"the weights with --model_name_or_path {checkpoint}")  # fmt: skip
+
+
+# Classes that DeepSpeed puts beside the tensors; they hold numbers.
+_OF_DEEPSPEED = (
+    "deepspeed.runtime.fp16.loss_scaler:LossScaler",
+    "deepspeed.runtime.fp16.loss_scaler:DynamicLossScaler",
+    "deepspeed.runtime.zero.config:ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment:fragment_address",
+)
+
+
+def check_deepspeed_files(flag: str, folder: Path) -> None:
+    """ValueError if DeepSpeed's files below a folder hold more than tensors and plain values: a pickle can run any code
+    of its author. transformers and accelerate check their own files; DeepSpeed's engine does not."""
+    harmless = list(map(pkgutil.resolve_name, _OF_DEEPSPEED))
+    for path in sorted(folder.rglob("*.pt")):
+        try:
+            with torch.serialization.safe_globals(harmless):
+                torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        except pickle.UnpicklingError as error:
+            called = re.search(r"(?:GLOBAL|function) (\S+)", str(error))
+            raise ValueError(f"{flag} {path}: reading it would call {called[1] if called else 'something unknown'}, "
+                             "which can be any code of its author; give --trust_checkpoint if that is you, or someone "
+                             "you trust") from None  # fmt: skip
 
 
 def check_optimizer_state(checkpoint: str | None, has_fsdp: bool) -> None:
