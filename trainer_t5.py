@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 from transformers import DefaultFlowCallback, PreTrainedModel, Trainer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled, set_hf_deepspeed_config
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.trainer_utils import EvalPrediction, PredictionOutput, SaveStrategy, TrainOutput
 
 from arguments.training import T5TrainingArguments, best_metric_key
@@ -119,7 +119,6 @@ class T5Trainer(FiniteTrainer):
         self.add_callback(self.preemption)
         if args.precompile:
             self.add_callback(PrecompileCallback())
-        self._tr_z_loss, self._z_loss_last_logged = torch.zeros((), device=args.device), 0
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
@@ -138,7 +137,6 @@ class T5Trainer(FiniteTrainer):
             raise ValueError("T5Trainer.train: its arguments are not complete: call check_training(args, "
                              "'fine-tuning a checkpoint') of arguments/training.py, or give optimizers")  # fmt: skip
         self._resumed_from = resume_from_checkpoint
-        self._tr_z_loss = torch.zeros_like(self._tr_z_loss)  # without that of steps that --auto_find_batch_size tried
         self.args.eval_on_start = self.args.eval_on_start and not resume_from_checkpoint
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
@@ -163,26 +161,8 @@ class T5Trainer(FiniteTrainer):
         self.state.best_model_checkpoint = best
         return output
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, Seq2SeqLMOutput]:
-        """Overrides Trainer to sum the z-loss, on the device."""
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if outputs.z_loss is not None:
-            self._tr_z_loss = self._tr_z_loss + outputs.z_loss.sum()
-        return (loss, outputs) if return_outputs else loss
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides Trainer to log the part of `loss` that is z-loss, and to make the closing `train_loss` the mean
-        over the whole run, also of a resumed one."""
-        if "loss" in logs and self.args.z_loss:
-            steps = self.state.global_step - self._z_loss_last_logged
-            logs["z_loss"] = self.accelerator.gather(self._tr_z_loss.reshape(1)).sum().item() / steps
-            self._tr_z_loss, self._z_loss_last_logged = torch.zeros_like(self._tr_z_loss), self.state.global_step
+        """Overrides Trainer to make the closing `train_loss` the mean over the whole run, also of a resumed one."""
         if "train_loss" in logs and self.state.global_step:
             # Trainer has added what was not yet logged, but of this rank alone.
             unlogged = self.accelerator.gather(self._tr_loss.reshape(1)).mean().item() - self._tr_loss.item()
@@ -194,7 +174,7 @@ class T5Trainer(FiniteTrainer):
         Trainer counted their tokens on the host, the host would wait to send the count."""
         self.batches_in_use = epoch_iterator
         place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
-        self._began = {"place": place, "loss": self._tr_loss.clone(), "z_loss": self._tr_z_loss}
+        self._began = {"place": place, "loss": self._tr_loss.clone()}
         send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
         batches, error = [], None
         try:

@@ -362,7 +362,7 @@ def was_restarted() -> bool:
 # ---------------------------------------------------------------- the loss that is being averaged
 def save_loss_state(folder: Path, rank: int, state: dict) -> None:
     """Writes the sums that Trainer does not save, so that a resumed run logs the same means: {"running_loss": sum of
-    losses since the last log, "total_loss", "last_logged_step", "running_z_loss"}."""
+    losses since the last log, "total_loss", "last_logged_step"}."""
     (folder / f"loss_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
 
@@ -374,5 +374,4 @@ def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
     if len(states) == num_ranks:
         return json.loads((folder / f"loss_state_{rank}.json").read_text(encoding="utf-8"))
     running = sum(state["running_loss"] for state in states) / len(states)
-    z_loss = sum(state.get("running_z_loss", 0.0) for state in states) / num_ranks  # it is added up over the ranks
-    return states[0] | {"running_loss": running, "running_z_loss": z_loss}
+    return states[0] | {"running_loss": running}

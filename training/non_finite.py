@@ -90,7 +90,6 @@ class FiniteTrainer(SavingTrainer):
             self.lr_scheduler.load_state_dict(began["schedule"])
             self.state.global_step, self.state.epoch = began["step"], began["epoch"]
         self._tr_loss.copy_(began["loss"])
-        self._tr_z_loss = began["z_loss"]
         step, kept = self.state.global_step, self._save_before_step(began["place"])
         examples = ", ".join(map(str, self._examples_of_step(step)))
         finish_process_group()

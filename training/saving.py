@@ -112,7 +112,7 @@ class SavingTrainer(RowOrderTrainer):
         if self._put_off:
             raise self._put_off
         losses = {"running_loss": self._tr_loss.item(), "total_loss": self._total_loss_scalar}
-        losses |= {"last_logged_step": self._globalstep_last_logged, "running_z_loss": self._tr_z_loss.item()}
+        losses["last_logged_step"] = self._globalstep_last_logged
         save_loss_state(aside, self.args.process_index, losses)
         if hasattr(self.train_dataset, "save_place"):
             self.train_dataset.save_place(aside)
@@ -188,8 +188,7 @@ class SavingTrainer(RowOrderTrainer):
         if folder and (state := load_loss_state(folder, self.args.process_index, self.args.world_size)):
             self._tr_loss.fill_(state["running_loss"])
             self._total_loss_scalar = state["total_loss"]
-            self._globalstep_last_logged = self._z_loss_last_logged = state["last_logged_step"]
-            self._tr_z_loss.fill_(state.get("running_z_loss", 0.0))
+            self._globalstep_last_logged = state["last_logged_step"]
 
     # ------------------------------------------------------------ to the Hub
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:

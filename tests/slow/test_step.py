@@ -409,23 +409,8 @@ class RunTest(parameterized.TestCase):
     def test_options_change_no_curve(self, **flags):
         np.testing.assert_allclose(self.curve(**flags), self.curve(), rtol=1e-4)
 
-    def test_z_loss_is_part_of_the_loss_and_shown_apart(self):
-        plain, z = self.curve(), self.curve("z_loss", z_loss=1e-2)
-        self.assertAlmostEqual(self.curve(z_loss=1e-2)[0], plain[0] + z[0], delta=1e-4)
-        self.assertGreater(z[0], 1e-3)
-        every_third = self.curve("z_loss", z_loss=1e-2, logging_steps=3)
-        self.assertAlmostEqual(every_third[0], np.mean(z), delta=1e-5)
-
-    def test_z_loss_of_the_logs_survives_an_interruption(self):
-        flags = dict(z_loss=1e-2, max_steps=4, logging_steps=4)
-        whole, first = (make_trainer(self.folder / name, **flags) for name in ("whole", "run"))
-        whole.train()
-        first.args.save_strategy, first.args.save_steps = "steps", 2
-        first.add_callback(_StopAt(2))
-        first.train()
-        second = make_trainer(self.folder / "run", **flags)
-        second.train(resume_from_checkpoint=str(self.folder / "run" / "checkpoint-2"))
-        self.assertEqual(curve(second, "z_loss"), curve(whole, "z_loss"))
+    def test_z_loss_is_part_of_the_loss(self):
+        self.assertGreater(self.curve(z_loss=1e-2)[0], self.curve()[0] + 1e-3)
 
     @parameterized.parameters(
         ("--bf16_residual needs --bf16", dict(bf16_residual=True)),
