@@ -14,17 +14,13 @@ import pickle
 import pkgutil
 import re
 import shutil
-import socket
-import tempfile
 import zipfile
 from pathlib import Path
-from typing import IO
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PretrainedConfig
 
-from arguments.sharding import wants_fsdp
 from arguments.training import T5TrainingArguments
 from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
 from common.command_line import RESUME_NEWEST, check_folder
@@ -94,45 +90,20 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     A job that SLURM or torchrun restarted resumes from its newest whole checkpoint, or starts from step 0 if there is
     none yet. Rank 0 decides for all, and locks the folder if it exists. Nothing is deleted yet: see `old_files`.
     """
-    checkpoint = wrong = probe = None
+    checkpoint = wrong = None
     if is_first_process():
         try:
             check_folder("--output_dir", args.output_dir)
             lock_output_dir(args)
             checkpoint = _checkpoint_to_resume(args)
             check_saved_state(args, checkpoint)
-            probe = _probe(args)
         except (ValueError, OSError) as error:
             unlock_output_dir(args)
             wrong = str(error)
-    checkpoint, wrong, name = broadcast_object_list([checkpoint, wrong, probe and Path(probe.name).name])
+    checkpoint, wrong = broadcast_object_list([checkpoint, wrong])
     if wrong is not None:
         raise ValueError(wrong)
-    if name:
-        with probe or contextlib.nullcontext():  # which deletes the file when all have looked
-            _check_shared(Path(args.output_dir).absolute(), name)
     return checkpoint
-
-
-def _probe(args: T5TrainingArguments) -> IO | None:
-    """An empty file in --output_dir, or where it will be made, for the other processes to find until it is closed;
-    None where none of them would save or read there."""
-    if args.world_size == 1 or args.save_strategy == "no":
-        return None
-    folder = Path(args.output_dir).absolute()
-    there = next(place for place in (folder, *folder.parents) if place.is_dir())
-    return tempfile.NamedTemporaryFile(prefix=".t5_shared_", dir=there)
-
-
-def _check_shared(folder: Path, name: str) -> None:
-    """ValueError, on every process, unless all find the file of `_probe` in the folder or above it. Each saves its part
-    of a checkpoint there, and reads all of it to resume and to end with the best model."""
-    found = any((place / name).exists() for place in (folder, *folder.parents))
-    told = gather_object([None if found else socket.gethostname()])
-    if blind := sorted({host for host in told if host}):
-        raise ValueError(f"--output_dir {folder} on {', '.join(blind)} is not the folder that the first process has: "
-                         "every process saves its part of a checkpoint there, so name a folder on a disk that all "
-                         "nodes share (without one: --save_strategy no)")  # fmt: skip
 
 
 def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
@@ -166,7 +137,6 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
     if not (folder / MANIFEST).is_file():
         print_once(f"{folder} has no {MANIFEST}: its files cannot be checked")
     if args.deepspeed:
-        missing = [] if any(folder.glob("global_step*")) else ["global_step* of DeepSpeed"]
         saved_by = len(list(folder.glob("global_step*/*_optim_states.pt")))
         if saved_by not in (0, args.world_size):
             raise ValueError(f"{flag} {checkpoint}: saved by DeepSpeed on {saved_by} processes, and it resumes on as "
@@ -174,10 +144,8 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
                              f"--model_name_or_path {checkpoint}")  # fmt: skip
         if not args.trust_checkpoint:
             check_deepspeed_files(flag, folder)
-    else:
-        optimizers = ["optimizer.pt", *["optimizer.bin"] * wants_fsdp(args)]
-        missing = [] if any((folder / name).is_file() for name in optimizers) else optimizers[-1:]
-        missing += [] if (folder / "scheduler.pt").is_file() else ["scheduler.pt"]
+    needed = ["global_step*"] if args.deepspeed else ["optimizer.*", "scheduler.pt"]
+    missing = [name for name in needed if not any(folder.glob(name))]
     if missing:
         raise ValueError(f"{flag} {checkpoint}: it has no {' and no '.join(missing)} (saved with --save_only_model or "
                          "another launcher?), without which optimizer and schedule would restart: take only "
@@ -248,17 +216,15 @@ _SHAPE = (
     "hidden_size head_dim intermediate_size num_attention_heads num_key_value_heads num_hidden_layers layer_types "
     "sliding_window"
 ).split()
-# Flags that decide which examples a run sees, in which order, and how they are corrupted.
-_DECIDES_EXAMPLES = (
-    "seed data_seed objective input_seq_length noise_density mean_noise_span_length packing eos_between_documents "
-    "mixing mixing_cap mixing_temperature train_sampling_strategy length_buckets"
+# Flags that decide what the optimizer's state belongs to, which examples follow, and how they are corrupted.
+_DECISIVE = (
+    "optim lora_rank train_only seed data_seed objective input_seq_length noise_density mean_noise_span_length packing "
+    "eos_between_documents mixing mixing_cap mixing_temperature train_sampling_strategy length_buckets"
 ).split()
 # Those that decide which part of a text is trained on: its fingerprint covers all of it, a task's its training rows.
 _DECIDES_PART = (
     "text_column input_ids_column input_ids_dtype max_train_samples validation_split_percentage validation_split_count"
 ).split()
-
-
 # Flags that may differ between nodes: where files are, and what only the first process does.
 _OF_A_NODE = (
     "local_rank output_dir overwrite_output_dir overwrite_cache resume_from_checkpoint report_to disable_tqdm "
@@ -290,37 +256,25 @@ def check_resumed(
                 "give all nodes the same files")  # fmt: skip
     if checkpoint is None:
         return
-    resumed, weights_only = f"--resume_from_checkpoint {checkpoint}:", f"--model_name_or_path {checkpoint}"
     run, now = run_of(checkpoint), {name: value for group in groups for name, value in vars(group).items()}
     shapes, asked = _flat(_recorded(Path(checkpoint) / "config.json")), _flat(config.to_dict())
-    for key in (key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name):
-        if shapes[key] != asked.get(key):
-            raise ValueError(f"{resumed} its model has {key} {shapes[key]}, the flags ask for {asked.get(key)}: resume "
-                             "with the flags of its run, or name another --output_dir")  # fmt: skip
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
-    held = {"optim": flags.get("optim", now["optim"])}  # earlier runs had only this one
-    held |= {name: flags.get(name) for name in ("lora_rank", "train_only")}
-    for name, before in held.items():
-        if flags and before != now.get(name):
-            raise ValueError(f"{resumed} it holds the state of --{name} {before}, from which --{name} {now.get(name)} "
-                             "cannot resume")  # fmt: skip
-    for name, described in (("train", "training data"), ("tokenizer", "a tokenizer")):
-        if name in saved and name in fingerprints and saved[name] != fingerprints[name]:
-            raise ValueError(f"{resumed} its run had {described} of other contents: resume with the flags of that run, "
-                             f"or take only the weights with {weights_only}")  # fmt: skip
-    if saved and ("validation" in saved) != ("validation" in fingerprints):
-        had = "" if "validation" in saved else "no "
-        raise ValueError(f"{resumed} its run had {had}validation text of its own; without any, a part of the training "
-                         "text is held out: resume with the flags of that run, or take only the weights with "
-                         f"{weights_only}")  # fmt: skip
-    decisive = _DECIDES_EXAMPLES + _DECIDES_PART * ("objective" in now)  # a flag of text
+    decisive = _DECISIVE + _DECIDES_PART * ("objective" in now)  # a flag of text
     if now.get("length_buckets"):  # each micro-batch is of one bucket
         decisive = [*decisive, "per_device_train_batch_size"]
-    for name in decisive:
-        if name in flags and name in now and flags[name] != now[name]:
-            raise ValueError(f"{resumed} its run had --{name} {flags[name]}, now it is {now[name]}, and other examples "
-                             f"would follow: resume with {flags[name]}, or take only the weights with "
-                             f"{weights_only}")  # fmt: skip
+    keys = [key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name]
+    compared = [(f"the model's {key}", shapes[key], asked.get(key)) for key in keys]
+    if saved:
+        # Without a validation text a part of the training text is held out.
+        compared.append(("a validation text", "validation" in saved, "validation" in fingerprints))
+    contents = [name for name in ("train", "tokenizer") if name in saved and name in fingerprints]
+    compared += [(f"the contents of {name}", saved[name], fingerprints[name]) for name in contents]
+    compared += [(f"--{name}", flags[name], now[name]) for name in decisive if name in flags and name in now]
+    for what, before, found in compared:
+        if before != found:
+            raise ValueError(f"--resume_from_checkpoint {checkpoint}: {what}: {before} in its run, {found} now: resume "
+                             "with the flags and files of its run, or take only the weights with --model_name_or_path "
+                             f"{checkpoint}")  # fmt: skip
 
 
 def _flat(config: dict) -> dict:

@@ -649,15 +649,15 @@ class ResumeTest(TestCase):
 
     @parameterized.named_parameters(
         ("shape", dict(config_name="mini", config_overrides=None),
-         "checkpoint .*checkpoint-2: its model has d_model 16, the flags ask for 320: resume with"),
+         "checkpoint .*checkpoint-2: the model's d_model: 16 in its run, 320 now: resume with"),
         ("override", dict(config_overrides=SHAPE.replace("num_layers=1", "num_layers=2")),
-         "its model has num_.*layers 1"),
-        ("vocabulary", dict(tokenizer_name="{bad}/larger"), "its model has vocab_size 320, the flags ask for 384"),
-        ("tokenizer", dict(tokenizer_name="{bad}/other"), "its run had a tokenizer of other contents: resume with the"),
+         "the model's num_.*layers: 1 in its run, 2 now"),
+        ("vocabulary", dict(tokenizer_name="{bad}/larger"), "the model's vocab_size: 320 in its run, 384 now"),
+        ("tokenizer", dict(tokenizer_name="{bad}/other"), "the contents of tokenizer: .* in its run, .* now: resume"),
         ("text", dict(train_file="{bad}/other.txt"),
-         "its run had training data of other contents: .*--model_name_or_path"),
+         "the contents of train: .* in its run, .* now: .*--model_name_or_path"),
         ("optimizer", dict(optim="adafactor"),
-         "it holds the state of --optim adamw_rms_scaled, from which --optim adafactor"),
+         "--optim: adamw_rms_scaled in its run, adafactor now"),
     )  # fmt: skip
     def test_of_another_run(self, changes, message):
         train_tokenizer(sentences(900, seed=1), self.folder / "other", 300)
@@ -681,7 +681,7 @@ class ResumeTest(TestCase):
     def test_of_another_architecture(self):
         shutil.copy(workspace() / "bert" / "config.json", self.folder / "out" / "checkpoint-2" / "config.json")
         (self.folder / "out" / "checkpoint-2" / "manifest.json").unlink()
-        self.assert_refused(pre_train_t5, self.resumed(), "its model has model_type bert, the flags ask for t5")
+        self.assert_refused(pre_train_t5, self.resumed(), "the model's model_type: bert in its run, t5 now")
 
     def test_the_same_run_goes_on(self):
         code, _, errors = self.run_script(pre_train_t5, self.resumed())

@@ -429,7 +429,7 @@ class RunTest(parameterized.TestCase):
         self.assertEqual(again["eval_loss"], results["eval_loss"])
         refused, errors = self.run_script("whole", *corpora, "--resume_from_checkpoint", packing="chunks")
         self.assertEqual(refused, {"code": 2})
-        self.assertRegex(errors, "its run had --packing documents, now it is chunks, and other examples would follow")
+        self.assertRegex(errors, "--packing: documents in its run, chunks now")
 
     def test_ready_made_ids(self):
         rng = np.random.default_rng(0)

@@ -97,9 +97,9 @@ class StateTest(TestCase):
         return str(folder)
 
     @parameterized.parameters(
-        ((), "no optimizer.pt and no scheduler.pt"),
+        ((), "no optimizer.\\* and no scheduler.pt"),
         (("optimizer.pt",), "has no scheduler.pt"),
-        (("scheduler.pt",), "has no optimizer.pt"),
+        (("scheduler.pt",), "has no optimizer.\\*"),
     )
     def test_a_checkpoint_without_the_optimizer(self, names, message):
         checkpoint = self.checkpoint(*names)
@@ -161,7 +161,7 @@ class LockTest(TestCase):
         out = Path(args.output_dir)
         out.mkdir()
         holder = self.holder(args)
-        with self.assertRaisesRegex(ValueError, f"--output_dir .*out: another run .*process {holder.pid} on .*job 123"):
+        with self.assertRaisesRegex(ValueError, f'--output_dir .*out: another run .*"pid": {holder.pid}, "job": "123"'):
             prepare_output_dir(args)
         with mock.patch.dict(os.environ, RANK="1"):
             lock_output_dir(args)  # only rank 0 locks
@@ -173,7 +173,7 @@ class LockTest(TestCase):
         self.assertEqual(json.loads((out / LOCK).read_text())["pid"], os.getpid())
         prepare_output_dir(args)  # by the same process
         unlock_output_dir(args)
-        self.assertFalse((out / LOCK).exists())
+        self.holder(args)  # another run may follow
 
     def test_a_file_system_without_locks(self):
         args = self.training()

@@ -51,7 +51,7 @@ class AgentTest(absltest.TestCase):
         """Ends what a test that fails leaves running."""
         self.agent.kill()
         for lock in self.folder.glob("out/sweeps/*/*/.lock"):
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, ValueError):  # ValueError: its run has ended
                 psutil.Process(json.loads(lock.read_text())["pid"]).kill()
 
     def wait_for(self, condition, what: str, seconds: float = 120) -> None:
