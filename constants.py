@@ -26,7 +26,7 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.m
     skip_where          {column: values}: rows to leave out of every split, an empty cell being ""
     held_out            percent of the training rows to validate on, unless --validation_file names validation rows
     train_without       {columns: their values in the training rows to leave out, or a file of such rows}
-    train_with          the task whose training rows this one borrows (AX has none of its own)
+    train_with          the task whose checkpoint answers this one (AX has no training rows of its own)
     merge_references    True: evaluation rows with the same source become one, with all their references
     max_piece_length    the column text is running text, also whole books: a row is a sentence-like piece of at most
                         this many characters; plain text files have a document on each line

@@ -14,24 +14,12 @@ from pathlib import Path
 
 from arguments.own_pairs import OWN, own_entry
 from arguments.task import LENGTHS, find_entry, task_arguments, task_names
-from common.command_line import did_you_mean, listed
 from common.reports import plain_json, read_json, write_json
-from corpora.files import data_suffix, is_plain_text, open_text
-from corpora.reading import read_rows
+from corpora.files import is_plain_text, open_text
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
 from tasks.registry import as_list, preprocess_of, source_text
-from tasks.rows import (
-    MISSING,
-    check_text,
-    is_text_corpus,
-    lacks_value,
-    nested_rows,
-    preprocessed,
-    read_records,
-    renamed_columns,
-    value_of,
-)
+from tasks.rows import checked_value, is_text_corpus, nested_rows, preprocessed, read_records, renamed_columns
 from tasks.task_records import read_record
 
 PLAIN = dict(inputs={"": "text"}, target="prediction", target_type="text", metrics=["rougeL"], max_source_length=512,
@@ -79,17 +67,19 @@ class InputReader:
     """
 
     def __init__(self, entry: dict, columns: list[str] | None = None):
-        self.entry, self.columns = entry, columns
         self.inputs = ["text"] if is_text_corpus(entry) else list(entry["inputs"].values())
         if columns and len(columns) != len(self.inputs):
             raise ValueError(f"--source_column {','.join(columns)}: the task reads {len(self.inputs)} columns, "
                              f"{', '.join(self.inputs)}")  # fmt: skip
+        if columns:
+            entry = entry | {"file_columns": dict(zip(self.inputs, columns, strict=True))}
+        self.entry, self.renamed = entry, entry.get("file_columns", {})
+        self.prepares = not (columns or is_text_corpus(entry))  # whether `preprocess` gets whole rows
 
     def read(self, path: Path) -> Iterator[Input]:
         """The inputs, one after another. ValueError with the place of one that cannot be read."""
         if not is_plain_text(path):
-            rows = read_records(self.entry, path) if data_suffix(path) == ".tsv" else read_rows(path)
-            for number, record in enumerate(rows, start=1):
+            for number, record in enumerate(read_records(self.entry, path), start=1):
                 for row in self._rows_within(record, f"{path}, row {number}"):
                     yield from self._of_row(row, f"{path}, row {number}")
             return
@@ -112,20 +102,12 @@ class InputReader:
         """The input that a row is, or those that the entry's preprocess makes of it."""
         if taken := {"prediction", "n_best"} & row.keys():
             raise ValueError(f"{place}: has a column {min(taken)}, under which the answer would be written: rename it")
-        read, names = row, self.columns or self.inputs
-        if not self.columns:
-            read = row | renamed_columns(row, self.entry.get("file_columns", {}))
-            if not is_text_corpus(self.entry):
-                read = preprocessed(self.entry, read, place)
+        read = row | renamed_columns(row, self.renamed)
+        if self.prepares:
+            read = preprocessed(self.entry, read, place)
+        why = "which the task reads; --source_column names yours"
         for one in as_list(read):
-            found = {column: value_of(one, name) for column, name in zip(self.inputs, names, strict=True)}
-            for name, value in zip(names, found.values(), strict=True):
-                if value is MISSING or lacks_value(value):
-                    missing = value is MISSING
-                    problem = "is missing" + did_you_mean(name, list(map(str, row))) if missing else "is empty"
-                    raise ValueError(f"{place}: the column {name} {problem}; available: {listed(row)}. Name yours with "
-                                     "--source_column")  # fmt: skip
-                check_text(value, name, place)
+            found = {column: checked_value(one, column, self.renamed, place, why) for column in self.inputs}
             yield self._made(one if isinstance(read, list) else row, found)
 
     def _made(self, row: dict, found: dict) -> Input:

@@ -6,7 +6,6 @@ record of a file, the Hub or a stream --file_columns, preprocess--> rows --the e
 import contextlib
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -15,8 +14,6 @@ import numpy as np
 from arguments.own_pairs import OWN
 from arguments.task import TaskArguments
 from common.command_line import comma_words, did_you_mean, home_path, listed
-from common.processes import print_once
-from constants import DATASET_VALS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, compressed, data_suffix, expand_files, is_plain_text, open_text
 from corpora.hub import load_dataset_splits
@@ -30,33 +27,19 @@ MISSING = object()  # a missing column; None is an empty value
 HELD_OUT = 1_000  # rows of a streamed text without --validation_file and --max_eval_samples
 
 
-def load_rows(
-    name: str, task: dict, args: TaskArguments, split: str, halves: dict[str, list[dict]] | None = None
-) -> list[dict]:
+def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[dict]:
     """All rows of a split as {column: value} with the entry's column names. ValueError if there are none.
 
     Rows of a test split have the target column only where their labels are public. With --streaming no more than
-    --max_eval_samples rows of a --validation_file are read. halves: where training and held-out rows, which are read
-    together, are kept for the next call.
+    --max_eval_samples rows of a --validation_file are read.
     """
-    halves = {} if halves is None else halves
-    own = own_files(args, task)
-    if split == "train" and task.get("train_with") and "train" not in own:
-        other = task["train_with"]
-        return load_rows(other, DATASET_VALS[args.benchmark][other], args, split)
-    evaluated = eval_splits(task)[0]
-    held_out = task.get("held_out") if split in ("train", evaluated) and evaluated not in own else None
-    if not (held_out and halves):
-        source = "train" if held_out else split
-        reader = SplitReader(name, task, args, source)
-        limit = args.max_eval_samples if args.streaming and source in own else None
-        rows = list(itertools.islice(reader, limit))
-        if reader.skipped and source == split:
-            print_once(f"task {name}, {split}: left out {reader.skipped.total():,} rows with "
-                       + ", ".join(f"{column} {value!r}" for column, value in reader.skipped))  # fmt: skip
-        if held_out:
-            halves["train"], halves[evaluated] = _halves(name, task, rows)
-    rows = halves[split] if held_out else rows
+    named, evaluated = own_files(args, task), eval_splits(task)[0]
+    held_out = task.get("held_out") and split in ("train", evaluated) and evaluated not in named
+    source = "train" if held_out else split
+    limit = args.max_eval_samples if args.streaming and source in named else None
+    rows = list(itertools.islice(SplitReader(name, task, args, source), limit))
+    if held_out:
+        rows = _halves(name, task, rows)[split != "train"]
     if split == "train":
         rows = training_rows(task, rows)
     if not rows:
@@ -135,10 +118,7 @@ def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Fi
         raise ValueError(f"task {name}: its entry has no file for the split {split}; available: {there}")
     if not isinstance(files[split], dict):
         return _found(name, args, split, files[split], suffixes)
-    sides = {column: _found(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
-    if len(set(map(len, sides.values()))) > 1:
-        raise ValueError(f"task {name}, {split}: {' and '.join(map(str, files[split].values()))} are not as many files")
-    return sides
+    return {column: _found(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
 
 
 def _found(name: str, args: TaskArguments, split: str, names: str | list[str], suffixes: tuple[str, ...]) -> list[Path]:
@@ -193,8 +173,7 @@ def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
 class SplitReader:
     """Iterates over the rows of one split, with the entry's columns. ValueError, with the place, for a wrong row.
 
-    files_of: the split whose files are read, if that is another. skipped: {(column, value): rows} that the entry's
-    `skip_where` has left out so far.
+    files_of: the split whose files are read, if that is another.
     """
 
     def __init__(self, name: str, task: dict, args: TaskArguments, split: str, files_of: str | None = None):
@@ -203,7 +182,6 @@ class SplitReader:
         names_are_the_hubs = self.files is None and "files" in task
         self.renamed = {} if names_are_the_hubs else task.get("file_columns", {})
         self.left_out = self._rows_left_out() if split == "train" else {}
-        self.skipped = Counter()
 
     def __iter__(self) -> Iterator[dict]:
         for records, where in self.sources():
@@ -231,9 +209,7 @@ class SplitReader:
         """The rows made of a record: cut into pieces, columns renamed, preprocessed, and checked."""
         for piece in pieces_of(self.task, record, place):
             for row in as_list(preprocessed(self.task, piece | renamed_columns(piece, self.renamed), place)):
-                if reason := self._reason_to_skip(row, place):
-                    self.skipped[reason] += 1
-                elif not self._is_left_out(row):
+                if not self._is_left_out(row, place):
                     yield self._picked(row, place)
 
     def _rows_left_out(self) -> dict[tuple, set[tuple]]:
@@ -247,47 +223,32 @@ class SplitReader:
                 path = files[0].parent / Path(values).name
                 if not path.is_file():
                     raise ValueError(f"{path}: no such file; it lists the rows that {files[0].name} must leave out")
-                with open_text(path) as stream:
-                    values = [tuple(line.split()) for line in stream if line.strip()]
+                values = [tuple(line.split()) for line in path.read_text().splitlines() if line.strip()]
             left_out[columns] = set(values)
         return left_out
 
-    def _is_left_out(self, row: dict) -> bool:
-        return any(
-            tuple(value_of(row, column) for column in columns) in values for columns, values in self.left_out.items()
-        )
-
-    def _reason_to_skip(self, row: dict, place: str) -> tuple[str, str] | None:
-        """The first (column, value) of the entry's `skip_where` that the row has; an empty cell is ""."""
+    def _is_left_out(self, row: dict, place: str) -> bool:
+        """Whether the entry's `skip_where`, or of training rows its `train_without`, names values of the row."""
         for column, values in self.task.get("skip_where", {}).items():
             value = value_of(row, column)
             if value is MISSING:
                 raise no_column(place, column, row, "by which rows are left out")
-            text = "" if lacks_value(value) else str(value)
-            if text in values:
-                return column, text
-        return None
+            if ("" if lacks_value(value) else str(value)) in values:
+                return True
+        return any(
+            tuple(value_of(row, column) for column in columns) in values for columns, values in self.left_out.items()
+        )
 
     def _picked(self, row: dict, place: str) -> dict:
         """The task's columns of a row; only the answers of a test split may be missing."""
         task, hidden, picked = self.task, may_hide_answers(self.task, self.split), {}
         for column in columns_of(task):
-            value = value_of(row, column)
-            lacking = lacks_value(value)
-            if hidden and (value is MISSING or lacking) and column not in task["inputs"].values():
-                continue
-            if value is MISSING:
-                names = as_list(self.renamed.get(column, column))
-                missing = next((name for name in names if value_of(row, name) is MISSING), names[0])
-                hint = _holds_records(row, task.get("records"))
-                raise no_column(place, str(missing), row, f"which task {self.name} needs", hint)
-            if lacking or (value == [] and column == task["target"] and not hidden):
-                partly = " in part" if value else ""
-                raise ValueError(f"{place}: the column {column} is empty{partly}, which task {self.name} needs")
-            if column in (*task["inputs"].values(), task["target"]):
-                check_text(value, column, place)
-            picked[column] = value
+            value, needed = value_of(row, column), column in task["inputs"].values() or not hidden
+            if needed or not (value is MISSING or lacks_value(value)):
+                picked[column] = checked_value(row, column, self.renamed, place, f"which task {self.name} needs")
         if not hidden:
+            if picked[task["target"]] == []:
+                raise ValueError(f"{place}: the column {task['target']} is empty, which task {self.name} needs")
             try:
                 target_text(self.name, task, picked)
             except ValueError as error:
@@ -300,19 +261,25 @@ def lacks_value(value: object) -> bool:
     return any(item is None or (isinstance(item, float) and math.isnan(item)) for item in as_list(value))
 
 
-def check_text(value: object, column: str, place: str) -> None:
-    """ValueError if a value, or an item of a list, is a record, a list or bytes, whose text would be Python's."""
+def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -> object:
+    """The value of a column. ValueError if it is missing or empty, or holds a record, a list or bytes, whose text would
+    be Python's. renamed: {column: its name in the source}, as an entry's `file_columns`."""
+    value = value_of(row, column)
+    if value is MISSING:
+        names = as_list(renamed.get(column, column))
+        raise no_column(place, str(next((name for name in names if value_of(row, name) is MISSING), column)), row, why)
+    if lacks_value(value):
+        raise ValueError(f"{place}: the column {column} is empty{' in part' if value else ''}, {why}")
     for item in as_list(value):
         if isinstance(item, dict | list | bytes):
-            within = f" (such as {column}.{next(iter(item))})" if isinstance(item, dict) and item else ""
-            raise ValueError(f"{place}: the column {column} holds no text, but a value of type {type(item).__name__}"
-                             f"{within}")  # fmt: skip
+            raise ValueError(f"{place}: the column {column} holds no text, but a value of type {type(item).__name__}")
+    return value
 
 
-def no_column(place: str, column: str, row: dict, why: str, hint: str = "") -> ValueError:
-    """The error of a row without a column: "a.csv, row 1: no column b (did you mean B?), why; there is A, B hint"."""
+def no_column(place: str, column: str, row: dict, why: str) -> ValueError:
+    """The error of a row without a column: "a.csv, row 1: no column b (did you mean B?), why; available: A, B"."""
     near = did_you_mean(column, list(map(str, row)))
-    return ValueError(f"{place}: no column {column}{near}, {why}; available: {listed(row)}{hint}")
+    return ValueError(f"{place}: no column {column}{near}, {why}; available: {listed(row)}")
 
 
 def pieces_of(task: dict, record: dict, place: str) -> Iterator[dict]:
@@ -345,12 +312,10 @@ def renamed_columns(row: dict, names: dict) -> dict:
     """{column: the row's value under the source's name}; for several names the list of values that are not empty."""
     found = {}
     for column, there in names.items():
-        if not isinstance(there, list):
-            found |= {column: row[there]} if there in row else {}
-            continue
-        values = [value_of(row, name) for name in there]
+        values = [value_of(row, name) for name in as_list(there)]
         if MISSING not in values:
-            found[column] = [text for value in values for text in as_list(value) if text not in (None, "")]
+            several = [text for value in values for text in as_list(value) if text not in (None, "")]
+            found[column] = several if isinstance(there, list) else values[0]
     return found
 
 
@@ -359,28 +324,13 @@ def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
     function, name = preprocess_of(task)
     try:
         made = function(row)
-    except KeyError as error:
-        raise no_column(place, str(error), row, f"which the preprocess {name} needs") from None
-    except (AttributeError, TypeError) as error:
-        raise ValueError(f"{place}: not what the preprocess {name} expects ({error})") from None
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        reason = f"no column {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{place}: the preprocess {name}: {reason}; available: {listed(row)}") from None
     if any(not isinstance(each, dict) for each in as_list(made)):
         raise ValueError(f"{place}: the preprocess {name} returns {made!r:.60}: must be a row (a dictionary) or "
                          "a list of rows ([] leaves this one out)")  # fmt: skip
     return made
-
-
-def _holds_records(row: dict, within: str | None) -> str:
-    """Where the rows may be, if a row holds others: " (Instances holds 50 records: --records Instances)". within: the
-    field that it was found in."""
-    within = f"{within}." if within else ""
-    if len(row) > 1 and all(isinstance(value, dict) for value in row.values()):
-        return f" (it holds {len(row):,} records by their keys: --records '{within}*')"
-    for name, value in row.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            return f" ({name} holds {len(value):,} records: --records {within}{name})"
-    return ""
 
 
 def value_of(row: dict, column: str | int) -> object:

@@ -68,12 +68,11 @@ class Task:
         holds_out = self.args.streaming and is_text_corpus(self.entry) and not self.args.validation_file
         if holds_out and self.corpus is None:
             self.open_stream()
-        halves = {}
         for split in splits:
             if holds_out and split in registry.eval_splits(self.entry):
                 self.rows[split] = held_out_rows(self.name, self.entry, self.args, self.corpus)
             else:
-                self.rows[split] = load_rows(self.name, self.entry, self.args, split, halves)
+                self.rows[split] = load_rows(self.name, self.entry, self.args, split)
 
     def tokenise(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Tokenises the rows that were read, limited to --max_train_samples and --max_eval_samples."""

@@ -146,10 +146,6 @@ TEXTS = {
     ],
     ("wnli", "validation"): [("wnli sentence1: A. sentence2: B.", "not_entailment")],
     ("wnli", "test"): [("wnli sentence1: A. sentence2: B.", None)],
-    ("ax", "train"): [
-        ("mnli hypothesis: It is wet. premise: It rains.", "entailment"),
-        ('mnli hypothesis: Maybe so. premise: A "premise', "neutral"),
-    ],
     ("ax", "test"): [("mnli hypothesis: The cat did not sit. premise: The cat sat.", None)],
 }
 
@@ -195,7 +191,7 @@ class GlueFilesTest(TestCase):
         rows = load_rows(name, GLUE[name], self.arguments(name, data_dir=str(self.folder)), split)
         self.assertEqual(self.texts(name, GLUE[name], rows), TEXTS[name, split])
 
-    @parameterized.parameters(name for name, split in TEXTS if split == "train" and name != "ax")
+    @parameterized.parameters(name for name, split in TEXTS if split == "train")
     def test_streamed_rows_are_the_same(self, name):
         args = self.arguments(name, data_dir=str(self.folder), streaming=True)
         corpus = open_corpus(name, GLUE[name], args)
@@ -209,7 +205,7 @@ class GlueFilesTest(TestCase):
             for name, task in GLUE.items()
             for split in ["train", *eval_splits(task), *registry.test_splits(task)]
         }
-        self.assertEqual(set(TEXTS), expected - {("ax", "validation")})  # which has neither rows nor labels of its own
+        self.assertEqual(set(TEXTS), expected - {("ax", "train"), ("ax", "validation")})  # which AX does not have
         self.assertEqual(
             set(FILES), {file for task in GLUE.values() for file in task["files"].values()} | {"MRPC/dev_ids.tsv"}
         )
@@ -407,10 +403,6 @@ class OwnTaskTest(TestCase):
             (self.folder / f"{name}.txt").write_text("x\n")
         args = self.arguments("stars", data_dir=str(self.folder))
         with self.assertRaisesRegex(ValueError, "task stars reads files whose lines belong together .body, rating."):
-            open_corpus("stars", entry, args)
-
-        entry["files"] = dict(train=dict(body=["a.txt", "b.txt"], rating="b.txt"))
-        with self.assertRaisesRegex(ValueError, r"task stars, train: \['a.txt', 'b.txt'\] and b.txt are not as many"):
             open_corpus("stars", entry, args)
 
     @parameterized.parameters(

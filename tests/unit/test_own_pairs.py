@@ -177,13 +177,10 @@ class ReadTest(TestCase):
         (task,) = self.tasks(f"{flags} --target_type class")
         self.assertEqual(task.args.labels, ["1", "2", "3"])
 
-    def test_rows_are_left_out_and_counted(self):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            rows = self.rows("--train_file gold.tsv --validation_file gold.tsv --source_column text --target_column "
-                             "gold --labels yes,no --skip_rows_where gold=- gold=", "validation")  # fmt: skip
+    def test_rows_are_left_out(self):
+        rows = self.rows("--train_file gold.tsv --validation_file gold.tsv --source_column text --target_column "
+                         "gold --labels yes,no --skip_rows_where gold=- gold=", "validation")  # fmt: skip
         self.assertEqual(rows, [("a", ["yes"]), ("c", ["no"]), ("e", ["yes"])])
-        self.assertIn("task pairs, validation: left out 2 rows with gold '-', gold ''", printed.getvalue())
 
     def test_what_is_held_out_shares_no_source_with_training(self):
         train, held_out = (self.rows(f"--train_file twice.jsonl --validation_split_percentage 20 {COLUMNS}", split)
@@ -343,8 +340,7 @@ class MistakeTest(TestCase):
         ("--train_file pairs.jsonl --source_column prompt", "--source_column prompt needs --target_column"),
         ("--source_column a --target_column b", "--source_column describes pairs of your own: name them"),
         ("--train_file pairs.jsonl --source_column promt --target_column completion", "did you mean prompt"),
-        (f"--train_file by_key.json {COLUMNS}", "it holds 20 records by their keys: --records '.'"),
-        (f"--train_file nested.json {COLUMNS}", "data holds 1 records: --records data"),
+        (f"--train_file nested.json {COLUMNS}", "no column prompt, which task pairs needs; available: version, data"),
         (f"--train_file nested.json --records date {COLUMNS}", "no field date .did you mean data"),
         (f"--train_file nested.json --records version {COLUMNS}", "version holds no records, but a value of type int"),
         (f"--train_file python.jsonl {COLUMNS}", "python.jsonl, line 1: broken JSON .values as Python prints them"),

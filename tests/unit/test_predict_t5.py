@@ -369,7 +369,7 @@ class TaskTest(TestCase):
         self.with_record(benchmark="own", dataset_name="pairs", train_file=["x.json"], source_column=["q"],
                          target_column=["a"], records="*")  # fmt: skip
         reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
-        with self.assertRaisesRegex(ValueError, "row 2: the column q is missing"):
+        with self.assertRaisesRegex(ValueError, "row 2: no column q, which the task reads"):
             list(reader.read(self.write("in.jsonl", '{"q": "1"}\n{}\n')))
 
     def test_running_text_is_answered_in_its_pieces(self):
@@ -387,7 +387,7 @@ class TaskTest(TestCase):
         self.assertEqual((item.texts, item.answer([])), ([], " 12. "))
 
     @parameterized.parameters(
-        (dict(), "in.csv", "a,b\n1,2\n", [], "the column text is missing.*available: a, b. Name yours"),
+        (dict(), "in.csv", "a,b\n1,2\n", [], "no column text, which the task reads; --source_column .*available: a, b"),
         (dict(), "in.jsonl", '{"text": "x", "prediction": 1}\n', [], "row 1: has a column prediction"),
         (dict(), "in.jsonl", '{"text": ["x", null]}\n', [], "row 1: the column text is empty"),
         (dict(), "in.jsonl", '{"text": NaN}\n', [], "row 1: the column text is empty"),
