@@ -41,7 +41,6 @@ from runs.run import Run, shown_numbers
 from runs.samples import prompt
 from runs.trackers import finish_tracking, log_table
 from tasks.examples import answer_texts, non_canonical_outputs
-from tasks.metrics.scoring import score_predictions
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, values_of_texts
 from tasks.task_records import TASK_RECORD, recorded_flags, recorded_lengths
 from tasks.tasks import Task, Tasks
@@ -264,8 +263,6 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
     answers = answer_texts(task.entry, task.tokenizer, generated, output.predictions)
     if scored:
         numbers = {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
-        if task.entry.get("max_piece_length"):
-            numbers |= copying_baseline(job, split)
         if trainer.args.report_to:
             trainer.log(dict(numbers))
         return answers, numbers
@@ -275,14 +272,6 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
     if generated:
         counts |= non_canonical_outputs(task.entry, task.tokenizer, output.predictions[0])
     return answers, {f"{task.name}_{split}_{name}": value for name, value in counts.items()}
-
-
-def copying_baseline(job: Job, split: str) -> dict[str, float]:
-    """The task's metrics if each source were its own answer, as eval_copied_{metric}."""
-    entry, rows = job.task.entry, job.task.rows[split]
-    references = [reference_texts(job.task.name, entry, row) for row in rows]
-    scores = score_predictions(entry, [source_text(entry, row) for row in rows], references)
-    return {f"{job.prefix(split)}_copied_{name}": value for name, value in scores.items()}
 
 
 def write_answers(task: Task, split: str, answers: list[str], trainer: T5Trainer, submits: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.metrics.general import best_reference, mean_of_best
+from tasks.metrics.general import mean_of_best
 from tasks.transforms import strip_diacritics
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -90,7 +90,6 @@ def is_same_referent(answer: str, referent: str) -> bool | None:
     return said <= wanted or wanted <= said
 
 
-@best_reference
 def referent_accuracy(predictions: Sequence[str], references: list[list[str]], labels: Sequence[tuple]) -> float:
     """Share of rows in which "the answer is the candidate" is as the label says: "Tom", ["Bob"], (0,) is right."""
     rows = zip(predictions, references, labels, strict=True)
@@ -98,7 +97,6 @@ def referent_accuracy(predictions: Sequence[str], references: list[list[str]], l
 
 
 # ---------------------------------------------------------------- restored text
-@best_reference
 def word_accuracy(predictions: Sequence[str], references: list[list[str]]) -> float:
     """Share of the references' words, between white space, that the predictions have in the same order, 0..1.
 
@@ -124,7 +122,6 @@ def _common_words(one: list[str], other: list[str]) -> int:
     return row[-1]
 
 
-@best_reference
 def diacritic_error_rate(predictions: Sequence[str], references: list[list[str]]) -> float:
     """Share of the letters that could carry a mark and come out wrong, 0..1; lower is better.
 

@@ -12,9 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tasks.registry import INVALID, as_list
-
-Texts = Sequence[str | Sequence[str]]  # one reference per example, or several; the best one counts
+from tasks.registry import INVALID
 
 
 # ---------------------------------------------------------------- on class indices [N] and numbers [N]
@@ -86,25 +84,10 @@ def spearman(predictions: Sequence[float], references: Sequence[float]) -> float
     return spearmanr(predictions, references).statistic
 
 
-# ---------------------------------------------------------------- on texts [N]
-def best_reference(metric: Callable) -> Callable:
-    """The metric for references [N] that are texts or lists of texts: ["a", ["b", "c"]]; `metric` itself takes lists.
-    ValueError for an example without any."""
-
-    @functools.wraps(metric)
-    def scored(predictions: Sequence[str], references: Texts, *context) -> float:
-        lists = [as_list(texts) for texts in references]
-        if [] in lists:
-            raise ValueError(f"Example {lists.index([])} has an empty list of references; it needs at least one.")
-        return metric(predictions, lists, *context)
-
-    return scored
-
-
+# ---------------------------------------------------------------- on texts [N] and lists of references [N][...]
 def mean_of_best(score: Callable[[str, str], float]) -> Callable:
     """The metric that is the mean over examples of `score(answer, reference)`, of the best reference."""
 
-    @best_reference
     @functools.wraps(score)
     def metric(predictions: Sequence[str], references: list[list[str]]) -> float:
         pairs = zip(predictions, references, strict=True)
@@ -115,8 +98,8 @@ def mean_of_best(score: Callable[[str, str], float]) -> Callable:
 
 @mean_of_best
 def exact_match(answer: str, reference: str) -> bool:
-    """Share equal to a reference, 0..1: ["a", "b "], ["A", ["c", "b"]] -> 0.5. The width of white space does not count:
-    T5's tokenizers make one space of it."""
+    """Share equal to a reference, 0..1: ["a", "b "], [["A"], ["c", "b"]] -> 0.5. The width of white space does not
+    count: T5's tokenizers make one space of it."""
     return answer.split() == reference.split()
 
 
@@ -133,7 +116,7 @@ def _rouge_tokenizer() -> SimpleNamespace:
 def rouge(rouge_type: str) -> Callable:
     """The metric rouge1, rouge2, rougeL or rougeLsum: mean F-measure with Porter's stemmer, 0..1.
 
-    rouge1 of ["the cats"], ["the cat sat"] -> 2*2 / (2 + 3) = 0.8. T5 does not stem (docs/tasks.md has an example). A
+    rouge1 of ["the cats"], [["the cat sat"]] -> 2*2 / (2 + 3) = 0.8. T5 does not stem (docs/tasks.md has an example). A
     plain mean, where T5 and `evaluate` take the middle of a bootstrap (equal up to its noise). rougeLsum compares
     sentence by sentence: both sides are cut where a sentence ends, as T5's tokenizers write no line breaks (T5: at
     " . " alone, as CNN/Daily Mail is written).
@@ -154,7 +137,6 @@ def rouge(rouge_type: str) -> Callable:
     return mean_of_best(score)
 
 
-@best_reference
 def bleu(predictions: Sequence[str], references: list[list[str]]) -> float:
     """sacrebleu's corpus BLEU, its default tokenizer ("13a"; T5: "intl"), 0..100; examples may have unequally many
     references."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from common.command_line import did_you_mean
 from tasks.metrics import answers, general
-from tasks.registry import format_number_target, value_of_text, values_of_texts
+from tasks.registry import as_list, format_number_target, value_of_text, values_of_texts
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,9 @@ def _by_name(*metrics: Callable) -> dict[str, Callable]:
     return {metric.__name__: metric for metric in metrics}
 
 
-_CLASS_METRICS = _by_name(general.accuracy, general.f1, general.f1_macro, general.matthews_correlation)
+_CLASS_METRICS = _by_name(
+    general.accuracy, general.f1, general.f1_macro, general.matthews_correlation, answers.question_exact_match
+)
 _NUMBER_METRICS = _by_name(general.pearson, general.spearman)
 _TEXT_METRICS = _by_name(
     general.exact_match,
@@ -37,20 +39,17 @@ _TEXT_METRICS = _by_name(
     answers.squad_exact_match,
     answers.squad_f1,
     answers.final_number_accuracy,
+    answers.referent_accuracy,
     answers.word_accuracy,
     answers.diacritic_error_rate,
 )
+METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS
 # These take a third argument: for each example the values of the entry's `metric_columns`.
-_IN_CONTEXT = _by_name(answers.question_exact_match, answers.referent_accuracy)
-METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS | _IN_CONTEXT
+_IN_CONTEXT = ("question_exact_match", "referent_accuracy")
 PERCENT_METRICS = ("bleu",)  # 0..100, all others 0..1
 ERROR_METRICS = ("diacritic_error_rate",)  # lower is better; for all others higher
 # {target_type: metrics that a task may name}: every target is a text, but not every target is a class or a number.
-_FITTING = {
-    "class": (*_CLASS_METRICS, *_TEXT_METRICS, "question_exact_match"),
-    "number": (*_NUMBER_METRICS, *_TEXT_METRICS),
-    "text": (*_TEXT_METRICS, "referent_accuracy"),
-}
+_FITTING = {"class": _CLASS_METRICS | _TEXT_METRICS, "number": _NUMBER_METRICS | _TEXT_METRICS, "text": _TEXT_METRICS}
 
 
 # ---------------------------------------------------------------- metrics by name
@@ -81,7 +80,7 @@ def check_metrics(task_name: str, task: dict) -> None:
         elif name == "f1" and len(task["labels"]) != 2:
             raise ValueError(f"{where} needs two labels, not {task['labels']}; 'f1_macro' takes any number.")
         elif name in _IN_CONTEXT and not task.get("metric_columns"):
-            raise ValueError(f"{where} needs the entry's `metric_columns`: {_IN_CONTEXT[name].__doc__}")
+            raise ValueError(f"{where} needs the entry's `metric_columns`: {METRICS[name].__doc__}")
 
 
 # ---------------------------------------------------------------- the scores of a task
@@ -102,18 +101,16 @@ def score_predictions(
         predictions, references = values_of_texts(task, predicted_texts), values_of_texts(task, target_texts)
     if task["target_type"] == "number":
         target_texts = list(map(format_number_target, references))
+    target_lists = list(map(as_list, target_texts))
 
     scores: dict[str, float] = {}
     for name in task["metrics"]:
         if name not in METRICS:
             results = _load_evaluate(name).compute(predictions=predictions, references=references)
             scores |= _evaluate_scores(name, results)
-        elif name in _IN_CONTEXT:
-            scores[name] = METRICS[name](predictions, references, context)
-        elif name in _TEXT_METRICS:
-            scores[name] = METRICS[name](predicted_texts, target_texts)
-        else:
-            scores[name] = METRICS[name](predictions, references)
+            continue
+        pair = (predicted_texts, target_lists) if name in _TEXT_METRICS else (predictions, references)
+        scores[name] = METRICS[name](*pair, context) if name in _IN_CONTEXT else METRICS[name](*pair)
     if task["target_type"] != "text":
         scores["invalid_outputs"] = sum(value_of_text(task, text) is None for text in predicted_texts)
     return scores
