@@ -166,12 +166,10 @@ def task_folder(args: PredictionArguments) -> Path:
 def engine_folder(name: str) -> Path:
     """The folder that CTranslate2 loads: the one named, or the only one in an export. ValueError if there is none."""
     places = (CTRANSLATE2_TOKENS, f"*/{CTRANSLATE2_TOKENS}")
-    found = [file.parent for place in places for file in Path(name).glob(place)]
+    found = sorted(file.parent for place in places for file in Path(name).glob(place))
     if len(found) != 1:
-        shown = ", ".join(sorted(map(str, found)))
-        there = f"it has {shown}: name one" if found else "make one with export_checkpoint.py"
         raise ValueError(f"--model_name_or_path {name}: --backend ctranslate2 needs a folder that export_checkpoint.py "
-                         f"--formats ctranslate2 wrote; {there}")  # fmt: skip
+                         f"--formats ctranslate2 wrote; found {', '.join(map(str, found)) or 'none'}")  # fmt: skip
     return found[0]
 
 
@@ -234,17 +232,19 @@ def log_probabilities(
 def with_ctranslate2(plan: Plan, _: object) -> Engine:
     """The function that answers tokenised texts, by CTranslate2, searching as transformers does."""
     engine, tokenizer = CTranslate2Engine(engine_folder(plan.args.model_name_or_path)), plan.tokenizer
-    search, folder = dict(num_beams=1, length_penalty=1.0, early_stopping=False), task_folder(plan.args)
-    search |= dict(min_new_tokens=0, repetition_penalty=1.0, no_repeat_ngram_size=0)
+    folder, config = task_folder(plan.args), GenerationConfig()
     if (folder / "generation_config.json").is_file():  # which `generate` follows where a flag does not say otherwise
-        own = GenerationConfig.from_pretrained(folder)
-        search["min_new_tokens"] = max(0, (own.min_length or 0) - 1)  # it counts the start token too
-        search |= {name: value for name in search if (value := getattr(own, name)) is not None}
-    search |= plan.search
-    options = ctranslate2_search(search if search["num_beams"] > 1 else None) | dict(num_hypotheses=plan.count)
-    names = dict(max_new_tokens="max_decoding_length", min_new_tokens="min_decoding_length")
-    names |= {name: name for name in ("repetition_penalty", "no_repeat_ngram_size")}
-    options |= {theirs: search[name] for name, theirs in names.items()}
+        config = GenerationConfig.from_pretrained(folder)
+    config.update(**plan.search)
+    penalty = 1.0 if config.length_penalty is None else config.length_penalty
+    beams = dict(num_beams=config.num_beams, length_penalty=penalty, early_stopping=config.early_stopping)
+    options = ctranslate2_search(beams if (config.num_beams or 1) > 1 else None) | dict(
+        num_hypotheses=plan.count,
+        max_decoding_length=config.max_new_tokens,
+        min_decoding_length=config.min_new_tokens or max(0, (config.min_length or 0) - 1),  # it counts the start token
+        repetition_penalty=config.repetition_penalty or 1.0,
+        no_repeat_ngram_size=config.no_repeat_ngram_size or 0,
+    )
 
     def answer(sources: list[list[int]]) -> tuple[list[str], list[float | None]]:
         ids = engine.tokens(sources, options)

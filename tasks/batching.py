@@ -53,7 +53,7 @@ def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
     return chosen[-1]
 
 
-class FilledRows(torch.utils.data.Dataset):
+class FilledRows(torch.utils.data.ConcatDataset):
     """Tokenised rows, and behind them `filling` more without a label, which count neither in loss nor gradient.
 
     They complete the last batch of every rank; accelerate would repeat rows, and train on them twice. sampler: the
@@ -61,17 +61,9 @@ class FilledRows(torch.utils.data.Dataset):
     """
 
     def __init__(self, rows: torch.utils.data.Dataset, filling: int, sampler: torch.utils.data.Sampler):
-        self.rows, self.filling = rows, filling
+        blank = {name: values[:1] for name, values in rows[0].items()} | {"labels": [IGNORE_INDEX]}
+        super().__init__([rows, [blank] * filling])
         self.order = FilledSampler(sampler, range(len(rows), len(self)))
-        self.blank = {name: values[:1] for name, values in rows[0].items()} | {"labels": [IGNORE_INDEX]}
-
-    def __len__(self) -> int:
-        return len(self.rows) + self.filling
-
-    def __getitems__(self, numbers: list[int]) -> list[dict]:
-        known = [number for number in numbers if number < len(self.rows)]
-        row_of = dict(zip(known, self.rows.__getitems__(known) if known else [], strict=True))
-        return [row_of[number] if number in row_of else dict(self.blank) for number in numbers]
 
 
 class FilledSampler(torch.utils.data.Sampler):

@@ -32,7 +32,7 @@ class FilledRowsTest(parameterized.TestCase):
             numbers = list(sampler)
             self.assertLen(numbers, len(sampler))
             self.assertLen(filled, 8)
-            found = filled.__getitems__(numbers)
+            found = [filled[number] for number in numbers]
             self.assertCountEqual([tuple(row["labels"]) for row in found[:5]], [tuple(row["labels"]) for row in rows])
             self.assertEqual([row["labels"] for row in found[5:]], [[IGNORE_INDEX]] * 3)
             self.assertEqual({len(row["input_ids"]) for row in found[5:]}, {1})
@@ -211,7 +211,7 @@ class PackingTest(parameterized.TestCase):
         compute_loss_in_forward(model)
         enable_packing(model)
         found = []
-        for batch in (pad_rows(rows), packing_collator()(filled.__getitems__(range(9 + filling)))):
+        for batch in (pad_rows(rows), packing_collator()(list(filled))):
             model.zero_grad()
             loss = model(**batch).loss
             loss.backward()

@@ -536,7 +536,7 @@ class OwnEntryTest(TestCase):
          "row 1: the preprocess OwnEntryTest.<lambda>: no column 'txt'; available: text"),
         ("no_row", {"text": "a"}, {"preprocess": lambda _: None},
          r"row 1: the preprocess OwnEntryTest.<lambda> returns None: must be a row .* or a list of rows"),
-        ("other_shape", {"passage": "a", "idx": 1}, {"preprocess": "multirc"}, "the preprocess multirc: string indices"),
+        ("other_shape", {"passage": "a", "idx": 1}, {"preprocess": "multirc"}, "the preprocess multirc: string "),
         ("pronoun", {"text": "a b", "span2_text": "he", "span2_index": 1}, {"preprocess": "wsc"}, "the pronoun 'he' "),
     )  # fmt: skip
     def test_refused_row(self, row, change, message):
