@@ -1,4 +1,4 @@
-"""Several tasks in one training: how often each is seen, in which order, and the average of their evaluation.
+"""Several tasks in one training: how often each is seen, and in which order.
 
     rates = mixing_rates([8_551, 67_349], "proportional", cap=65_536)                -> [8551, 65536]
     mixture = Mixture({"cola": rows, "sst2": rows}, rates, rows_per_epoch=74_087)
@@ -9,13 +9,14 @@ ranks draw the same. Each pass over a task's rows has a new order and every row 
 left each task. As in T5 (Raffel et al. 2020, section 3.5.2). Corrupted text may be one of the parts:
 
     rows = CorruptedText(task_args, tokenizer, inputs_length=512, seed=0)
-    rows.__getitems__([7])       [{"input_ids": [512 ids], "attention_mask": [512 ones], "labels": [114 ids]}]
+    rows[7]                      {"input_ids": [512 ids], "attention_mask": [512 ones], "labels": [114 ids]}
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from arguments.task import TaskArguments
@@ -25,7 +26,6 @@ from corpora.sources import find_sources
 from corpora.token_files import tokenised
 from corpora.tokenizers import tokenizer_fingerprint
 from data_collator_t5 import T5DataCollator
-from tasks.metrics.scoring import PERCENT_METRICS
 
 CORRUPTED = "span_corruption"  # the name of these rows in a mixture
 
@@ -42,7 +42,7 @@ def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1
     return capped if mixing == "proportional" else [size ** (1 / temperature) for size in capped]
 
 
-class Mixture:
+class Mixture(torch.utils.data.ConcatDataset):
     """Training rows of several tasks as one data set, to be read in the order of its `sampler`.
 
     parts: {task: `datasets.Dataset` of tokenised rows, or a CorruptedText}. Row numbers count through the parts in
@@ -50,6 +50,7 @@ class Mixture:
     """
 
     def __init__(self, parts: dict, rates: list[float], rows_per_epoch: int):
+        super().__init__(parts.values())
         self.sizes = {name: len(rows) for name, rows in parts.items()}
         self.counts = dict(zip(parts, shares(rates, rows_per_epoch), strict=True))
         self.rows_per_epoch = rows_per_epoch
@@ -57,23 +58,11 @@ class Mixture:
             if count == 0:
                 raise ValueError(f"--mixing: an epoch of {rows_per_epoch:,} rows has none of the task {name}; try "
                                  "--mixing temperature with a higher --mixing_temperature, or equal")  # fmt: skip
-        self.parts, self.ends = list(parts.values()), np.cumsum(list(self.sizes.values()))
         content = [(name, rows._fingerprint, self.counts[name]) for name, rows in parts.items()]
         self._fingerprint = hashlib.sha256(repr(content).encode()).hexdigest()
 
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    def __getitem__(self, number: int) -> dict:
-        return self.__getitems__([number])[0]
-
     def __getitems__(self, numbers: list[int]) -> list[dict]:
-        found, which = {}, np.searchsorted(self.ends, numbers, side="right")
-        for part in np.unique(which):
-            rows, first = self.parts[part], int(self.ends[part]) - len(self.parts[part])
-            own = sorted({number for number, of in zip(numbers, which, strict=True) if of == part})
-            found |= zip(own, rows.__getitems__([number - first for number in own]), strict=True)
-        return [found[number] for number in numbers]
+        return [self[number] for number in numbers]
 
     def described(self) -> str:
         """ "cola 8,551 of 8,551 (11.5 %), ..." of an epoch's rows."""
@@ -111,19 +100,6 @@ class MixtureSampler(EpochSampler):
         return np.concatenate(orders)[first - passes[0] * size :][:count]
 
 
-def average_of(main_metrics: dict[str, str]) -> Callable[[dict], dict]:
-    """{task: its main metric} -> the function of an evaluation's metrics that gives their mean as "eval_average".
-
-    Percentages (bleu) are divided by 100, so that each task weighs the same.
-    """
-
-    def average(metrics: dict[str, float]) -> dict[str, float]:
-        scales = {key: 100 if key.endswith(PERCENT_METRICS) else 1 for key in main_metrics.values()}
-        return {"eval_average": float(np.mean([metrics[f"eval_{key}"] / scale for key, scale in scales.items()]))}
-
-    return average
-
-
 class CorruptedText:
     """The rows of `--span_corruption_file`, made on demand; each keeps its mask, a function of the seed and
     its number. ValueError if the text gives none."""
@@ -145,7 +121,7 @@ class CorruptedText:
     def __len__(self) -> int:
         return len(self.chunks)
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[dict]:
-        batch = self.collator(self.chunks.__getitems__(numbers))
-        pairs = zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
-        return [{"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels} for ids, labels in pairs]
+    def __getitem__(self, number: int) -> dict:
+        batch = self.collator(self.chunks.__getitems__([number]))
+        ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+        return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels}

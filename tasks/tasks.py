@@ -30,8 +30,8 @@ from model_t5 import flops_per_sequence
 from modeling.segment_masks import enable_packing
 from tasks import examples, registry
 from tasks.batching import BucketCollator, PackingCollator, bucket_lengths, row_lengths
-from tasks.metrics.scoring import ERROR_METRICS, check_metrics
-from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, average_of, mixing_rates
+from tasks.metrics.scoring import ERROR_METRICS, PERCENT_METRICS, check_metrics
+from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
 from tasks.own_pairs import as_source, completed, name_of, translated
 from tasks.rows import held_out_rows, is_text_corpus, load_rows, open_corpus, row_splitter
 from tasks.task_records import task_record
@@ -49,6 +49,7 @@ class Task:
     corpus: Corpus | None = None  # of the training rows, if they are streamed
     tokenizer: PreTrainedTokenizerBase | None = None
     is_one_of_several = False
+    model, splits = "", ()  # in evaluate_t5.py: the checkpoint that answers it, and the splits to be answered
 
     def __init__(self, name: str, entry: dict, args: TaskArguments):
         entry = completed(args) if name == OWN else translated(name, entry)
@@ -292,10 +293,16 @@ class Tasks:
 
     @property
     def summarise(self) -> Callable[[dict], dict] | None:
-        """Of several tasks: the function of all metrics that gives their "eval_average"."""
-        if len(self) == 1:
-            return None
-        return average_of({task.name: f"{task.name}_{registry.main_metric(task.entry)}" for task in self})
+        """Of several tasks: the function of all metrics that gives the mean of the main ones as "eval_average".
+        Percentages (bleu) are divided by 100, so that each task weighs the same."""
+        names = [f"eval_{task.name}_{registry.main_metric(task.entry)}" for task in self]
+        scales = [100 if name.endswith(PERCENT_METRICS) else 1 for name in names]
+
+        def average(metrics: dict[str, float]) -> dict[str, float]:
+            shares = [metrics[name] / scale for name, scale in zip(names, scales, strict=True)]
+            return {"eval_average": float(np.mean(shares))}
+
+        return average if len(self) > 1 else None
 
     # ------------------------------------------------------------ for the plan and run.json
     def _name(self, task: Task, split: str) -> str:

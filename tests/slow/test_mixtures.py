@@ -12,6 +12,7 @@ import tempfile
 import tracemalloc
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import datasets
@@ -23,7 +24,8 @@ import evaluate_t5
 import fine_tune_t5
 from common.reports import read_metrics
 from corpora.tokenizers import train_tokenizer
-from tasks.mixtures import Mixture, MixtureSampler, average_of, mixing_rates, shares
+from tasks.mixtures import Mixture, MixtureSampler, mixing_rates, shares
+from tasks.tasks import Tasks
 
 SHAPE = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
 TIMES = ("runtime", "per_second")
@@ -150,7 +152,11 @@ class MixtureTest(parameterized.TestCase):
             Mixture(self.parts(), [1, 999], 8)
 
     def test_average(self):
-        average = average_of({"a": "a_f1", "b": "b_validation_bleu"})
+        entries = {"a": dict(metrics=["f1"], target_type="text"),
+                   "b": dict(metrics=["bleu"], target_type="text", eval_splits=["validation", "test"])}  # fmt: skip
+        tasks = [SimpleNamespace(name=name, entry=entry, args=None, is_one_of_several=False)
+                 for name, entry in entries.items()]  # fmt: skip
+        average = Tasks(tasks).summarise
         self.assertEqual(average({"eval_a_f1": 0.5, "eval_b_validation_bleu": 30.0, "eval_a_loss": 9.0}),
                          {"eval_average": 0.4})  # fmt: skip
 

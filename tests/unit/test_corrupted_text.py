@@ -37,16 +37,15 @@ class CorruptedTextTest(parameterized.TestCase):
         tokens = np.concatenate(plain_encoder(self.tokenizer)(["\n".join(TEXT)]))
         self.assertTrue(np.isin(rows.chunks.chunks, tokens).all())
         wanted = collator(ChunkDataset(rows.chunks.chunks.ravel(), collator.tokens_length, 3).__getitems__([0, 5]))
-        for row, ids, labels in zip(rows.__getitems__([0, 5]), wanted["input_ids"], wanted["labels"], strict=True):
+        for row, ids, labels in zip([rows[0], rows[5]], wanted["input_ids"], wanted["labels"], strict=True):
             self.assertEqual((row["input_ids"], row["labels"]), (ids.tolist(), labels.tolist()))
             self.assertEqual(row["attention_mask"], [1] * 32)
 
     def test_a_row_is_a_function_of_its_number(self):
         rows = self.rows()
-        seven, zero, again = rows.__getitems__([7, 0, 7])
-        self.assertEqual([seven], rows.__getitems__([7]))
-        self.assertEqual([seven, zero], [again, *rows.__getitems__([0])])
-        self.assertNotEqual(seven["labels"], self.rows(seed=1).__getitems__([7])[0]["labels"])
+        seven, zero = rows[7], rows[0]
+        self.assertEqual([seven, zero], [rows[7], rows[0]])
+        self.assertNotEqual(seven["labels"], self.rows(seed=1)[7]["labels"])
         self.assertNotEqual(rows._fingerprint, self.rows(seed=1)._fingerprint)
 
     @parameterized.parameters((0.1, 1), (0.9, 1), (0.25, 2), (None, 2))
