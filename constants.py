@@ -25,7 +25,8 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.m
                         in tasks.transforms.TRANSFORMS, or the function itself
     skip_where          {column: values}: rows to leave out of every split, an empty cell being ""
     held_out            percent of the training rows to validate on, unless --validation_file names validation rows
-    train_without       {columns: their values in the training rows to leave out, or a file of such rows}
+    train_without       {column: values}: the same of training rows only; or the split whose rows are in the training
+                        file too
     train_with          the task whose checkpoint answers this one (AX has no training rows of its own)
     merge_references    True: evaluation rows with the same source become one, with all their references
     max_piece_length    the column text is running text, also whole books: a row is a sentence-like piece of at most
@@ -242,8 +243,8 @@ DATASET_VALS["glue"] = {
     "sst2": _classes("sst2", "sentence", ["negative", "positive"], "accuracy", 128, **_glue("sst2", "SST-2")),
     "mrpc": _classes("mrpc", "sentence1 sentence2", ["not_equivalent", "equivalent"], "f1 accuracy", 256,
         file_columns={"label": "Quality", "sentence1": "#1 String", "sentence2": "#2 String"},
-        # GLUE's own train.tsv lacks a row: the original file without the pairs of dev_ids.tsv is the training set.
-        train_without={("#1 ID", "#2 ID"): "MRPC/dev_ids.tsv"}, **_glue("mrpc", "MRPC", "msr_paraphrase_train.txt")),
+        # GLUE's own train.tsv lacks a row: the original file without the rows of dev.tsv is the training set.
+        train_without="validation", **_glue("mrpc", "MRPC", "msr_paraphrase_train.txt")),
     "qqp": _classes("qqp", "question1 question2", ["not_duplicate", "duplicate"], "f1 accuracy", 256,
         file_columns={"label": "is_duplicate"}, **_glue("qqp", "QQP")),
     "stsb": _task("stsb", "sentence1 sentence2", "pearson spearman", (256, 8), target="label", target_type="number",
@@ -299,7 +300,7 @@ DATASET_VALS["super_glue"] = {
     "wic": _classes("wic", "sentence1 sentence2 word", ["False", "True"], "accuracy", 128, **_super_glue("wic", "WiC")),
     # "wsc: ... *it* ...": what does the marked pronoun stand for?
     "wsc": _texts("wsc", "text", "span1_text", "referent_accuracy", (256, 16), preprocess="wsc",
-        train_without={("label",): [(False,)]}, metric_columns=["label"], **_super_glue("wsc.fixed", "WSC")),
+        train_without={"label": ["False", "0"]}, metric_columns=["label"], **_super_glue("wsc.fixed", "WSC")),
 }
 
 DATASET_VALS["translation"] = {

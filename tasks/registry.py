@@ -16,13 +16,13 @@ _KINDS = {
         "metrics labels metric_columns eval_splits",
         lambda value: isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
     ),
-    "a dictionary": ("inputs files file_columns skip_where train_without", lambda value: isinstance(value, dict)),
+    "a dictionary": ("inputs files file_columns skip_where", lambda value: isinstance(value, dict)),
     "a whole number of at least 2": (
         "max_source_length max_target_length max_piece_length",
         lambda value: isinstance(value, int) and value >= 2,
     ),
     "(name, configuration or None)": ("hub", lambda value: isinstance(value, list | tuple) and len(value) == 2),
-    "checked where it is used": ("preprocess held_out merge_references submission_file", lambda _: True),
+    "checked where it is used": ("preprocess held_out merge_references submission_file train_without", lambda _: True),
 }
 _FIELDS = [field for fields, _ in _KINDS.values() for field in fields.split()]
 _REQUIRED = "inputs target target_type metrics max_source_length max_target_length".split()

@@ -181,7 +181,12 @@ class SplitReader:
         self.files = files_of_split(name, task, args, files_of or split)
         names_are_the_hubs = self.files is None and "files" in task
         self.renamed = {} if names_are_the_hubs else task.get("file_columns", {})
-        self.left_out = self._rows_left_out() if split == "train" else {}
+        without = task.get("train_without", {}) if split == "train" else {}
+        self.left_out, self.elsewhere = task.get("skip_where", {}), set()
+        if isinstance(without, dict):
+            self.left_out = self.left_out | without
+        elif self.files and not own_files(args, task):
+            self.elsewhere = {source_text(task, row) for row in SplitReader(name, task, args, without)}
 
     def __iter__(self) -> Iterator[dict]:
         for records, where in self.sources():
@@ -209,35 +214,21 @@ class SplitReader:
         """The rows made of a record: cut into pieces, columns renamed, preprocessed, and checked."""
         for piece in pieces_of(self.task, record, place):
             for row in as_list(preprocessed(self.task, piece | renamed_columns(piece, self.renamed), place)):
-                if not self._is_left_out(row, place):
-                    yield self._picked(row, place)
-
-    def _rows_left_out(self) -> dict[tuple, set[tuple]]:
-        """The entry's `train_without` as {columns: values}. A file of values belongs to the training file that the
-        entry names. ValueError if it is not beside that."""
-        left_out, files = {}, self.files if isinstance(self.files, list) else []
-        for columns, values in self.task.get("train_without", {}).items():
-            if isinstance(values, str):
-                if not files or files[0].name != Path(self.task["files"]["train"]).name:
+                if self._is_left_out(row, place):
                     continue
-                path = files[0].parent / Path(values).name
-                if not path.is_file():
-                    raise ValueError(f"{path}: no such file; it lists the rows that {files[0].name} must leave out")
-                values = [tuple(line.split()) for line in path.read_text().splitlines() if line.strip()]
-            left_out[columns] = set(values)
-        return left_out
+                picked = self._picked(row, place)
+                if not self.elsewhere or source_text(self.task, picked) not in self.elsewhere:
+                    yield picked
 
     def _is_left_out(self, row: dict, place: str) -> bool:
-        """Whether the entry's `skip_where`, or of training rows its `train_without`, names values of the row."""
-        for column, values in self.task.get("skip_where", {}).items():
+        """Whether the row has one of the values that leave rows out."""
+        for column, values in self.left_out.items():
             value = value_of(row, column)
             if value is MISSING:
                 raise no_column(place, column, row, "by which rows are left out")
             if ("" if lacks_value(value) else str(value)) in values:
                 return True
-        return any(
-            tuple(value_of(row, column) for column in columns) in values for columns, values in self.left_out.items()
-        )
+        return False
 
     def _picked(self, row: dict, place: str) -> dict:
         """The task's columns of a row; only the answers of a test split may be missing."""

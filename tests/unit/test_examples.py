@@ -48,7 +48,6 @@ FILES = {
         "Quality|#1 ID|#2 ID|#1 String|#2 String", '1|10|11|He said "yes .|He agreed .',
         "0|20|21|Held out .|Left out .", '0|10|21|" Rose to 5 .|It fell "', "1|21|20|Not left out .|Other way round .",
     ),
-    "MRPC/dev_ids.tsv": lines("20|21"),
     "MRPC/dev.tsv": lines("Quality|#1 ID|#2 ID|#1 String|#2 String", "0|20|21|Held out .|Left out ."),
     "MRPC/test.tsv": lines("index|#1 ID|#2 ID|#1 String|#2 String", '0|1|2|"A|B'),
     "QQP/train.tsv": lines(
@@ -206,9 +205,7 @@ class GlueFilesTest(TestCase):
             for split in ["train", *eval_splits(task), *registry.test_splits(task)]
         }
         self.assertEqual(set(TEXTS), expected - {("ax", "train"), ("ax", "validation")})  # which AX does not have
-        self.assertEqual(
-            set(FILES), {file for task in GLUE.values() for file in task["files"].values()} | {"MRPC/dev_ids.tsv"}
-        )
+        self.assertEqual(set(FILES), {file for task in GLUE.values() for file in task["files"].values()})
 
     def test_ragged_line(self):
         path = self.write("RTE/train.tsv", FILES["RTE/train.tsv"] + "2\tonly two\n")
@@ -235,16 +232,12 @@ class GlueFilesTest(TestCase):
 
     def test_missing_files(self):
         args = self.arguments("mrpc", data_dir=str(self.folder))
-        (self.folder / "MRPC/dev_ids.tsv").unlink()
-        with self.assertRaisesRegex(
-            ValueError, "dev_ids.tsv: no such file; it lists the rows that msr_paraphrase_train.txt"
-        ):
-            load_rows("mrpc", GLUE["mrpc"], args, "train")
         (self.folder / "MRPC/dev.tsv").unlink()
-        with self.assertRaisesRegex(
-            ValueError, "--data_dir .*: no file MRPC/dev.tsv, which task mrpc reads as validation"
-        ):
-            load_rows("mrpc", GLUE["mrpc"], args, "validation")
+        for split in ("train", "validation"):  # whose rows are in the training file too
+            with self.assertRaisesRegex(
+                ValueError, "--data_dir .*: no file MRPC/dev.tsv, which task mrpc reads as validation"
+            ):
+                load_rows("mrpc", GLUE["mrpc"], args, split)
         with self.assertRaisesRegex(
             ValueError, "task ax: its entry has no file for the split validation; available: test"
         ):

@@ -553,7 +553,7 @@ class OwnEntryTest(TestCase):
 
     def test_no_training_row_is_wanted(self):
         with self.assertRaisesRegex(ValueError, "task mine, split train: no rows"):
-            self.rows("train", {"train_without": {("good",): [(0,)]}}, {"doc": {"text": "a"}, "refs": "x", "good": 0})
+            self.rows("train", {"train_without": {"good": ["0"]}}, {"doc": {"text": "a"}, "refs": "x", "good": 0})
 
     def test_a_function_of_a_row_gives_one_row_or_several(self):
         def parts(row: dict) -> list[dict] | dict:
@@ -566,9 +566,9 @@ class OwnEntryTest(TestCase):
             self.assertEqual(self.rows("validation", {"preprocess": function}, *rows), expected)
 
     def test_training_rows_by_their_values(self):
-        change = {"train_without": {("doc.id", "good"): [(1, False), (2, True)]}}
+        change = {"train_without": {"good": ["0"]}}
         rows = [{"doc": {"text": f"{i}{good}", "id": i}, "refs": "x", "good": good} for i in (1, 2) for good in (0, 1)]
-        self.assertEqual([source for source, _ in self.rows("train", change, *rows)], ["p: 11", "p: 20"])
+        self.assertEqual([source for source, _ in self.rows("train", change, *rows)], ["p: 11", "p: 21"])
         self.assertLen(self.rows("validation", change, *rows), 4)
 
     def test_splits_to_predict(self):
