@@ -47,8 +47,8 @@ from tasks.task_records import TASK_RECORD
 
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
-# Of tokenised texts [B]: the texts written, `count` for each and the best first, and their log-probabilities.
-Engine = Callable[[list[list[int]]], tuple[list[str], list[float | None]]]
+# Of tokenised texts [B]: the token ids written [B * count, T], the best first, and of several their log-probabilities.
+Engine = Callable[[list[list[int]]], tuple[np.ndarray, list[float] | None]]
 
 
 @dataclass
@@ -202,12 +202,11 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
     search = {"do_sample": False, "num_return_sequences": 1} | plan.search
 
     @torch.no_grad()
-    def answer(sources: list[list[int]]) -> tuple[list[str], list[float | None]]:
+    def answer(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
         batch = tokenizer.pad({"input_ids": sources}, return_tensors="pt", pad_to_multiple_of=8).to(device)
         written = model.generate(**batch, **search)
-        texts = decode_texts(plan.entry, tokenizer, written.cpu().numpy())
-        scores = log_probabilities(model, batch, written, plan.count) if plan.count > 1 else [None] * len(texts)
-        return texts, scores
+        scores = log_probabilities(model, batch, written, plan.count) if plan.count > 1 else None
+        return written.cpu().numpy(), scores
 
     return answer
 
@@ -231,7 +230,7 @@ def log_probabilities(
 
 def with_ctranslate2(plan: Plan, _: object) -> Engine:
     """The function that answers tokenised texts, by CTranslate2, searching as transformers does."""
-    engine, tokenizer = CTranslate2Engine(engine_folder(plan.args.model_name_or_path)), plan.tokenizer
+    engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
     folder, config = task_folder(plan.args), GenerationConfig()
     if (folder / "generation_config.json").is_file():  # which `generate` follows where a flag does not say otherwise
         config = GenerationConfig.from_pretrained(folder)
@@ -246,14 +245,12 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
         no_repeat_ngram_size=config.no_repeat_ngram_size or 0,
     )
 
-    def answer(sources: list[list[int]]) -> tuple[list[str], list[float | None]]:
-        ids = engine.tokens(sources, options)
-        padded = itertools.zip_longest(*ids, fillvalue=IGNORE_INDEX)
-        texts, scores = decode_texts(plan.entry, tokenizer, np.array(list(padded), dtype=np.int64).T), [None] * len(ids)
+    def answer(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
+        ids, scores = engine.tokens(sources, options), None
         if plan.count > 1:
             repeated = [source for source in sources for _ in range(plan.count)]
-            scores = [float(sum(scored)) for scored in engine.log_probs(repeated, ids, tokenizer.eos_token_id)]
-        return texts, scores
+            scores = [sum(scored) for scored in engine.log_probs(repeated, ids, plan.tokenizer.eos_token_id)]
+        return np.array(list(itertools.zip_longest(*ids, fillvalue=IGNORE_INDEX)), dtype=np.int64).T, scores
 
     return answer
 
@@ -274,7 +271,9 @@ def answer_window(items: list[Input], answer: Engine, plan: Plan, progress: tqdm
     found = []
     for number in range(state.process_index, len(batches), state.num_processes):
         set_seed(hash((plan.args.seed, first, number)) % 2**32)  # by place alone: a resumed run draws the same
-        written = list(zip(*answer([ids[text] for text in batches[number]]), strict=True))
+        tokens, scores = answer([ids[text] for text in batches[number]])
+        texts_written = decode_texts(plan.entry, plan.tokenizer, tokens)
+        written = list(zip(texts_written, scores or [None] * len(tokens), strict=True))
         candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
         if plan.count > 1 and plan.search.get("do_sample"):  # beams are sorted already
             candidates = [sorted(drawn, key=lambda one: -one[1]) for drawn in candidates]

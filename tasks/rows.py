@@ -111,10 +111,8 @@ def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Fi
     files = task.get("files", {})
     if task.get("hub") and (name == OWN or not args.data_dir):
         return None
-    if not args.data_dir and not files:
-        raise ValueError(f"task {name}: its entry names no source (hub, builtin or files); give --train_file")
     if split not in files:
-        there = ", ".join(files) or "none"
+        there = ", ".join(files) or "none (nor hub or builtin), give --train_file"
         raise ValueError(f"task {name}: its entry has no file for the split {split}; available: {there}")
     if not isinstance(files[split], dict):
         return _found(name, args, split, files[split], suffixes)
