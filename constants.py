@@ -56,38 +56,6 @@ LEAST_VOCAB_SIZE = 300  # of a tokenizer that is trained
 IGNORE_INDEX = -100  # labels that no loss and no metric counts
 
 
-# ---------------------------------------------------------------- flags of other scripts
-# {flags of Hugging Face's example scripts and of older transformers: what does their work here}. An unknown flag's
-# error says so, in a script that has the flags named (docs/coming_from.md has the whole table).
-OTHER_FLAGS = {
-    "text_column context_column question_column source_lang": "here it is --source_column",
-    "summary_column answer_column target_lang": "here it is --target_column",
-    "dataset_config_name": "here it is --hub_config, with --hub_dataset",
-    "task_name": "here it is --task, such as glue/mrpc",
-    "max_seq_length": "here it is --max_source_length",
-    "max_answer_length val_max_target_length val_max_answer_length": "here it is --max_target_length; validation "
-    "targets are not cut",
-    "num_beams": "here it is --generation_num_beams",
-    "test_file max_predict_samples": "evaluate_t5.py and predict_t5.py answer other rows, after the training",
-    "pad_to_max_length": "rows are padded to the longest of a batch; --length_buckets has fixed lengths",
-    "ignore_pad_token_for_loss": "leave it out: padding never counts",
-    "lang forced_bos_token": "leave it out: T5 begins with no language's token; say the language in --source_prefix",
-    "use_fast_tokenizer resize_position_embeddings": "leave it out",
-    "doc_stride n_best_size version_2_with_negative null_score_diff_threshold": "leave it out: answers are written, "
-    "not found by their place",
-    "cache_dir": "set HF_HOME in the environment; prepared data lie in --data_cache_dir",
-    "token use_auth_token": "set HF_TOKEN in the environment",
-    "model_revision": "download the revision, and name its folder",
-    "trust_remote_code": "leave it out: code that lies beside a model is never run",
-    "group_by_length": "here it is --train_sampling_strategy group_by_length",
-    "adafactor": "here it is --optim adafactor",
-    "no_cuda": "here it is --use_cpu",
-    "mlm_probability": "here it is --noise_density",
-    "model_type": "here it is --config_name",
-    "dtype": "here it is --bf16; weights stay in float32",
-}
-
-
 # ---------------------------------------------------------------- hardware
 # From the makers' data sheets: dense matrix peaks in TFLOP/s for MFU (H200: as measured in a matrix product), and the
 # memory in GB. For plans, GB/s of the memory, of a GPU's links within a machine in one direction (NVLink, else PCIe

@@ -31,7 +31,6 @@ from transformers.hf_argparser import string_to_bool
 
 from common.processes import is_first_process, print_once, tells_errors
 from common.reports import RED, introduction, is_secret, painted
-from constants import OTHER_FLAGS
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 MOST_BYTES, MOST_VALUES = 2**18, 100_000  # of a YAML file
@@ -258,10 +257,9 @@ def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
                          "--train_file or a data set in --dataset_name")  # fmt: skip
     if name not in parser.flags:
         near = difflib.get_close_matches(name, parser.flags)
-        hint = f"did you mean {' or '.join('--' + n for n in near)}?" if near else "see --help_all"
-        other = next((words for flags, words in OTHER_FLAGS.items() if name in flags.split()), None)
-        if other and all(flag in parser.flags for flag in re.findall(r"--(\w+)", other)):
-            hint = other
+        hint = (
+            f"did you mean {' or '.join('--' + n for n in near)}?" if near else "see --help_all and docs/coming_from.md"
+        )
         raise ValueError(f"{shown}: no such flag; {hint}")
     return parser.flags[name].dest
 

@@ -29,7 +29,7 @@ from arguments.training import FineTuningArguments, PreTrainingArguments, T5Trai
 from common import command_line, processes
 from common.command_line import check_limits, exit_on_user_error, option, parse_arguments, refuse
 from common.processes import answers, is_first_process, print_once
-from constants import DATASET_VALS, OPTIMIZERS, OTHER_FLAGS, TRAINING_DEFAULTS
+from constants import DATASET_VALS, OPTIMIZERS, TRAINING_DEFAULTS
 from corpora.files import data_suffix, expand_files
 from model_t5 import parse_overrides
 
@@ -176,37 +176,6 @@ class FlagsTest(TestCase):
     def test_refused(self, argv, message):
         with self.assertRaisesRegex(ValueError, message):
             self.parse(*argv)
-
-    # The flags of ModelArguments and DataTrainingArguments in transformers' run_summarization.py, run_translation.py,
-    # run_seq2seq_qa.py and run_glue.py that are not ours.
-    @parameterized.parameters(
-        *"text_column summary_column context_column question_column answer_column source_lang target_lang "
-        "dataset_config_name task_name max_seq_length max_answer_length val_max_target_length val_max_answer_length "
-        "num_beams test_file max_predict_samples pad_to_max_length ignore_pad_token_for_loss lang forced_bos_token "
-        "use_fast_tokenizer resize_position_embeddings doc_stride n_best_size version_2_with_negative "
-        "null_score_diff_threshold cache_dir token use_auth_token model_revision trust_remote_code".split(),
-        "group_by_length", "adafactor", "no_cuda",  # of older transformers
-    )  # fmt: skip
-    def test_flags_of_hugging_faces_scripts(self, name):
-        with self.assertRaisesRegex(ValueError, f"^--{name}: no such flag; (?!did you mean|see )"):
-            self.parse(f"--{name}", "x", classes=FINE_TUNING)
-
-    @parameterized.parameters(
-        ("mlm_probability", PRE_TRAINING, "here it is --noise_density"),  # of run_t5_mlm_flax.py
-        ("model_type", PRE_TRAINING, "here it is --config_name"),
-        ("dtype", PRE_TRAINING, "here it is --bf16"),
-        ("max_seq_length", PRE_TRAINING, "did you mean --input_seq_length"),  # which has no --max_source_length
-        ("max_seq_length", FINE_TUNING, "here it is --max_source_length"),
-        ("summary_column", FINE_TUNING, "here it is --target_column"),
-    )
-    def test_the_hint_names_a_flag_of_the_script(self, name, classes, hint):
-        with self.assertRaisesRegex(ValueError, f"--{name}: no such flag; {hint}"):
-            self.parse(f"--{name}", "x", classes=classes)
-
-    def test_flags_that_hints_name_are_there(self):
-        known = command_line.T5ArgumentParser(FINE_TUNING, True).flags
-        known |= command_line.T5ArgumentParser(PRE_TRAINING, True).flags
-        self.assertEmpty(set(re.findall(r"--(\w+)", " ".join(OTHER_FLAGS.values()))) - known.keys())
 
     def test_a_flag_and_its_negation_are_the_same_flag(self):
         argv = ["--load_best_model_at_end", "--no_load_best_model_at_end"]
