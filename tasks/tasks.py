@@ -49,7 +49,6 @@ class Task:
     corpus: Corpus | None = None  # of the training rows, if they are streamed
     tokenizer: PreTrainedTokenizerBase | None = None
     is_one_of_several = False
-    model, splits = "", ()  # in evaluate_t5.py: the checkpoint that answers it, and the splits to be answered
 
     def __init__(self, name: str, entry: dict, args: TaskArguments):
         entry = completed(args) if name == OWN else translated(name, entry)
