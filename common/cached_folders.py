@@ -1,7 +1,6 @@
 """Folders that are made once, appear whole, and are checked whenever they are used."""
 
 import contextlib
-import errno
 import re
 import shutil
 import tempfile
@@ -69,16 +68,17 @@ def _remove_abandoned(cache: Path, name: str) -> None:
 
 def _put_in_place(aside: Path, final: Path, overwrite: bool) -> None:
     """Renames `aside` to `final`, in place of a damaged one, unless another process was first."""
-    while True:  # several processes may replace a damaged folder: one is first
+    for attempt in range(10):  # several processes may replace a damaged folder: one is first
         try:
             aside.rename(final)
             return
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+        except OSError:
+            if not final.exists() and attempt == 9:
                 raise
-        if not overwrite and difference(final) is None:
+        if final.exists() and not overwrite and difference(final) is None:
             return
         _delete(final)
+    raise OSError(f"{final}: other processes keep replacing it")
 
 
 def _delete(folder: Path) -> None:

@@ -45,7 +45,7 @@ from tasks.tasks import Tasks
 from trainer_t5 import T5Trainer
 from training.batch_size import find_micro_batch
 from training.checkpoints import check_optimizer_state, delete, old_files, resumed_batch_notice
-from training.output_lock import check_shared, lock_output_dir, unlock_output_dir
+from training.output_lock import lock_output_dir, unlock_output_dir
 
 
 class Run:
@@ -142,7 +142,6 @@ class TrainingRun(Run):
             if is_first_process():
                 self.output_dir.mkdir(parents=True, exist_ok=True)
             lock_output_dir(args)
-            check_shared(args)
         old = old_files(args, self.checkpoint)  # before the trackers write theirs
         record = self._record() if is_first_process() else {"arguments": {}}
         # The flags at the top, so that runs can be filtered by them.

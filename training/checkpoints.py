@@ -14,8 +14,11 @@ import pickle
 import pkgutil
 import re
 import shutil
+import socket
+import tempfile
 import zipfile
 from pathlib import Path
+from typing import IO
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
@@ -90,20 +93,45 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     A job that SLURM or torchrun restarted resumes from its newest whole checkpoint, or starts from step 0 if there is
     none yet. Rank 0 decides for all, and locks the folder if it exists. Nothing is deleted yet: see `old_files`.
     """
-    checkpoint = wrong = None
+    checkpoint = wrong = probe = None
     if is_first_process():
         try:
             check_folder("--output_dir", args.output_dir)
             lock_output_dir(args)
             checkpoint = _checkpoint_to_resume(args)
             check_saved_state(args, checkpoint)
+            probe = _probe(args)
         except (ValueError, OSError) as error:
             unlock_output_dir(args)
             wrong = str(error)
-    checkpoint, wrong = broadcast_object_list([checkpoint, wrong])
+    checkpoint, wrong, name = broadcast_object_list([checkpoint, wrong, probe and Path(probe.name).name])
     if wrong is not None:
         raise ValueError(wrong)
+    if name:
+        with probe or contextlib.nullcontext():  # which deletes the file when all have looked
+            _check_shared(Path(args.output_dir).absolute(), name)
     return checkpoint
+
+
+def _probe(args: T5TrainingArguments) -> IO | None:
+    """An empty file in --output_dir, or where it will be made, for the other processes to find until it is closed;
+    None where none of them would save or read there."""
+    if args.world_size == 1 or args.save_strategy == "no":
+        return None
+    folder = Path(args.output_dir).absolute()
+    there = next(place for place in (folder, *folder.parents) if place.is_dir())
+    return tempfile.NamedTemporaryFile(prefix=".t5_shared_", dir=there)
+
+
+def _check_shared(folder: Path, name: str) -> None:
+    """ValueError, on every process, unless all find the file of `_probe` in the folder or above it. Each saves its part
+    of a checkpoint there, and reads all of it to resume and to end with the best model."""
+    found = any((place / name).exists() for place in (folder, *folder.parents))
+    told = gather_object([None if found else socket.gethostname()])
+    if blind := sorted({host for host in told if host}):
+        raise ValueError(f"--output_dir {folder} on {', '.join(blind)} is not the folder that the first process has: "
+                         "every process saves its part of a checkpoint there, so name a folder on a disk that all "
+                         "nodes share (without one: --save_strategy no)")  # fmt: skip
 
 
 def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:

@@ -1,14 +1,10 @@
 """Tests of tasks/transforms.py, of the metrics that score restored text, and of evaluation with its baseline."""
 
-import contextlib
-import io
-import json
-import sys
 import tempfile
 import unicodedata
 from pathlib import Path
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from arguments.task import TaskArguments
 from constants import DATASET_VALS
@@ -16,10 +12,6 @@ from tasks.metrics.scoring import METRICS
 from tasks.registry import as_list, check_entry, source_text, target_text
 from tasks.rows import load_rows
 from tasks.transforms import TRANSFORMS, strip_diacritics
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "results"))
-import record  # noqa: E402
 
 RESTORE = DATASET_VALS["text"]["restore_diacritics"]
 
@@ -103,22 +95,3 @@ class MetricTest(parameterized.TestCase):
         marked = [letter for letter in could if strip_diacritics(letter) != letter]
         rate = METRICS["diacritic_error_rate"]([strip_diacritics(text)], [[text]])
         self.assertAlmostEqual(rate, len(marked) / len(could))
-
-
-class RecordTest(absltest.TestCase):
-    def test_copies_what_the_scripts_wrote(self):
-        with tempfile.TemporaryDirectory() as folder:
-            folder = Path(folder)
-            (folder / "run").mkdir()
-            (folder / "run" / "run.json").write_text('{"git": {"commit": "abc"}}')
-            (folder / "run" / "all_results.json").write_text('{"eval_loss": 0.5}')
-            record.main([str(folder / "out.json"), f"training={folder / 'run'}", "--note", "n"])
-            found = json.loads((folder / "out.json").read_text())
-            self.assertEqual(
-                found["runs"]["training"], {"run": {"git": {"commit": "abc"}}, "all_results": {"eval_loss": 0.5}}
-            )
-            self.assertEqual(found["note"], "n")
-            self.assertTrue(found["processor"])
-            with contextlib.redirect_stderr(io.StringIO()) as error, self.assertRaises(SystemExit):
-                record.main([str(folder / "out.json"), f"test={folder}"])
-            self.assertIn("with a folder that holds an all_results.json", error.getvalue())
