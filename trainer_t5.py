@@ -17,10 +17,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
-from transformers import DefaultFlowCallback, PreTrainedModel, Trainer
+from transformers import DefaultFlowCallback, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled, set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.trainer_utils import EvalPrediction, PredictionOutput, SaveStrategy, TrainOutput
+from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.command_line import exit_on_user_error
@@ -237,20 +237,13 @@ class T5Trainer(FiniteTrainer):
         return super()._determine_best_metric(metrics, trial) or self.preemption.reason is not None
 
     # ------------------------------------------------------------ evaluation
-    def evaluate(
-        self,
-        eval_dataset: Dataset | dict[str, Dataset] | str | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-        **gen_kwargs,
-    ) -> dict[str, float]:
-        """Overrides Seq2SeqTrainer, which counts twice the rows repeated to fill the last batch of all ranks."""
+    def evaluate(self, eval_dataset: Dataset | dict | str | None = None, *args, **kwargs) -> dict[str, float]:
+        """Overrides Seq2SeqTrainer to score each task by its own rule, and to add the metrics of `summarise`."""
         if isinstance(eval_dataset, str) and eval_dataset in self.evaluation_tasks:
             task = self.evaluation_tasks[eval_dataset]
             self.compute_metrics, self.class_label_ids = task.compute_metrics, task.class_label_ids
             self.args.predict_with_generate, self._max_length = task.predict_with_generate, task.max_length
-        self._prepare_prediction(gen_kwargs)
-        metrics = Trainer.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
+        metrics = super().evaluate(eval_dataset, *args, **kwargs)
         if eval_dataset is None and self.summarise is not None:
             summary = self.summarise(metrics)
             self.log(dict(summary))
@@ -258,22 +251,11 @@ class T5Trainer(FiniteTrainer):
             metrics |= summary
         return metrics
 
-    def predict(
-        self, test_dataset: Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test", **gen_kwargs
-    ) -> PredictionOutput:
-        """Overrides Seq2SeqTrainer to predict every row exactly once."""
-        self._prepare_prediction(gen_kwargs)
-        return Trainer.predict(self, test_dataset, ignore_keys, metric_key_prefix)
-
-    def _prepare_prediction(self, gen_kwargs: dict) -> None:
-        """Sets the arguments of `generate`, and gathers the rows of all ranks without those that fill up a batch."""
-        longest = self.args.generation_max_length or self._max_length
-        chosen = {"max_length": longest, "num_beams": self.args.generation_num_beams, "do_sample": False}
-        chosen["num_return_sequences"] = 1
-        # Not into the model's generation_config, which is saved with every checkpoint.
+    def _search(self) -> dict:
+        """The arguments of `generate`. They are not in the model's generation_config, which every checkpoint saves."""
+        chosen = {"max_length": self._max_length, "do_sample": False, "num_return_sequences": 1}
         chosen["cache_implementation"] = "static" if self.args.generation_cache == "static" else None
-        self._gen_kwargs = {name: value for name, value in chosen.items() if value is not None} | gen_kwargs
-        self.gather_function = self.accelerator.gather_for_metrics
+        return {name: value for name, value in chosen.items() if value is not None} | self._gen_kwargs
 
     def prediction_step(
         self,
@@ -281,7 +263,6 @@ class T5Trainer(FiniteTrainer):
         inputs: dict,
         prediction_loss_only: bool,  # noqa: ARG002
         ignore_keys: list[str] | None = None,
-        **gen_kwargs,
     ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
         """(None, (generated tokens or -1 [B, 1 or T], statistics [B, 5 + n]), labels [B, T] or None); the statistics
         include the loss."""
@@ -295,13 +276,14 @@ class T5Trainer(FiniteTrainer):
             if encoded is not None:
                 sources["encoder_outputs"] = encoded
             own, source, written = self.model.generation_config, inputs["input_ids"].shape[1], []
-            longest, beams = (self._gen_kwargs.get(n) or getattr(own, n) or 1 for n in ("max_length", "num_beams"))
+            search = self._search()
+            longest, beams = (search.get(n) or getattr(own, n) or 1 for n in ("max_length", "num_beams"))
             size = rows_to_generate(self.model.config, source, longest, beams, self.args.device, self.args.bf16)
             for part in self._parts(sources, size):
                 if encoded is not None:
                     part["encoder_outputs"] = BaseModelOutput(last_hidden_state=part["encoder_outputs"])
                 with self.accelerator.autocast():  # accelerate wraps the model's forward; generate() calls its parts
-                    written.append(super().prediction_step(model, part, False, ignore_keys, **gen_kwargs)[1])
+                    written.append(super().prediction_step(model, part, False, ignore_keys, **search)[1])
             generated = torch.cat(written)
         return None, (generated, statistics), labels
 

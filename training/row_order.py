@@ -90,7 +90,9 @@ class RowOrderTrainer(Seq2SeqTrainer):
         return np.argsort(-row_lengths(eval_dataset), kind="stable").tolist()
 
     def evaluation_loop(self, dataloader: DataLoader, *args, **kwargs) -> EvalLoopOutput:
-        """Overrides Trainer to put predictions back into the order of the rows, also for the metrics."""
+        """Overrides Trainer to put predictions back into the order of the rows, also for the metrics. Seq2SeqTrainer
+        would count the rows twice that are repeated to fill the last batch of all ranks."""
+        self.gather_function = self.accelerator.gather_for_metrics
         if not _has_rows(dataloader.dataset):
             return super().evaluation_loop(dataloader, *args, **kwargs)
         places = np.argsort(self._get_eval_sampler(dataloader.dataset))
