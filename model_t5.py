@@ -301,20 +301,19 @@ def load_model(
     name_or_path: str,
     attn_implementation: str | None = None,
     config_from: str | None = None,
-    state_dict: dict[str, torch.Tensor] | None = None,
 ) -> PreTrainedModel:
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
     A separate `lm_head.weight` stays separate, and is saved as such. LoRA's matrices are merged into the checkpoint
-    that their folder names. config_from: another folder with its configuration. state_dict: its weights, if they are
-    known already. ValueError naming the folder if it is no checkpoint.
+    that their folder names. config_from: another folder with its configuration. ValueError naming the folder if it is
+    no checkpoint.
     """
     config = _in_float32(_t5_config(config_from or name_or_path))
     check_options(config, attn_implementation)
-    if base := None if state_dict else base_of(name_or_path):
+    if base := base_of(name_or_path):
         return _load_merged(name_or_path, base, attn_implementation, config_from)
     do_not_wait_for_the_hub(name_or_path)
-    options = dict(config=config, state_dict=state_dict, dtype=torch.float32, output_loading_info=True)
+    options = dict(config=config, dtype=torch.float32, output_loading_info=True)
     if attention := family_of(config).attention(attn_implementation):
         options["attn_implementation"] = attention
     if config_from:  # else transformers looks for it beside the weights
@@ -323,7 +322,7 @@ def load_model(
             options["generation_config"] = GenerationConfig.from_pretrained(config_from)
     kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"--model_name_or_path {name_or_path}"
     with _reading_weights(shown), _untied_head_is_intended():
-        model, report = kind.from_pretrained(None if state_dict else name_or_path, trust_remote_code=False, **options)
+        model, report = kind.from_pretrained(name_or_path, trust_remote_code=False, **options)
     missing = sorted(report["missing_keys"])
     if missing:
         raise ValueError(f"{shown}: the checkpoint lacks {len(missing)} tensors: {missing[:5]}")

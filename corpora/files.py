@@ -173,7 +173,7 @@ def open_binary(path: Path) -> Iterator[BinaryIO]:
             if isinstance(stream, bz2.BZ2File | lzma.LZMAFile):  # otherwise they ignore what follows the archive
                 stream._buffer.raw._trailing_error = ()
             yield stream
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    except _UNREADABLE as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ValueError(f"{path}: cannot be read ({reason})") from None
 

@@ -22,10 +22,10 @@ from constants import IGNORE_INDEX
 from modeling.families import family_of, output_head
 
 
-def loss_sums(
+def loss_sum(
     logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(the loss, the z-loss in it or None), both summed over the target tokens.
+) -> torch.Tensor:
+    """The loss, summed over the target tokens.
 
     logits [..., V], labels [...] with -100 where nothing counts. The loss is the cross-entropy in nats plus
     z_loss * (log Z)^2, where Z is the sum of exp(logits). The z-loss keeps log Z near 0, and with it logits within the
@@ -36,10 +36,9 @@ def loss_sums(
     flat, labels = _at_least_float32(logits).flatten(0, -2), labels.reshape(-1)
     nats = F.cross_entropy(flat, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing)
     if not z_loss:
-        return nats, None
+        return nats
     log_z = torch.logsumexp(flat, dim=-1)
-    z = z_loss * (log_z.square() * labels.ne(IGNORE_INDEX)).sum()
-    return nats + z, z.detach()
+    return nats + z_loss * (log_z.square() * labels.ne(IGNORE_INDEX)).sum()
 
 
 def nats_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -53,8 +52,8 @@ def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-class _ChunkedLossSums(torch.autograd.Function):
-    """loss_sums(hidden @ weight.T, ...), `chunk` target tokens at a time: [N, V] never exists.
+class _ChunkedLossSum(torch.autograd.Function):
+    """loss_sum(hidden @ weight.T, ...), `chunk` target tokens at a time: [N, V] never exists.
 
     The gradient of a chunk is made with its loss, from the same logits, so that the head's product is not repeated.
     """
@@ -69,7 +68,7 @@ class _ChunkedLossSums(torch.autograd.Function):
             d_hidden = torch.empty_like(rows) if wants_gradient else None
             # Sums many small contributions: in float32 at least.
             d_weight = torch.zeros_like(_at_least_float32(weight)) if wants_gradient else None
-            total = z_total = _at_least_float32(rows.new_zeros(()))
+            total = _at_least_float32(rows.new_zeros(()))
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)
                 logits, wanted = _at_least_float32(rows[part] @ matrix.T), labels[part]
@@ -83,9 +82,7 @@ class _ChunkedLossSums(torch.autograd.Function):
                 nats = log_z - (1 - label_smoothing) * logits.gather(1, index)
                 if label_smoothing:
                     nats = nats - label_smoothing * logits.mean(-1, keepdim=True)
-                z = z_loss * log_z.square()
-                total = total + ((nats + z) * counted[:, None]).sum()
-                z_total = z_total + (z * counted[:, None]).sum()
+                total = total + ((nats + z_loss * log_z.square()) * counted[:, None]).sum()
                 if wants_gradient:
                     d_logits = (logits - log_z).exp_().mul_(1 + 2 * z_loss * log_z).sub_(label_smoothing / len(matrix))
                     d_logits.scatter_add_(1, index, torch.full_like(log_z, label_smoothing - 1))
@@ -96,16 +93,15 @@ class _ChunkedLossSums(torch.autograd.Function):
                     d_weight += d_logits.T @ rows[part]
         if wants_gradient:
             ctx.save_for_backward(d_hidden.to(hidden.dtype), d_weight.to(weight.dtype))
-        ctx.mark_non_differentiable(z_total)
-        return total, z_total
+        return total
 
     @staticmethod
-    def backward(ctx, d_total, _):
+    def backward(ctx, d_total):
         d_hidden, d_weight = ctx.saved_tensors
         return d_hidden * d_total, d_weight * d_total, None, None, None, None, None
 
 
-def chunked_loss_sums(
+def chunked_loss_sum(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     labels: torch.Tensor,
@@ -113,21 +109,19 @@ def chunked_loss_sums(
     z_loss: float = 0.0,
     chunk: int = 1024,
     cap: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """loss_sums of the logits hidden [..., D] @ weight [V, D].T, in the memory of `chunk` tokens' logits.
+) -> torch.Tensor:
+    """loss_sum of the logits hidden [..., D] @ weight [V, D].T, in the memory of `chunk` tokens' logits.
     cap: c of logits that become c tanh(logit / c), None: they stay."""
     flat = hidden.flatten(0, -2)
-    total, z = _ChunkedLossSums.apply(flat, weight, labels.reshape(-1), label_smoothing, z_loss, chunk, cap)
-    return total, z if z_loss else None
+    return _ChunkedLossSum.apply(flat, weight, labels.reshape(-1), label_smoothing, z_loss, chunk, cap)
 
 
 # ---------------------------------------------------------------- the forward pass
 @dataclass
 class LossOutput(ModelOutput):
-    """The loss, and with a z-loss also that part of it."""
+    """What a forward pass with labels returns."""
 
     loss: torch.Tensor | None = None
-    z_loss: torch.Tensor | None = None
 
 
 class _Head(torch.nn.Linear):
@@ -196,11 +190,11 @@ def compute_loss_in_forward(
         inputs = inputs | {"use_cache": False}
         if chunk:
             options = (label_smoothing, z_loss, chunk, family_of(model.config).logit_cap(model.config))
-            total, z = chunked_loss_sums(_head_inputs(model, inputs), output_head(model).weight, labels, *options)
+            total = chunked_loss_sum(_head_inputs(model, inputs), output_head(model).weight, labels, *options)
         else:
-            total, z = loss_sums(model.plain_forward(**inputs).logits, labels, label_smoothing, z_loss)
+            total = loss_sum(model.plain_forward(**inputs).logits, labels, label_smoothing, z_loss)
         divisor = labels.ne(IGNORE_INDEX).sum() if num_items is None else num_items
-        return LossOutput(total / divisor, None if z is None else z / divisor)
+        return LossOutput(total / divisor)
 
     model.compute_loss = compute
     if compile_options is not None:

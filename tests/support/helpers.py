@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 from constants import IGNORE_INDEX
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
-from modeling.loss import loss_sums
+from modeling.loss import loss_sum
 
 SHAPE = dict(d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=1, num_decoder_layers=1)
 OVERRIDES = ",".join(f"{name}={value}" for name, value in SHAPE.items())  # as --config_overrides takes it
@@ -93,5 +93,5 @@ def token_mean_loss(
     """
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[1]
     labels = labels.to(logits.device)
-    total, _ = loss_sums(logits, labels, label_smoothing)
+    total = loss_sum(logits, labels, label_smoothing)
     return total / (num_items_in_batch if num_items_in_batch is not None else labels.ne(IGNORE_INDEX).sum())
