@@ -208,11 +208,13 @@ def reference_gradients(config: T5Config, batch: dict, device: torch.device) -> 
     model = material.new_model(config, ours=False, attention="eager").to(device).train()
     rows, before = len(batch["labels"]), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    for start in range(0, rows, REFERENCE_ROWS):
-        part = {name: tensor[start : start + REFERENCE_ROWS] for name, tensor in batch.items()}
-        loss = model(**part, use_cache=False)["loss"]  # no row has padding, so this is the mean of means
-        (loss * len(part["labels"]) / rows).backward()
-    torch.set_float32_matmul_precision(before)
+    try:
+        for start in range(0, rows, REFERENCE_ROWS):
+            part = {name: tensor[start : start + REFERENCE_ROWS] for name, tensor in batch.items()}
+            loss = model(**part, use_cache=False)["loss"]  # no row has padding, so this is the mean of means
+            (loss * len(part["labels"]) / rows).backward()
+    finally:
+        torch.set_float32_matmul_precision(before)
     return {name: p.grad.cpu() for name, p in model.named_parameters()}
 
 
@@ -255,9 +257,12 @@ def measure_steps(args: Namespace) -> dict:
         settings["compile"] &= args.compile
         if settings["attention"] == "t5_fused" and args.device.type == "cpu":
             settings["attention"] = attention_on_a_cpu(args.source_length)
+        expected = reference(batch)
+        if args.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(args.device)  # which is to be the rung's own
         start = time.perf_counter()
         step = TrainingStep(settings, config, batches_of(batch), args.device, args.bf16)
-        check_gradients(row, step.gradients(), reference(batch), args.bf16)
+        check_gradients(row, step.gradients(), expected, args.bf16)
         step.run(4)
         if settings["one_graph"]:
             step.capture()
