@@ -294,7 +294,8 @@ def check_resumed(
     compared = [(f"the model's {key}", shapes[key], asked.get(key)) for key in keys]
     if saved:
         # Without a validation text a part of the training text is held out.
-        compared.append(("a validation text", "validation" in saved, "validation" in fingerprints))
+        had, has = ("yes" if "validation" in found else "no" for found in (saved, fingerprints))
+        compared.append(("a validation text of its own", had, has))
     contents = [name for name in ("train", "tokenizer") if name in saved and name in fingerprints]
     compared += [(f"the contents of {name}", saved[name], fingerprints[name]) for name in contents]
     compared += [(f"--{name}", flags[name], now[name]) for name in decisive if name in flags and name in now]

@@ -406,7 +406,7 @@ class RunTest(TestCase):
         self.run_to_end("--max_steps", "6")
         text = self.commands["pre_train"][self.commands["pre_train"].index("--train_file") + 1]
         self.run_to_end("--resume_from_checkpoint", "--validation_file", text, code=2)
-        self.assertIn("a validation text: False in its run, True now", (self.folder / "log").read_text())
+        self.assertIn("a validation text of its own: no in its run, yes now", (self.folder / "log").read_text())
 
     def test_another_global_batch_is_said(self):
         self.run_to_end("--max_steps", "6")

@@ -265,7 +265,8 @@ class LauncherTest(parameterized.TestCase):
         disks = self.own_disks()
         argv = [*self.flags("pre_train", 2), "--output_dir", "out/new"]
         ends = self.on_two_nodes(disks, "pre_train", *argv)
-        self.assert_refused(ends, ".lock in --output_dir out/new: False on .* on a disk that all nodes share")
+        self.assert_refused(ends, "--output_dir .*/out/new on .* is not the folder .* on a disk that all nodes share")
+        self.assertEqual([list(disk.iterdir()) for disk in disks], [[], []])
         argv = torture.changed(argv, "--save_strategy", "no", "--max_steps", "1")
         ends = self.on_two_nodes(disks, "pre_train", *argv)
         self.assertEqual([code for code, _ in ends], [0, 0], ends)
