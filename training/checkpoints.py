@@ -287,6 +287,8 @@ def check_resumed(
     run, now = run_of(checkpoint), {name: value for group in groups for name, value in vars(group).items()}
     shapes, asked = _flat(_recorded(Path(checkpoint) / "config.json")), _flat(config.to_dict())
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
+    if flags:
+        flags = {"lora_rank": None, "train_only": None} | flags  # which earlier commits lack
     decisive = _DECISIVE + _DECIDES_PART * ("objective" in now)  # a flag of text
     if now.get("length_buckets"):  # each micro-batch is of one bucket
         decisive = [*decisive, "per_device_train_batch_size"]
