@@ -86,12 +86,12 @@ for step in range(start + 1, args.steps + 1):
         sys.exit(75)
     if step == 4 and start == 0 and args.breaks == "launched":
         sys.exit("subprocess.CalledProcessError: Command 'train.py' returned non-zero exit status 75.")
+    with metrics.open("a") as file:  # before the checkpoint, as the training scripts do: it may be killed anywhere
+        file.write(json.dumps({"step": step, "loss": 1.0, "eval_accuracy": value, "seconds": step * 0.5}) + "\\n")
     checkpoint = folder / f"checkpoint-{step}"
     checkpoint.mkdir(exist_ok=True)
     (checkpoint / "optimizer.pt").touch()
     (checkpoint / "trainer_state.json").touch()
-    with metrics.open("a") as file:
-        file.write(json.dumps({"step": step, "loss": 1.0, "eval_accuracy": value, "seconds": step * 0.5}) + "\\n")
 (folder / "all_results.json").write_text("{}")
 """
 SWEEP = {
