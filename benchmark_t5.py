@@ -85,15 +85,35 @@ SUITES = {
         "fine_tune": 0.75,
         "pre_train": 1.0,
     },
-}  # fmt: skip
+}
 OF_SUITES = {"all": {}, "gpu": dict(rows="all", minutes=25.0)}  # defaults
 # What a training run has on a GPU, and what a CPU does in seconds.
 DEFAULTS = {
-    "cuda": dict(rounds=5, batch=128, source_length=512, model="base", bf16=True, minutes=8.0, compile=True,
-                 megabytes=4.0, examples=2048, new_tokens=64),
-    "cpu": dict(rounds=3, batch=8, source_length=64, model="tiny", bf16=False, minutes=2.0, compile=False,
-                megabytes=1.0, examples=64, new_tokens=16),
-}  # fmt: skip
+    "cuda": dict(
+        rounds=5,
+        batch=128,
+        source_length=512,
+        model="base",
+        bf16=True,
+        minutes=8.0,
+        compile=True,
+        megabytes=4.0,
+        examples=2048,
+        new_tokens=64,
+    ),
+    "cpu": dict(
+        rounds=3,
+        batch=8,
+        source_length=64,
+        model="tiny",
+        bf16=False,
+        minutes=2.0,
+        compile=False,
+        megabytes=1.0,
+        examples=64,
+        new_tokens=16,
+    ),
+}
 CHECKOUTS = {"nanot5": inputs.NANOT5_COLLATOR, "fat5": "src/model/modeling_flash_t5.py"}  # a file of each
 
 

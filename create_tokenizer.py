@@ -111,11 +111,15 @@ def _check_adding(args: TokenizerArguments) -> None:
         named = "model_name_or_path" if args.model_name_or_path else "from_tokenizer"
         raise ValueError(f"--{named} {getattr(args, named)}: name the new tokens with --add_tokens")
     if not (args.from_tokenizer or args.model_name_or_path):
-        raise ValueError("--add_tokens: name the tokenizer with --from_tokenizer, or its checkpoint with "
-                         "--model_name_or_path")  # fmt: skip
-    refuse(args, "train_file dataset_name dataset_config_name text_column streaming max_train_samples vocab_size "
-           "byte_fallback normalization character_coverage max_sentences config_name", "is for a tokenizer that is "
-           "trained; --add_tokens changes no other token")  # fmt: skip
+        raise ValueError(
+            "--add_tokens: name the tokenizer with --from_tokenizer, or its checkpoint with --model_name_or_path"
+        )
+    refuse(
+        args,
+        "train_file dataset_name dataset_config_name text_column streaming max_train_samples vocab_size "
+        "byte_fallback normalization character_coverage max_sentences config_name",
+        "is for a tokenizer that is trained; --add_tokens changes no other token",
+    )
 
 
 def add_tokens(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> tuple[PreTrainedTokenizerBase, list[str]]:

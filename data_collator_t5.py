@@ -154,8 +154,9 @@ def inputs_and_targets(
         """[B, n] places in rising order; all rows must have the same number of them."""
         is_even = places.size and places.size % batch == 0
         if not is_even or (places.reshape(batch, -1)[:, [0, -1]] // width != rows[:, None]).any():
-            raise ValueError("all masks of a batch must mask the same number of tokens in the same number of spans, "
-                             "one at least")  # fmt: skip
+            raise ValueError(
+                "all masks of a batch must mask the same number of tokens in the same number of spans, one at least"
+            )
         return places.reshape(batch, -1)
 
     num_spans = by_rows(starts).shape[1]
@@ -199,8 +200,10 @@ def find_sentinel_ids(tokenizer: PreTrainedTokenizerBase, required: bool = True)
     by_number = found["▁"] or found[""] or found["unused"]
     ids = list(itertools.takewhile(lambda i: i is not None, map(by_number.get, range(len(by_number)))))
     if not ids and required:
-        raise ValueError(f"the tokenizer {tokenizer.name_or_path} has no sentinels (<extra_id_0> ...): train one with "
-                         "create_tokenizer.py, or use one of the T5 family")  # fmt: skip
+        raise ValueError(
+            f"the tokenizer {tokenizer.name_or_path} has no sentinels (<extra_id_0> ...): train one with "
+            "create_tokenizer.py, or use one of the T5 family"
+        )
     return np.array(ids, dtype=np.int64)
 
 
@@ -242,19 +245,27 @@ class T5DataCollator:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, input_seq_length: int = 512, noise_density: float = 0.15,
-        mean_noise_span_length: float = 3.0, decoder_start_token_id: int = 0,
-    ):  # fmt: skip
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        input_seq_length: int = 512,
+        noise_density: float = 0.15,
+        mean_noise_span_length: float = 3.0,
+        decoder_start_token_id: int = 0,
+    ):
         lengths = compute_input_and_target_lengths(input_seq_length, noise_density, mean_noise_span_length)
         self.tokens_length, self.targets_length = lengths
         self.num_noise, self.num_spans = noise_counts(self.tokens_length, noise_density, mean_noise_span_length)
         self.inputs_length = self.tokens_length - self.num_noise + self.num_spans + 1
         self.sentinel_ids = find_sentinel_ids(tokenizer)
         if self.num_spans > len(self.sentinel_ids):
-            flags = (f"--input_seq_length {input_seq_length} with --noise_density {noise_density} and "
-                     f"--mean_noise_span_length {mean_noise_span_length}")  # fmt: skip
-            raise ValueError(f"{flags} masks {self.num_spans} spans, but the tokenizer has {len(self.sentinel_ids)} "
-                             "sentinels: use longer spans, a lower density or a shorter input")  # fmt: skip
+            flags = (
+                f"--input_seq_length {input_seq_length} with --noise_density {noise_density} and "
+                f"--mean_noise_span_length {mean_noise_span_length}"
+            )
+            raise ValueError(
+                f"{flags} masks {self.num_spans} spans, but the tokenizer has {len(self.sentinel_ids)} "
+                "sentinels: use longer spans, a lower density or a shorter input"
+            )
         self.eos_id, self.bos_id = find_eos_id(tokenizer), find_bos_id(tokenizer)
         self.mean_noise_span_length = mean_noise_span_length
         self.decoder_start_token_id = decoder_start_token_id

@@ -68,8 +68,11 @@ class Text:
         self.sources = {name: self._open(alone) for name, (_, alone) in found.items()}
         self.is_mixed = len(found) > 1
         if all("validation" in splits for splits in self.sources.values()):
-            refuse(args, "validation_split_percentage validation_split_count", "the text has a validation split of its "
-                   "own: leave the flag out")  # fmt: skip
+            refuse(
+                args,
+                "validation_split_percentage validation_split_count",
+                "the text has a validation split of its own: leave the flag out",
+            )
         if name := model_args.tokenizer_name or model_args.model_name_or_path:
             self.tokenizer = load_tokenizer(name)
         else:
@@ -136,13 +139,17 @@ class Text:
         objective, length = self.objective, self.tokens_per_example
         per_step, scored = round(self.batch * length), len(self.validation)
         of_all = f" of {self._held_out:,}" if self._held_out > scored and not self.args.streaming else ""
-        return rows | objective.plan(self.rows) | {
-            "chunks": f"{'a stream' if epochs is None else format(len(self.train), ',')} training, "
-            f"{scored:,}{of_all} validation, of {length:.0f} raw tokens -> {objective.inputs_length} input, "
-            f"{objective.targets_length} target tokens",
-            "tokens": f"{human_count(per_step)} per step, {human_count(per_step * steps)} in total"
-            + ("" if epochs is None else f" ({epochs:.1f} epochs)"),
-        }  # fmt: skip
+        return (
+            rows
+            | objective.plan(self.rows)
+            | {
+                "chunks": f"{'a stream' if epochs is None else format(len(self.train), ',')} training, "
+                f"{scored:,}{of_all} validation, of {length:.0f} raw tokens -> {objective.inputs_length} input, "
+                f"{objective.targets_length} target tokens",
+                "tokens": f"{human_count(per_step)} per step, {human_count(per_step * steps)} in total"
+                + ("" if epochs is None else f" ({epochs:.1f} epochs)"),
+            }
+        )
 
     # ------------------------------------------------------------ examples
     def examples(
@@ -159,8 +166,10 @@ class Text:
         self.validation = ConcatDataset(rows) if self._is_joined else rows[0]
         if not len(self.validation) and args.eval_strategy != "no":
             tokens = sum(len(file.tokens) for file in self.files["validation"])
-            raise ValueError(f"the validation text ({tokens} tokens) gives no chunk of {objective.tokens_length:.0f} "
-                             f"tokens: {self._more_validation()}, or set --eval_strategy no")  # fmt: skip
+            raise ValueError(
+                f"the validation text ({tokens} tokens) gives no chunk of {objective.tokens_length:.0f} "
+                f"tokens: {self._more_validation()}, or set --eval_strategy no"
+            )
         self.train = self._train(checkpoint)
         return self.train, self.validation if len(self.validation) else None
 
@@ -304,10 +313,13 @@ class StreamedText(Text):
 
         column = self.ids or self.args.text_column
         stream = StreamDataset.of_run(
-            [(sources["train"], units(sources["train"])) for sources in self.sources.values()], make_batch, args,
-            self.args.shuffle_buffer_size, weights=self.weights,
+            [(sources["train"], units(sources["train"])) for sources in self.sources.values()],
+            make_batch,
+            args,
+            self.args.shuffle_buffer_size,
+            weights=self.weights,
             description=f"{objective.identity} {column} {self._eos} {tokenizer_fingerprint(self.tokenizer)}",
-        )  # fmt: skip
+        )
         if checkpoint:
             stream.resume(checkpoint)
         return stream

@@ -125,13 +125,17 @@ def parse_flags(
     if evaluation.interactive:
         return evaluation, task_args, run_args, []
     if not (task_args.benchmark or task_args.dataset_name or names_own_pairs(task_args)):
-        raise ValueError(f"--model_name_or_path {evaluation.model_name_or_path}: has no {TASK_RECORD} (fine_tune_t5.py "
-                         "writes it); name a task, such as --task glue/sst2, or pairs of your own")  # fmt: skip
+        raise ValueError(
+            f"--model_name_or_path {evaluation.model_name_or_path}: has no {TASK_RECORD} (fine_tune_t5.py "
+            "writes it); name a task, such as --task glue/sst2, or pairs of your own"
+        )
     if is_submission(task_args, run_args):
         names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
         if not names or evaluation.split or task_args.max_eval_samples:
-            raise ValueError("--dataset_name all --do_predict writes a submission: it needs --benchmark glue, and "
-                             "excludes --split and --max_eval_samples")  # fmt: skip
+            raise ValueError(
+                "--dataset_name all --do_predict writes a submission: it needs --benchmark glue, and "
+                "excludes --split and --max_eval_samples"
+            )
     else:
         names = list(check_tasks(task_args))
     jobs = [build_job(name, evaluation, task_args, run_args, given) for name in names]
@@ -218,15 +222,20 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
             missing[job.task.name] = str(error)
     if missing and (not evaluation.allow_missing or len(missing) == len(jobs)):
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in missing.items())
-        raise ValueError(f"the run lacks {len(missing)} of {len(jobs)} tasks; --allow_missing leaves them out (GLUE's "
-                         f"server wants all){reasons}")  # fmt: skip
+        raise ValueError(
+            f"the run lacks {len(missing)} of {len(jobs)} tasks; --allow_missing leaves them out (GLUE's "
+            f"server wants all){reasons}"
+        )
     return [job for job in jobs if job.task.name not in missing], missing
 
 
 def contents_of(jobs: list[Job]) -> dict[str, str]:
     """Fingerprints of the tasks' rows and of each model's files, which all processes must share to divide the rows."""
-    found = {f"contents of {job.task.name} {split}": data._fingerprint for job in jobs
-             for split, data in job.task.data.items()}  # fmt: skip
+    found = {
+        f"contents of {job.task.name} {split}": data._fingerprint
+        for job in jobs
+        for split, data in job.task.data.items()
+    }
     for model, name in {job.model: job.task.name for job in reversed(jobs)}.items():  # the first task of each model
         files = (path for ending in ("safetensors", "bin", "json") for path in sorted(Path(model).glob(f"*.{ending}")))
         found[f"checkpoint for {name}"] = contents_digest(list(files))

@@ -59,8 +59,9 @@ from modeling.low_rank import add_low_rank, base_of, merged
 from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
 
 # Of --config_overrides; other numbers have the usual limits of flags.
-_SHAPE_LIMITS = dict.fromkeys("d_model d_kv d_ff num_heads relative_attention_max_distance".split(),
-                              dict(at_least=1, at_most=2**20))  # fmt: skip
+_SHAPE_LIMITS = dict.fromkeys(
+    "d_model d_kv d_ff num_heads relative_attention_max_distance".split(), dict(at_least=1, at_most=2**20)
+)
 _SHAPE_LIMITS |= dict.fromkeys(("num_layers", "num_decoder_layers"), dict(at_least=1, at_most=1000))
 _SHAPE_LIMITS |= {"vocab_size": dict(at_least=2, at_most=2**21), "dropout_rate": dict(at_least=0, below=1)}
 _SHAPE_LIMITS |= {"relative_attention_num_buckets": dict(at_least=4, at_most=2**20)}
@@ -172,8 +173,10 @@ def get_model(
     fit_vocabulary(model, len(tokenizer))
     if args.lora_rank:
         if changed:
-            raise ValueError(f"--lora_rank {args.lora_rank}: new tokens ({changed}) would keep the embeddings they "
-                             "begin with, which are frozen: train all weights")  # fmt: skip
+            raise ValueError(
+                f"--lora_rank {args.lora_rank}: new tokens ({changed}) would keep the embeddings they "
+                "begin with, which are frozen: train all weights"
+            )
         add_low_rank(model, args.lora_rank, args.model_name_or_path)
     rate = dropout if args.dropout_rate is None else args.dropout_rate
     if rate is not None:
@@ -229,15 +232,21 @@ def check_model_source(args: Any, training_args: Any = None, packed: str | None 
     if is_local_model(args.model_name_or_path) and training_args:
         base, folder = Path(args.model_name_or_path).resolve(), Path(training_args.output_dir).resolve()
         if args.lora_rank and folder in (base, *base.parents):
-            raise ValueError(f"--output_dir {training_args.output_dir} holds the checkpoint that the matrices of "
-                             f"--lora_rank {args.lora_rank} will need: name another folder")  # fmt: skip
+            raise ValueError(
+                f"--output_dir {training_args.output_dir} holds the checkpoint that the matrices of "
+                f"--lora_rank {args.lora_rank} will need: name another folder"
+            )
         if args.lora_rank and training_args.push_to_hub:
-            raise ValueError(f"--push_to_hub with --lora_rank {args.lora_rank} would upload matrices of a checkpoint "
-                             f"that only this machine has, {args.model_name_or_path}: name one of the Hub, or upload "
-                             "the merged model with export_checkpoint.py --push_to_hub")  # fmt: skip
+            raise ValueError(
+                f"--push_to_hub with --lora_rank {args.lora_rank} would upload matrices of a checkpoint "
+                f"that only this machine has, {args.model_name_or_path}: name one of the Hub, or upload "
+                "the merged model with export_checkpoint.py --push_to_hub"
+            )
         if training_args.overwrite_output_dir and folder == base.parent and base.name.startswith("checkpoint-"):
-            raise ValueError(f"--overwrite_output_dir would delete {args.model_name_or_path}, from which the training "
-                             "is to start: name another --output_dir")  # fmt: skip
+            raise ValueError(
+                f"--overwrite_output_dir would delete {args.model_name_or_path}, from which the training "
+                "is to start: name another --output_dir"
+            )
 
 
 def check_room(config: PreTrainedConfig, shown: str) -> None:
@@ -247,8 +256,10 @@ def check_room(config: PreTrainedConfig, shown: str) -> None:
     needed, there = 4 * (shape.layer_weights + shape.embedding_weights) * processes, free_memory()
     if needed > there:
         copies = f", one for each of {processes} processes," if processes > 1 else ""
-        raise ValueError(f"{shown}: its weights in float32{copies} take {human_bytes(needed)} of the machine's memory "
-                         f"before they are sharded or sent to a GPU, and {human_bytes(there)} are free")  # fmt: skip
+        raise ValueError(
+            f"{shown}: its weights in float32{copies} take {human_bytes(needed)} of the machine's memory "
+            f"before they are sharded or sent to a GPU, and {human_bytes(there)} are free"
+        )
 
 
 def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTrainedConfig:
@@ -335,8 +346,10 @@ def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
     config = _load_config(name_or_path, flag)
     if config.model_type not in SOURCES:
         known = ", ".join(f"{names} ({kind})" for kind, names in SOURCES.items())
-        raise ValueError(f"{flag} {name_or_path} is a {config.model_type} model: only {known} has the layers of an "
-                         "encoder-decoder of transformers (docs/t5gemma.md)")  # fmt: skip
+        raise ValueError(
+            f"{flag} {name_or_path} is a {config.model_type} model: only {known} has the layers of an "
+            "encoder-decoder of transformers (docs/t5gemma.md)"
+        )
     with _reading_weights(f"{flag} {name_or_path}"):
         return AutoModelForCausalLM.from_pretrained(name_or_path, dtype="auto", trust_remote_code=False)
 
@@ -347,11 +360,14 @@ def _load_merged(folder: str, base: str, attn_implementation: str | None, config
     try:
         return merged(load_model(base, attn_implementation, config_from or own), folder)
     except ImportError:
-        raise ValueError(f"--model_name_or_path {folder}: holds LoRA matrices, which need peft: pip install -r "
-                         "requirements/lora.txt") from None  # fmt: skip
+        raise ValueError(
+            f"--model_name_or_path {folder}: holds LoRA matrices, which need peft: pip install -r requirements/lora.txt"
+        ) from None
     except (ValueError, RuntimeError) as error:
-        raise ValueError(f"--model_name_or_path {folder}: its LoRA matrices belong to {base}, and do not fit what "
-                         f"is there ({first_line(error)})") from None  # fmt: skip
+        raise ValueError(
+            f"--model_name_or_path {folder}: its LoRA matrices belong to {base}, and do not fit what "
+            f"is there ({first_line(error)})"
+        ) from None
 
 
 def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:
@@ -405,9 +421,11 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int) -> None:
     """ValueError if the tokenizer has ids without an embedding in the model."""
     rows = model.get_input_embeddings().num_embeddings
     if tokenizer_size > rows:
-        raise ValueError(f"the tokenizer has {tokenizer_size} tokens and the model only {rows} embedding rows: use the "
-                         "tokenizer that the model was trained with (--tokenizer_name), or for a new model "
-                         f"--config_overrides vocab_size={tokenizer_size}")  # fmt: skip
+        raise ValueError(
+            f"the tokenizer has {tokenizer_size} tokens and the model only {rows} embedding rows: use the "
+            "tokenizer that the model was trained with (--tokenizer_name), or for a new model "
+            f"--config_overrides vocab_size={tokenizer_size}"
+        )
 
 
 def use_one_embedding_module(model: PreTrainedModel) -> None:

@@ -44,10 +44,12 @@ DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.y
 def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingDataArguments, PreTrainingArguments]:
     """The flags of model, text and training, checked."""
     model_args, text_args, args = parse_arguments(
-        [ModelArguments, PreTrainingDataArguments, PreTrainingArguments], argv,
-        default_recipe=str(DEFAULT_RECIPE), about=__doc__,
+        [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
+        argv,
+        default_recipe=str(DEFAULT_RECIPE),
+        about=__doc__,
         starts_anew=("model_name_or_path", "config_name", "dataset_name", "train_file"),
-    )  # fmt: skip
+    )
     check_model(model_args, own_ids=id_format(text_args) is not None)
     check_pre_training_data(text_args)
     job = "continued pre-training" if model_args.model_name_or_path else "pre-training from scratch"
@@ -85,9 +87,14 @@ def main(argv: list[str] | None = None) -> dict:
         train, validation = text.examples(objective, args, checkpoint)
 
     trainer = T5Trainer(
-        model=model, args=args, train_dataset=train, eval_dataset=validation, data_collator=objective,
-        processing_class=tokenizer, compute_metrics=text.compute_metrics(),
-    )  # fmt: skip
+        model=model,
+        args=args,
+        train_dataset=train,
+        eval_dataset=validation,
+        data_collator=objective,
+        processing_class=tokenizer,
+        compute_metrics=text.compute_metrics(),
+    )
     if args.num_samples and validation is not None and objective.shows_gaps:
         samples = (args.output_dir, tokenizer, validation, objective, args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))

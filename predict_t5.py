@@ -149,8 +149,9 @@ def parse_flags(argv: list[str] | None) -> Plan:
         raise ValueError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
     GenerationConfig(**search).validate(strict=True)
     if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
-        raise ValueError("--backend ctranslate2: excludes --bf16, and --do_sample, which would draw other "
-                         "tokens than transformers")  # fmt: skip
+        raise ValueError(
+            "--backend ctranslate2: excludes --bf16, and --do_sample, which would draw other tokens than transformers"
+        )
     plan = Plan(args, entry, InputReader(entry, args.source_column), tokenizer, search)
     if plan.count > 1 and entry.get("max_piece_length"):
         raise ValueError(f"--num_return_sequences {plan.count}: the task answers a text in pieces")
@@ -168,8 +169,10 @@ def engine_folder(name: str) -> Path:
     places = (CTRANSLATE2_TOKENS, f"*/{CTRANSLATE2_TOKENS}")
     found = sorted(file.parent for place in places for file in Path(name).glob(place))
     if len(found) != 1:
-        raise ValueError(f"--model_name_or_path {name}: --backend ctranslate2 needs a folder that export_checkpoint.py "
-                         f"--formats ctranslate2 wrote; found {', '.join(map(str, found)) or 'none'}")  # fmt: skip
+        raise ValueError(
+            f"--model_name_or_path {name}: --backend ctranslate2 needs a folder that export_checkpoint.py "
+            f"--formats ctranslate2 wrote; found {', '.join(map(str, found)) or 'none'}"
+        )
     return found[0]
 
 
@@ -301,8 +304,10 @@ def main(argv: list[str] | None = None) -> dict:
         sizes = [len(item.texts) for item in read_inputs(plan)]  # all are read before the long work
         settings, output = settings_of(plan), None
         places = ("model_name_or_path", "tokenizer_name", "input_file")  # of a node; what is there is among the others
-        check_alike({name: value for name, value in settings.items() if name not in places},
-                    "give all nodes the same flags and files")  # fmt: skip
+        check_alike(
+            {name: value for name, value in settings.items() if name not in places},
+            "give all nodes the same flags and files",
+        )
         if state.is_main_process:  # another node's file may differ
             output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
         (done,) = broadcast_object_list([output and output.done])

@@ -93,8 +93,9 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
             hint = f"; give --{name} before the --" if hasattr(args, name) else ""
             raise ValueError(f"-- --{name}: the report sets it for each run{hint}")
     if not args.model_name_or_path and "config_name" not in names:
-        raise ValueError("--model_name_or_path: the checkpoint to start from is missing (-- --config_name: from "
-                         "scratch)")  # fmt: skip
+        raise ValueError(
+            "--model_name_or_path: the checkpoint to start from is missing (-- --config_name: from scratch)"
+        )
     for flag, values in (("tasks", args.tasks), ("seeds", args.seeds)):
         if len(set(values)) < len(values):
             raise ValueError(f"--{flag} {' '.join(map(str, values))}: one of them occurs twice")
@@ -130,8 +131,10 @@ def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
         record = folder.with_suffix(".json")
         begun = record.is_file() and (run.results() or newest_whole_checkpoint(folder, with_optimizer=True))
         if begun and read_json(record).get("flags") != run.flags:
-            raise ValueError(f"--output_dir {args.output_dir}: {record} was made with other flags; name another "
-                             "folder, or delete this one")  # fmt: skip
+            raise ValueError(
+                f"--output_dir {args.output_dir}: {record} was made with other flags; name another "
+                "folder, or delete this one"
+            )
         runs.append(run)
     return runs
 

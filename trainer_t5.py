@@ -134,8 +134,10 @@ class T5Trainer(FiniteTrainer):
         the training ends. A resumed run skips `--eval_on_start`: a second evaluation would be logged, and count against
         the patience."""
         if self.args.warmup_steps is None and self.lr_scheduler is None:
-            raise ValueError("T5Trainer.train: its arguments are not complete: call check_training(args, "
-                             "'fine-tuning a checkpoint') of arguments/training.py, or give optimizers")  # fmt: skip
+            raise ValueError(
+                "T5Trainer.train: its arguments are not complete: call check_training(args, "
+                "'fine-tuning a checkpoint') of arguments/training.py, or give optimizers"
+            )
         self._resumed_from = resume_from_checkpoint
         self.args.eval_on_start = self.args.eval_on_start and not resume_from_checkpoint
         try:
@@ -151,8 +153,10 @@ class T5Trainer(FiniteTrainer):
         if self.preemption.reason is not None:
             self.callback_handler.on_train_end(self.args, self.state, self.control)
             finish_process_group()
-            print_once(f"{self.preemption.reason}; resume with the same command and --resume_from_checkpoint "
-                       f"(output: {self.args.output_dir})")  # fmt: skip
+            print_once(
+                f"{self.preemption.reason}; resume with the same command and --resume_from_checkpoint "
+                f"(output: {self.args.output_dir})"
+            )
             raise SystemExit(PREEMPTED_EXIT_CODE)
         best = self.state.best_model_checkpoint
         if not self.args.load_best_model_at_end:  # Trainer would keep only this one, under save_total_limit 1
@@ -229,8 +233,10 @@ class T5Trainer(FiniteTrainer):
         with exit_on_user_error():
             key = best_metric_key(self.args)
             if key is not None and key not in metrics:
-                raise ValueError(f"--metric_for_best_model {self.args.metric_for_best_model}: the evaluation has no "
-                                 "row for it; give another metric, or more validation rows")  # fmt: skip
+                raise ValueError(
+                    f"--metric_for_best_model {self.args.metric_for_best_model}: the evaluation has no "
+                    "row for it; give another metric, or more validation rows"
+                )
         saves_the_best = self.args.save_strategy == SaveStrategy.BEST
         if self.args.load_best_model_at_end and not (saves_the_best or self.control.should_save):
             return False

@@ -36,10 +36,13 @@ _APART = (
     ("source_file", "hub_dataset", "name one source of training rows"),
     ("source_file validation_source_file", "source_column record_shape", "parallel files have no columns"),
     ("record_shape", "source_column", "the shape says the columns itself, leave out --source_column"),
-    ("hub_dataset", "validation_file validation_source_file", "the data set has validation rows, or else hold some out "
-     "with --validation_split_percentage"),
+    (
+        "hub_dataset",
+        "validation_file validation_source_file",
+        "the data set has validation rows, or else hold some out with --validation_split_percentage",
+    ),
     ("validation_split_percentage", "validation_file validation_source_file", "there are validation rows already"),
-)  # fmt: skip
+)
 
 
 # `args` are TaskArguments, whose module imports this one.
@@ -78,8 +81,10 @@ def check_own_pairs(args: Any) -> None:
     for flags in (("source_file", "target_file"), ("validation_source_file", "validation_target_file")):
         counts = [len(expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES)) for flag in flags]
         if counts[0] != counts[1]:
-            raise ValueError(f"--{flags[0]} names {counts[0]} files and --{flags[1]} {counts[1]}: give the two sides "
-                             "of each pair of files")  # fmt: skip
+            raise ValueError(
+                f"--{flags[0]} names {counts[0]} files and --{flags[1]} {counts[1]}: give the two sides "
+                "of each pair of files"
+            )
     validates = args.hub_dataset or _has_validation_files(args)
     if args.streaming and (args.validation_split_percentage or not validates):
         raise ValueError("--streaming: pairs of your own need --validation_file, since a stream is not read twice")

@@ -26,10 +26,11 @@ class TaskArguments:
     _argument_group_name = "task"
 
     task: str | None = option(
-        None, f"Such as glue/cola, glue/cola,super_glue/rte or glue/all. Of {', '.join(DATASET_VALS)} "
+        None,
+        f"Such as glue/cola, glue/cola,super_glue/rte or glue/all. Of {', '.join(DATASET_VALS)} "
         f"(constants.py). Not set: own pairs, task.json's, or in training {'/'.join(_BUILTIN)}.",
         kw_only=True,  # the first flag shown, not the first argument
-    )  # fmt: skip
+    )
     benchmark: str | None = option(None, "Older flag for the part of --task before the slash.")
     dataset_name: str | None = option(None, "Older flag for the part after it: cola, cola,sst2 or all.")
     data_dir: str | None = option(None, "Folder with the task's files (GLUE: its official layout). Not set: the Hub.")
@@ -182,12 +183,18 @@ def check_task(args: TaskArguments) -> dict:
     for flag in ("train_file", "validation_file"):
         for file in expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES if is_text else ROW_SUFFIXES):
             if not is_text and data_suffix(file) not in suffixes:
-                raise ValueError(f"--{flag} {file}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and "
-                                 f".gz, .xz ...){hint}")  # fmt: skip
+                raise ValueError(
+                    f"--{flag} {file}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and "
+                    f".gz, .xz ...){hint}"
+                )
     check_folder("--data_cache_dir", args.data_cache_dir)
     if args.data_dir and not Path(args.data_dir).is_dir():
         raise ValueError(f"--data_dir {args.data_dir}: no such folder")
     if "builtin" in task:
-        refuse(args, "data_dir", f"the task {args.dataset_name} brings its own data; for files of yours give "
-               "--train_file and --validation_file")  # fmt: skip
+        refuse(
+            args,
+            "data_dir",
+            f"the task {args.dataset_name} brings its own data; for files of yours give "
+            "--train_file and --validation_file",
+        )
     return task

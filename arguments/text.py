@@ -25,9 +25,10 @@ class PreTrainingDataArguments:
     dataset_name: str | None = option(None, f"Saved `datasets` folder, Hub name, or {BUILTIN_CORPUS} (default).")
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
     train_file: list[str] | None = option(
-        None, f"Text: files, folders, globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)}; other names: "
+        None,
+        f"Text: files, folders, globs ({' '.join(TEXT_SUFFIXES)}, also {' '.join(COMPRESSIONS)}; other names: "
         "plain text). a.txt:0.7 b.txt:0.3: corpora by weight.",
-    )  # fmt: skip
+    )
     validation_file: list[str] | None = option(None, "Validation text, like --train_file.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
     input_ids_column: str | None = option(None, "Column of parquet or JSON files with ready-made token ids, not text.")
@@ -38,9 +39,11 @@ class PreTrainingDataArguments:
     validation_split_count: int | None = option(None, "Hold out N documents instead.", at_least=1, unit="document")
     max_train_samples: int | None = option(None, "Use the first N training documents of each corpus only.", at_least=1)
     max_eval_samples: int | None = option(
-        None, f"Validation chunks to score, spread over all text. Not set: {EVALUATED:,}; of a stream: "
-        f"{EVALUATED_OF_A_STREAM}.", at_least=1,
-    )  # fmt: skip
+        None,
+        f"Validation chunks to score, spread over all text. Not set: {EVALUATED:,}; of a stream: "
+        f"{EVALUATED_OF_A_STREAM}.",
+        at_least=1,
+    )
     objective: str = option("span_corruption", "Pre-training objective.", choices=OBJECTIVES)
     input_seq_length: int = option(512, "Tokens of an input, EOS included.", at_least=3, at_most=LONGEST)
     noise_density: float = option(_SPANS["noise_density"], "Share of tokens masked.", above=0, below=1)
@@ -71,18 +74,28 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     if not args.text_column:
         raise ValueError("--text_column: must be the name of a column")
     if args.objective != "span_corruption":
-        refuse(args, "noise_density mean_noise_span_length", "is for --objective span_corruption; those of "
-               f"{args.objective} stand in DENOISERS (constants.py)")  # fmt: skip
+        refuse(
+            args,
+            "noise_density mean_noise_span_length",
+            f"is for --objective span_corruption; those of {args.objective} stand in DENOISERS (constants.py)",
+        )
     if args.packing == "documents" and args.objective != "span_corruption":
-        raise ValueError(f"--packing documents needs --objective span_corruption: examples of {args.objective} have "
-                         "fixed lengths, not those of documents")  # fmt: skip
+        raise ValueError(
+            f"--packing documents needs --objective span_corruption: examples of {args.objective} have "
+            "fixed lengths, not those of documents"
+        )
     if args.packing == "documents" and not args.eos_between_documents:
-        raise ValueError("--eos_between_documents false: --packing documents finds documents by the EOS between them; "
-                         "leave it out")  # fmt: skip
+        raise ValueError(
+            "--eos_between_documents false: --packing documents finds documents by the EOS between them; leave it out"
+        )
     both = "validation_split_percentage validation_split_count"
     if args.streaming:
-        refuse(args, both, "the length of a stream is not known; its first documents are held out, for "
-               "--max_eval_samples chunks, or give --validation_file")  # fmt: skip
+        refuse(
+            args,
+            both,
+            "the length of a stream is not known; its first documents are held out, for "
+            "--max_eval_samples chunks, or give --validation_file",
+        )
     if args.validation_file:
         refuse(args, both, "holds out training text when there is no --validation_file; give one of them")
     if args.validation_split_count is not None:
@@ -90,8 +103,9 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     check_folder("--data_cache_dir", args.data_cache_dir)
     ids = id_format(args)
     if ids and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise ValueError("--input_ids_column and --input_ids_dtype go with --train_file, or a data set of ids in "
-                         "--dataset_name")  # fmt: skip
+        raise ValueError(
+            "--input_ids_column and --input_ids_dtype go with --train_file, or a data set of ids in --dataset_name"
+        )
     trained = corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], ids)
     held_out = corpus_files("--validation_file", args.validation_file or [], ids)
     for file in sorted({file.resolve() for file in trained} & {file.resolve() for file in held_out}):

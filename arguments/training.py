@@ -231,8 +231,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         if "ACCELERATE_USE_CPU" in os.environ and self.world_size == 1:
             end_with_parent()
         if self.n_gpu > 1:  # torch's DataParallel: slower than a process for each GPU, and not tested
-            print_once(f"this process uses one of {self.n_gpu} GPUs: start it with torchrun --nproc_per_node "
-                       f"{self.n_gpu}, instead of python, to use all")  # fmt: skip
+            print_once(
+                f"this process uses one of {self.n_gpu} GPUs: start it with torchrun --nproc_per_node "
+                f"{self.n_gpu}, instead of python, to use all"
+            )
             self._n_gpu = 1
         self.__dict__.update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
@@ -261,8 +263,10 @@ def _check_mapping(name: str, value: str) -> None:
         if name == "accelerator_config":
             config = AcceleratorConfig(**content)
             if config.split_batches or not config.even_batches:
-                raise ValueError("split_batches and even_batches must stay as they are: every process has batches of "
-                                 "its own, and as many as the others")  # fmt: skip
+                raise ValueError(
+                    "split_batches and even_batches must stay as they are: every process has batches of "
+                    "its own, and as many as the others"
+                )
             GradientAccumulationPlugin(**{"num_steps": 1} | (config.gradient_accumulation_kwargs or {}))
     except (TypeError, ValueError) as error:
         raise ValueError(f"--{name} {value}: {error}") from None
@@ -295,8 +299,9 @@ def _trackers(names: list[str] | str | None) -> list[str]:
     known = ("none", "all", *sorted(INTEGRATION_TO_CALLBACK))
     for name in names:
         if name not in known:
-            raise ValueError(f"--report_to {name}: no such tracker{did_you_mean(name, known)}; available: "
-                             f"{', '.join(known)}")  # fmt: skip
+            raise ValueError(
+                f"--report_to {name}: no such tracker{did_you_mean(name, known)}; available: {', '.join(known)}"
+            )
         if name not in ("none", "all", *get_available_reporting_integrations()):
             raise ValueError(f"--report_to {name}: the package {name} is not installed")
         if name in ("none", "all") and len(names) > 1:
@@ -347,18 +352,24 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     elif "fsdp_config" in args.given:
         raise ValueError(f"--fsdp_config {args.fsdp_config}: has an effect only with --fsdp")
     if args.do_predict:
-        raise ValueError("--do_predict: this script trains; then predict_t5.py answers new inputs, and evaluate_t5.py "
-                         "--do_predict a task's test rows")  # fmt: skip
+        raise ValueError(
+            "--do_predict: this script trains; then predict_t5.py answers new inputs, and evaluate_t5.py "
+            "--do_predict a task's test rows"
+        )
     if not args.do_train and args.given & {"do_train", "do_eval"}:
         raise ValueError("--do_eval without --do_train: this script trains; evaluate_t5.py evaluates a checkpoint")
     if args.deepspeed and "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None:
-        raise ValueError("--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 instead "
-                         "of python")  # fmt: skip
+        raise ValueError(
+            "--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 instead of python"
+        )
     if job not in TRAINING_DEFAULTS:
         raise ValueError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
     if job.endswith(LORA):
-        refuse(args, "fused_projections fused_cross_projections", "joins matrices in one product, past those of "
-               "--lora_rank: leave one of them out")  # fmt: skip
+        refuse(
+            args,
+            "fused_projections fused_cross_projections",
+            "joins matrices in one product, past those of --lora_rank: leave one of them out",
+        )
     choose_optimizer(args, TRAINING_DEFAULTS[job].get("optim", DEFAULT_OPTIMIZER))
     if args.learning_rate is None:
         args.learning_rate = TRAINING_DEFAULTS[job]["learning_rate"][args.optim]
@@ -368,31 +379,43 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         if args.lr_scheduler_type == "constant" and args.warmup_steps:
             args.lr_scheduler_type = "constant_with_warmup"
     elif args.lr_scheduler_type == "constant" and args.warmup_steps:
-        print_once(f"--warmup_steps {args.warmup_steps:g}: has no effect with --lr_scheduler_type constant; "
-                   "constant_with_warmup has a warm-up")  # fmt: skip
+        print_once(
+            f"--warmup_steps {args.warmup_steps:g}: has no effect with --lr_scheduler_type constant; "
+            "constant_with_warmup has a warm-up"
+        )
     if args.lr_scheduler_kwargs:
-        refuse(args, "warmup_start_factor final_learning_rate_factor", "--lr_scheduler_kwargs asks for transformers' "
-               f"{args.lr_scheduler_type}, which has no such factor")  # fmt: skip
+        refuse(
+            args,
+            "warmup_start_factor final_learning_rate_factor",
+            f"--lr_scheduler_kwargs asks for transformers' {args.lr_scheduler_type}, which has no such factor",
+        )
     if args.warmup_steps is None:
         args.warmup_steps = TRAINING_DEFAULTS[job]["warmup_steps"]
     if args.lr_scheduler_type == "inverse_sqrt" and not args.warmup_steps:
-        raise ValueError("--warmup_steps 0: --lr_scheduler_type inverse_sqrt falls from the end of the warm-up on, to "
-                         "1 % of the peak in a hundred times as many steps; T5 has 10000")  # fmt: skip
+        raise ValueError(
+            "--warmup_steps 0: --lr_scheduler_type inverse_sqrt falls from the end of the warm-up on, to "
+            "1 % of the peak in a hundred times as many steps; T5 has 10000"
+        )
     if args.lr_scheduler_type in BY_METRIC:  # transformers has checked this while the schedule was open
         if args.eval_strategy == IntervalStrategy.NO:
-            raise ValueError(f"--lr_scheduler_type {args.lr_scheduler_type}: follows the evaluations, and "
-                             "--eval_strategy no asks for none")  # fmt: skip
+            raise ValueError(
+                f"--lr_scheduler_type {args.lr_scheduler_type}: follows the evaluations, and "
+                "--eval_strategy no asks for none"
+            )
         args.metric_for_best_model = args.metric_for_best_model or "loss"
     if args.max_steps < 1 and args.max_steps != -1:
         raise ValueError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
     if args.max_steps > 0:
         check_warmup(args, args.max_steps)
     if args.max_steps > 0 and "pre-training" in job and "num_train_epochs" in args.given:
-        raise ValueError(f"--num_train_epochs {args.num_train_epochs:g}: --max_steps {args.max_steps} decides the "
-                         "length of pre-training; for epochs add --max_steps -1")  # fmt: skip
+        raise ValueError(
+            f"--num_train_epochs {args.num_train_epochs:g}: --max_steps {args.max_steps} decides the "
+            "length of pre-training; for epochs add --max_steps -1"
+        )
     if "pre-training" in job and args.train_sampling_strategy == "group_by_length":
-        raise ValueError("--train_sampling_strategy group_by_length: the rows of pre-training all have one length; "
-                         "leave it out")  # fmt: skip
+        raise ValueError(
+            "--train_sampling_strategy group_by_length: the rows of pre-training all have one length; leave it out"
+        )
     if args.push_to_hub:
         check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
     else:
@@ -408,8 +431,10 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
 def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
     """ValueError if the warm-up is as long as the run."""
     if args.lr_scheduler_type not in ("constant", "inverse_sqrt") and args.warmup_steps >= max(1, total_steps):
-        raise ValueError(f"--warmup_steps {args.warmup_steps:g}: the run has {total_steps:,} steps, and the learning "
-                         "rate would only rise; give fewer, or a share such as 0.1")  # fmt: skip
+        raise ValueError(
+            f"--warmup_steps {args.warmup_steps:g}: the run has {total_steps:,} steps, and the learning "
+            "rate would only rise; give fewer, or a share such as 0.1"
+        )
 
 
 def global_batch_size(args: T5TrainingArguments) -> int:
@@ -424,34 +449,56 @@ def _check_step(args: T5TrainingArguments) -> None:
     if args.bf16_residual and not args.bf16:
         raise ValueError("--bf16_residual needs --bf16: in float32 there is nothing to cast")
     if (args.activation_checkpointing_kwargs or {}).get("use_reentrant"):
-        refuse(args, "fused_cross_projections", "not with use_reentrant, whose backward pass of each layer would go "
-               "through the keys and values that are made once: leave one of them out")  # fmt: skip
+        refuse(
+            args,
+            "fused_cross_projections",
+            "not with use_reentrant, whose backward pass of each layer would go "
+            "through the keys and values that are made once: leave one of them out",
+        )
     if zero_stage(args) == 3 or wants_fsdp(args):
         sharding = "ZeRO-3" if zero_stage(args) == 3 else "--fsdp"
-        refuse(args, "fused_projections fused_cross_projections torch_compile loss_chunk_size", f"not with {sharding}, "
-               "which gathers a module\'s weights only when it runs; ZeRO-2 works")  # fmt: skip
+        refuse(
+            args,
+            "fused_projections fused_cross_projections torch_compile loss_chunk_size",
+            f"not with {sharding}, which gathers a module's weights only when it runs; ZeRO-2 works",
+        )
     if args.deepspeed or wants_fsdp(args):
         refuse(args, "auto_find_batch_size", "tries sizes on a whole model: not with --deepspeed or --fsdp")
     if buckets := getattr(args, "length_buckets", 0):
-        refuse(args, "train_sampling_strategy auto_find_batch_size", f"--length_buckets {buckets} orders the rows "
-               "itself, in batches of a fixed number of rows: leave it out")  # fmt: skip
+        refuse(
+            args,
+            "train_sampling_strategy auto_find_batch_size",
+            f"--length_buckets {buckets} orders the rows itself, in batches of a fixed number of rows: leave it out",
+        )
     if getattr(args, "packing", False):
-        refuse(args, "length_buckets torch_compile auto_find_batch_size", "not with --packing true, which gives every "
-               "batch a shape of its own: leave one of them out")  # fmt: skip
+        refuse(
+            args,
+            "length_buckets torch_compile auto_find_batch_size",
+            "not with --packing true, which gives every batch a shape of its own: leave one of them out",
+        )
     if args.torch_compile:
-        check_value("torch_compile_backend", args.torch_compile_backend,
-                    dict(choices=torch.compiler.list_backends(exclude_tags=None)))  # fmt: skip
+        check_value(
+            "torch_compile_backend",
+            args.torch_compile_backend,
+            dict(choices=torch.compiler.list_backends(exclude_tags=None)),
+        )
         lacks = lacks_compiler("CXX", "g++") if args.use_cpu else triton_lacks()
         if lacks and args.torch_compile_backend == "inductor" and not args.assume_gpu:
-            raise ValueError(f"--torch_compile: needs {lacks}, which this machine lacks; install it, or leave the flag "
-                             "out")  # fmt: skip
+            raise ValueError(
+                f"--torch_compile: needs {lacks}, which this machine lacks; install it, or leave the flag out"
+            )
     if args.torch_compile_mode in CUDA_GRAPHS and args.gradient_accumulation_steps > 1:
-        raise ValueError(f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
-                         "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "
-                         f"{args.gradient_accumulation_steps}, or leave the mode out")  # fmt: skip
+        raise ValueError(
+            f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
+            "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "
+            f"{args.gradient_accumulation_steps}, or leave the mode out"
+        )
     if args.torch_compile_mode in CUDA_GRAPHS:
-        refuse(args, "auto_find_batch_size", f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate "
-               "gradients, which this flag may ask for")  # fmt: skip
+        refuse(
+            args,
+            "auto_find_batch_size",
+            f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate gradients, which this flag may ask for",
+        )
     if args.precompile:
         if not args.torch_compile:
             raise ValueError("--precompile fills the cache of --torch_compile: give both")
@@ -467,12 +514,19 @@ def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_arg
         return
     if training_args.max_steps < 1:
         raise ValueError("--streaming needs --max_steps: the length of a stream is not known in advance")
-    refuse(args, "max_train_samples", "which rows of a stream come first depends on the order; give a smaller file, or "
-           "--max_steps")  # fmt: skip
-    refuse(training_args, "train_sampling_strategy", "a stream is always shuffled, by its blocks and "
-           "--shuffle_buffer_size")  # fmt: skip
-    refuse(training_args, "length_buckets packing auto_find_batch_size", "does not go with --streaming, whose "
-           "batches are cut on the fly, all of one size")  # fmt: skip
+    refuse(
+        args,
+        "max_train_samples",
+        "which rows of a stream come first depends on the order; give a smaller file, or --max_steps",
+    )
+    refuse(
+        training_args, "train_sampling_strategy", "a stream is always shuffled, by its blocks and --shuffle_buffer_size"
+    )
+    refuse(
+        training_args,
+        "length_buckets packing auto_find_batch_size",
+        "does not go with --streaming, whose batches are cut on the fly, all of one size",
+    )
     training_args.ignore_data_skip = True  # skipping batches before a resumed step: the stream itself begins there
 
 

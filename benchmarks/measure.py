@@ -26,13 +26,30 @@ from runs.speed import device_peak_flops
 MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is relative to
 # Keys of rows that are printed, in the order of the columns, and their formats.
 COLUMNS = {
-    "name": "{}", "what": "{}", "batch": "{}", "checked": "{:,}", "wrong": "{:,}", "sequences": "{:,}",
-    "megabytes_per_second": "{:.2f}", "chunks": "{:,}", "sequences_per_second": "{:,.1f}",
-    "raw_tokens_per_second": "{:,.0f}", "tokens_per_second": "{:,.0f}", "ratio": "{:.2f}", "tflops": "{:.3g}",
-    "mfu": "{:.1%}", "mfu_of_data_sheet": "{:.1%}", "peak_memory_gib": "{:.2f}",
-    "private_gib": "{:.2f}", "worst_error": "{:.1e}", "first_steps_seconds": "{:.1f}", "gradient_error": "{:.1e}",
-    "expected": "{}", "training_loss": "{:.3f}", "eval_loss": "{:.3f}",
-}  # fmt: skip
+    "name": "{}",
+    "what": "{}",
+    "batch": "{}",
+    "checked": "{:,}",
+    "wrong": "{:,}",
+    "sequences": "{:,}",
+    "megabytes_per_second": "{:.2f}",
+    "chunks": "{:,}",
+    "sequences_per_second": "{:,.1f}",
+    "raw_tokens_per_second": "{:,.0f}",
+    "tokens_per_second": "{:,.0f}",
+    "ratio": "{:.2f}",
+    "tflops": "{:.3g}",
+    "mfu": "{:.1%}",
+    "mfu_of_data_sheet": "{:.1%}",
+    "peak_memory_gib": "{:.2f}",
+    "private_gib": "{:.2f}",
+    "worst_error": "{:.1e}",
+    "first_steps_seconds": "{:.1f}",
+    "gradient_error": "{:.1e}",
+    "expected": "{}",
+    "training_loss": "{:.3f}",
+    "eval_loss": "{:.3f}",
+}
 TIME_IS_UP = "the time (--minutes) was up"
 Built = TypeVar("Built")
 

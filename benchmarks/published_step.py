@@ -35,10 +35,17 @@ def fat5(folder: str, shape: dict, device: str) -> tuple[torch.nn.Module, torch.
     optimizer of its scripts, which do not read that file's `optim`; foreach as in its examples/fat5-fr."""
     sys.path.insert(0, folder)
     config = importlib.import_module("src.model.configuration_flash_t5").FlashT5Config(
-        **shape, **UNTIED, dropout_rate=0.0, use_glu_mlp=True, label_smoothing=0.1, z_loss=1e-4,
-        attention_type="triton" if device == "cuda" else "ref", attention_scale=1.0, pad_token_id=0,
+        **shape,
+        **UNTIED,
+        dropout_rate=0.0,
+        use_glu_mlp=True,
+        label_smoothing=0.1,
+        z_loss=1e-4,
+        attention_type="triton" if device == "cuda" else "ref",
+        attention_scale=1.0,
+        pad_token_id=0,
         max_sequence_length=1024,
-    )  # fmt: skip
+    )
     model = importlib.import_module("src.model.modeling_flash_t5").FlashT5ForConditionalGeneration(config)
     optimizer = importlib.import_module("src.utils.adamw_scaled").AdamWScale
     return model, optimizer(model.parameters(), lr=1e-5, foreach=True)

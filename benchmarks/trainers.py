@@ -95,9 +95,12 @@ class Timer(transformers.TrainerCallback):
 
 
 def train_in_turn(
-    ways: dict[str, Way], make: Callable[[Way, dict, int], Seq2SeqTrainer], untimed: int, args: Namespace,
+    ways: dict[str, Way],
+    make: Callable[[Way, dict, int], Seq2SeqTrainer],
+    untimed: int,
+    args: Namespace,
     finish: Callable[[dict], dict],
-) -> dict:  # fmt: skip
+) -> dict:
     """What `finish` returns of the rows {name: row} of the ways, after trainings in turn; args.keep gets it earlier.
 
     make: the trainer of a way, for its row, with batches of a size. Its first training, which compiles and reserves

@@ -41,8 +41,10 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
         except Exception as error:
             if not is_disk_full(error):
                 raise
-            raise ValueError(f"{cache} has no room for {name} ({first_line(error)}): free some space, or name a folder "
-                             "on another disk with --data_cache_dir") from None  # fmt: skip
+            raise ValueError(
+                f"{cache} has no room for {name} ({first_line(error)}): free some space, or name a folder "
+                "on another disk with --data_cache_dir"
+            ) from None
         _put_in_place(aside, final, overwrite)
     return final
 

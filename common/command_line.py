@@ -39,8 +39,12 @@ RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_fr
 
 MOST = 10**9  # of every number without an upper bound of its own: more than any run can use
 # {bound of a number: (its sign in --help, whether a value keeps it)}
-_BOUNDS = {"at_least": (">=", operator.ge), "above": (">", operator.gt),
-           "at_most": ("<=", operator.le), "below": ("<", operator.lt)}  # fmt: skip
+_BOUNDS = {
+    "at_least": (">=", operator.ge),
+    "above": (">", operator.gt),
+    "at_most": ("<=", operator.le),
+    "below": ("<", operator.lt),
+}
 
 
 # ---------------------------------------------------------------- flags and their limits
@@ -164,9 +168,13 @@ def described(help: str, default: Any, limits: dict) -> str:
 
 
 def parse_arguments(
-    dataclass_types: list[type], argv: list[str] | None = None, default_recipe: str | None = None,
-    starts_anew: Collection[str] = (), fill_in: Callable[[dict, set], dict] | None = None, about: str | None = None,
-) -> list[Any]:  # fmt: skip
+    dataclass_types: list[type],
+    argv: list[str] | None = None,
+    default_recipe: str | None = None,
+    starts_anew: Collection[str] = (),
+    fill_in: Callable[[dict, set], dict] | None = None,
+    about: str | None = None,
+) -> list[Any]:
     """Instances of `dataclass_types` from `[recipe.yaml] [--flag value ...]`; argv defaults to the command line's.
 
     default_recipe: used, and named in the output, if there is no recipe and none of the flags `starts_anew` is given.
@@ -222,8 +230,10 @@ def _check_together(values: dict, given: set[str], where: str) -> None:
     values = {name: value for name, value in values.items() if name in given}
     for name, value in values.items():
         if "" in (value if isinstance(value, list) else [value]) and name not in may_be_empty:
-            raise ValueError(f"--{name} '': an empty value, such as that of a shell variable that is not set; give "
-                             "one, or leave the flag out")  # fmt: skip
+            raise ValueError(
+                f"--{name} '': an empty value, such as that of a shell variable that is not set; give "
+                "one, or leave the flag out"
+            )
     for pair in RIVALS:
         if all(values.get(name) not in (None, False, -1, "false", "False") for name in pair):
             one, other = (f"--{name}" if values[name] is True else f"--{name} {values[name]}" for name in pair)
@@ -253,8 +263,10 @@ def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:
 
 def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
     if name == "task" and "dataset_name" in parser.flags and name not in parser.flags:
-        raise ValueError(f"{shown}: tasks are fine-tuned on, by fine_tune_t5.py; this script takes text, from "
-                         "--train_file or a data set in --dataset_name")  # fmt: skip
+        raise ValueError(
+            f"{shown}: tasks are fine-tuned on, by fine_tune_t5.py; this script takes text, from "
+            "--train_file or a data set in --dataset_name"
+        )
     if name not in parser.flags:
         near = difflib.get_close_matches(name, parser.flags)
         hint = (

@@ -40,9 +40,12 @@ def curve(lines: list[dict], x: str, y: str) -> tuple[list[float], list[float]]:
 
 
 def draw_curves(
-    runs: dict[str, list[dict] | list[list[dict]]], path: str | Path, x: str = "step", title: str = "",
+    runs: dict[str, list[dict] | list[list[dict]]],
+    path: str | Path,
+    x: str = "step",
+    title: str = "",
     metrics: list[str] | None = None,
-) -> "Figure":  # fmt: skip
+) -> "Figure":
     """Draws training loss (light) and evaluation loss (dots) of each run to `path` (PICTURES); returns the Figure.
 
     runs: {label: lines of a metrics.jsonl, or a list of such lists, seeds that share a colour}. x: a key of the lines:

@@ -59,8 +59,10 @@ def announce_deepspeed_build() -> None:
 
     folder = Path(_get_build_directory("deepspeed_shm_comm", verbose=False))
     if (folder / "lock").exists():
-        print_once(f"waiting until {folder / 'lock'} is gone: another program compiles there. If none does, one was "
-                   "killed while it did: delete that file, and this run continues")  # fmt: skip
+        print_once(
+            f"waiting until {folder / 'lock'} is gone: another program compiles there. If none does, one was "
+            "killed while it did: delete that file, and this run continues"
+        )
     elif not (folder / "deepspeed_shm_comm.so").is_file():
         print_once(f"DeepSpeed compiles its C++ part for CPUs in {folder}: once, for some minutes")
 
@@ -197,9 +199,11 @@ def _explained(error: BaseException, several: bool) -> str | None:
         host = f"{socket.gethostname()} ended, since another process of the run has"
         return f"{host} ({words}): the lines of that one say why" if os.environ.get("LOCAL_RANK", "0") == "0" else ""
     if isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said:
-        return (f"{said.rstrip('.')}. Less memory is needed by smaller batches (--per_device_train_batch_size with "
-                "more --gradient_accumulation_steps, --per_device_eval_batch_size, predict_t5.py --batch_size), by "
-                "shorter texts and by --activation_checkpointing; --resume_from_checkpoint resumes")  # fmt: skip
+        return (
+            f"{said.rstrip('.')}. Less memory is needed by smaller batches (--per_device_train_batch_size with "
+            "more --gradient_accumulation_steps, --per_device_eval_batch_size, predict_t5.py --batch_size), by "
+            "shorter texts and by --activation_checkpointing; --resume_from_checkpoint resumes"
+        )
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return f"torch.compile failed ({said}): --torch_compile false trains without it"
     return None

@@ -116,9 +116,13 @@ class FileCorpus(Corpus):
     """
 
     def __init__(
-        self, flag: str, files: list[Path], text_column: str = "text",
-        read_whole: Callable[[Path], Iterator[dict]] | None = None, ids: IdFormat | None = None,
-    ):  # fmt: skip
+        self,
+        flag: str,
+        files: list[Path],
+        text_column: str = "text",
+        read_whole: Callable[[Path], Iterator[dict]] | None = None,
+        ids: IdFormat | None = None,
+    ):
         self.text_column, self.read_whole = text_column, read_whole or self._rows_of
         self.only = None if read_whole else text_column  # column that is read of parquet; None: all
         self.blocks, self.arrays = [], {}

@@ -142,9 +142,15 @@ class EpochSampler(torch.utils.data.Sampler):
     """
 
     def __init__(
-        self, num_examples: int, seed: int, group: int = 1, count_epochs: bool = False,
-        buckets: np.ndarray | None = None, batch: int = 1, in_order: bool = False,
-    ):  # fmt: skip
+        self,
+        num_examples: int,
+        seed: int,
+        group: int = 1,
+        count_epochs: bool = False,
+        buckets: np.ndarray | None = None,
+        batch: int = 1,
+        in_order: bool = False,
+    ):
         self.num_examples, self.seed, self.group, self.count_epochs = num_examples, seed, group, count_epochs
         self.buckets, self.batch, self.in_order, self.epoch = buckets, batch, in_order, 0
 

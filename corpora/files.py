@@ -83,8 +83,10 @@ def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] |
         weights.append(number)
     given = [number is not None for number in weights]
     if any(given) and not all(given):
-        raise ValueError(f"{flag} {texts[given.index(False)]}: has no weight, and others have; write {flag} a.txt:0.7 "
-                         "b.txt:0.3, or none at all")  # fmt: skip
+        raise ValueError(
+            f"{flag} {texts[given.index(False)]}: has no weight, and others have; write {flag} a.txt:0.7 "
+            "b.txt:0.3, or none at all"
+        )
     return paths, weights if any(given) else None
 
 

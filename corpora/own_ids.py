@@ -175,6 +175,8 @@ class IdEncoder:
         inside = (ids >= 0) & (ids < len(self.allowed)) & (document.ids < 2**62)
         wrong = np.flatnonzero(~(inside & self.allowed[np.where(inside, ids, 0)]))
         if len(wrong):
-            raise ValueError(f"{document.where}, place {document.first + wrong[0] + 1}: the id "
-                             f"{document.ids[wrong[0]]} must be {self.described}")  # fmt: skip
+            raise ValueError(
+                f"{document.where}, place {document.first + wrong[0] + 1}: the id "
+                f"{document.ids[wrong[0]]} must be {self.described}"
+            )
         return ids

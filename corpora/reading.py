@@ -115,8 +115,10 @@ def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
             if len(values) != len(names):
                 raise ValueError(f"{path}, line {number}: {len(values)} fields, the header has {len(names)}")
             if any(map(_is_csv_field, values)):
-                say_once(f"{path}: some fields look quoted as in CSV, but in .tsv quotes are part of the text: if they "
-                         "are not, write .csv with commas, or .jsonl")  # fmt: skip
+                say_once(
+                    f"{path}: some fields look quoted as in CSV, but in .tsv quotes are part of the text: if they "
+                    "are not, write .csv with commas, or .jsonl"
+                )
             yield dict(zip(names, values, strict=True))
 
 

@@ -65,8 +65,11 @@ def find_sources(args: Any) -> dict[str, Source]:
     ids = id_format(args)
     if args.train_file:
         files = {"train": args.train_file, "validation": args.validation_file}
-        return {split: _file_source(f"--{split}_file", paths, args.text_column, ids)
-                for split, paths in files.items() if paths}  # fmt: skip
+        return {
+            split: _file_source(f"--{split}_file", paths, args.text_column, ids)
+            for split, paths in files.items()
+            if paths
+        }
     if (args.dataset_name or BUILTIN_CORPUS) == BUILTIN_CORPUS:
         return builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
     column = args.input_ids_column or args.text_column
@@ -90,8 +93,10 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
     if weights is None:
         return {"text": (1.0, args)}
     if len(configs) not in (1, len(paths)):
-        raise ValueError(f"--dataset_config_name {args.dataset_config_name}: give one name, or one for each of the "
-                         f"{len(paths)} data sets, separated by commas")  # fmt: skip
+        raise ValueError(
+            f"--dataset_config_name {args.dataset_config_name}: give one name, or one for each of the "
+            f"{len(paths)} data sets, separated by commas"
+        )
     corpora = {}
     for number, (path, weight) in enumerate(zip(paths, weights, strict=True)):
         config = configs[number % len(configs)]

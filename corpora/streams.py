@@ -253,10 +253,17 @@ class StreamDataset(torch.utils.data.IterableDataset):
     """
 
     def __init__(
-        self, corpora: list[tuple[Corpus, Units]], make_batch: Callable[[np.ndarray, list], object], batch_size: int,
-        seed: int, shuffle_buffer_size: int, rank: int = 0, ranks: int = 1, weights: Sequence[float] = (1.0,),
+        self,
+        corpora: list[tuple[Corpus, Units]],
+        make_batch: Callable[[np.ndarray, list], object],
+        batch_size: int,
+        seed: int,
+        shuffle_buffer_size: int,
+        rank: int = 0,
+        ranks: int = 1,
+        weights: Sequence[float] = (1.0,),
         description: str = "",
-    ):  # fmt: skip
+    ):
         self.make_batch, self.batch_size, self.rank, self.ranks = make_batch, batch_size, rank, ranks
         self.lanes = min(LANES, *(len(corpus) for corpus, _ in corpora))
         lane_buffer = shuffle_buffer_size // self.lanes
@@ -280,12 +287,15 @@ class StreamDataset(torch.utils.data.IterableDataset):
         """The stream of this rank of a run. ValueError if a corpus gives no example, or its weight leaves it none."""
         seed = args.seed if args.data_seed is None else args.data_seed
         ranks = max(1, args.world_size)
-        stream = cls(corpora, make_batch, args.train_batch_size, seed, shuffle_buffer_size, args.process_index, ranks,
-                     **others)  # fmt: skip
+        stream = cls(
+            corpora, make_batch, args.train_batch_size, seed, shuffle_buffer_size, args.process_index, ranks, **others
+        )
         for number, source in enumerate(stream.sources):
             if number not in stream.turns:
-                raise ValueError(f"{source.corpus.description}: its weight, {stream.weights[number]:.2g} of all, gives "
-                                 f"none of {TURNS:,} examples: raise it, or leave the corpus out")  # fmt: skip
+                raise ValueError(
+                    f"{source.corpus.description}: its weight, {stream.weights[number]:.2g} of all, gives "
+                    f"none of {TURNS:,} examples: raise it, or leave the corpus out"
+                )
             source.check_not_empty()
         return stream
 
@@ -345,8 +355,10 @@ class StreamDataset(torch.utils.data.IterableDataset):
             raise ValueError(f"--resume_from_checkpoint {checkpoint}: its run did not have --streaming")
         states = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         if states[0]["fingerprint"] != self.fingerprint:
-            raise ValueError(f"--resume_from_checkpoint {checkpoint}: its run read another stream: files, --seed, "
-                             "--shuffle_buffer_size, tokenizer and lengths must stay")  # fmt: skip
+            raise ValueError(
+                f"--resume_from_checkpoint {checkpoint}: its run read another stream: files, --seed, "
+                "--shuffle_buffer_size, tokenizer and lengths must stay"
+            )
         self.next_example = states[0]["next_example"]
         # If several ranks have read a lane, the state of the one that has read furthest counts.
         lanes = zip(*(state["lanes"] for state in states), strict=True)

@@ -141,8 +141,10 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
     Of 10 documents 2 -> the stretches [8, 9]; 100 of 1,000 -> [450 ... 499] and [950 ... 999].
     """
     if count * 2 > total:
-        raise ValueError(f"--validation_split_count {count}: the text has {total:,} documents, and at most half of "
-                         "them can be held out")  # fmt: skip
+        raise ValueError(
+            f"--validation_split_count {count}: the text has {total:,} documents, and at most half of "
+            "them can be held out"
+        )
     held_out, blocks = set(), -(-count // HELD_OUT_NEIGHBOURS)  # numbers of documents: each block ends its share of all
     for block in range(blocks):
         end = (block + 1) * total // blocks

@@ -36,10 +36,15 @@ LEAST_COVERAGE = 0.98  # that SentencePiece takes
 
 
 def train_tokenizer(
-    documents: Iterable[str], output_dir: Path, vocab_size: int, byte_fallback: bool | None = None,
-    normalization: str = "nmt_nfkc", character_coverage: float | None = None, max_sentences: int = 1_000_000,
+    documents: Iterable[str],
+    output_dir: Path,
+    vocab_size: int,
+    byte_fallback: bool | None = None,
+    normalization: str = "nmt_nfkc",
+    character_coverage: float | None = None,
+    max_sentences: int = 1_000_000,
     max_characters: int = MOST_CHARACTERS,
-) -> Counter:  # fmt: skip
+) -> Counter:
     """Trains a SentencePiece unigram model on `documents` and writes it as a T5 tokenizer folder.
 
     vocab_size counts all tokens: <pad> 0, </s> 1, <unk> 2, the pieces, and 100 sentinels at the end (<extra_id_0> last,
@@ -262,8 +267,10 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrai
         raise ValueError(f"{flag} {name_or_path}: the tokenizer cannot be read ({first_line(error)})") from None
     for name in ("eos_token", "pad_token"):
         if getattr(tokenizer, name) is None:
-            raise ValueError(f"{flag} {name_or_path}: a {type(tokenizer).__name__} without {name}, which T5 needs: "
-                             "use one of the T5 family, or train one with create_tokenizer.py")  # fmt: skip
+            raise ValueError(
+                f"{flag} {name_or_path}: a {type(tokenizer).__name__} without {name}, which T5 needs: "
+                "use one of the T5 family, or train one with create_tokenizer.py"
+            )
     if tokenizer.padding_side != "right":  # Gemma's would put padding between the start token and a target
         tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"
     if tokenizer.clean_up_tokenization_spaces:  # saved by transformers 4: answers would lose the space of " ." and " ?"

@@ -27,9 +27,11 @@ class Unknown:
         """A warning if the share of a split is above MOST_UNKNOWN."""
         if max(self.shares.values(), default=0.0) <= MOST_UNKNOWN:
             return None
-        return (f"warning: {self}: the tokenizer has no token for these letters, and a model cannot learn them; "
-                "use another tokenizer (--tokenizer_name), or one that writes them as bytes (--byte_fallback in "
-                "create_tokenizer.py, and where a tokenizer is trained on the way)")  # fmt: skip
+        return (
+            f"warning: {self}: the tokenizer has no token for these letters, and a model cannot learn them; "
+            "use another tokenizer (--tokenizer_name), or one that writes them as bytes (--byte_fallback in "
+            "create_tokenizer.py, and where a tokenizer is trained on the way)"
+        )
 
 
 def unknown_in_rows(tokenizer: PreTrainedTokenizerBase, data: dict[str, Any]) -> Unknown:

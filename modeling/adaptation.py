@@ -37,8 +37,10 @@ def adapted_config(decoder: PreTrainedConfig, encoder: PreTrainedConfig) -> T5Ge
     """The configuration of the encoder-decoder that two decoder-only configurations make. ValueError if the model would
     have two vocabularies."""
     if encoder.vocab_size != decoder.vocab_size:
-        raise ValueError(f"the encoder has {encoder.vocab_size:,} tokens and the decoder {decoder.vocab_size:,}: both "
-                         "must read the same tokenizer")  # fmt: skip
+        raise ValueError(
+            f"the encoder has {encoder.vocab_size:,} tokens and the decoder {decoder.vocab_size:,}: both "
+            "must read the same tokenizer"
+        )
     names = ("bos_token_id", "pad_token_id", "eos_token_id", "vocab_size", "tie_word_embeddings")
     values = {name: getattr(decoder, name) for name in names}
     if isinstance(decoder.eos_token_id, list):

@@ -119,9 +119,13 @@ class Family:
     def shape(self, config: PreTrainedConfig) -> Shape:
         """The sizes of a configuration's model."""
         sizes = dict(
-            width=config.d_model, heads=config.num_heads, head_width=config.d_kv, feed_forward=config.d_ff,
-            key_heads=config.num_heads, gated=config.is_gated_act,
-        )  # fmt: skip
+            width=config.d_model,
+            heads=config.num_heads,
+            head_width=config.d_kv,
+            feed_forward=config.d_ff,
+            key_heads=config.num_heads,
+            gated=config.is_gated_act,
+        )
         encoder, decoder = (Stack(layers=count, **sizes) for count in (config.num_layers, config.num_decoder_layers))
         matrices = 1 if getattr(config, "scale_decoder_outputs", False) else 2
         return Shape(encoder, decoder, config.vocab_size, matrices * config.vocab_size * config.d_model)
@@ -204,12 +208,20 @@ class T5Gemma(Family):
     def shape(self, config: PreTrainedConfig) -> Shape:
         encoder, decoder = (
             Stack(
-                one.num_hidden_layers, one.hidden_size, one.num_attention_heads, one.head_dim, one.intermediate_size,
-                one.num_key_value_heads, gated=True, norms=2, query_norms=self.query_norms, casts_scores=True,
+                one.num_hidden_layers,
+                one.hidden_size,
+                one.num_attention_heads,
+                one.head_dim,
+                one.intermediate_size,
+                one.num_key_value_heads,
+                gated=True,
+                norms=2,
+                query_norms=self.query_norms,
+                casts_scores=True,
                 caps_scores=self.caps_scores,
             )
             for one in self.configs(config)
-        )  # fmt: skip
+        )
         columns = decoder.width * (1 if config.tie_word_embeddings else 2) + (0 if self.merged else encoder.width)
         vocabulary = config.decoder.vocab_size
         return Shape(encoder, decoder, vocabulary, vocabulary * columns, self.merged)

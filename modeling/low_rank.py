@@ -108,8 +108,10 @@ def base_of(name_or_path: str | Path) -> str | None:
     except (OSError, ValueError, AttributeError):
         raise ValueError(f"--model_name_or_path {name_or_path}: its {CONFIG} cannot be read") from None
     if kind != "LORA" or not base or not (Path(name_or_path) / WEIGHTS).is_file():
-        raise ValueError(f"--model_name_or_path {name_or_path}: holds an adapter ({kind} of {base}); only LoRA in "
-                         f"{WEIGHTS}, of a checkpoint that {CONFIG} names, can be merged")  # fmt: skip
+        raise ValueError(
+            f"--model_name_or_path {name_or_path}: holds an adapter ({kind} of {base}); only LoRA in "
+            f"{WEIGHTS}, of a checkpoint that {CONFIG} names, can be merged"
+        )
     return base
 
 

@@ -50,8 +50,10 @@ def change_vocabulary(
     """
     rows = model.get_input_embeddings().num_embeddings
     if new.bos_token_id is None and model.config.decoder_start_token_id == old.bos_token_id:
-        raise ValueError(f"--tokenizer_name: a {type(new).__name__} without bos_token, with which the decoder of this "
-                         f"{model.config.model_type} model begins")  # fmt: skip
+        raise ValueError(
+            f"--tokenizer_name: a {type(new).__name__} without bos_token, with which the decoder of this "
+            f"{model.config.model_type} model begins"
+        )
     if len(old) > rows:
         raise ValueError(f"the checkpoint's own tokenizer has {len(old)} tokens and the model only {rows} rows")
     pairs = matching_ids(old, new)

@@ -224,9 +224,12 @@ class DenoiserMixture(PackedObjective):
     shows_gaps = False  # of several denoisers in one row
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, objective: str, input_seq_length: int,
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        objective: str,
+        input_seq_length: int,
         decoder_start_token_id: int = 0,
-    ):  # fmt: skip
+    ):
         mixture = denoisers_of(objective)
         self.objective, self.names = objective, list(mixture)
         modes = mode_ids(tokenizer, objective)

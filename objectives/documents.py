@@ -183,8 +183,10 @@ class DocumentSpans(PackedObjective, T5DataCollator):
         examples = "/".join(f"{corpus.examples_per_row:.1f}" for corpus in rows)
         unused = "/".join(f"{corpus.unused:.2%}" for corpus in rows)
         found = f", {examples} per row; {unused} of the text is not used" if rows else ""
-        return {"packing": f"documents do not attend to each other{found}; those shorter than "
-                           f"{self.layout.shortest} tokens are joined with the next one"}  # fmt: skip
+        return {
+            "packing": f"documents do not attend to each other{found}; those shorter than "
+            f"{self.layout.shortest} tokens are joined with the next one"
+        }
 
     def corrupt(self, rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         tokens = rows["input_ids"]

@@ -51,9 +51,12 @@ def _perplexity(loss: float) -> float:
 
 
 def corpora_metrics(
-    eval_prediction: EvalPrediction, names: Sequence[str], ends: Sequence[int], weights: Sequence[float],
+    eval_prediction: EvalPrediction,
+    names: Sequence[str],
+    ends: Sequence[int],
+    weights: Sequence[float],
     metrics: Sequence[Callable],
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Means over several corpora under the weights of the training, and `<corpus>_loss` and the like for each.
 
     The rows of a corpus end before its entry of `ends`; a corpus without rows is left out of the means. metrics: for

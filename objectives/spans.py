@@ -37,5 +37,7 @@ class SpanCorruption(T5DataCollator, Objective):
         """A line if a row needs so many of ByT5's sentinels that some are bytes of UTF-8 text."""
         if not self._is_byte_level or self.num_spans <= UNUSED_BYTES:
             return {}
-        return {"sentinels": f"{self.num_spans} bytes from id {self.sentinel_ids[0]} down; UTF-8 leaves {UNUSED_BYTES} "
-                             "unused: longer spans (--mean_noise_span_length 20, as ByT5) need fewer"}  # fmt: skip
+        return {
+            "sentinels": f"{self.num_spans} bytes from id {self.sentinel_ids[0]} down; UTF-8 leaves {UNUSED_BYTES} "
+            "unused: longer spans (--mean_noise_span_length 20, as ByT5) need fewer"
+        }

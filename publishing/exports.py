@@ -116,8 +116,10 @@ def compare(kind: str, wanted: Answers, found: Answers) -> dict:
         place = next((place for place, token in enumerate(tokens) if others[place] != token), len(tokens) - 1)
         gap = everything[place].max() - everything[place][others[place]] if others[place] >= 0 else np.inf
         if not gap <= 2 * tolerance:
-            raise ValueError(f"{kind}: text {number + 1} is answered with other tokens than PyTorch's from token "
-                             f"{place + 1} on (PyTorch prefers its own by {gap:.3g} nats): not written")  # fmt: skip
+            raise ValueError(
+                f"{kind}: text {number + 1} is answered with other tokens than PyTorch's from token "
+                f"{place + 1} on (PyTorch prefers its own by {gap:.3g} nats): not written"
+            )
         ties += 1
     found = _within(kind, largest, f"log-probabilities are up to {largest:.3g} nats off PyTorch's")
     return dict(texts=len(wanted.tokens), same_tokens=same, near_ties=ties) | found

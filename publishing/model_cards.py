@@ -130,9 +130,14 @@ def _first_entry(task: tuple[str, str], arguments: dict) -> dict:
 
 
 def _front_matter(
-    name: str, arguments: dict, objective: str, task: tuple[str, str] | None, entry: dict, numbers: dict[str, float],
+    name: str,
+    arguments: dict,
+    objective: str,
+    task: tuple[str, str] | None,
+    entry: dict,
+    numbers: dict[str, float],
     given: dict,
-) -> ModelCardData:  # fmt: skip
+) -> ModelCardData:
     hubs = list(entry.get("hub") or [])[:1]
     if not task:  # one or several, also with weights
         hubs, _ = split_weights("--dataset_name", comma_words(arguments.get("dataset_name") or ""))

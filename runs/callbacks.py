@@ -68,8 +68,11 @@ class TieCallback(TrainerCallback):
         value = metrics.get(best_metric_key(args))
         if value is None or value != state.best_metric:
             return
-        losses = [line["eval_loss"] for line in state.log_history[:-1]
-                  if "eval_loss" in line and line["step"] == state.best_global_step]  # fmt: skip
+        losses = [
+            line["eval_loss"]
+            for line in state.log_history[:-1]
+            if "eval_loss" in line and line["step"] == state.best_global_step
+        ]
         if losses and metrics.get("eval_loss", math.inf) < losses[-1]:
             state.best_metric = None  # so that Trainer takes this checkpoint
 
@@ -256,8 +259,10 @@ class T5ProgressCallback(ProgressCallback):
             before, self.step_ended = self.step_ended, time.perf_counter()
             steps = state.max_steps - state.global_step
             if before is not None and (seconds := steps * (self.step_ended - before)) > 60:
-                write_line(f"the {steps:,} steps to come will take about {human_time(seconds)}; evaluating and "
-                           'saving, which that leaves out, are part of "left" below')  # fmt: skip
+                write_line(
+                    f"the {steps:,} steps to come will take about {human_time(seconds)}; evaluating and "
+                    'saving, which that leaves out, are part of "left" below'
+                )
         super().on_step_end(args, state, *rest, **kwargs)
 
     def on_prediction_step(self, args: TrainingArguments, *rest, **kwargs) -> None:

@@ -136,8 +136,10 @@ def activation_bytes(
         kept = biases + of_encoder + 4 * decoder.width * decoder.layers * t
         encoder_weights = batch * encoder.heads * queries * seen
         decoder_weights = batch * decoder.heads * target * max(source, target)
-        recomputed = max(with_gradients(encoder_block, s, encoder, encoder.block, encoder_weights),
-                         with_gradients(decoder_block, t, decoder, shape.decoder_block, decoder_weights))  # fmt: skip
+        recomputed = max(
+            with_gradients(encoder_block, s, encoder, encoder.block, encoder_weights),
+            with_gradients(decoder_block, t, decoder, shape.decoder_block, decoder_weights),
+        )
         copied = max(trained, shape.head)
     else:
         kept = encoder.layers * encoder_block + decoder.layers * decoder_block

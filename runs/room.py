@@ -61,13 +61,17 @@ def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, ro
     check_muon(args, model)
     (memory, memory_there), (disk, disk_there) = room
     if disk > disk_there and not args.assume_gpu:  # of another machine
-        raise ValueError(f"--output_dir {args.output_dir} will need {human_bytes(disk)} and has "
-                         f"{human_bytes(disk_there)} free: use another disk, a smaller --save_total_limit or "
-                         "--save_only_model")  # fmt: skip
+        raise ValueError(
+            f"--output_dir {args.output_dir} will need {human_bytes(disk)} and has "
+            f"{human_bytes(disk_there)} free: use another disk, a smaller --save_total_limit or "
+            "--save_only_model"
+        )
     if memory > memory_there and not args.deepspeed and not _shards_by_fsdp(args):
-        raise ValueError(f"{human_bytes(memory)} are needed for weights, gradients and optimizer alone, and "
-                         f"{human_bytes(memory_there)} are available: use --optim adafactor, --deepspeed "
-                         "zero_stage2_config.json, or a smaller --config_name")  # fmt: skip
+        raise ValueError(
+            f"{human_bytes(memory)} are needed for weights, gradients and optimizer alone, and "
+            f"{human_bytes(memory_there)} are available: use --optim adafactor, --deepspeed "
+            "zero_stage2_config.json, or a smaller --config_name"
+        )
 
 
 def check_before_data(model: PreTrainedModel, args: T5TrainingArguments) -> None:

@@ -173,8 +173,10 @@ class TrainingRun(Run):
         callbacks.append(TieCallback())
         install_callbacks(self.trainer, callbacks)
         if wants_fsdp(args) and not self.trainer.is_fsdp_enabled:
-            print_once("FSDP has no effect here: accelerate shards on GPUs only. Every process holds "
-                       "the whole model (plain data parallelism)")  # fmt: skip
+            print_once(
+                "FSDP has no effect here: accelerate shards on GPUs only. Every process holds "
+                "the whole model (plain data parallelism)"
+            )
 
     def _flops_per_sequence(self, *args) -> float:
         """FLOPs of a training step for one sequence; LoRA saves the third of them that makes the weights' gradients."""
@@ -218,8 +220,10 @@ class TrainingRun(Run):
         finish_process_group()
         unlock_output_dir(self.args)
         if failed:
-            raise SystemExit(f"{failed}; later: python export_checkpoint.py --model_name_or_path "
-                             f"{self.args.output_dir} --push_to_hub {trainer.hub_model_id}")  # fmt: skip
+            raise SystemExit(
+                f"{failed}; later: python export_checkpoint.py --model_name_or_path "
+                f"{self.args.output_dir} --push_to_hub {trainer.hub_model_id}"
+            )
         return results
 
     def _save_model(self) -> None:
@@ -234,8 +238,10 @@ class TrainingRun(Run):
                 path.unlink()  # an incomplete one would be taken for the model
             last = next(reversed(checkpoints_of(self.output_dir)), None)
             left = f"the last checkpoint is {last}" if last else "there is no checkpoint"
-            raise SystemExit(f"no room for the finished model in {self.output_dir} ({first_line(error)}); {left}. Free "
-                             "some space, then: the same command with --resume_from_checkpoint") from None  # fmt: skip
+            raise SystemExit(
+                f"no room for the finished model in {self.output_dir} ({first_line(error)}); {left}. Free "
+                "some space, then: the same command with --resume_from_checkpoint"
+            ) from None
 
 
 def shown_numbers(results: dict) -> dict[str, str]:
@@ -262,8 +268,10 @@ def large_step_notice(args: T5TrainingArguments, sequences: int, tokens: int | N
     if not args.defaults_of or count <= 4 * shown:
         return None
     what = f"{count:,} {'tokens' if by_tokens else 'sequences'}"
-    return (f"a step has {what}, and the default learning rate was shown with {shown:,}: choose --learning_rate "
-            "yourself, or take a smaller --per_device_train_batch_size or --gradient_accumulation_steps")  # fmt: skip
+    return (
+        f"a step has {what}, and the default learning rate was shown with {shown:,}: choose --learning_rate "
+        "yourself, or take a smaller --per_device_train_batch_size or --gradient_accumulation_steps"
+    )
 
 
 def long_evaluation_notice(args: T5TrainingArguments, sequences: int, steps: int, rows: int) -> str | None:
@@ -275,9 +283,11 @@ def long_evaluation_notice(args: T5TrainingArguments, sequences: int, steps: int
     forward_passes = 3 * every * sequences  # that take as long as the training between two evaluations
     if rows <= forward_passes / 5:
         return None
-    return (f"each evaluation scores {rows:,} validation rows; an evaluation every {every:g} steps makes the run "
-            f"{rows / forward_passes:.0%} longer: with --max_eval_samples {max(1, round(forward_passes / 20))} it "
-            "would be 5%")  # fmt: skip
+    return (
+        f"each evaluation scores {rows:,} validation rows; an evaluation every {every:g} steps makes the run "
+        f"{rows / forward_passes:.0%} longer: with --max_eval_samples {max(1, round(forward_passes / 20))} it "
+        "would be 5%"
+    )
 
 
 def sharding(trainer: T5Trainer) -> str:

@@ -101,8 +101,10 @@ class SamplesCallback(TrainerCallback):
         model.train(was_training)
         if not state.is_world_process_zero:
             return
-        rows = [[marked(self.tokenizer, ids, self.sentinel_ids) for ids in texts]
-                for texts in zip(self.sources, self.targets, written, strict=True)]  # fmt: skip
+        rows = [
+            [marked(self.tokenizer, ids, self.sentinel_ids) for ids in texts]
+            for texts in zip(self.sources, self.targets, written, strict=True)
+        ]
         earlier = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         self._write([earlier, f"## Step {state.global_step}\n\n{markdown_table(COLUMNS, rows)}\n\n"])
         self.show("samples", COLUMNS, rows)

@@ -219,8 +219,12 @@ class TrackersCallback(TrainerCallback):
                 sent |= dict.fromkeys(new, step)
             except Exception as error:
                 del self.trackers[name]
-                logger.warning("%s is left out from now on (%s: %s); metrics.jsonl has all of it", name,
-                               type(error).__name__, error)  # fmt: skip
+                logger.warning(
+                    "%s is left out from now on (%s: %s); metrics.jsonl has all of it",
+                    name,
+                    type(error).__name__,
+                    error,
+                )
 
     def _keep(self, state) -> None:
         if time.monotonic() - self.recent_since > HELD:

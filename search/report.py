@@ -134,8 +134,10 @@ def report(study: "Study", sweep: dict, folder: Path) -> None:
     if best:
         run = "WANDB_RUN_ID=best " * ("WANDB_RUN_ID" in " ".join(sweep["command"]))
         command = run + shlex.join(command_line(sweep, best.user_attrs["values"], folder, "best"))
-        notes.append(f"best: trial {best.number}, {sweep['metric']['name']} {shown(best.value)}, in "
-                     f"{folder / best.user_attrs['run']}; to train it again:\n{command}")  # fmt: skip
+        notes.append(
+            f"best: trial {best.number}, {sweep['metric']['name']} {shown(best.value)}, in "
+            f"{folder / best.user_attrs['run']}; to train it again:\n{command}"
+        )
         if sweep["searched"]:
             files = draw_pictures(study, sweep, [trial for trial in trials if trial.value is not None])
     print("\n".join(notes))

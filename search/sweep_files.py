@@ -208,8 +208,10 @@ def choose_folder(path: str, sweep: dict, output_dir: str | None) -> Path:
     match = RUN_FOLDER.search(text)
     sweep["names_folder"] = match is not None
     if not match and re.search("--output[_-]dir", text):
-        raise ValueError(f"{path}, command: all trials would write into one --output_dir: leave it out, or let it end "
-                         "in /$WANDB_RUN_ID")  # fmt: skip
+        raise ValueError(
+            f"{path}, command: all trials would write into one --output_dir: leave it out, or let it end "
+            "in /$WANDB_RUN_ID"
+        )
     name = re.sub(r"[^\w.-]+", "_", str(sweep["name"] or ""))
     if not name.strip("._"):
         raise ValueError(f"{path}, name: {sweep['name']!r} must have a letter: it names the sweep's folder")

@@ -56,8 +56,10 @@ class Mixture(torch.utils.data.ConcatDataset):
         self.rows_per_epoch = rows_per_epoch
         for name, count in self.counts.items():
             if count == 0:
-                raise ValueError(f"--mixing: an epoch of {rows_per_epoch:,} rows has none of the task {name}; try "
-                                 "--mixing temperature with a higher --mixing_temperature, or equal")  # fmt: skip
+                raise ValueError(
+                    f"--mixing: an epoch of {rows_per_epoch:,} rows has none of the task {name}; try "
+                    "--mixing temperature with a higher --mixing_temperature, or equal"
+                )
         content = [(name, rows._fingerprint, self.counts[name]) for name, rows in parts.items()]
         self._fingerprint = hashlib.sha256(repr(content).encode()).hexdigest()
 
@@ -113,8 +115,10 @@ class CorruptedText:
         self.chunks = ChunkDataset(tokens, self.collator.tokens_length, seed)
         if not len(self):
             files = " ".join(args.span_corruption_file)
-            raise ValueError(f"--span_corruption_file {files}: its {len(tokens):,} tokens give no row of "
-                             f"{self.collator.tokens_length}")  # fmt: skip
+            raise ValueError(
+                f"--span_corruption_file {files}: its {len(tokens):,} tokens give no row of "
+                f"{self.collator.tokens_length}"
+            )
         decisive = f"{source.fingerprint} {tokenizer_fingerprint(tokenizer)} {inputs_length} {seed}"
         self._fingerprint = hashlib.sha256(decisive.encode()).hexdigest()
 

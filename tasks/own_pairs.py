@@ -25,12 +25,16 @@ def completed(args: TaskArguments) -> dict:
         fitting = (name for name, columns in SHAPES.items() if set(columns.split()) <= set(record))
         args.record_shape = next(fitting, None)
         if args.record_shape is None:
-            raise ValueError(f"{where}: which column is read and which is written? Say --source_column and "
-                             f"--target_column; available: {listed(record)}")  # fmt: skip
+            raise ValueError(
+                f"{where}: which column is read and which is written? Say --source_column and "
+                f"--target_column; available: {listed(record)}"
+            )
         entry = own_entry(args)
         columns = SHAPES[args.record_shape].replace(" ", ", ")
-        print_once(f"{where}: read as --record_shape {args.record_shape} (it has {columns}); --source_column and "
-                   "--target_column would say otherwise")  # fmt: skip
+        print_once(
+            f"{where}: read as --record_shape {args.record_shape} (it has {columns}); --source_column and "
+            "--target_column would say otherwise"
+        )
     if entry["target_type"] == "class" and "labels" not in entry:
         args.labels = _labels_of(entry, args)
         entry = own_entry(args)
@@ -57,11 +61,15 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
     values = [text for row in rows for text in as_list(row[entry["target"]])]
     found = {str(value).strip() for value in values}
     if len(found) > max(10, len(values) // 2):
-        raise ValueError(f"--target_type class: {entry['target']} has {len(found):,} different values in "
-                         f"{len(values):,} rows; name the classes with --labels, or leave it out")  # fmt: skip
+        raise ValueError(
+            f"--target_type class: {entry['target']} has {len(found):,} different values in "
+            f"{len(values):,} rows; name the classes with --labels, or leave it out"
+        )
     if "" in found:
-        raise ValueError(f"--target_type class: {entry['target']} is empty in a training row; leave such rows out "
-                         f"with --skip_rows_where {entry['target']}=, or write a label into them")  # fmt: skip
+        raise ValueError(
+            f"--target_type class: {entry['target']} is empty in a training row; leave such rows out "
+            f"with --skip_rows_where {entry['target']}=, or write a label into them"
+        )
     return sorted(found, key=int) if all(text.isdecimal() for text in found) else sorted(found)
 
 
@@ -112,6 +120,7 @@ def _in_order(name: str, labels: dict) -> list[str]:
     if all(isinstance(index, int) for index in labels.values()):
         by_index = {str(index): text for text, index in labels.items()}
     if set(by_index) != {str(number) for number in range(len(labels))}:
-        raise ValueError(f"DATASET_VALS task {name}: labels {labels} do not count from 0; write them as a list in "
-                         "class order")  # fmt: skip
+        raise ValueError(
+            f"DATASET_VALS task {name}: labels {labels} do not count from 0; write them as a list in class order"
+        )
     return [str(by_index[str(number)]) for number in range(len(labels))]

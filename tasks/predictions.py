@@ -22,8 +22,14 @@ from tasks.registry import as_list, preprocess_of, source_text
 from tasks.rows import checked_value, is_text_corpus, nested_rows, preprocessed, read_records, renamed_columns
 from tasks.task_records import read_record
 
-PLAIN = dict(inputs={"": "text"}, target="prediction", target_type="text", metrics=["rougeL"], max_source_length=512,
-             max_target_length=128)  # fmt: skip
+PLAIN = dict(
+    inputs={"": "text"},
+    target="prediction",
+    target_type="text",
+    metrics=["rougeL"],
+    max_source_length=512,
+    max_target_length=128,
+)
 
 
 def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
@@ -69,8 +75,10 @@ class InputReader:
     def __init__(self, entry: dict, columns: list[str] | None = None):
         self.inputs = ["text"] if is_text_corpus(entry) else list(entry["inputs"].values())
         if columns and len(columns) != len(self.inputs):
-            raise ValueError(f"--source_column {','.join(columns)}: the task reads {len(self.inputs)} columns, "
-                             f"{', '.join(self.inputs)}")  # fmt: skip
+            raise ValueError(
+                f"--source_column {','.join(columns)}: the task reads {len(self.inputs)} columns, "
+                f"{', '.join(self.inputs)}"
+            )
         if columns:
             entry = entry | {"file_columns": dict(zip(self.inputs, columns, strict=True))}
         self.entry, self.renamed = entry, entry.get("file_columns", {})
@@ -84,8 +92,10 @@ class InputReader:
                     yield from self._of_row(row, f"{path}, row {number}")
             return
         if len(self.inputs) > 1:
-            raise ValueError(f"--input_file {path}: the task reads {', '.join(self.inputs)}; give a file of rows "
-                             "(.jsonl, .csv) with these columns")  # fmt: skip
+            raise ValueError(
+                f"--input_file {path}: the task reads {', '.join(self.inputs)}; give a file of rows "
+                "(.jsonl, .csv) with these columns"
+            )
         with open_text(path, newline="\n") as stream:  # as tasks.rows.read_parallel
             for line in stream:
                 line = line.rstrip("\r\n")
@@ -140,8 +150,9 @@ class AnswerFile:
             other = next((name for name in settings if earlier.get(name) != settings[name]), None)
             if other and path.stat().st_size:
                 was = f"with {other} {earlier.get(other)}, not {settings[other]}" if earlier else "of unknown settings"
-                raise ValueError(f"--output_file {path}: holds answers {was}; name another file, or give "
-                                 "--overwrite_output_file")  # fmt: skip
+                raise ValueError(
+                    f"--output_file {path}: holds answers {was}; name another file, or give --overwrite_output_file"
+                )
             content = path.read_bytes()
             kept = content[: content.rfind(b"\n") + 1]  # the run may have ended within a line
         self.done = kept.count(b"\n")

@@ -53,8 +53,10 @@ def check_entry(name: str, task: dict) -> None:
     function = task.get("preprocess")
     if not (function is None or callable(function) or function in TRANSFORMS):
         hint = did_you_mean(str(function), TRANSFORMS)
-        raise ValueError(f"{where} preprocess {function}: not in tasks/transforms.py{hint}; available: "
-                         f"{', '.join(TRANSFORMS)}, or give a function of a row")  # fmt: skip
+        raise ValueError(
+            f"{where} preprocess {function}: not in tasks/transforms.py{hint}; available: "
+            f"{', '.join(TRANSFORMS)}, or give a function of a row"
+        )
 
 
 def preprocess_of(task: dict) -> tuple[Callable[[dict], dict | list[dict]], str]:
@@ -133,8 +135,9 @@ def target_text(name: str, task: dict, row: dict) -> str:
     if text.isdecimal() and int(text) < len(labels) and counts:
         return labels[int(text)]
     nor = f" nor an index below {len(labels)}" if counts else ""
-    raise ValueError(f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)}"
-                     f"{nor}")  # fmt: skip
+    raise ValueError(
+        f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)}{nor}"
+    )
 
 
 def format_number_target(value: float) -> str:

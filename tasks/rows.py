@@ -55,8 +55,10 @@ def _halves(name: str, task: dict, rows: list[dict]) -> tuple[list[dict], list[d
     source_of = [source_text(task, row) for row in rows]
     sources = list(dict.fromkeys(source_of))
     if len(sources) < 2:
-        raise ValueError(f"task {name}: {len(sources)} different sources are too few to hold some out for evaluation; "
-                         "give --validation_file")  # fmt: skip
+        raise ValueError(
+            f"task {name}: {len(sources)} different sources are too few to hold some out for evaluation; "
+            "give --validation_file"
+        )
     count = max(1, round(len(sources) * task["held_out"] / 100))
     chosen = np.random.default_rng(0).permutation(len(sources))[: min(count, len(sources) - 1)]
     held_out, halves = {sources[number] for number in chosen}, ([], [])
@@ -198,8 +200,9 @@ class SplitReader:
             splits = load_dataset_splits(where, config, f"task {self.name}, data set")
             if self.split not in splits:
                 more = "; --validation_split_percentage holds some rows out" if self.split == "validation" else ""
-                raise ValueError(f"task {self.name}: {where} has no split {self.split}; available: {', '.join(splits)}"
-                                 f"{more}")  # fmt: skip
+                raise ValueError(
+                    f"task {self.name}: {where} has no split {self.split}; available: {', '.join(splits)}{more}"
+                )
             yield splits[self.split].to_list(), where
         elif isinstance(self.files, dict):
             for paths in zip(*self.files.values(), strict=True):
@@ -285,8 +288,9 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
     first, *rest = path
     if first != "*" and first not in record:
         there = list(map(str, record))
-        raise ValueError(f"{place}: no field {first}{did_you_mean(first, there)} that holds records; available: "
-                         f"{listed(there)}")  # fmt: skip
+        raise ValueError(
+            f"{place}: no field {first}{did_you_mean(first, there)} that holds records; available: {listed(there)}"
+        )
     outer = {} if first == "*" else {name: value for name, value in record.items() if name != first}
     inner = record if first == "*" else record[first]
     if first != "*" and rest and isinstance(inner, dict) and rest[0] in inner:  # one record, not records by their names
@@ -317,8 +321,10 @@ def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
         reason = f"no column {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{place}: the preprocess {name}: {reason}; available: {listed(row)}") from None
     if any(not isinstance(each, dict) for each in as_list(made)):
-        raise ValueError(f"{place}: the preprocess {name} returns {made!r:.60}: must be a row (a dictionary) or "
-                         "a list of rows ([] leaves this one out)")  # fmt: skip
+        raise ValueError(
+            f"{place}: the preprocess {name} returns {made!r:.60}: must be a row (a dictionary) or "
+            "a list of rows ([] leaves this one out)"
+        )
     return made
 
 
@@ -347,8 +353,10 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
     """The corpus of the training rows, which is not read yet. ValueError if there is none."""
     files = files_of_split(name, task, args, "train")
     if isinstance(files, dict):
-        raise ValueError(f"--streaming: task {name} reads files whose lines belong together ({', '.join(files)}); make "
-                         "one file of rows of them")  # fmt: skip
+        raise ValueError(
+            f"--streaming: task {name} reads files whose lines belong together ({', '.join(files)}); make "
+            "one file of rows of them"
+        )
     if files:
         read_whole = None if is_text_corpus(task) else lambda path: read_records(task, path)
         return FileCorpus("--train_file" if args.train_file else f"task {name}:", files, read_whole=read_whole)

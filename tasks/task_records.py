@@ -22,8 +22,17 @@ _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_t
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")
 _OWN_PAIRS = "source_column target_column source_prefix target_type labels metrics record_shape records skip_rows_where"
 _GENERATION = ("predict_with_generate", "generation_num_beams", "generation_max_length")
-_FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS.split(), "max_eval_samples", *LENGTHS, "bf16",
-          "bf16_full_eval", *_GENERATION)  # fmt: skip
+_FLAGS = (
+    "benchmark",
+    "dataset_name",
+    *_PLACES,
+    *_OWN_PAIRS.split(),
+    "max_eval_samples",
+    *LENGTHS,
+    "bf16",
+    "bf16_full_eval",
+    *_GENERATION,
+)
 
 
 def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
@@ -80,8 +89,10 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     flags = {name: value for name, value in record.items() if name not in left_out}
     for flag, place in [(name, path) for name in _PATHS for path in as_list(flags.get(name) or [])]:
         if not Path(place).exists() and not compressed(Path(place)) and not set("*?[") & set(place):
-            raise ValueError(f"{Path(folder) / TASK_RECORD}: the rows were read from --{flag} {place}, which is gone: "
-                             f"say with --{flag} where they are")  # fmt: skip
+            raise ValueError(
+                f"{Path(folder) / TASK_RECORD}: the rows were read from --{flag} {place}, which is gone: "
+                f"say with --{flag} where they are"
+            )
     return flags
 
 

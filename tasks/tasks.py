@@ -97,8 +97,10 @@ class Task:
             lost = sum(not letter.isascii() for letter in letters)
             if lost > len(letters) / 2:
                 share = f"{100 * lost / len(letters):.0f} % of the targets' letters are others"
-                print_once(f"task {self.name}, {split}: {', '.join(rouge)} counts words of a-z and 0-9 alone, and "
-                           f"{share}: name other --metrics, the first of which chooses the best model")  # fmt: skip
+                print_once(
+                    f"task {self.name}, {split}: {', '.join(rouge)} counts words of a-z and 0-9 alone, and "
+                    f"{share}: name other --metrics, the first of which chooses the best model"
+                )
 
     def _tokens(self, split: str) -> "Dataset":
         """The tokens of the rows, kept in `--data_cache_dir` under a key of everything that decides them."""
@@ -221,8 +223,10 @@ class Tasks:
     def show_own_entry(self) -> None:
         """Prints the entry made of own pairs' flags, to be pasted into constants.py."""
         for entry in (task.entry for task in self if task.name == OWN):
-            print_once(f"your pairs as an entry of constants.py, which may replace the flags:\n"
-                       f"{as_source(name_of(self.args), entry)}\n")  # fmt: skip
+            print_once(
+                f"your pairs as an entry of constants.py, which may replace the flags:\n"
+                f"{as_source(name_of(self.args), entry)}\n"
+            )
 
     # ------------------------------------------------------------ data
     def load(self, tokenizer: PreTrainedTokenizerBase, args: T5TrainingArguments) -> None:
@@ -235,9 +239,9 @@ class Tasks:
         for task in self:
             task.tokenise(tokenizer)
         self.tokenizer, self.unknown = tokenizer, self.count_unknown(self._name)
-        self.empty = self._by_name(lambda task: {
-            split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()
-        })  # fmt: skip
+        self.empty = self._by_name(
+            lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
+        )
         for task in self:
             task.rows.pop("train", None)  # their tokens are enough
         self.train = self._training_data(args)

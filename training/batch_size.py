@@ -32,11 +32,15 @@ def find_micro_batch(trainer: SavingTrainer) -> None:
         args.per_device_train_batch_size, args.gradient_accumulation_steps = size, steps
         trainer._train_batch_size = args.train_batch_size
         if (size, steps) != asked:
-            print_once(f"--auto_find_batch_size: {size} x {steps} accumulated instead of {asked[0]} x {asked[1]}, "
-                       "which does not fit into memory; the global batch stays")  # fmt: skip
+            print_once(
+                f"--auto_find_batch_size: {size} x {steps} accumulated instead of {asked[0]} x {asked[1]}, "
+                "which does not fit into memory; the global batch stays"
+            )
         return
-    raise ValueError("--auto_find_batch_size: not even one sequence fits into memory: shorten the sequences, add "
-                     "--activation_checkpointing, or choose a smaller model")  # fmt: skip
+    raise ValueError(
+        "--auto_find_batch_size: not even one sequence fits into memory: shorten the sequences, add "
+        "--activation_checkpointing, or choose a smaller model"
+    )
 
 
 def _longest_examples(dataset: Dataset, count: int) -> list[int]:

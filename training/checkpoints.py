@@ -129,9 +129,11 @@ def _check_shared(folder: Path, name: str) -> None:
     found = any((place / name).exists() for place in (folder, *folder.parents))
     told = gather_object([None if found else socket.gethostname()])
     if blind := sorted({host for host in told if host}):
-        raise ValueError(f"--output_dir {folder} on {', '.join(blind)} is not the folder that the first process has: "
-                         "every process saves its part of a checkpoint there, so name a folder on a disk that all "
-                         "nodes share (without one: --save_strategy no)")  # fmt: skip
+        raise ValueError(
+            f"--output_dir {folder} on {', '.join(blind)} is not the folder that the first process has: "
+            "every process saves its part of a checkpoint there, so name a folder on a disk that all "
+            "nodes share (without one: --save_strategy no)"
+        )
 
 
 def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
@@ -152,8 +154,10 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
         print_once(f"restarted: {f'resuming from {checkpoint}' if checkpoint else 'no checkpoint yet, from step 0'}")
         return str(checkpoint) if checkpoint else None
     if folder.is_dir() and {path.name for path in folder.iterdir()} - {LOCK} and not args.overwrite_output_dir:
-        raise ValueError(f"--output_dir {folder} is not empty: resume with --resume_from_checkpoint, start again with "
-                         "--overwrite_output_dir, or name another folder")  # fmt: skip
+        raise ValueError(
+            f"--output_dir {folder} is not empty: resume with --resume_from_checkpoint, start again with "
+            "--overwrite_output_dir, or name another folder"
+        )
     return None
 
 
@@ -167,17 +171,21 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
     if args.deepspeed:
         saved_by = len(list(folder.glob("global_step*/*_optim_states.pt")))
         if saved_by not in (0, args.world_size):
-            raise ValueError(f"{flag} {checkpoint}: saved by DeepSpeed on {saved_by} processes, and it resumes on as "
-                             f"many only, not on {args.world_size}: start {saved_by}, or take only the weights with "
-                             f"--model_name_or_path {checkpoint}")  # fmt: skip
+            raise ValueError(
+                f"{flag} {checkpoint}: saved by DeepSpeed on {saved_by} processes, and it resumes on as "
+                f"many only, not on {args.world_size}: start {saved_by}, or take only the weights with "
+                f"--model_name_or_path {checkpoint}"
+            )
         if not args.trust_checkpoint:
             check_deepspeed_files(flag, folder)
     needed = ["global_step*"] if args.deepspeed else ["optimizer.*", "scheduler.pt"]
     missing = [name for name in needed if not any(folder.glob(name))]
     if missing:
-        raise ValueError(f"{flag} {checkpoint}: it has no {' and no '.join(missing)} (saved with --save_only_model or "
-                         "another launcher?), without which optimizer and schedule would restart: take only "
-                         f"the weights with --model_name_or_path {checkpoint}")  # fmt: skip
+        raise ValueError(
+            f"{flag} {checkpoint}: it has no {' and no '.join(missing)} (saved with --save_only_model or "
+            "another launcher?), without which optimizer and schedule would restart: take only "
+            f"the weights with --model_name_or_path {checkpoint}"
+        )
 
 
 # Classes that DeepSpeed puts beside the tensors; they hold numbers.
@@ -199,9 +207,11 @@ def check_deepspeed_files(flag: str, folder: Path) -> None:
                 torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except pickle.UnpicklingError as error:
             called = re.search(r"(?:GLOBAL|function) (\S+)", str(error))
-            raise ValueError(f"{flag} {path}: reading it would call {called[1] if called else 'something unknown'}, "
-                             "which can be any code of its author; give --trust_checkpoint if that is you, or someone "
-                             "you trust") from None  # fmt: skip
+            raise ValueError(
+                f"{flag} {path}: reading it would call {called[1] if called else 'something unknown'}, "
+                "which can be any code of its author; give --trust_checkpoint if that is you, or someone "
+                "you trust"
+            ) from None
 
 
 def check_optimizer_state(checkpoint: str | None, has_fsdp: bool) -> None:
@@ -210,8 +220,10 @@ def check_optimizer_state(checkpoint: str | None, has_fsdp: bool) -> None:
     name = "optimizer.bin" if has_fsdp else "optimizer.pt"
     if checkpoint and not (Path(checkpoint) / name).is_file():
         now, before = ("with", "without") if has_fsdp else ("without", "with")
-        raise ValueError(f"--resume_from_checkpoint {checkpoint}: it has no {name}: saved {before} FSDP, it cannot be "
-                         f"resumed {now} it: take only the weights with --model_name_or_path {checkpoint}")  # fmt: skip
+        raise ValueError(
+            f"--resume_from_checkpoint {checkpoint}: it has no {name}: saved {before} FSDP, it cannot be "
+            f"resumed {now} it: take only the weights with --model_name_or_path {checkpoint}"
+        )
 
 
 def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
@@ -280,8 +292,7 @@ def check_resumed(
     config: of the model. fingerprints: of the data and the tokenizer. groups: the parsed dataclasses. Only what
     run.json beside the checkpoint records is compared.
     """
-    check_alike({f"contents of {name}": found for name, found in fingerprints.items()},
-                "give all nodes the same files")  # fmt: skip
+    check_alike({f"contents of {name}": found for name, found in fingerprints.items()}, "give all nodes the same files")
     if checkpoint is None:
         return
     run, now = run_of(checkpoint), {name: value for group in groups for name, value in vars(group).items()}
@@ -303,9 +314,11 @@ def check_resumed(
     compared += [(f"--{name}", flags[name], now[name]) for name in decisive if name in flags and name in now]
     for what, before, found in compared:
         if before != found:
-            raise ValueError(f"--resume_from_checkpoint {checkpoint}: {what}: {before} in its run, {found} now: resume "
-                             "with the flags and files of its run, or take only the weights with --model_name_or_path "
-                             f"{checkpoint}")  # fmt: skip
+            raise ValueError(
+                f"--resume_from_checkpoint {checkpoint}: {what}: {before} in its run, {found} now: resume "
+                "with the flags and files of its run, or take only the weights with --model_name_or_path "
+                f"{checkpoint}"
+            )
 
 
 def _flat(config: dict) -> dict:
@@ -325,9 +338,11 @@ def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:
     before = run_of(checkpoint).get("sequences_per_step")
     if not before or before == sequences:
         return None
-    return (f"resuming with {sequences} sequences per step instead of {before}: steps count the examples seen, so the "
-            f"run resumes at another example than it stopped at; {before} a step, however made up, resume at the same "
-            "one")  # fmt: skip
+    return (
+        f"resuming with {sequences} sequences per step instead of {before}: steps count the examples seen, so the "
+        f"run resumes at another example than it stopped at; {before} a step, however made up, resume at the same "
+        "one"
+    )
 
 
 def _recorded(path: Path) -> dict:

@@ -36,8 +36,10 @@ def lock_output_dir(args: T5TrainingArguments) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise ValueError(f"--output_dir {folder}: another run writes there ({_described(file.read())}); wait for "
-                             f"it, or name another folder. If it surely ended, delete {path}") from None  # fmt: skip
+            raise ValueError(
+                f"--output_dir {folder}: another run writes there ({_described(file.read())}); wait for "
+                f"it, or name another folder. If it surely ended, delete {path}"
+            ) from None
         except OSError as error:
             print_once(f"{folder} cannot be locked ({error.strerror}): make sure that no other run writes there")
             return

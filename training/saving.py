@@ -146,9 +146,11 @@ class SavingTrainer(RowOrderTrainer):
         if not self.any_rank(full is not None):
             return False
         shutil.rmtree(Path(self.args.output_dir) / SAVING, ignore_errors=True)
-        print_once(f"step {self.state.global_step:,}: no room for a checkpoint in {self.args.output_dir} "
-                   f"({full or 'on another rank'}); the last whole one is kept, and the training continues until the "
-                   "next save. Free some space.")  # fmt: skip
+        print_once(
+            f"step {self.state.global_step:,}: no room for a checkpoint in {self.args.output_dir} "
+            f"({full or 'on another rank'}); the last whole one is kept, and the training continues until the "
+            "next save. Free some space."
+        )
         return True
 
     def any_rank(self, flag: bool) -> bool:
@@ -163,8 +165,10 @@ class SavingTrainer(RowOrderTrainer):
         missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
         if missing:
             with exit_on_user_error():
-                raise ValueError(f"the checkpoint lacks {len(missing)} of the model's tensors: {missing[:3]}; another "
-                                 "version of transformers may have named them otherwise when it was saved")  # fmt: skip
+                raise ValueError(
+                    f"the checkpoint lacks {len(missing)} of the model's tensors: {missing[:3]}; another "
+                    "version of transformers may have named them otherwise when it was saved"
+                )
         super()._issue_warnings_after_load(load_result._replace(missing_keys=[]))
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):

@@ -152,8 +152,9 @@ def _choice(
         reasons += [f"{name}: {reason}" for name, reason in found.items() if reason]
         right = ([] if gradient else right) + [name for name, reason in found.items() if reason is None]
     if not right:
-        raise RuntimeError(f"attention kernel {kernel or gradient} cannot serve {queries} x {keys} of width {width}: "
-                           f"{reasons[-1]}")  # fmt: skip
+        raise RuntimeError(
+            f"attention kernel {kernel or gradient} cannot serve {queries} x {keys} of width {width}: {reasons[-1]}"
+        )
     name, times, where = right[0], "", f"{case.device} {str(case.dtype).removeprefix('torch.')}"
     if len(right) > 1 and timings:
         name, times = _quickest(right, timings, case, strict)

@@ -98,9 +98,25 @@ def _efficient_backward(grad_out, q, k, v, bias, out, lse, scale):
     # One split of the keys: more would sum dq with atomics, in an order that differs from run to run.
     splits = None if torch.version.hip else 1
     return aten._efficient_attention_backward(
-        grad_out, q, k, v, bias, out, None, None, q.shape[1], k.shape[1], lse, 0.0, seed, seed, 0, False,
-        scale=scale, num_splits_key=splits,
-    )[:3]  # fmt: skip
+        grad_out,
+        q,
+        k,
+        v,
+        bias,
+        out,
+        None,
+        None,
+        q.shape[1],
+        k.shape[1],
+        lse,
+        0.0,
+        seed,
+        seed,
+        0,
+        False,
+        scale=scale,
+        num_splits_key=splits,
+    )[:3]
 
 
 # ---------------------------------------------------------------- CPU

@@ -36,9 +36,26 @@ def _row_sums(grad_out, out, delta, rows, queries, heads, width, ROWS: tl.conste
 
 @triton.jit
 def log_weights(
-    left, right, bias_block, mask, lse, inside, example, head, rows, columns, heads, queries, scale,
-    mask_batch, mask_head, mask_query, mask_key, MASK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    left,
+    right,
+    bias_block,
+    mask,
+    lse,
+    inside,
+    example,
+    head,
+    rows,
+    columns,
+    heads,
+    queries,
+    scale,
+    mask_batch,
+    mask_head,
+    mask_query,
+    mask_key,
+    MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """(log P, where a query may attend) of a block of queries and one of keys, float32.
 
     left @ right: Q K^T, or K Q^T. rows, columns: the numbers of queries and keys, in the two dimensions of the product.
@@ -75,13 +92,44 @@ def weight_gradients(left, right, delta, example, head, rows, heads, queries, PR
 
 @triton.jit
 def _bias_gradient(
-    grad_out, q, k, v, bias, mask, lse, delta, result,
-    batch, heads, queries, keys, width, scale, examples,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head,
-    bias_head, bias_query, mask_batch, mask_head, mask_query, mask_key,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+    grad_out,
+    q,
+    k,
+    v,
+    bias,
+    mask,
+    lse,
+    delta,
+    result,
+    batch,
+    heads,
+    queries,
+    keys,
+    width,
+    scale,
+    examples,
+    q_batch,
+    q_row,
+    q_head,
+    k_batch,
+    k_row,
+    k_head,
+    v_batch,
+    v_row,
+    v_head,
+    bias_head,
+    bias_query,
+    mask_batch,
+    mask_head,
+    mask_query,
+    mask_key,
+    CAUSAL: tl.constexpr,
+    MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """result[part, h, q, k] = sum of dS over the part's `examples`. MASK: see `log_weights`.
 
     q, k, v: [B, S, H, D] with dense rows of D; grad_out contiguous; lse and delta contiguous [B, H, Q]; result
@@ -121,9 +169,26 @@ def _bias_gradient(
         q_block = tl.load(q + example * q_batch + of_q, mask=rows_in, other=0.0)
         k_block = tl.load(k + example * k_batch + of_k, mask=columns_in, other=0.0)
         logs, seen = log_weights(
-            q_block, k_block, bias_block, mask, lse, inside, example, head, rows[:, None], columns[None, :], heads,
-            queries, scale, mask_batch, mask_head, mask_query, mask_key, MASK, PRECISION,
-        )  # fmt: skip
+            q_block,
+            k_block,
+            bias_block,
+            mask,
+            lse,
+            inside,
+            example,
+            head,
+            rows[:, None],
+            columns[None, :],
+            heads,
+            queries,
+            scale,
+            mask_batch,
+            mask_head,
+            mask_query,
+            mask_key,
+            MASK,
+            PRECISION,
+        )
         grad_block = tl.load(grad_out + example * queries * across + at_rows, mask=rows_in, other=0.0)
         v_block = tl.load(v + example * v_batch + of_v, mask=columns_in, other=0.0)
         change = weight_gradients(grad_block, v_block, delta, example, head, rows[:, None], heads, queries, PRECISION)
@@ -159,9 +224,20 @@ def bias_gradient_triton(
     with on_its_device(q):
         tensors, strides, constants = prepared(grad_out, q, k, v, bias, mask, out, lse)
         _bias_gradient[(tiles, heads, parts)](
-            *tensors, result, batch, heads, queries, keys, width, float(scale), examples,
-            *strides, CAUSAL=causal, **constants, **tile,
-        )  # fmt: skip
+            *tensors,
+            result,
+            batch,
+            heads,
+            queries,
+            keys,
+            width,
+            float(scale),
+            examples,
+            *strides,
+            CAUSAL=causal,
+            **constants,
+            **tile,
+        )
     return result if parts == 1 else result.sum(0, keepdim=True)
 
 

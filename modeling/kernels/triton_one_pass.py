@@ -21,14 +21,46 @@ from modeling.relative_bias import diagonal_sums, spread_sums
 
 @triton.jit
 def _one_pass(
-    grad_out, q, k, v, bias, mask, lse, delta, dq, dk, dv, unfinished, sums, queries, keys, scale,
-    heads: tl.constexpr, width: tl.constexpr,
-    q_batch, q_row: tl.constexpr, q_head: tl.constexpr, k_batch, k_row: tl.constexpr, k_head: tl.constexpr,
-    v_batch, v_row: tl.constexpr, v_head: tl.constexpr,
-    bias_head, bias_query, mask_batch, mask_head, mask_query, mask_key,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+    grad_out,
+    q,
+    k,
+    v,
+    bias,
+    mask,
+    lse,
+    delta,
+    dq,
+    dk,
+    dv,
+    unfinished,
+    sums,
+    queries,
+    keys,
+    scale,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    q_batch,
+    q_row: tl.constexpr,
+    q_head: tl.constexpr,
+    k_batch,
+    k_row: tl.constexpr,
+    k_head: tl.constexpr,
+    v_batch,
+    v_row: tl.constexpr,
+    v_head: tl.constexpr,
+    bias_head,
+    bias_query,
+    mask_batch,
+    mask_head,
+    mask_query,
+    mask_key,
+    CAUSAL: tl.constexpr,
+    MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """dq, dk, dv: [B, S, H, D], contiguous, as grad_out; unfinished: float32 [B, H, Q, WIDTH], dq between two blocks.
 
     A block of scores is [BLOCK_K, BLOCK_Q], so that P and dS go into dv and dk as they lie. Its squares of BLOCK_Q
@@ -80,9 +112,26 @@ def _one_pass(
             q_block = tl.load(q + rows[:, None] * q_row + d[None, :], mask=rows_in, other=0.0)
             grad_block = tl.load(grad_out + at_rows, mask=rows_in, other=0.0)
             logs, seen = log_weights(
-                k_block, tl.trans(q_block), bias_block, mask, lse, inside, example, head, rows[None, :],
-                columns[:, None], heads, queries, scale, mask_batch, mask_head, mask_query, mask_key, MASK, PRECISION,
-            )  # fmt: skip
+                k_block,
+                tl.trans(q_block),
+                bias_block,
+                mask,
+                lse,
+                inside,
+                example,
+                head,
+                rows[None, :],
+                columns[:, None],
+                heads,
+                queries,
+                scale,
+                mask_batch,
+                mask_head,
+                mask_query,
+                mask_key,
+                MASK,
+                PRECISION,
+            )
             change = weight_gradients(
                 v_block, tl.trans(grad_block), delta, example, head, rows[None, :], heads, queries, PRECISION
             )
@@ -136,9 +185,22 @@ def one_pass_triton(grad_out, q, k, v, bias, mask, out, lse, causal, scale, tile
     with on_its_device(q):
         tensors, strides, constants = prepared(grad_out, q, k, v, bias, mask, out, lse)
         _one_pass[(heads, batch)](
-            *tensors, dq, dk, dv, unfinished, sums, queries, keys, float(scale), heads, width,
-            *strides, CAUSAL=causal, **constants, **tile,
-        )  # fmt: skip
+            *tensors,
+            dq,
+            dk,
+            dv,
+            unfinished,
+            sums,
+            queries,
+            keys,
+            float(scale),
+            heads,
+            width,
+            *strides,
+            CAUSAL=causal,
+            **constants,
+            **tile,
+        )
     diagonals = joined(sums.sum(0))[:, block * down - queries :][:, : queries + keys - 1]
     return dq, dk, dv, spread_sums(diagonals, keys)[None]
 

@@ -72,9 +72,11 @@ def check_metrics(task_name: str, task: dict) -> None:
             try:
                 _load_evaluate(name)
             except Exception as error:  # whatever a user's module or `evaluate` raises
-                raise ValueError(f"{where} unknown{did_you_mean(name, METRICS)}. Known are {', '.join(METRICS)}, and "
-                                 "what `evaluate.load` takes (a folder, a Hub name), which failed with "
-                                 f"{type(error).__name__}: {error}") from error  # fmt: skip
+                raise ValueError(
+                    f"{where} unknown{did_you_mean(name, METRICS)}. Known are {', '.join(METRICS)}, and "
+                    "what `evaluate.load` takes (a folder, a Hub name), which failed with "
+                    f"{type(error).__name__}: {error}"
+                ) from error
         elif name not in fitting:
             raise ValueError(f"{where} not for target_type {task['target_type']!r}; possible are {', '.join(fitting)}.")
         elif name == "f1" and len(task["labels"]) != 2:

@@ -42,8 +42,9 @@ class StridesTest(parameterized.TestCase):
     def test_rows_with_gaps_are_copied(self):
         _, copies, bias = parts()
         gaps = [torch.stack([x, x], dim=-1)[..., 0] for x in copies]
-        self.assertTrue(torch.equal(attention(*gaps, bias, None, False, 1.0)[0],
-                                    attention(*copies, bias, None, False, 1.0)[0]))  # fmt: skip
+        self.assertTrue(
+            torch.equal(attention(*gaps, bias, None, False, 1.0)[0], attention(*copies, bias, None, False, 1.0)[0])
+        )
 
     def test_no_input_of_a_fused_model_is_copied(self):
         """Forward and backward: 18 inputs of 6 attentions, all as they came out of the products."""

@@ -301,9 +301,13 @@ def packed_loss(model) -> torch.Tensor:
     encoded = model.encoder(input_ids=ids, attention_mask=inside)
     decoder_ids = shift_right(labels, 0, 0)
     return model(
-        encoder_outputs=encoded, attention_mask=across, decoder_attention_mask=before, decoder_input_ids=decoder_ids,
-        labels=labels, use_cache=False,
-    ).loss  # fmt: skip
+        encoder_outputs=encoded,
+        attention_mask=across,
+        decoder_attention_mask=before,
+        decoder_input_ids=decoder_ids,
+        labels=labels,
+        use_cache=False,
+    ).loss
 
 
 class ModelTest(parameterized.TestCase):

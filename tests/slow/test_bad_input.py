@@ -38,9 +38,16 @@ ROOT = Path(pre_train_t5.__file__).resolve().parent
 SHAPE = "d_model=16,d_kv=4,d_ff=24,num_heads=4,num_layers=1,num_decoder_layers=1"
 LABELS = ["red", "green", "blue"]
 TASK = dict(
-    prefix="colour", inputs={"text": "text"}, target="label", target_type="class", labels=LABELS, metrics=["accuracy"],
-    files={"train": "train.jsonl", "validation": "dev.jsonl"}, max_source_length=32, max_target_length=8,
-)  # fmt: skip
+    prefix="colour",
+    inputs={"text": "text"},
+    target="label",
+    target_type="class",
+    labels=LABELS,
+    metrics=["accuracy"],
+    files={"train": "train.jsonl", "validation": "dev.jsonl"},
+    max_source_length=32,
+    max_target_length=8,
+)
 UNKNOWN_METRIC = TASK | dict(metrics=["accuracyy"])
 
 
@@ -96,27 +103,47 @@ ROW = {"text": "Bake da.", "label": "red"}
 BINARY = random.Random(0).randbytes(5_000)
 LONG = "\n".join(sentences(1_500)).encode()  # more than what is looked at first
 BAD_FILES = {
-    "empty.txt": b"", "letters.txt": "".join(f"{chr(n)} " for n in range(0x4E00, 0x5000)).encode(),
-    "blank.txt": b"\n \n\n\t\n", "latin.txt": b"fine\nalso fine\nna\xefve\n",
-    "late_latin.txt": LONG + b"\nna\xefve\nfine\n", "utf16.txt": "some text\n".encode("utf-16"),
-    "utf16_without_mark.txt": "some text\n".encode("utf-16-le"), "binary.txt": BINARY, "zeros.txt": bytes(3_000),
-    "model.bin": BINARY, "nul.raw": b"text\0text\n", "paper.pdf": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n",
-    "archive.zip": zipped(), "unnamed_archive": gzip.compress(LONG), "cut.txt.gz": gzip.compress(LONG)[:5_000],
-    "plain.txt.gz": b"no archive\n", "broken.parquet": b"PAR1 and nothing more",
-    "broken.jsonl": jsonl(ROW, "", ROW, '{"text": "x"'), "broken_array.json": b'[{"text": "x"},\n {"text": }]',
-    "list.jsonl": jsonl(ROW, ["x"]), "surrogate.jsonl": jsonl(ROW, '{"text": "half of an emoji: \\ud83d"}'),
-    "deep.jsonl": jsonl(ROW, "[" * 100_000), "body.jsonl": jsonl({"body": "x", "id": 1}),
-    "numbers.jsonl": jsonl(ROW, {"text": 3}), "ragged.tsv": b"text\tlabel\nx\tred\ny\n",
-    "ragged.csv": b"text,label\nx,red\ny,red,more\n", "open_quote.csv": b'text,label\nx,red\n"y,red\nz,red\n',
-    "twice.csv": b"text,label,text\nx,red,y\n", "header_only.csv": b"text,label\n",
+    "empty.txt": b"",
+    "letters.txt": "".join(f"{chr(n)} " for n in range(0x4E00, 0x5000)).encode(),
+    "blank.txt": b"\n \n\n\t\n",
+    "latin.txt": b"fine\nalso fine\nna\xefve\n",
+    "late_latin.txt": LONG + b"\nna\xefve\nfine\n",
+    "utf16.txt": "some text\n".encode("utf-16"),
+    "utf16_without_mark.txt": "some text\n".encode("utf-16-le"),
+    "binary.txt": BINARY,
+    "zeros.txt": bytes(3_000),
+    "model.bin": BINARY,
+    "nul.raw": b"text\0text\n",
+    "paper.pdf": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n",
+    "archive.zip": zipped(),
+    "unnamed_archive": gzip.compress(LONG),
+    "cut.txt.gz": gzip.compress(LONG)[:5_000],
+    "plain.txt.gz": b"no archive\n",
+    "broken.parquet": b"PAR1 and nothing more",
+    "broken.jsonl": jsonl(ROW, "", ROW, '{"text": "x"'),
+    "broken_array.json": b'[{"text": "x"},\n {"text": }]',
+    "list.jsonl": jsonl(ROW, ["x"]),
+    "surrogate.jsonl": jsonl(ROW, '{"text": "half of an emoji: \\ud83d"}'),
+    "deep.jsonl": jsonl(ROW, "[" * 100_000),
+    "body.jsonl": jsonl({"body": "x", "id": 1}),
+    "numbers.jsonl": jsonl(ROW, {"text": 3}),
+    "ragged.tsv": b"text\tlabel\nx\tred\ny\n",
+    "ragged.csv": b"text,label\nx,red\ny,red,more\n",
+    "open_quote.csv": b'text,label\nx,red\n"y,red\nz,red\n',
+    "twice.csv": b"text,label,text\nx,red,y\n",
+    "header_only.csv": b"text,label\n",
     "empty_label.jsonl": jsonl(ROW, {"text": "x", "label": None}),
     "no_label.jsonl": jsonl(ROW, {"text": "x", "lable": "red"}),
     "other_label.jsonl": jsonl(ROW, ROW, {"text": "x", "label": "yellow"}),
-    "index_label.jsonl": jsonl(ROW, {"text": "x", "label": 3}), "unknown_key.yaml": b"max_step: 3\n",
-    "key_twice.yaml": b"seed: 1\nseed: 2\n", "rivals.yaml": b"max_steps: 3\nnum_train_epochs: 2\n",
-    "list.yaml": b"- max_steps\n", "latin.yaml": b"run_name: caf\xe9\n", "file": b"text\n",
+    "index_label.jsonl": jsonl(ROW, {"text": "x", "label": 3}),
+    "unknown_key.yaml": b"max_step: 3\n",
+    "key_twice.yaml": b"seed: 1\nseed: 2\n",
+    "rivals.yaml": b"max_steps: 3\nnum_train_epochs: 2\n",
+    "list.yaml": b"- max_steps\n",
+    "latin.yaml": b"run_name: caf\xe9\n",
+    "file": b"text\n",
     "zero.json": b'{"zero_optimization": ',
-}  # fmt: skip
+}
 # {bad}: folder of the files above; {good}: workspace(). A value of None leaves the flag out, True gives it alone.
 BAD_TEXT = (
     ("missing", dict(train_file="{bad}/nowhere.txt"), "--train_file .*nowhere.txt: no such file, and no folder or"),
@@ -129,8 +156,11 @@ BAD_TEXT = (
     ("latin", dict(train_file="{bad}/latin.txt"), r"latin.txt: line 3 is not UTF-8 text \(byte 0xef\); convert it"),
     ("late_latin", dict(train_file="{bad}/late_latin.txt"), r"late_latin.txt: not UTF-8 text \(byte 0xef at"),
     ("utf16", dict(train_file="{bad}/utf16.txt"), "utf16.txt: looks like UTF-16 text: convert it to UTF-8 first"),
-    ("utf16_without_mark", dict(train_file="{bad}/utf16_without_mark.txt"),
-     r"binary data \(NUL bytes\), or UTF-16 text"),
+    (
+        "utf16_without_mark",
+        dict(train_file="{bad}/utf16_without_mark.txt"),
+        r"binary data \(NUL bytes\), or UTF-16 text",
+    ),
     ("binary", dict(train_file="{bad}/binary.txt"), "binary.txt: looks like binary data"),
     ("zeros", dict(train_file="{bad}/zeros.txt"), r"zeros.txt: looks like binary data \(NUL bytes\)"),
     ("other_ending", dict(train_file="{bad}/model.bin"), r"model.bin: looks like binary data"),
@@ -144,8 +174,11 @@ BAD_TEXT = (
     ("json", dict(train_file="{bad}/broken.jsonl"), r"broken.jsonl, line 4: broken JSON \(Expecting"),
     ("json_array", dict(train_file="{bad}/broken_array.json"), "broken_array.json, line 2: broken JSON"),
     ("json_list", dict(train_file="{bad}/list.jsonl"), "list.jsonl, row 2: must be a JSON object, got list"),
-    ("json_surrogate", dict(train_file="{bad}/surrogate.jsonl"),
-     r"line 2: broken JSON \(half a surrogate pair, .ud83d"),
+    (
+        "json_surrogate",
+        dict(train_file="{bad}/surrogate.jsonl"),
+        r"line 2: broken JSON \(half a surrogate pair, .ud83d",
+    ),
     ("json_depth", dict(train_file="{bad}/deep.jsonl"), "deep.jsonl, line 2: broken JSON .*recursion"),
     ("column", dict(train_file="{bad}/body.jsonl"), "body.jsonl, row 1: no column text; available: body, id"),
     ("text_column", dict(train_file="{good}/train.jsonl", text_column="txt"), "no column txt; available: text, label"),
@@ -156,7 +189,7 @@ BAD_TEXT = (
     ("csv_names", dict(train_file="{bad}/twice.csv"), "twice.csv, line 1: two columns are called 'text'"),
     ("csv_header_only", dict(train_file="{bad}/header_only.csv"), "the training text gives 0 chunks"),
     ("no_hub", dict(train_file=None, dataset_name="nobody/nothing"), "--dataset_name nobody/nothing: cannot be loaded"),
-)  # fmt: skip
+)
 BAD_FLAGS = (
     ("flag", dict(max_stpes=3), "--max_stpes: no such flag; did you mean --max_steps"),
     ("flag_far", dict(qqqq=3), "--qqqq: no such flag; see --help_all"),
@@ -164,8 +197,11 @@ BAD_FLAGS = (
     ("recipe", dict(recipe="{bad}/nowhere.yaml"), "recipe .*nowhere.yaml: No such file or directory"),
     ("recipe_key", dict(recipe="{bad}/unknown_key.yaml"), "key max_step: no such flag; did you mean --max_steps"),
     ("recipe_twice", dict(recipe="{bad}/key_twice.yaml"), "key_twice.yaml: not valid YAML: key seed is set twice"),
-    ("recipe_rivals", dict(recipe="{bad}/rivals.yaml", max_steps=None),
-     "--max_steps 3 and --num_train_epochs 2.0 exclude each other: give one of them in the recipe"),
+    (
+        "recipe_rivals",
+        dict(recipe="{bad}/rivals.yaml", max_steps=None),
+        "--max_steps 3 and --num_train_epochs 2.0 exclude each other: give one of them in the recipe",
+    ),
     ("recipe_list", dict(recipe="{bad}/list.yaml"), "list.yaml: must be a mapping"),
     ("recipe_latin", dict(recipe="{bad}/latin.yaml"), "latin.yaml: not valid YAML"),
     ("recipe_binary", dict(recipe="{bad}/binary.txt"), "binary.txt: not valid YAML"),
@@ -177,18 +213,33 @@ BAD_FLAGS = (
     ("span_nan", dict(mean_noise_span_length="nan"), "--mean_noise_span_length nan: must be at least 1 token"),
     ("length", dict(input_seq_length=2), "--input_seq_length 2: must be at least 3"),
     ("spans", dict(input_seq_length=2000), "--input_seq_length 2000 .* the tokenizer has 100 sentinels: use longer"),
-    ("too_little_text", dict(input_seq_length=500, per_device_train_batch_size=99),
-     "gives .* chunks of 5.. tokens, one"),
-    ("no_validation", dict(max_train_samples=20, eval_strategy="steps"),
-     "the validation text .* set --eval_strategy no"),
-    ("percentage", dict(validation_split_percentage=100),
-     "--validation_split_percentage 100.0: must be above 0 and below"),
-    ("vocabulary_of_letters", dict(train_file="{bad}/letters.txt", tokenizer_name=None, vocab_size=300),
-     "--vocab_size 300: .* on this text: its letters alone take"),
+    (
+        "too_little_text",
+        dict(input_seq_length=500, per_device_train_batch_size=99),
+        "gives .* chunks of 5.. tokens, one",
+    ),
+    (
+        "no_validation",
+        dict(max_train_samples=20, eval_strategy="steps"),
+        "the validation text .* set --eval_strategy no",
+    ),
+    (
+        "percentage",
+        dict(validation_split_percentage=100),
+        "--validation_split_percentage 100.0: must be above 0 and below",
+    ),
+    (
+        "vocabulary_of_letters",
+        dict(train_file="{bad}/letters.txt", tokenizer_name=None, vocab_size=300),
+        "--vocab_size 300: .* on this text: its letters alone take",
+    ),
     ("samples", dict(max_train_samples=0), "--max_train_samples 0: must be at least 1"),
     ("vocabulary", dict(tokenizer_name=None, vocab_size=100), "--vocab_size 100: must be at least 300"),
-    ("vocabulary_large", dict(tokenizer_name=None, vocab_size=90_000),
-     "--vocab_size 90000: .* it is enough for .* tokens"),
+    (
+        "vocabulary_large",
+        dict(tokenizer_name=None, vocab_size=90_000),
+        "--vocab_size 90000: .* it is enough for .* tokens",
+    ),
     ("batch", dict(per_device_train_batch_size=0), "--per_device_train_batch_size 0: must be at least 1"),
     ("accumulation", dict(gradient_accumulation_steps=0), "--gradient_accumulation_steps 0: must be at least 1"),
     ("steps", dict(max_steps=0), "--max_steps 0: must be at least 1, or -1 to count epochs"),
@@ -206,79 +257,134 @@ BAD_FLAGS = (
     ("half_precision", dict(fp16=True), "--fp16: T5's activations overflow in float16"),
     ("best_metric_of_ids", dict(metric_for_best_model="nats_per_id"), "--metric_for_best_model nats_per_id: no metric"),
     ("best_metric", dict(metric_for_best_model="perplexty"), r"--metric_for_best_model perplexty: .*mean perplexity\?"),
-)  # fmt: skip
+)
 CONTRADICTIONS = (
     ("model_and_shape", dict(model_name_or_path="{good}/model"), "--model_name_or_path and --config_name exclude"),
-    ("model_and_overrides", dict(model_name_or_path="{good}/model", config_name=None),
-     "--config_overrides changes a new"),
+    (
+        "model_and_overrides",
+        dict(model_name_or_path="{good}/model", config_name=None),
+        "--config_overrides changes a new",
+    ),
     ("steps_and_epochs", dict(num_train_epochs=2), "--max_steps 2 and --num_train_epochs 2.0 exclude each other"),
-    ("default_steps_and_epochs", dict(num_train_epochs=2, max_steps=None),
-     "--max_steps 65536 decides .* --max_steps -1"),
-    ("overwrite_and_resume", dict(overwrite_output_dir=True, resume_from_checkpoint=True),
-     "--overwrite_output_dir and --resume_from_checkpoint newest exclude each other"),
+    (
+        "default_steps_and_epochs",
+        dict(num_train_epochs=2, max_steps=None),
+        "--max_steps 65536 decides .* --max_steps -1",
+    ),
+    (
+        "overwrite_and_resume",
+        dict(overwrite_output_dir=True, resume_from_checkpoint=True),
+        "--overwrite_output_dir and --resume_from_checkpoint newest exclude each other",
+    ),
     ("stopping", dict(early_stopping_patience=2), "--early_stopping_patience needs --load_best_model_at_end"),
     ("best_without_evaluation", dict(load_best_model_at_end=True), "load_best_model_at_end requires"),
     ("two_sources", dict(dataset_name="installed_docs"), "--dataset_name and --train_file exclude each other"),
-    ("validation_alone", dict(train_file=None, validation_file="{good}/good.txt"),
-     "--validation_file needs --train"),
-    ("two_validations", dict(validation_file="{good}/good.txt", validation_split_percentage=9),
-     "--validation_split_percentage 9.0: holds out .* --validation_file"),
+    ("validation_alone", dict(train_file=None, validation_file="{good}/good.txt"), "--validation_file needs --train"),
+    (
+        "two_validations",
+        dict(validation_file="{good}/good.txt", validation_split_percentage=9),
+        "--validation_split_percentage 9.0: holds out .* --validation_file",
+    ),
     ("configuration_alone", dict(dataset_config_name="en"), "--dataset_config_name needs the Hub name"),
-    ("two_vocabularies", dict(vocab_size=500),
-     "--vocab_size 500: is for a tokenizer that is trained when none is given"),
-)  # fmt: skip
+    (
+        "two_vocabularies",
+        dict(vocab_size=500),
+        "--vocab_size 500: is for a tokenizer that is trained when none is given",
+    ),
+)
 MODEL = dict(config_name=None, config_overrides=None)  # and --model_name_or_path
 BAD_MODELS = (
     ("shape_name", dict(config_name="t5-v1_1-bse"), r"--config_name t5-v1_1-bse: neither a built-in shape \(tiny, "),
-    ("override", dict(config_overrides="d_modl=8"),
-     "--config_overrides d_modl=8: the T5 configuration has no such key"),
+    (
+        "override",
+        dict(config_overrides="d_modl=8"),
+        "--config_overrides d_modl=8: the T5 configuration has no such key",
+    ),
     ("override_type", dict(config_overrides="d_model=wide"), "--config_overrides d_model=wide: .*int"),
     ("override_words", dict(config_overrides="d_model:8"), "--config_overrides d_model:8: write key=value"),
-    ("missing", MODEL | dict(model_name_or_path="{bad}/nowhere"),
-     "--model_name_or_path .*nowhere: not a folder or Hub"),
+    (
+        "missing",
+        MODEL | dict(model_name_or_path="{bad}/nowhere"),
+        "--model_name_or_path .*nowhere: not a folder or Hub",
+    ),
     ("file", MODEL | dict(model_name_or_path="{bad}/file"), "--model_name_or_path .*file: not a folder or Hub name"),
-    ("bert", MODEL | dict(model_name_or_path="{good}/bert"),
-     "--model_name_or_path .*bert is a bert model: .* train T5 v1.0 and v1.1"),
+    (
+        "bert",
+        MODEL | dict(model_name_or_path="{good}/bert"),
+        "--model_name_or_path .*bert is a bert model: .* train T5 v1.0 and v1.1",
+    ),
     ("bert_shape", dict(config_name="{good}/bert", config_overrides=None), "--config_name .*bert is a bert model"),
-    ("config", MODEL | dict(model_name_or_path="{good}/bad_json"),
-     "--model_name_or_path .*bad_json: not a folder .*JSON"),
-    ("cut_weights", MODEL | dict(model_name_or_path="{good}/cut"),
-     "--model_name_or_path .*cut: its weights cannot be read"),
-    ("other_shape", MODEL | dict(model_name_or_path="{good}/changed_shape"),
-     "changed_shape: its weights cannot be read"),
-    ("no_weights", MODEL | dict(model_name_or_path="{good}/no_weights"),
-     "no_weights: its weights cannot be read .*no file named model.safetensors.* transformers 4 converts them"),
+    (
+        "config",
+        MODEL | dict(model_name_or_path="{good}/bad_json"),
+        "--model_name_or_path .*bad_json: not a folder .*JSON",
+    ),
+    (
+        "cut_weights",
+        MODEL | dict(model_name_or_path="{good}/cut"),
+        "--model_name_or_path .*cut: its weights cannot be read",
+    ),
+    (
+        "other_shape",
+        MODEL | dict(model_name_or_path="{good}/changed_shape"),
+        "changed_shape: its weights cannot be read",
+    ),
+    (
+        "no_weights",
+        MODEL | dict(model_name_or_path="{good}/no_weights"),
+        "no_weights: its weights cannot be read .*no file named model.safetensors.* transformers 4 converts them",
+    ),
     ("tokenizer_missing", dict(tokenizer_name="{bad}/nowhere"), "--tokenizer_name .*nowhere: no tokenizer there"),
     ("tokenizer_damaged", dict(tokenizer_name="{good}/damaged_tokenizer"), "--tokenizer_name .*damaged_tokenizer: "),
     ("no_sentinels", dict(tokenizer_name="{good}/no_sentinels"), r"no_sentinels has no sentinels \(<extra_id_0>"),
     ("no_eos", dict(tokenizer_name="{good}/no_eos"), "--tokenizer_name .*no_eos: .* without eos_token, which T5 needs"),
-    ("another_vocabulary_without_sentinels",
-     MODEL | dict(model_name_or_path="{good}/model", tokenizer_name="{good}/no_sentinels"),
-     r"the tokenizer .*no_sentinels has no sentinels \(<extra_id_0> ...\): train one with create_tokenizer.py"),
-)  # fmt: skip
+    (
+        "another_vocabulary_without_sentinels",
+        MODEL | dict(model_name_or_path="{good}/model", tokenizer_name="{good}/no_sentinels"),
+        r"the tokenizer .*no_sentinels has no sentinels \(<extra_id_0> ...\): train one with create_tokenizer.py",
+    ),
+)
 BAD_FOLDERS = (
     ("output_is_a_file", dict(output_dir="{bad}/file"), "--output_dir .*file: is a file, not a folder"),
-    ("output_below_a_file", dict(output_dir="{bad}/file/out"),
-     "--output_dir .*file/out: .*file is a file, not a folder"),
-    ("output_not_empty", dict(output_dir="{good}/model"),
-     "--output_dir .*model is not empty: resume with --resume_from"),
+    (
+        "output_below_a_file",
+        dict(output_dir="{bad}/file/out"),
+        "--output_dir .*file/out: .*file is a file, not a folder",
+    ),
+    (
+        "output_not_empty",
+        dict(output_dir="{good}/model"),
+        "--output_dir .*model is not empty: resume with --resume_from",
+    ),
     ("cache_is_a_file", dict(data_cache_dir="{bad}/file"), "--data_cache_dir .*file: is a file, not a folder"),
     ("cache_below_a_file", dict(data_cache_dir="{bad}/file/a"), "--data_cache_dir .*file/a: .*file is a file"),
     ("resume_nothing", dict(resume_from_checkpoint=True), "--resume_from_checkpoint: there is no whole checkpoint-"),
-    ("resume_missing", dict(resume_from_checkpoint="{bad}/nowhere"),
-     "--resume_from_checkpoint .*nowhere: no such folder"),
-    ("resume_a_model", dict(resume_from_checkpoint="{good}/model"),
-     "--resume_from_checkpoint .*: it has no trainer_state"),
-)  # fmt: skip
+    (
+        "resume_missing",
+        dict(resume_from_checkpoint="{bad}/nowhere"),
+        "--resume_from_checkpoint .*nowhere: no such folder",
+    ),
+    (
+        "resume_a_model",
+        dict(resume_from_checkpoint="{good}/model"),
+        "--resume_from_checkpoint .*: it has no trainer_state",
+    ),
+)
 BAD_TASKS = (
-    ("benchmark", dict(benchmark="glu"),
-     r"--benchmark glu: not in DATASET_VALS \(did you mean glue\?\); available: glue"),
+    (
+        "benchmark",
+        dict(benchmark="glu"),
+        r"--benchmark glu: not in DATASET_VALS \(did you mean glue\?\); available: glue",
+    ),
     ("task", dict(dataset_name="color"), r"--dataset_name color: not in DATASET_VALS \(did you mean colour\?\)"),
     ("metric", dict(dataset_name="metric"), "accuracyy.*accuracy"),
     ("flag", dict(max_source_lenght=3), "--max_source_lenght: no such flag; did you mean --max_source_length"),
     ("folder", dict(data_dir="{bad}/nowhere"), "--data_dir .*nowhere: no such folder"),
-    ("file_of_the_folder", dict(data_dir="{bad}"),
-     "--data_dir .*: no file train.jsonl, which task colour reads as train"),
+    (
+        "file_of_the_folder",
+        dict(data_dir="{bad}"),
+        "--data_dir .*: no file train.jsonl, which task colour reads as train",
+    ),
     ("own_data", dict(benchmark="builtin", dataset_name="package_topic"), "the task package_topic brings its own data"),
     ("missing", dict(train_file="{bad}/nowhere.csv"), "--train_file .*nowhere.csv: no such file"),
     ("empty", dict(train_file="{bad}/empty.txt"), "--train_file .*empty.txt: the file is empty"),
@@ -290,26 +396,41 @@ BAD_TASKS = (
     ("tsv", dict(train_file="{bad}/ragged.tsv"), "ragged.tsv, line 3: 1 fields, the header has 2"),
     ("csv", dict(train_file="{bad}/ragged.csv"), "ragged.csv, line 3: 3 fields, the header has 2"),
     ("parquet", dict(train_file="{bad}/broken.parquet"), "broken.parquet: cannot be read"),
-    ("column", dict(train_file="{bad}/body.jsonl"),
-     "row 1: no column text.*, which task colour needs; available: body, id"),
+    (
+        "column",
+        dict(train_file="{bad}/body.jsonl"),
+        "row 1: no column text.*, which task colour needs; available: body, id",
+    ),
     ("near_column", dict(train_file="{bad}/no_label.jsonl"), r"row 2: no column label \(did you mean lable\?\), which"),
     ("empty_label", dict(train_file="{bad}/empty_label.jsonl"), "empty_label.jsonl, row 2: the column label is empty"),
-    ("label", dict(train_file="{bad}/other_label.jsonl"),
-     "other_label.jsonl, row 3: .*label is 'yellow', which is none of the labels red, green, blue"),
-    ("label_index", dict(validation_file="{bad}/index_label.jsonl"),
-     "row 2: .*label is 3, which is none .* index below 3"),
+    (
+        "label",
+        dict(train_file="{bad}/other_label.jsonl"),
+        "other_label.jsonl, row 3: .*label is 'yellow', which is none of the labels red, green, blue",
+    ),
+    (
+        "label_index",
+        dict(validation_file="{bad}/index_label.jsonl"),
+        "row 2: .*label is 3, which is none .* index below 3",
+    ),
     ("length", dict(max_source_length=1), "--max_source_length 1: must be at least 2 tokens"),
     ("best_metric", dict(metric_for_best_model="eval_f2"), "--metric_for_best_model eval_f2: no metric of this run"),
     ("steps_and_epochs", dict(max_steps=2, num_train_epochs=2), "--max_steps 2 and --num_train_epochs 2.0 exclude"),
-    ("stopping", dict(early_stopping_patience=2, no_load_best_model_at_end=True),
-     "--early_stopping_patience needs --load"),
-    ("no_evaluation", dict(eval_strategy="no"),
-     "--eval_strategy no, --save_strategy epoch: .*, or --load_best_model_at_end false"),
+    (
+        "stopping",
+        dict(early_stopping_patience=2, no_load_best_model_at_end=True),
+        "--early_stopping_patience needs --load",
+    ),
+    (
+        "no_evaluation",
+        dict(eval_strategy="no"),
+        "--eval_strategy no, --save_strategy epoch: .*, or --load_best_model_at_end false",
+    ),
     ("bert", dict(model_name_or_path="{good}/bert"), "--model_name_or_path .*bert is a bert model"),
     ("cut_weights", dict(model_name_or_path="{good}/cut"), "--model_name_or_path .*cut: its weights cannot be read"),
     ("output", dict(output_dir="{bad}/file/out"), "--output_dir .*file/out: .*file is a file"),
     ("cache", dict(data_cache_dir="{bad}/file"), "--data_cache_dir .*file: is a file"),
-)  # fmt: skip
+)
 
 
 class Began(Exception):
@@ -347,16 +468,26 @@ class TestCase(parameterized.TestCase):
 
     def common(self) -> dict:
         return dict(
-            output_dir=str(self.folder / "out"), data_cache_dir=str(self.folder / "cache"), report_to="none",
-            disable_tqdm="true", per_device_train_batch_size=4,
-        )  # fmt: skip
+            output_dir=str(self.folder / "out"),
+            data_cache_dir=str(self.folder / "cache"),
+            report_to="none",
+            disable_tqdm="true",
+            per_device_train_batch_size=4,
+        )
 
     def pre_training(self, **changes) -> dict:
         flags = dict(
-            train_file="{good}/good.txt", tokenizer_name="{good}/tokenizer", config_name="tiny", config_overrides=SHAPE,
-            input_seq_length=32, preprocessing_num_workers=1, max_steps=2, warmup_steps=1,
-            gradient_accumulation_steps=1, eval_strategy="no",
-        )  # fmt: skip
+            train_file="{good}/good.txt",
+            tokenizer_name="{good}/tokenizer",
+            config_name="tiny",
+            config_overrides=SHAPE,
+            input_seq_length=32,
+            preprocessing_num_workers=1,
+            max_steps=2,
+            warmup_steps=1,
+            gradient_accumulation_steps=1,
+            eval_strategy="no",
+        )
         return self.common() | flags | changes
 
     def fine_tuning(self, **changes) -> dict:
@@ -469,9 +600,13 @@ class RefusedTest(TestCase):
     @parameterized.named_parameters(
         ("text", "pre_train_t5", dict(train_file="{bad}/latin.txt"), "latin.txt: line 3 is not UTF-8 text"),
         ("late_text", "pre_train_t5", dict(train_file="{bad}/broken.jsonl"), "broken.jsonl, line 4: broken JSON"),
-        ("model", "fine_tune_t5", dict(model_name_or_path="{good}/cut", benchmark="builtin", data_dir=None,
-                                       dataset_name="package_topic"), "cut: its weights cannot be read"),
-    )  # fmt: skip
+        (
+            "model",
+            "fine_tune_t5",
+            dict(model_name_or_path="{good}/cut", benchmark="builtin", data_dir=None, dataset_name="package_topic"),
+            "cut: its weights cannot be read",
+        ),
+    )
     def test_in_a_process(self, script, changes, message):
         flags = self.pre_training(**changes) if script == "pre_train_t5" else self.fine_tuning(**changes)
         done = finished(started(script, self.argv(flags)))
@@ -536,8 +671,7 @@ class OddTextTest(TestCase):
         odd = b"\xef\xbb\xbf" + plain.replace("\n", "\r\n").encode()
         found = []
         for name, content in (("plain.tsv", plain.encode()), ("odd.tsv", odd)):
-            with mock.patch.object(fine_tune_t5, "T5Trainer", side_effect=Began) as trainer, \
-                    contextlib.suppress(Began):  # fmt: skip
+            with mock.patch.object(fine_tune_t5, "T5Trainer", side_effect=Began) as trainer, contextlib.suppress(Began):
                 flags = self.fine_tuning(train_file=str(self.write(name, content)))
                 self.fail(str(self.run_script(fine_tune_t5, flags)))
             found.append(trainer.call_args.kwargs["train_dataset"].to_list())
@@ -648,17 +782,25 @@ class ResumeTest(TestCase):
         return self.flags | dict(resume_from_checkpoint=True, max_steps=3) | changes
 
     @parameterized.named_parameters(
-        ("shape", dict(config_name="mini", config_overrides=None),
-         "checkpoint .*checkpoint-2: the model's d_model: 16 in its run, 320 now: resume with"),
-        ("override", dict(config_overrides=SHAPE.replace("num_layers=1", "num_layers=2")),
-         "the model's num_.*layers: 1 in its run, 2 now"),
+        (
+            "shape",
+            dict(config_name="mini", config_overrides=None),
+            "checkpoint .*checkpoint-2: the model's d_model: 16 in its run, 320 now: resume with",
+        ),
+        (
+            "override",
+            dict(config_overrides=SHAPE.replace("num_layers=1", "num_layers=2")),
+            "the model's num_.*layers: 1 in its run, 2 now",
+        ),
         ("vocabulary", dict(tokenizer_name="{bad}/larger"), "the model's vocab_size: 320 in its run, 384 now"),
         ("tokenizer", dict(tokenizer_name="{bad}/other"), "the contents of tokenizer: .* in its run, .* now: resume"),
-        ("text", dict(train_file="{bad}/other.txt"),
-         "the contents of train: .* in its run, .* now: .*--model_name_or_path"),
-        ("optimizer", dict(optim="adafactor"),
-         "--optim: adamw_rms_scaled in its run, adafactor now"),
-    )  # fmt: skip
+        (
+            "text",
+            dict(train_file="{bad}/other.txt"),
+            "the contents of train: .* in its run, .* now: .*--model_name_or_path",
+        ),
+        ("optimizer", dict(optim="adafactor"), "--optim: adamw_rms_scaled in its run, adafactor now"),
+    )
     def test_of_another_run(self, changes, message):
         train_tokenizer(sentences(900, seed=1), self.folder / "other", 300)
         train_tokenizer(sentences(900, seed=1), self.folder / "larger", 350)

@@ -82,9 +82,10 @@ class CollatorTest(parameterized.TestCase):
         short = [row for row in rows if len(row["input_ids"]) <= 8][:3]
         for chosen, source in ((short, 8), (rows, 16)):
             batch = bucket_collator()(chosen)
-            self.assertEqual({name: tuple(t.shape) for name, t in batch.items()},
-                             dict(input_ids=(8, source), attention_mask=(8, source), labels=(8, 8),
-                                  decoder_input_ids=(8, 8)))  # fmt: skip
+            self.assertEqual(
+                {name: tuple(t.shape) for name, t in batch.items()},
+                dict(input_ids=(8, source), attention_mask=(8, source), labels=(8, 8), decoder_input_ids=(8, 8)),
+            )
             for number, row in enumerate(chosen):
                 length = len(row["input_ids"])
                 self.assertEqual(batch["input_ids"][number].tolist(), row["input_ids"] + [0] * (source - length))

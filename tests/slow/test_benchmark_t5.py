@@ -281,9 +281,19 @@ class CommandsTest(BenchmarkTest):
     def test_all_goes_on_after_a_failure_and_keeps_what_it_has(self):
         output = self.folder / "all.json"
         flags = [
-            "--batch", "2", "--source_length", "20", "--rounds", "1", "--steps", "1", "--rows", "plain", "--minutes",
+            "--batch",
+            "2",
+            "--source_length",
+            "20",
+            "--rounds",
+            "1",
+            "--steps",
+            "1",
+            "--rows",
+            "plain",
+            "--minutes",
             "30",
-        ]  # fmt: skip
+        ]
         flags += ["--gigabytes", "0.002", "--workers", "0", "--megabytes", "0.02"]
         flags += ["--examples", "8", "--new_tokens", "3", "--output", str(output)]
         written = []

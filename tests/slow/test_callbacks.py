@@ -118,9 +118,18 @@ class TestCase(parameterized.TestCase):
 
 class NumbersTest(parameterized.TestCase):
     @parameterized.parameters(
-        (0, "0"), (999, "999"), (1000, "1K"), (4_100_000, "4.1M"), (60_511_616, "60.5M"), (247_577_856, "248M"),
-        (999_999, "1M"), (32_128, "32.1K"), (2e12, "2T"), (5e15, "5000T"), (2.5, "2.5"),
-    )  # fmt: skip
+        (0, "0"),
+        (999, "999"),
+        (1000, "1K"),
+        (4_100_000, "4.1M"),
+        (60_511_616, "60.5M"),
+        (247_577_856, "248M"),
+        (999_999, "1M"),
+        (32_128, "32.1K"),
+        (2e12, "2T"),
+        (5e15, "5000T"),
+        (2.5, "2.5"),
+    )
     def test_human_count(self, number, text):
         self.assertEqual(human_count(number), text)
 
@@ -129,9 +138,16 @@ class NumbersTest(parameterized.TestCase):
         self.assertEqual(human_bytes(number), text)
 
     @parameterized.parameters(
-        (0.25, "0.2 s"), (9.96, "10 s"), (45, "45 s"), (59.7, "1 min 00 s"), (425, "7 min 05 s"),
-        (3599.6, "1 h 00 min"), (3725, "1 h 02 min"), (86_399, "1 d 00 h"), (183_600, "2 d 03 h"),
-    )  # fmt: skip
+        (0.25, "0.2 s"),
+        (9.96, "10 s"),
+        (45, "45 s"),
+        (59.7, "1 min 00 s"),
+        (425, "7 min 05 s"),
+        (3599.6, "1 h 00 min"),
+        (3725, "1 h 02 min"),
+        (86_399, "1 d 00 h"),
+        (183_600, "2 d 03 h"),
+    )
     def test_human_time(self, seconds, text):
         self.assertEqual(human_time(seconds), text)
 
@@ -142,8 +158,11 @@ class MetricsFileTest(TestCase):
         callback.on_train_begin(None, state, None)
         state.global_step = 7
         logs = {
-            "loss": math.nan, "grad_norm": torch.tensor(math.inf), "eval_accuracy": np.float32(0.5), "low": -math.inf,
-        }  # fmt: skip
+            "loss": math.nan,
+            "grad_norm": torch.tensor(math.inf),
+            "eval_accuracy": np.float32(0.5),
+            "low": -math.inf,
+        }
         callback.on_log(None, state, None, logs=dict(logs))
 
         def refuse(name):
@@ -372,9 +391,13 @@ class ProgressTest(TestCase):
         callback.on_train_begin(silent_args(), state, None)
         state.global_step = 200
         logs = {
-            "loss": 2.34567, "learning_rate": 0.008, "tokens_per_second": 51234.5, "total_flos": 10, "epoch": 0.4,
+            "loss": 2.34567,
+            "learning_rate": 0.008,
+            "tokens_per_second": 51234.5,
+            "total_flos": 10,
+            "epoch": 0.4,
             "seconds_left": 400.0,
-        }  # fmt: skip
+        }
         line = self.printed(callback.on_log, silent_args(), state, None, logs=logs)
         expected = "step 200/1,000  loss 2.346  lr 0.008  tok/s 51,234  epoch 0.4  left 6 min 40 s\n"
         self.assertEqual(line, expected)
@@ -385,17 +408,25 @@ LINES = [
     {"step": 10, "loss": 4.0, "seconds": 1.0},
     {"step": 20, "loss": 3.0, "seconds": 2.0},
     {
-        "step": 20, "eval_loss": 3.5, "eval_accuracy": 0.5, "eval_runtime": 1.0, "eval_invalid_outputs": 3,
+        "step": 20,
+        "eval_loss": 3.5,
+        "eval_accuracy": 0.5,
+        "eval_runtime": 1.0,
+        "eval_invalid_outputs": 3,
         "seconds": 3.0,
     },
     {"step": 30, "loss": 2.0, "seconds": 4.0},
     {
-        "step": 30, "eval_loss": 3.0, "eval_accuracy": 0.6, "eval_runtime": 1.0, "eval_invalid_outputs": 1,
+        "step": 30,
+        "eval_loss": 3.0,
+        "eval_accuracy": 0.6,
+        "eval_runtime": 1.0,
+        "eval_invalid_outputs": 1,
         "seconds": 5.0,
     },
     {"step": 30, "train_loss": 3.0, "train_runtime": 5.0, "seconds": 5.0},
     {"step": 30, "eval_loss": 2.5, "eval_accuracy": 0.9, "seconds": 6.0},  # the best checkpoint, after training
-]  # fmt: skip
+]
 
 
 class CurvesTest(TestCase):

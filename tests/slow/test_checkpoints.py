@@ -387,9 +387,14 @@ class RunTest(TestCase):
 
     def test_flags_that_would_bring_other_examples_are_refused(self):
         self.run_to_end("--max_steps", "6")
-        changes = (("noise_density", "0.15", "0.3"), ("seed", "42", "43"), ("input_seq_length", "32", "40"),
-                   ("validation_split_percentage", "5.0", "20.0"), ("max_train_samples", "None", "500"),
-                   ("train_sampling_strategy", "random", "sequential"))  # fmt: skip
+        changes = (
+            ("noise_density", "0.15", "0.3"),
+            ("seed", "42", "43"),
+            ("input_seq_length", "32", "40"),
+            ("validation_split_percentage", "5.0", "20.0"),
+            ("max_train_samples", "None", "500"),
+            ("train_sampling_strategy", "random", "sequential"),
+        )
         for flag, before, now in changes:
             self.run_to_end("--resume_from_checkpoint", f"--{flag}", now, code=2)
             said = (self.folder / "log").read_text()
@@ -522,8 +527,14 @@ class RunTest(TestCase):
             return plain(trainer, *args, **kwargs)
 
         with mock.patch.object(trainer_t5.T5Trainer, "prediction_step", told):
-            self.run_to_end("--per_device_eval_batch_size", "2", "--dataloader_num_workers", workers,
-                            script="fine_tune", code=PREEMPTED_EXIT_CODE)  # fmt: skip
+            self.run_to_end(
+                "--per_device_eval_batch_size",
+                "2",
+                "--dataloader_num_workers",
+                workers,
+                script="fine_tune",
+                code=PREEMPTED_EXIT_CODE,
+            )
         self.assertIn("SIGTERM: saved and stopped after step 8 of 21", (self.folder / "log").read_text())
         whole = self.whole("--per_device_eval_batch_size", "2", script="fine_tune")
         flags = ("--per_device_eval_batch_size", "2", "--resume_from_checkpoint")
@@ -568,9 +579,16 @@ class RunTest(TestCase):
         start = json.loads((checkpoints_of(self.folder / "out")[0] / "trainer_state.json").read_text())["global_step"]
         self.assertLess(start, 12)
         other = self.run_to_end(
-            "--max_steps", "12", "--dropout_rate", "0", "--resume_from_checkpoint",
-            "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1",
-        )  # fmt: skip
+            "--max_steps",
+            "12",
+            "--dropout_rate",
+            "0",
+            "--resume_from_checkpoint",
+            "--per_device_train_batch_size",
+            "8",
+            "--gradient_accumulation_steps",
+            "1",
+        )
         weights = [load_file(self.folder / name / "model.safetensors") for name in ("whole", "out")]
         for name, tensor in weights[0].items():
             torch.testing.assert_close(tensor, weights[1][name], rtol=1e-3, atol=2e-5, msg=name)
@@ -645,8 +663,14 @@ class RunTest(TestCase):
 
     def test_the_examples_named_are_those_of_the_step(self):
         data = ChunkDataset(np.arange(400, dtype=np.int32), 10, seed=5)  # 40 chunks: chunk n begins with 10 n
-        args = PreTrainingArguments(output_dir=str(self.folder / "out"), per_device_train_batch_size=3,
-                                    gradient_accumulation_steps=2, max_steps=9, report_to="none", seed=5)  # fmt: skip
+        args = PreTrainingArguments(
+            output_dir=str(self.folder / "out"),
+            per_device_train_batch_size=3,
+            gradient_accumulation_steps=2,
+            max_steps=9,
+            report_to="none",
+            seed=5,
+        )
         trainer = mock.Mock(spec=pre_train_t5.T5Trainer, args=args, train_dataset=data)
         trainer._get_train_sampler = lambda: pre_train_t5.T5Trainer._get_train_sampler(trainer)
         order = []

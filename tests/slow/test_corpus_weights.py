@@ -168,11 +168,25 @@ class RunTest(TestCase):
     def run_script(self, name: str, weights: tuple[float, float], *more: str, **changes) -> tuple[dict, str]:
         """(results, what was printed) of a run of six steps in the folder `name`."""
         flags = dict(
-            output_dir=self.folder / name, data_cache_dir=self.folder / "cache", report_to="none", disable_tqdm="true",
-            config_name="tiny", config_overrides=OVERRIDES, vocab_size=300, objective="ul2", input_seq_length=32,
-            max_steps=6, warmup_steps=0.3, per_device_train_batch_size=8, gradient_accumulation_steps=1,
-            logging_steps=2, eval_steps=6, save_steps=3, save_total_limit=5, preprocessing_num_workers=1,
-        )  # fmt: skip
+            output_dir=self.folder / name,
+            data_cache_dir=self.folder / "cache",
+            report_to="none",
+            disable_tqdm="true",
+            config_name="tiny",
+            config_overrides=OVERRIDES,
+            vocab_size=300,
+            objective="ul2",
+            input_seq_length=32,
+            max_steps=6,
+            warmup_steps=0.3,
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=1,
+            logging_steps=2,
+            eval_steps=6,
+            save_steps=3,
+            save_total_limit=5,
+            preprocessing_num_workers=1,
+        )
         corpora = [f"{self.folder / path}:{weight}" for path, weight in zip(("a.txt", "b.txt"), weights, strict=True)]
         words = [*argv_of(flags | changes), *more, "--train_file", *corpora]
         results, code, printed, errors = call(pre_train_t5.main, *words)

@@ -264,9 +264,11 @@ class TokensTest(parameterized.TestCase):
         size = 15_001
         np.save(folder / "flat.npy", np.arange(size, dtype=np.uint32))
         args = PreTrainingDataArguments(
-            train_file=[str(folder / "flat.npy")], packing="documents", data_cache_dir=str(folder / "cache"),
+            train_file=[str(folder / "flat.npy")],
+            packing="documents",
+            data_cache_dir=str(folder / "cache"),
             validation_split_percentage=30.0,
-        )  # fmt: skip
+        )
         self.assertTrue(args.eos_between_documents)
         files = tokenised(args, find_sources(args), ids_tokenizer(size))
         seen = []
@@ -285,9 +287,11 @@ class TokensTest(parameterized.TestCase):
         (folder / "text.txt").write_text("\n".join(lines) + "\n")
         vocabulary = tokenizer(400)
         args = PreTrainingDataArguments(
-            train_file=[str(folder / "text.txt")], packing="documents", data_cache_dir=str(folder / "cache"),
+            train_file=[str(folder / "text.txt")],
+            packing="documents",
+            data_cache_dir=str(folder / "cache"),
             validation_split_percentage=30.0,
-        )  # fmt: skip
+        )
 
         def encode(texts):
             ids = [[100 + letters.index(word[0]) for word in text.split()] for text in texts]
@@ -336,9 +340,11 @@ class ModelTest(parameterized.TestCase):
             yield targets, example | {"input_ids": batch["input_ids"][row : row + 1, inputs]}
 
     @parameterized.parameters(
-        ("eager", torch.float64, 1e-12), ("sdpa", torch.float64, 1e-12),
-        ("sdpa", torch.float32, 2e-5), ("t5_fused", torch.float32, 2e-5),
-    )  # fmt: skip
+        ("eager", torch.float64, 1e-12),
+        ("sdpa", torch.float64, 1e-12),
+        ("sdpa", torch.float32, 2e-5),
+        ("t5_fused", torch.float32, 2e-5),
+    )
     def test_losses_and_gradients_are_those_of_the_documents_alone(self, attention, dtype, tolerance):
         packed, single = self.make(attention, dtype), self.make(attention, dtype)
         _, batch = self.batch(3)
@@ -394,11 +400,26 @@ class RunTest(parameterized.TestCase):
     def run_script(self, name: str, *more: str, **changes) -> tuple[dict, str]:
         """(results, what was printed) of a run of six steps in the folder `name`."""
         flags = dict(
-            output_dir=self.folder / name, data_cache_dir=self.folder / "cache", report_to="none", disable_tqdm="true",
-            config_name="tiny", config_overrides=OVERRIDES, vocab_size=300, packing="documents", input_seq_length=64,
-            max_steps=6, warmup_steps=0.3, per_device_train_batch_size=4, gradient_accumulation_steps=2,
-            logging_steps=2, eval_steps=6, save_steps=3, save_total_limit=5, preprocessing_num_workers=1, num_samples=2,
-        )  # fmt: skip
+            output_dir=self.folder / name,
+            data_cache_dir=self.folder / "cache",
+            report_to="none",
+            disable_tqdm="true",
+            config_name="tiny",
+            config_overrides=OVERRIDES,
+            vocab_size=300,
+            packing="documents",
+            input_seq_length=64,
+            max_steps=6,
+            warmup_steps=0.3,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            logging_steps=2,
+            eval_steps=6,
+            save_steps=3,
+            save_total_limit=5,
+            preprocessing_num_workers=1,
+            num_samples=2,
+        )
         results, code, printed, errors = call(pre_train_t5.main, *argv_of(flags | changes), *more)
         return results or {"code": code}, printed + errors
 

@@ -33,18 +33,30 @@ ROOT = Path(__file__).parents[2]
 TIMINGS = ("_runtime", "_per_second")
 WORDS = "the a old new red cold river house garden doctor letter sings opens crosses under over never always".split()
 HEADERS = {  # of the official test files, separated by commas
-    "CoLA": "index,sentence", "SST-2": "index,sentence", "MRPC": "index,#1 ID,#2 ID,#1 String,#2 String",
-    "STS-B": "index,genre,filename,year,old_index,source1,source2,sentence1,sentence2", "QQP": "id,question1,question2",
+    "CoLA": "index,sentence",
+    "SST-2": "index,sentence",
+    "MRPC": "index,#1 ID,#2 ID,#1 String,#2 String",
+    "STS-B": "index,genre,filename,year,old_index,source1,source2,sentence1,sentence2",
+    "QQP": "id,question1,question2",
     "MNLI": "index,promptID,pairID,genre,sentence1_parse,sentence2_parse,sentence1,sentence2",
-    "QNLI": "index,question,sentence", "RTE": "index,sentence1,sentence2", "WNLI": "index,sentence1,sentence2",
+    "QNLI": "index,question,sentence",
+    "RTE": "index,sentence1,sentence2",
+    "WNLI": "index,sentence1,sentence2",
     "diagnostic": "index,sentence1,sentence2",
-}  # fmt: skip
+}
 GOLD = {"MNLI": ("gold_label", "neutral"), "STS-B": ("score", "3.750")}  # last column of the evaluation files
 COLA_GOLD = [1, 0, 1, 1, 0, 1, 0]
 # (task, split): what the model answers to its rows, one after the other.
 ANSWERS = {
-    ("cola", "validation"): ["acceptable", "unacceptable", "unacceptable", "accept", "acceptable", "acceptable",
-                             "acceptable not"],
+    ("cola", "validation"): [
+        "acceptable",
+        "unacceptable",
+        "unacceptable",
+        "accept",
+        "acceptable",
+        "acceptable",
+        "acceptable not",
+    ],
     ("mnli", "validation_matched"): ["neutral", "contradiction", "entailment"],
     ("mnli", "validation_mismatched"): ["entailment", "entail", "entailment"],
     ("stsb", "validation"): ["3.8", "8.3", "many"],
@@ -59,15 +71,20 @@ ANSWERS = {
     ("rte", "test"): ["entailment", "not_entailment", "not"],
     ("wnli", "test"): ["not_entailment", "entailment", "entailment"],
     ("ax", "test"): ["neutral", "contradiction", "neutral"],
-}  # fmt: skip
+}
 SUBMISSION = {
-    "CoLA.tsv": ["1", "0", "0"], "SST-2.tsv": ["1", "0", "1"], "MRPC.tsv": ["1", "0", "0"],
-    "STS-B.tsv": ["3.800", "5.000", "0.000"], "QQP.tsv": ["0", "1", "1"],
-    "MNLI-m.tsv": ["contradiction", "neutral", "entailment"], "MNLI-mm.tsv": ["neutral", "entailment", "contradiction"],
+    "CoLA.tsv": ["1", "0", "0"],
+    "SST-2.tsv": ["1", "0", "1"],
+    "MRPC.tsv": ["1", "0", "0"],
+    "STS-B.tsv": ["3.800", "5.000", "0.000"],
+    "QQP.tsv": ["0", "1", "1"],
+    "MNLI-m.tsv": ["contradiction", "neutral", "entailment"],
+    "MNLI-mm.tsv": ["neutral", "entailment", "contradiction"],
     "QNLI.tsv": ["not_entailment", "entailment", "not_entailment"],
-    "RTE.tsv": ["entailment", "not_entailment", "entailment"], "WNLI.tsv": ["0", "1", "1"],
+    "RTE.tsv": ["entailment", "not_entailment", "entailment"],
+    "WNLI.tsv": ["0", "1", "1"],
     "AX.tsv": ["neutral", "contradiction", "neutral"],
-}  # fmt: skip
+}
 
 
 def write_glue(folder: Path) -> None:
@@ -323,9 +340,13 @@ class EvaluateTest(parameterized.TestCase):
         command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         command += [str(ROOT / "evaluate_t5.py"), *self.flags(task="cola", model=None, folder=folder)]
         done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | {"PYTHON_EXEC": warm_python()}, capture_output=True, text=True,
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHON_EXEC": warm_python()},
+            capture_output=True,
+            text=True,
             timeout=300,
-        )  # fmt: skip
+        )
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
         together = without_timings(json.loads((folder / "all_results.json").read_text()))
         self.assertEqual(together.keys(), without_timings(alone).keys())
@@ -342,11 +363,15 @@ class EvaluateTest(parameterized.TestCase):
         ("two_tasks_one_unknown", "--dataset_name colla: .*did you mean cola", [], dict(task="mnli,colla")),
         ("twice", "--dataset_name cola,cola: cola occurs twice", [], dict(task="cola,cola")),
         ("all_without_data", r"lacks 6 of 9 tasks(.|\n)*sst2: .*no file SST-2/dev.tsv", [], dict(task="all")),
-        ("part_of_a_submission", "excludes .*--max_eval", ["--do_predict", "--max_eval_samples", "2"],
-         dict(task="all")),
+        (
+            "part_of_a_submission",
+            "excludes .*--max_eval",
+            ["--do_predict", "--max_eval_samples", "2"],
+            dict(task="all"),
+        ),
         ("beams", "--predict_with_generate", ["--generation_num_beams", "4"], {}),
         ("no_rows", "no file for the split validation", [], dict(task="ax")),
-    )  # fmt: skip
+    )
     def test_error(self, message, argv, options):
         with absltest.mock.patch("corpora.hub.hub_is_reachable", return_value=False):
             self.fails_with(message, *argv, **dict(task="cola", model=None, folder=self.folder / "error") | options)

@@ -246,8 +246,12 @@ class CompareTest(parameterized.TestCase):
             self.assertAlmostEqual(self.found([0, 1], 5e-4, alone)["largest_difference"], 5e-4, delta=1e-6)
         self.assertEqual(self.found([0, 2])["near_ties"], 1)  # 5e-4 nats between the two best
 
-    @parameterized.parameters(([1, 1], 0.0, "from token 1 on"), ([0], 0.0, "from token 2 on"),
-                              ([0, 1], 2e-3, "0.002 nats off"), ([0, 1], float("nan"), "nan nats off"))  # fmt: skip
+    @parameterized.parameters(
+        ([1, 1], 0.0, "from token 1 on"),
+        ([0], 0.0, "from token 2 on"),
+        ([0, 1], 2e-3, "0.002 nats off"),
+        ([0, 1], float("nan"), "nan nats off"),
+    )
     def test_refused(self, tokens, off, message):
         with self.assertRaisesRegex(ValueError, message):
             self.found(tokens, off)
@@ -259,12 +263,25 @@ class CardTest(TestCase):
         super().setUpClass()
         cls.run_folder = workspace() / "run"
         flags = dict(
-            train_file=workspace() / "text.txt", tokenizer_name=workspace() / "tokenizer", config_name="tiny",
-            config_overrides=",".join(f"{k}={v}" for k, v in SHAPE.items()), input_seq_length=32, max_steps=2,
-            warmup_steps=1, per_device_train_batch_size=4, gradient_accumulation_steps=1, logging_steps=1, eval_steps=2,
-            max_eval_samples=4, output_dir=cls.run_folder, data_cache_dir=workspace() / "cache", report_to="none",
-            disable_tqdm="true", preprocessing_num_workers=1, noise_density=0.2,
-        )  # fmt: skip
+            train_file=workspace() / "text.txt",
+            tokenizer_name=workspace() / "tokenizer",
+            config_name="tiny",
+            config_overrides=",".join(f"{k}={v}" for k, v in SHAPE.items()),
+            input_seq_length=32,
+            max_steps=2,
+            warmup_steps=1,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=1,
+            logging_steps=1,
+            eval_steps=2,
+            max_eval_samples=4,
+            output_dir=cls.run_folder,
+            data_cache_dir=workspace() / "cache",
+            report_to="none",
+            disable_tqdm="true",
+            preprocessing_num_workers=1,
+            noise_density=0.2,
+        )
         if not cls.run_folder.exists():
             run_main(pre_train_t5.main, *[word for key, value in flags.items() for word in (f"--{key}", value)])
         cls.flags = flags
@@ -414,8 +431,17 @@ class CardTest(TestCase):
 
     def test_runs_upload_whole_checkpoints_and_end_with_the_card(self):
         with FakeHub() as hub:
-            _, printed, _ = self.train("--push_to_hub", "--hub_model_id", "me/run", "--hub_strategy", "all_checkpoints",
-                                       "--save_steps", 1, "--save_total_limit", 1)  # fmt: skip
+            _, printed, _ = self.train(
+                "--push_to_hub",
+                "--hub_model_id",
+                "me/run",
+                "--hub_strategy",
+                "all_checkpoints",
+                "--save_steps",
+                1,
+                "--save_total_limit",
+                1,
+            )
         self.assertIn("uploaded to", printed)
         *steps, last = hub.commits
         whole = {name.split("/")[0] for commit in steps for name in commit["files"] if "/" in name}
@@ -486,8 +512,12 @@ class BadInputTest(TestCase):
         ("format", ["--formats", "onxx"], "--formats onxx: must be one of huggingface, ctranslate2"),
         ("dtype", ["--dtype", "float16"], "--dtype float16: must be one of float32, bfloat16"),
         ("no_folder", ["--model_name_or_path", "{folder}/nowhere"], "nowhere: no tokenizer there"),
-        ("no_weights", ["--model_name_or_path", "{folder}/fsdp"], "--model_name_or_path .*fsdp: no weights there, .*"
-         "Shards of DeepSpeed are joined by the zero_to_fp32.py beside them, of FSDP by `accelerate merge-weights`"),
+        (
+            "no_weights",
+            ["--model_name_or_path", "{folder}/fsdp"],
+            "--model_name_or_path .*fsdp: no weights there, .*"
+            "Shards of DeepSpeed are joined by the zero_to_fp32.py beside them, of FSDP by `accelerate merge-weights`",
+        ),
         ("no_tokenizer", ["--model_name_or_path", "{folder}/bare"], "no tokenizer in .*bare or above it"),
         ("no_config", ["--model_name_or_path", "{folder}/bare", "--tokenizer_name", "{good}/tokenizer"], "bare"),
         ("output", ["--output_dir", "{good}"], "--output_dir .* holds the model: name another folder"),
@@ -499,7 +529,7 @@ class BadInputTest(TestCase):
         ("count", ["--num_samples", "0"], "--num_samples 0: must be at least 1"),
         ("flag", ["--dtypes", "x"], "--dtypes: no such flag; did you mean --dtype"),
         ("tokenizer", ["--tokenizer_name", "{folder}"], "--tokenizer_name .*: no tokenizer there"),
-    )  # fmt: skip
+    )
     def test_refused(self, flags, message):
         (self.folder / "bare").mkdir()
         (self.folder / "bare" / "model.safetensors").touch()

@@ -63,8 +63,31 @@ NUMBERS = "nan inf -inf 0 -1 1 2 0.5 1e308 1e20 -1e20 1e-308 1000000000000000000
     "",
     " ",
 ]
-WORDS = ["", "no", "none", "-", "a=b", "a,b", "[1", "{}", '{"a": 1}', "null", "~nouser/x", "/dev/null/x", ".", "\0",
-         "é", "\udcff", "x" * 5000, "${HOME}", "%s %d", "../..", "1:2:3", "\n", "\u202e"]  # fmt: skip
+WORDS = [
+    "",
+    "no",
+    "none",
+    "-",
+    "a=b",
+    "a,b",
+    "[1",
+    "{}",
+    '{"a": 1}',
+    "null",
+    "~nouser/x",
+    "/dev/null/x",
+    ".",
+    "\0",
+    "é",
+    "\udcff",
+    "x" * 5000,
+    "${HOME}",
+    "%s %d",
+    "../..",
+    "1:2:3",
+    "\n",
+    "\u202e",
+]
 
 
 def is_numeric(annotation) -> bool:
@@ -124,9 +147,19 @@ class FuzzCase(parameterized.TestCase):
 class FlagsTest(FuzzCase):
     BASE = {
         "pre_train": ["--train_file", "text.txt", "--config_name", "tiny", "--report_to", "none"],
-        "fine_tune": ["--train_file", "rows.jsonl", "--source_column", "source", "--target_column", "target",
-                      "--config_name", "tiny", "--report_to", "none"],
-    }  # fmt: skip
+        "fine_tune": [
+            "--train_file",
+            "rows.jsonl",
+            "--source_column",
+            "source",
+            "--target_column",
+            "target",
+            "--config_name",
+            "tiny",
+            "--report_to",
+            "none",
+        ],
+    }
     # What the flags ask of the system, which these processes must keep.
     LEFT_OUT = "help help_all ddp_backend fsdp fsdp_config deepspeed".split()
 
@@ -203,11 +236,25 @@ class FilesTest(FuzzCase):
         for _ in range(chooser.randint(1, 4)):
             place, length = chooser.randrange(len(data) + 1), chooser.choice((1, 3, 50, 5000))
             part = data[place : place + length]
-            new = chooser.choice([
-                b"", part * 2, chooser.randbytes(length), bytes(length), b"[" * length, b"{" * length, b'"',
-                b"\xff\xfe",
-                b"\n", b"&a [*a, *a]", b"\\ud800", b": ", b"<<: {}", b"9" * length, b"'",
-            ])  # fmt: skip
+            new = chooser.choice(
+                [
+                    b"",
+                    part * 2,
+                    chooser.randbytes(length),
+                    bytes(length),
+                    b"[" * length,
+                    b"{" * length,
+                    b'"',
+                    b"\xff\xfe",
+                    b"\n",
+                    b"&a [*a, *a]",
+                    b"\\ud800",
+                    b": ",
+                    b"<<: {}",
+                    b"9" * length,
+                    b"'",
+                ]
+            )
             data[place : place + chooser.choice((0, length))] = new
         return bytes(data)
 
@@ -238,12 +285,15 @@ class FilesTest(FuzzCase):
         ("many_keys", "".join(f"key_{n}: 1\n" for n in range(4000))),
         ("itself", "train_file: &a [*a]"),
         ("laughs", "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))),
-        ("merges", "a0: &a0 {x: 1}\n" + "".join(
-            f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}], y{n}: 1}}\n" for n in range(1, 30))),
+        (
+            "merges",
+            "a0: &a0 {x: 1}\n"
+            + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}], y{n}: 1}}\n" for n in range(1, 30)),
+        ),
         ("month_13", "run_name: 2020-13-45"),
         ("digits", f"seed: {'9' * 10_000}"),
         ("nul", 'output_dir: "a\\0b"\ntrain_file: "c\\0d"'),
-    )  # fmt: skip
+    )
     def test_recipes(self, text):
         Path("recipe.yaml").write_text(text)
         with self.little_memory():
@@ -287,8 +337,9 @@ class ProcessTest(FuzzCase):
     def test_a_folder_with_letters_and_the_locale_c(self):
         Path("ordner_ä").mkdir()
         Path("ordner_ä/text.txt").write_text("\n".join(sentences(400)))
-        done = self.run_script("--train_file", "ordner_ä/text.txt", "--output_dir", "ordner_ä/out",
-                               python=sys.executable, LC_ALL="C")  # fmt: skip
+        done = self.run_script(
+            "--train_file", "ordner_ä/text.txt", "--output_dir", "ordner_ä/out", python=sys.executable, LC_ALL="C"
+        )
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_names_that_are_no_utf_8(self):

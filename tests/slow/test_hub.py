@@ -86,9 +86,12 @@ class HubTest(absltest.TestCase):
         flags = [*SILENT, "--model_name_or_path", "google/mt5-small", "--data_cache_dir", "cache"]
         environment = {name: value for name, value in os.environ.items() if "OFFLINE" not in name}  # of other tests
         done = subprocess.run(
-            [warm_python(), "-c", PROCESS, json.dumps(RUNS), json.dumps(flags)], cwd=cls.folder, text=True,
-            env=environment | {"PYTHONPATH": paths}, capture_output=True,
-        )  # fmt: skip
+            [warm_python(), "-c", PROCESS, json.dumps(RUNS), json.dumps(flags)],
+            cwd=cls.folder,
+            text=True,
+            env=environment | {"PYTHONPATH": paths},
+            capture_output=True,
+        )
         if done.returncode:
             raise AssertionError(done.stderr[-3000:])
 

@@ -39,8 +39,13 @@ CELLS = [
     for script in ("pre_train", "fine_tune")
     if (launcher, way) != ("deepspeed", "fsdp2")
 ]
-COVER = [("accelerate", "ddp", "fine_tune"), ("torchrun", "ddp", "pre_train"), ("deepspeed", "zero2", "fine_tune"),
-         ("deepspeed", "zero3", "pre_train"), ("torchrun", "fsdp2", "fine_tune")]  # fmt: skip
+COVER = [
+    ("accelerate", "ddp", "fine_tune"),
+    ("torchrun", "ddp", "pre_train"),
+    ("deepspeed", "zero2", "fine_tune"),
+    ("deepspeed", "zero3", "pre_train"),
+    ("torchrun", "fsdp2", "fine_tune"),
+]
 
 
 def launcher_command(name: str) -> list[str]:
@@ -63,8 +68,10 @@ class LauncherTest(parameterized.TestCase):
         """The same global batch with one process and with two; no dropout, whose random numbers differ by rank. The
         optimizer is the default one but under ZeRO-3, which cannot have it."""
         size = {"pre_train": 8, "fine_tune": 16}[script] // processes
-        own = {"pre_train": "--gradient_accumulation_steps 1 --max_steps 7 --save_steps 3 --eval_steps 5",
-               "fine_tune": "--predict_with_generate true --num_train_epochs 2 --max_train_samples 49"}  # fmt: skip
+        own = {
+            "pre_train": "--gradient_accumulation_steps 1 --max_steps 7 --save_steps 3 --eval_steps 5",
+            "fine_tune": "--predict_with_generate true --num_train_epochs 2 --max_train_samples 49",
+        }
         optim = "adamw_torch --learning_rate 1e-3" if way == "zero3" else f"{DEFAULT_OPTIMIZER} --learning_rate 1e-2"
         more = f"--per_device_train_batch_size {size} --dropout_rate 0 --save_total_limit 9 --optim {optim} "
         return torture.changed(self.commands[script], *(more + own[script]).split())
@@ -143,8 +150,11 @@ class LauncherTest(parameterized.TestCase):
         accelerate, port = [python(), str(BIN / "accelerate"), "launch"], launcher_command("torchrun")[-1]
         done = subprocess.run(
             [*accelerate, *config, port, str(ROOT / "pre_train_t5.py"), *argv],
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400,
-        )  # fmt: skip
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
         self.assertEqual(done.stdout.count("FSDP has no effect here"), 1)
         self.assertRegex(done.stdout, "sharding +none, 2 whole copies")

@@ -25,8 +25,12 @@ from constants import OPTIMIZERS
 from model_t5 import count_parameters, load_model
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
-ROWS = [{"text": f"the {color} {thing} number {n}", "kind": thing} for n in range(8) for color in ("red", "old")
-        for thing in ("tree", "moon")]  # fmt: skip
+ROWS = [
+    {"text": f"the {color} {thing} number {n}", "kind": thing}
+    for n in range(8)
+    for color in ("red", "old")
+    for thing in ("tree", "moon")
+]
 TIMES = ("_runtime", "_per_second", "_preparation_time")
 
 
@@ -65,8 +69,9 @@ class LowRankScriptsTest(parameterized.TestCase):
             self.printed, r"optimizer +adamw_torch, peak 0.001 \(the default of fine-tuning a checkpoint with"
         )
         names = {path.name for path in (self.folder / "whole").iterdir()}
-        self.assertContainsSubset({"adapter_model.safetensors", "adapter_config.json", "config.json", "task.json",
-                                   "tokenizer.json"}, names)  # fmt: skip
+        self.assertContainsSubset(
+            {"adapter_model.safetensors", "adapter_config.json", "config.json", "task.json", "tokenizer.json"}, names
+        )
         self.assertEmpty([*(self.folder / "whole").rglob("model.safetensors")])
         saved = load_file(self.folder / "whole/adapter_model.safetensors")
         self.assertTrue(any(t.abs().sum() > 0 for name, t in saved.items() if "lora_B" in name))
@@ -127,8 +132,16 @@ class LowRankScriptsTest(parameterized.TestCase):
         answers = []
         for name in ("whole", "export"):
             output = self.folder / f"{name}.jsonl"
-            run_main(predict_t5.main, "--model_name_or_path", self.folder / name, *common, "--input_file",
-                     self.folder / "rows.jsonl", "--output_file", output)  # fmt: skip
+            run_main(
+                predict_t5.main,
+                "--model_name_or_path",
+                self.folder / name,
+                *common,
+                "--input_file",
+                self.folder / "rows.jsonl",
+                "--output_file",
+                output,
+            )
             answers.append(output.read_text())
         self.assertEqual(answers[0], answers[1])
 
@@ -149,8 +162,13 @@ class LowRankScriptsTest(parameterized.TestCase):
         launch += [ROOT / "tests/support/fsdp2_on_cpu.py", "fine_tune", "--fsdp", "--dropout_rate", "0"]
         for steps, more in ((2, []), (4, ["--resume_from_checkpoint"])):
             argv = self.argv("fsdp2", steps=steps, batch=2, every=2)
-            done = subprocess.run([*map(str, launch), *argv, *more], capture_output=True, text=True, timeout=300,
-                                  env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+            done = subprocess.run(
+                [*map(str, launch), *argv, *more],
+                capture_output=True,
+                text=True,
+                timeout=300,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
             self.assertEqual(done.returncode, 0, done.stderr[-3000:])
             self.assertRegex(done.stdout, "sharding +FSDP2 over 2 processes")
         found = load_file(self.folder / "fsdp2/adapter_model.safetensors")

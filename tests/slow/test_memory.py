@@ -182,11 +182,16 @@ class ActivationsTest(parameterized.TestCase):
         self.assertGreater(again.recomputed, sizes[1] - sizes[0])
 
     @parameterized.product(
-        case=(("long", 0.0, 0), ("wide", 0.0, 0), ("many words", 0.0, 0), ("many words", 1e-4, 0),
-              ("many words", 1e-4, 24)),  # shape, z-loss, chunk
+        case=(
+            ("long", 0.0, 0),
+            ("wide", 0.0, 0),
+            ("many words", 0.0, 0),
+            ("many words", 1e-4, 0),
+            ("many words", 1e-4, 24),
+        ),  # shape, z-loss, chunk
         checkpointing=(False, True),
         bf16=(False, True),
-    )  # fmt: skip
+    )
     def test_peak_of_a_step(self, case, checkpointing, bf16):
         """The most memory between the start and the end of an accumulated micro-batch, on top of weights and
         gradients: what the formula calls the total."""

@@ -40,13 +40,15 @@ def entry(name: str, **fields) -> dict:
 
 
 BENCHMARK = {  # labels of several tokens; two evaluation splits; a number; several references
-    "colour": entry("colour", target_type="class", labels=["deep_red", "green"], metrics=["accuracy", "f1"]) | dict(
+    "colour": entry("colour", target_type="class", labels=["deep_red", "green"], metrics=["accuracy", "f1"])
+    | dict(
         files=FILES | {"train": "colour_train.jsonl", "near": "colour_dev.jsonl", "far": "colour_far.jsonl"},
-        eval_splits=["near", "far"]),
+        eval_splits=["near", "far"],
+    ),
     "size": entry("size", target_type="number", metrics=["pearson"]),
     "echo": entry("echo", target_type="text", metrics=["rouge1", "exact_match"]),
     "wrong_file": entry("nothing", target_type="text", metrics=["bleu"]),
-}  # fmt: skip
+}
 
 
 class RatesTest(parameterized.TestCase):
@@ -131,8 +133,10 @@ class SamplerTest(parameterized.TestCase):
 
 class MixtureTest(parameterized.TestCase):
     def parts(self) -> dict:
-        return {name: datasets.Dataset.from_dict({"input_ids": [[i] for i in ids]})
-                for name, ids in (("a", range(3)), ("b", range(10, 15)))}  # fmt: skip
+        return {
+            name: datasets.Dataset.from_dict({"input_ids": [[i] for i in ids]})
+            for name, ids in (("a", range(3)), ("b", range(10, 15)))
+        }
 
     def test_rows_of_all_tasks(self):
         mixture = Mixture(self.parts(), [3, 5], rows_per_epoch=8)
@@ -152,13 +156,18 @@ class MixtureTest(parameterized.TestCase):
             Mixture(self.parts(), [1, 999], 8)
 
     def test_average(self):
-        entries = {"a": dict(metrics=["f1"], target_type="text"),
-                   "b": dict(metrics=["bleu"], target_type="text", eval_splits=["validation", "test"])}  # fmt: skip
-        tasks = [SimpleNamespace(name=name, entry=entry, args=None, is_one_of_several=False)
-                 for name, entry in entries.items()]  # fmt: skip
+        entries = {
+            "a": dict(metrics=["f1"], target_type="text"),
+            "b": dict(metrics=["bleu"], target_type="text", eval_splits=["validation", "test"]),
+        }
+        tasks = [
+            SimpleNamespace(name=name, entry=entry, args=None, is_one_of_several=False)
+            for name, entry in entries.items()
+        ]
         average = Tasks(tasks).summarise
-        self.assertEqual(average({"eval_a_f1": 0.5, "eval_b_validation_bleu": 30.0, "eval_a_loss": 9.0}),
-                         {"eval_average": 0.4})  # fmt: skip
+        self.assertEqual(
+            average({"eval_a_f1": 0.5, "eval_b_validation_bleu": 30.0, "eval_a_loss": 9.0}), {"eval_average": 0.4}
+        )
 
 
 class RunTest(parameterized.TestCase):
@@ -179,8 +188,13 @@ class RunTest(parameterized.TestCase):
         for split, number in (("train", 60), ("dev", 11), ("far", 6)):
             write(f"colour_{split}", [{"text": text(3), "target": i % 2} for i in range(number)])
             write(f"size_{split}", [{"text": text(3), "target": i % 6} for i in range(number // 2)])
-            write(f"echo_{split}", [{"text": words[i], "target": [words[i], text(1)][: 1 + (split != "train")]}
-                                    for i in range(number // 3)])  # fmt: skip
+            write(
+                f"echo_{split}",
+                [
+                    {"text": words[i], "target": [words[i], text(1)][: 1 + (split != "train")]}
+                    for i in range(number // 3)
+                ],
+            )
         lines = [text(8) + f" {i / 10:.1f} deep_red green colour: size: echo:" for i in range(200)]
         train_tokenizer(lines, cls.folder / "tokenizer", 200)
         cls.results = cls.run_script("whole", "--load_best_model_at_end", "false", "--save_total_limit", "20")
@@ -207,8 +221,11 @@ class RunTest(parameterized.TestCase):
     def test_names_of_the_metrics(self):
         names = {name for name in self.results if name.startswith("eval_") and not name.endswith(TIMES)}
         common = {"loss", "token_accuracy"}
-        expected = {f"eval_colour_{split}_{metric}" for split in ("near", "far")
-                    for metric in {"accuracy", "f1", "invalid_outputs"} | common}  # fmt: skip
+        expected = {
+            f"eval_colour_{split}_{metric}"
+            for split in ("near", "far")
+            for metric in {"accuracy", "f1", "invalid_outputs"} | common
+        }
         expected |= {f"eval_size_{metric}" for metric in {"pearson", "invalid_outputs"} | common}
         expected |= {f"eval_echo_{metric}" for metric in {"rouge1", "exact_match"} | common}
         self.assertEqual(names, expected | {"eval_average"})
@@ -235,8 +252,11 @@ class RunTest(parameterized.TestCase):
         self.assertEqual(record["arguments"]["mixing"], "temperature")
         state = json.loads((self.folder / "whole" / "trainer_state.json").read_text())
         self.assertEqual(state["max_steps"], 4 * 7)  # 60 + 30 + 20 rows an epoch in batches of 16
-        averages = {line["step"]: line["eval_average"] for line in read_metrics(self.folder / "whole" / "metrics.jsonl")
-                    if "eval_average" in line}  # fmt: skip
+        averages = {
+            line["step"]: line["eval_average"]
+            for line in read_metrics(self.folder / "whole" / "metrics.jsonl")
+            if "eval_average" in line
+        }
         self.assertEqual(state["best_metric"], max(averages[step] for step in (8, 16, 24)))
         self.assertTrue((self.folder / "whole" / "loss.png").is_file())
 
@@ -250,8 +270,10 @@ class RunTest(parameterized.TestCase):
         weights = [(self.folder / name / "model.safetensors").read_bytes() for name in ("whole", "resumed")]
         self.assertEqual(weights[0], weights[1])
         self.assertEqual(self.without_times(results), self.without_times(self.results))
-        logged = [[self.without_times(line) for line in read_metrics(self.folder / name / "metrics.jsonl")]
-                  for name in ("whole", "resumed")]  # fmt: skip
+        logged = [
+            [self.without_times(line) for line in read_metrics(self.folder / name / "metrics.jsonl")]
+            for name in ("whole", "resumed")
+        ]
         self.assertEqual(logged[0], logged[1])
 
     def test_span_corruption_mixed_in_is_resumed_to_the_same_bits(self):
@@ -311,14 +333,18 @@ class RunTest(parameterized.TestCase):
         ("file_of_one", "size,echo", ["--train_file", "{}/size_dev.jsonl"], "--train_file .*: needs one task"),
         ("cap", "size,echo", ["--mixing_cap", "0"], "--mixing_cap 0: must be at least 1"),
         ("temperature", "size,echo", ["--mixing_temperature", "0.5"], "--mixing_temperature 0.5: must be at least 1"),
-        ("temperature_of_equal", "size,echo", ["--mixing", "equal", "--mixing_temperature", "3"],
-         "--mixing_temperature 3.0: needs --mixing temperature"),
+        (
+            "temperature_of_equal",
+            "size,echo",
+            ["--mixing", "equal", "--mixing_temperature", "3"],
+            "--mixing_temperature 3.0: needs --mixing temperature",
+        ),
         ("one_task", "size", [], "--mixing temperature: needs several tasks, and --dataset_name names one"),
         ("order", "size,echo", ["--train_sampling_strategy", "sequential"], "rows of a mixture come in random order"),
         ("buckets", "size,echo", ["--length_buckets", "2"], "--length_buckets 2: the rows of a mixture come in random"),
         ("metric", "size,echo", ["--metric_for_best_model", "pearson"], "no metric of this run.*echo_rouge1.*average"),
         ("all", "all", [], "no file nothing_train.jsonl, which task wrong_file reads as train"),
-    )  # fmt: skip
+    )
     def test_refused(self, tasks, flags, message):
         flags = [flag.format(self.folder) for flag in flags]
         argv = self.flags("refused", tasks=tasks)

@@ -48,8 +48,20 @@ class TestCase(parameterized.TestCase):
 
 class EarlyStopTest(TestCase):
     # Nothing is learnt: the first evaluation is the best one, and the third without a better one is at step 8.
-    FLAGS = ("--max_steps", "20", "--learning_rate", "0", "--save_total_limit", "20", "--save_steps", "2",
-             "--lr_scheduler_type", "constant", "--warmup_steps", "0")  # fmt: skip
+    FLAGS = (
+        "--max_steps",
+        "20",
+        "--learning_rate",
+        "0",
+        "--save_total_limit",
+        "20",
+        "--save_steps",
+        "2",
+        "--lr_scheduler_type",
+        "constant",
+        "--warmup_steps",
+        "0",
+    )
     PATIENT = (*FLAGS, "--load_best_model_at_end", "--early_stopping_patience", "3")
 
     def test_a_resumed_run_stops_where_the_whole_one_did(self):
@@ -253,8 +265,10 @@ class FullDiskTest(TestCase):
 
     def test_what_lies_beside_the_model(self):
         out = self.folder / "beside"
-        places = [mock.patch(f"runs.{name}", side_effect=FULL)
-                  for name in ("samples.write_aside", "run.write_json", "trackers.write_json")]  # fmt: skip
+        places = [
+            mock.patch(f"runs.{name}", side_effect=FULL)
+            for name in ("samples.write_aside", "run.write_json", "trackers.write_json")
+        ]
         with places[0], places[1], places[2]:
             state, _, error = self.run_script(out, "--report_to", "tensorboard")
         self.assertEqual(state["global_step"], 6)

@@ -24,8 +24,12 @@ import fine_tune_t5
 import predict_t5
 
 ROOT = Path(constants.__file__).parent
-ROWS = [{"text": f"the {color} {thing} number {n}", "kind": thing, "color": color, "again": f"{color} {thing}"}
-        for n in range(8) for color in ("red", "old") for thing in ("tree", "moon")]  # fmt: skip
+ROWS = [
+    {"text": f"the {color} {thing} number {n}", "kind": thing, "color": color, "again": f"{color} {thing}"}
+    for n in range(8)
+    for color in ("red", "old")
+    for thing in ("tree", "moon")
+]
 TIMINGS = ("_runtime", "_per_second", "_preparation_time")
 
 
@@ -71,18 +75,38 @@ class ScriptsTest(parameterized.TestCase):
         return reported(results)
 
     @parameterized.named_parameters(
-        ("held_out_text", "--train_file rows.jsonl --source_column text --target_column color,again "
-         "--validation_split_percentage 20 --max_target_length 6", "eval_rougeL"),
-        ("classes", "--train_file rows.jsonl --validation_file dev.jsonl --source_column color,text --target_column "
-         "kind --target_type class", "eval_accuracy"),
+        (
+            "held_out_text",
+            "--train_file rows.jsonl --source_column text --target_column color,again "
+            "--validation_split_percentage 20 --max_target_length 6",
+            "eval_rougeL",
+        ),
+        (
+            "classes",
+            "--train_file rows.jsonl --validation_file dev.jsonl --source_column color,text --target_column "
+            "kind --target_type class",
+            "eval_accuracy",
+        ),
         ("side_by_side", "--source_file in.en --target_file in.de --max_target_length 4", "eval_bleu"),
-        ("mixture", "--train_file rows.jsonl --source_column text --target_column kind --labels tree,moon "
-         f"--benchmark glue --dataset_name cola --data_dir {workspace()}/glue", "eval_pairs_accuracy"),
-        ("mixture_and_validation_file", "--train_file rows.jsonl --validation_file dev.jsonl --source_column text "
-         f"--target_column kind --labels tree,moon --task glue/cola --data_dir {workspace()}/glue", "eval_cola_loss"),
-        ("stream", "--train_file rows.jsonl --validation_file dev.jsonl --source_column text --target_column color "
-         "--streaming --max_target_length 4", "eval_rougeL"),
-    )  # fmt: skip
+        (
+            "mixture",
+            "--train_file rows.jsonl --source_column text --target_column kind --labels tree,moon "
+            f"--benchmark glue --dataset_name cola --data_dir {workspace()}/glue",
+            "eval_pairs_accuracy",
+        ),
+        (
+            "mixture_and_validation_file",
+            "--train_file rows.jsonl --validation_file dev.jsonl --source_column text "
+            f"--target_column kind --labels tree,moon --task glue/cola --data_dir {workspace()}/glue",
+            "eval_cola_loss",
+        ),
+        (
+            "stream",
+            "--train_file rows.jsonl --validation_file dev.jsonl --source_column text --target_column color "
+            "--streaming --max_target_length 4",
+            "eval_rougeL",
+        ),
+    )
     def test_the_model_alone_repeats_the_numbers(self, flags, metric):
         wanted, printed = self.fine_tune([*flags.split(), "--source_prefix", "say: "])
         self.assertIn("        prefix='say',\n", printed)
@@ -96,10 +120,11 @@ class ScriptsTest(parameterized.TestCase):
             self.assertAlmostEqual(alone, wanted["eval_pairs_accuracy"], places=5)
 
     @parameterized.parameters(
-        ("", None), ("--max_source_length 12", "cut +25% of the sources at 12 tokens\n"),
+        ("", None),
+        ("--max_source_length 12", "cut +25% of the sources at 12 tokens\n"),
         ("--max_source_length 12 --max_target_length 8", "at 12 tokens, 50% of the targets at 8 tokens\n"),
         ("--max_source_length 12 --max_target_length 2 --target_type class", "cut +25% of the sources at 12 tokens\n"),
-    )  # fmt: skip
+    )
     def test_the_plan_says_how_many_rows_are_cut(self, flags, wanted):
         rows = [("tree", "tree"), ("tree", "moon"), ("moon", "tree " * 10), ("moon " * 20, "tree " * 10)]
         pairs = [json.dumps(dict(source=source, target=target)) + "\n" for source, target in rows * 4]
@@ -140,12 +165,18 @@ class ScriptsTest(parameterized.TestCase):
         argv += ["--output_file", self.folder / "one.jsonl"]
         run_main(predict_t5.main, "--use_cpu", "true", *argv)
         answers = [json.loads(line) for line in (self.folder / "one.jsonl").read_text().splitlines()]
-        self.assertEqual([answer["prediction"] for answer in answers],
-                         [json.loads(line)["prediction"] for line in predictions])  # fmt: skip
+        self.assertEqual(
+            [answer["prediction"] for answer in answers], [json.loads(line)["prediction"] for line in predictions]
+        )
         argv[-1] = self.folder / "two.jsonl"  # without --use_cpu: there is no accelerator
         launch = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        run = subprocess.run([*launch, ROOT / "predict_t5.py", *map(str, argv)], capture_output=True, text=True,
-                             env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)  # fmt: skip
+        run = subprocess.run(
+            [*launch, ROOT / "predict_t5.py", *map(str, argv)],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            timeout=300,
+        )
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertEqual((self.folder / "two.jsonl").read_text(), (self.folder / "one.jsonl").read_text())
 

@@ -147,9 +147,10 @@ class OnceTest(parameterized.TestCase):
                 return make_boxed_func(graph.forward)
 
             backend = aot_autograd(
-                fw_compiler=count, bw_compiler=nop,
+                fw_compiler=count,
+                bw_compiler=nop,
                 partition_fn=min_cut_rematerialization_partition,
-            )  # fmt: skip
+            )
             compiled = torch.compile(encoder, fullgraph=True, backend=backend)
             inputs = {name: tensor for name, tensor in batch(16, 7, padded=False).items() if name in ENCODER_INPUTS}
             with torch.autocast("cpu", torch.bfloat16):

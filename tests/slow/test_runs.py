@@ -76,8 +76,13 @@ class RunScriptTest(parameterized.TestCase):
             f"import torch._inductor.exc\nfrom common.processes import run_script\ndef main():\n    raise {error}\n"
         )
         environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(ROOT)}
-        found = subprocess.run([warm_python(), "-c", program + "run_script(main)"], env=environment,
-                               capture_output=True, text=True, timeout=100)  # fmt: skip
+        found = subprocess.run(
+            [warm_python(), "-c", program + "run_script(main)"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
         self.assertEqual(found.returncode, 1)
         if message is None:
             self.assertIn("Traceback", found.stderr)
@@ -127,8 +132,14 @@ class CallbacksOfARunTest(parameterized.TestCase):
         ("1", False, ["Throughput", "Tie"]),
     )
     def test_files_and_bars_are_rank_0_s(self, rank, precompile, expected):
-        args = SimpleNamespace(world_size=2, device=torch.device("cpu"), bf16=False, fsdp=None, precompile=precompile,
-                               early_stopping_patience=None)  # fmt: skip
+        args = SimpleNamespace(
+            world_size=2,
+            device=torch.device("cpu"),
+            bf16=False,
+            fsdp=None,
+            precompile=precompile,
+            early_stopping_patience=None,
+        )
         run = mock.Mock(args=args, tokens_per_step=None, sequences=8, output_dir=Path("out"))
         with mock.patch.dict(os.environ, RANK=rank), mock.patch.object(runs, "install_callbacks") as install:
             runs.TrainingRun._install_callbacks(run)
@@ -259,11 +270,12 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertEqual(self.files(), before)
 
     @parameterized.parameters(
-        ("disk_free",
-         r"--output_dir .*out will need [0-9.]+ .* and has .* free: use another disk, a smaller --save_tot"),
-        ("free_memory",
-         r"[0-9.]+ .* are needed for weights, gradients and optimizer alone, and 1000 B are available"),
-    )  # fmt: skip
+        (
+            "disk_free",
+            r"--output_dir .*out will need [0-9.]+ .* and has .* free: use another disk, a smaller --save_tot",
+        ),
+        ("free_memory", r"[0-9.]+ .* are needed for weights, gradients and optimizer alone, and 1000 B are available"),
+    )
     def test_too_little_is_refused_before_anything_is_prepared_or_deleted(self, what, message):
         self.assertEqual(self.run_script()[0], 0)
         before = self.files()
@@ -284,11 +296,12 @@ class BeforeARunTest(parameterized.TestCase):
             self.assertEqual(self.run_script("--dry_run", "--assume_gpu", "h100")[0], 0)
 
     @parameterized.parameters(
-        ("cosine_with_min_lr", "min_lr or min_lr_rate"), ("warmup_stable_decay", "num_decay_steps"),
-        ("polynomial --lr_scheduler_kwargs {\"powr\":2}", "powr"),
-        ("constant --lr_scheduler_kwargs {\"a\":1}", "takes none"),
-        ("cosine_with_restarts --lr_scheduler_kwargs {\"num_cycles\":\"a\"}", "could not convert"),
-    )  # fmt: skip
+        ("cosine_with_min_lr", "min_lr or min_lr_rate"),
+        ("warmup_stable_decay", "num_decay_steps"),
+        ('polynomial --lr_scheduler_kwargs {"powr":2}', "powr"),
+        ('constant --lr_scheduler_kwargs {"a":1}', "takes none"),
+        ('cosine_with_restarts --lr_scheduler_kwargs {"num_cycles":"a"}', "could not convert"),
+    )
     def test_a_schedule_without_what_it_needs_is_refused_before_anything_is_prepared_or_deleted(self, flags, missing):
         self.assertEqual(self.run_script()[0], 0)
         before = self.files()
@@ -322,8 +335,14 @@ class BeforeARunTest(parameterized.TestCase):
         """A checkpoint holds all weights, and the optimizer's state of those that are trained."""
         model = create_model(build_config("tiny", 300, SHAPE))
         train_only(model, "SelfAttention.[qkvo]")
-        args = SimpleNamespace(optim=optim, save_strategy="steps", save_total_limit=1, load_best_model_at_end=False,
-                               save_only_model=False, deepspeed=None)  # fmt: skip
+        args = SimpleNamespace(
+            optim=optim,
+            save_strategy="steps",
+            save_total_limit=1,
+            load_best_model_at_end=False,
+            save_only_model=False,
+            deepspeed=None,
+        )
         whole, trained = 4 * count_parameters(model), state * count_parameters(model, trained_only=True)
         needed = room.needed_disk(model, args)
         self.assertEqual(needed, whole + 2 * (whole + trained))

@@ -236,8 +236,10 @@ class PermissionsTest(TestCase):
 
 class FullDiskTest(TestCase):
     def test_what_torch_says(self):
-        for text in ("[enforce fail at inline_container.cc:664] . unexpected pos 576 vs 470",
-                     "PytorchStreamWriter failed writing file data/3: file write failed"):  # fmt: skip
+        for text in (
+            "[enforce fail at inline_container.cc:664] . unexpected pos 576 vs 470",
+            "PytorchStreamWriter failed writing file data/3: file write failed",
+        ):
             self.assertTrue(is_disk_full(RuntimeError(text)))
 
     def test_a_side_file_warns(self):

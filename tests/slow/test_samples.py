@@ -97,9 +97,13 @@ class PromptTest(TestCase):
         stdin = io.StringIO("bada <extra_id_0> kuli\n\nbada\n")
         with mock.patch("sys.stdin", stdin):
             result, printed, _ = run_main(
-                evaluate_t5.main, "--interactive", "--model_name_or_path", workspace() / "whole",
-                "--generation_max_length", 6,
-            )  # fmt: skip
+                evaluate_t5.main,
+                "--interactive",
+                "--model_name_or_path",
+                workspace() / "whole",
+                "--generation_max_length",
+                6,
+            )
         self.assertEqual(result, {"lines": 2})
         self.assertLen(printed.splitlines(), 2)
         self.assertRegex(printed.splitlines()[0], "^bada .* kuli$")
@@ -130,12 +134,24 @@ class PromptTest(TestCase):
 class RunTest(TestCase):
     def train(self, *more, code=None):
         flags = dict(
-            train_file=workspace() / "text.txt", tokenizer_name=workspace() / "tokenizer", config_name="tiny",
-            config_overrides=",".join(f"{key}={value}" for key, value in SHAPE.items()), input_seq_length=64,
-            warmup_steps=0, per_device_train_batch_size=2, gradient_accumulation_steps=1, logging_steps=1,
-            max_eval_samples=6, output_dir=self.out, data_cache_dir=self.folder / "cache", report_to="none",
-            disable_tqdm="true", preprocessing_num_workers=1, eval_steps=1, save_steps=1,
-        )  # fmt: skip
+            train_file=workspace() / "text.txt",
+            tokenizer_name=workspace() / "tokenizer",
+            config_name="tiny",
+            config_overrides=",".join(f"{key}={value}" for key, value in SHAPE.items()),
+            input_seq_length=64,
+            warmup_steps=0,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=1,
+            logging_steps=1,
+            max_eval_samples=6,
+            output_dir=self.out,
+            data_cache_dir=self.folder / "cache",
+            report_to="none",
+            disable_tqdm="true",
+            preprocessing_num_workers=1,
+            eval_steps=1,
+            save_steps=1,
+        )
         return run_main(
             pre_train_t5.main, *[word for key, value in flags.items() for word in (f"--{key}", value)], *more, code=code
         )
@@ -172,13 +188,17 @@ class RunTest(TestCase):
     @parameterized.parameters(
         (["--num_samples", "-1"], "--num_samples -1: must be at least 0"),
         (["--validation_split_count", "0"], "--validation_split_count 0: must be at least 1 document"),
-        (["--validation_split_count", "300"],
-         "--validation_split_count 300: the text has 400 documents, and at most half"),
-        (["--validation_split_count", "3", "--validation_split_percentage", "3"],
-         "--validation_split_percentage 3.0: excludes --validation_split_count: give one of them"),
+        (
+            ["--validation_split_count", "300"],
+            "--validation_split_count 300: the text has 400 documents, and at most half",
+        ),
+        (
+            ["--validation_split_count", "3", "--validation_split_percentage", "3"],
+            "--validation_split_percentage 3.0: excludes --validation_split_count: give one of them",
+        ),
         (["--hub_model_id", "me/x"], "--hub_model_id me/x: nothing is uploaded without --push_to_hub"),
         (["--push_to_hub", "--hub_model_id", "a/b/c"], "--hub_model_id a/b/c: "),
-    )  # fmt: skip
+    )
     def test_refused(self, flags, message):
         _, _, error = self.train("--max_steps", 1, *flags, code=2)
         self.assertRegex(error, message)

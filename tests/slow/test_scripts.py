@@ -58,18 +58,30 @@ def run(main, **flags) -> tuple[dict, str]:
 
 def common_flags(output_dir) -> dict:
     return dict(
-        output_dir=output_dir, data_cache_dir=workspace() / "cache", report_to="none", disable_tqdm="true",
+        output_dir=output_dir,
+        data_cache_dir=workspace() / "cache",
+        report_to="none",
+        disable_tqdm="true",
         preprocessing_num_workers=1,
-    )  # fmt: skip
+    )
 
 
 def pre_training_flags(output_dir, **changes) -> dict:
     """40 steps of 32 sequences on the made-up text, from scratch."""
     flags = common_flags(output_dir) | dict(
-        config_name="tiny", config_overrides=OVERRIDES, vocab_size=300, train_file=workspace() / "text.txt",
-        input_seq_length=32, max_steps=40, warmup_steps=0.1, per_device_train_batch_size=16,
-        gradient_accumulation_steps=2, logging_steps=5, eval_steps=20, save_steps=20,
-    )  # fmt: skip
+        config_name="tiny",
+        config_overrides=OVERRIDES,
+        vocab_size=300,
+        train_file=workspace() / "text.txt",
+        input_seq_length=32,
+        max_steps=40,
+        warmup_steps=0.1,
+        per_device_train_batch_size=16,
+        gradient_accumulation_steps=2,
+        logging_steps=5,
+        eval_steps=20,
+        save_steps=20,
+    )
     return flags | changes
 
 
@@ -120,11 +132,15 @@ class PreTrainTest(ScriptTest):
         self.assertEqual(read_json(folder / "all_results.json"), results)
         self.assertContainsSubset(
             [
-                "train_loss", "train_runtime", "eval_loss", "eval_perplexity", "eval_token_accuracy",
+                "train_loss",
+                "train_runtime",
+                "eval_loss",
+                "eval_perplexity",
+                "eval_token_accuracy",
                 "eval_bits_per_byte",
             ],
             results,
-        )  # fmt: skip
+        )
         self.assertLess(results["eval_loss"], 0.8 * math.log(300))  # it learns
         self.assertAlmostEqual(results["eval_perplexity"], math.exp(results["eval_loss"]), places=4)
         tokens_per_step = read_json(folder / "run.json")["tokens_per_step"]
@@ -176,9 +192,13 @@ class PreTrainTest(ScriptTest):
     def test_going_on_from_a_model(self):
         folder, before, _ = pre_trained()
         changes = dict(
-            model_name_or_path=folder, config_name=None, config_overrides=None, vocab_size=None, dropout_rate=0.05,
+            model_name_or_path=folder,
+            config_name=None,
+            config_overrides=None,
+            vocab_size=None,
+            dropout_rate=0.05,
             max_steps=20,
-        )  # fmt: skip
+        )
         limits = dict(max_eval_samples=5, max_train_samples=500)
         flags = pre_training_flags(self.folder / "more", eval_on_start=True, **changes, **limits)
         results, _ = run(pre_train_t5.main, **flags)
@@ -244,14 +264,26 @@ def topic_rows(count: int, seed: int) -> list[dict]:
 
 
 TOPIC = dict(
-    prefix="topic", inputs={"sentence": "line"}, target="topic", target_type="class", labels=["tree", "moon", "bread"],
-    metrics=["accuracy", "f1_macro"], files={"train": "train.jsonl", "validation": "dev.jsonl"}, max_source_length=48,
+    prefix="topic",
+    inputs={"sentence": "line"},
+    target="topic",
+    target_type="class",
+    labels=["tree", "moon", "bread"],
+    metrics=["accuracy", "f1_macro"],
+    files={"train": "train.jsonl", "validation": "dev.jsonl"},
+    max_source_length=48,
     max_target_length=8,
-)  # fmt: skip
+)
 ENDING = dict(
-    prefix="ending", inputs={"": "line"}, target="topic", target_type="text", metrics=["rougeL", "exact_match"],
-    files={"train": "train.jsonl", "validation": "dev.jsonl"}, max_source_length=48, max_target_length=10,
-)  # fmt: skip
+    prefix="ending",
+    inputs={"": "line"},
+    target="topic",
+    target_type="text",
+    metrics=["rougeL", "exact_match"],
+    files={"train": "train.jsonl", "validation": "dev.jsonl"},
+    max_source_length=48,
+    max_target_length=10,
+)
 
 
 class FineTuneTest(ScriptTest):

@@ -47,8 +47,13 @@ class SecretTest(parameterized.TestCase):
         environment |= {"TRACKIO_DIR": str(self.folder / "trackio"), "HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
         environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])}
         environment |= {"WANDB_MODE": "offline"}
-        done = subprocess.run([warm_python(), "-c", RUN, *map(str, flags)], env=environment, cwd=self.folder,
-                              capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            [warm_python(), "-c", RUN, *map(str, flags)],
+            env=environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
         self.assertNotIn(SECRET, done.stdout + done.stderr)
         files = [path for path in self.folder.rglob("*") if path.is_file()]

@@ -92,8 +92,12 @@ class TestCase(parameterized.TestCase):
         return StreamDataset(
             [(corpus or self.corpus(kind), units)],
             lambda numbers, units: list(zip(numbers.tolist(), units, strict=True)),
-            batch_size=batch, seed=seed, shuffle_buffer_size=buffer, rank=rank, ranks=ranks,
-        )  # fmt: skip
+            batch_size=batch,
+            seed=seed,
+            shuffle_buffer_size=buffer,
+            rank=rank,
+            ranks=ranks,
+        )
 
     def examples(self, streams, workers=0, batches=None) -> dict[int, int]:
         """{number of the example: its text} of all ranks together."""
@@ -321,9 +325,11 @@ class BlockTest(TestCase):
         self.assertEqual([row["text"] for _, row in corpus.all_rows()], ["A\nOne & two.\nThree."])
 
     @parameterized.parameters(
-        '[{"n": 1}, {"n": 2}]', '{\n "n": 1\n}\n{"n":\n 2}\n', '\ufeff\n{"n": 1}\r\n{"n": 2}',
+        '[{"n": 1}, {"n": 2}]',
+        '{\n "n": 1\n}\n{"n":\n 2}\n',
+        '\ufeff\n{"n": 1}\r\n{"n": 2}',
         '\ufeff{"n": 1}\n \u00a0\r\n{"n": 2}\n\x0c\n',
-    )  # fmt: skip
+    )
     def test_json_lines_read_as_the_other_reader_does(self, content):
         file = self.folder / "a.jsonl"
         file.write_bytes(content.encode())
@@ -336,12 +342,16 @@ class BlockTest(TestCase):
     @parameterized.named_parameters(
         ("text", "a.txt", b"fine\n" * 5000 + b"caf\xe9\n", r"a.txt: not UTF-8 text \(byte 0xe9 at 25,003\)"),
         ("jsonl", "a.jsonl", b'{"text": "a"}\n' * 300 + b'{"text": \n', r"a.jsonl at byte 4,200, line 1: broken JSON"),
-        ("list", "a.jsonl", b'{"text": "a"}\n' * 300 + b"[1]\n",
-         "a.jsonl at byte 4,200: must be a JSON object, got list"),
+        (
+            "list",
+            "a.jsonl",
+            b'{"text": "a"}\n' * 300 + b"[1]\n",
+            "a.jsonl at byte 4,200: must be a JSON object, got list",
+        ),
         ("csv", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"a\n", "line 32: 1 fields, the header has 2"),
         ("quote", "a.csv", b"text\n" + b"a\n" * 30 + b'"a\n', "line 32: broken CSV"),
         ("header", "a.csv", b"text,text\na,b\n", "line 1: two columns are called 'text'"),
-    )  # fmt: skip
+    )
     def test_broken_rows_are_named(self, name, content, message):
         (self.folder / name).write_bytes(content)
         with mock.patch.object(blocks, "check_file"), self.assertRaisesRegex(ValueError, message):
@@ -352,8 +362,9 @@ class BlockTest(TestCase):
             corpus = self.corpus(kind)
             held_out = corpus.hold_out(123, lambda row: bool(row["text"]))
             found = self.one_pass([self.stream(corpus=corpus, buffer=1)])
-            self.assertCountEqual([*(int(r["text"].split()[0]) for r in held_out if r["text"]), *found.values()],
-                                  range(EXAMPLES))  # fmt: skip
+            self.assertCountEqual(
+                [*(int(r["text"].split()[0]) for r in held_out if r["text"]), *found.values()], range(EXAMPLES)
+            )
             self.assertEqual(sum(bool(row["text"]) for row in held_out), 123)
         with self.assertRaisesRegex(ValueError, "too little text to hold some out for evaluation; give --validation_f"):
             self.corpus("text").hold_out(2 * EXAMPLES, lambda _: 1)
@@ -481,8 +492,15 @@ class ScriptTest(parameterized.TestCase):
 
     def test_workers_change_nothing(self):
         flags = [
-            "--max_steps", "3", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false",
-        ]  # fmt: skip
+            "--max_steps",
+            "3",
+            "--eval_strategy",
+            "no",
+            "--save_strategy",
+            "no",
+            "--load_best_model_at_end",
+            "false",
+        ]
         for workers in ("0", "2"):
             out = str(self.folder / workers)
             code, text = self.run_script("fine_tune", *flags, "--dataloader_num_workers", workers, "--output_dir", out)
@@ -494,9 +512,24 @@ class ScriptTest(parameterized.TestCase):
     def test_a_broken_row_far_inside_ends_in_one_line(self, workers):
         text = (self.workspace / "text.txt").read_bytes()
         (self.folder / "broken.txt").write_bytes(text + b"caf\xe9 fermecat.\n")
-        flags = ["--train_file", str(self.folder / "broken.txt"), "--max_steps", "500", "--save_strategy", "no",
-                 "--eval_strategy", "no", "--load_best_model_at_end", "false", "--shuffle_buffer_size", "100000",
-                 "--dataloader_num_workers", workers, "--output_dir", str(self.folder / "out")]  # fmt: skip
+        flags = [
+            "--train_file",
+            str(self.folder / "broken.txt"),
+            "--max_steps",
+            "500",
+            "--save_strategy",
+            "no",
+            "--eval_strategy",
+            "no",
+            "--load_best_model_at_end",
+            "false",
+            "--shuffle_buffer_size",
+            "100000",
+            "--dataloader_num_workers",
+            workers,
+            "--output_dir",
+            str(self.folder / "out"),
+        ]
         code, text = self.run_script("fine_tune", *flags)
         self.assertEqual(code, 2, text)
         self.assertRegex(text, r"(?m)error: .*broken.txt: not UTF-8 text \(byte 0xe9 at [0-9,]+\); convert it first$")
@@ -535,14 +568,18 @@ class ScriptTest(parameterized.TestCase):
         ("sizes", "pre_train", "--auto_find_batch_size true", "--auto_find_batch_size True: does not go with --strea"),
         ("files", "fine_tune", "--train_file no/such", "--train_file no/such: no such file"),
         ("piece", "fine_tune", "--max_piece_length 0", "--max_piece_length 0: must be at least 1 character"),
-        ("share", "pre_train", "--validation_split_percentage 3",
-         "--validation_split_percentage 3.0: the length of a st"),
+        (
+            "share",
+            "pre_train",
+            "--validation_split_percentage 3",
+            "--validation_split_percentage 3.0: the length of a st",
+        ),
         ("column", "pre_train", "--train_file {folder}/a.jsonl --text_column b", "b: .*a.jsonl at byte 0 has the col"),
         ("row", "pre_train", "--train_file {folder}/b.jsonl", "b.jsonl at byte 14: the column text holds no text, but"),
         ("task", "fine_tune", "--train_file {folder}/b.jsonl", "task restore_diacritics, .*b.jsonl at byte 14: "),
         ("none", "fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|too little text"),
         ("hub", "pre_train", "--dataset_name {folder}/saved --train_file", "exclude each other|expected at least one"),
-    )  # fmt: skip
+    )
     def test_refused_in_one_line(self, script, flags, message):
         (self.folder / "a.jsonl").write_text('{"text": "a"}\n')
         (self.folder / "b.jsonl").write_text('{"text": "a"}\n{"text": {}}\n')
@@ -570,8 +607,17 @@ class ScriptTest(parameterized.TestCase):
         self.assertIn("--streaming needs one task, and --dataset_name names 2", err.getvalue())
 
     def test_pre_training_needs_a_tokenizer(self):
-        argv = ["--streaming", "--max_steps", "3", "--train_file", str(self.workspace / "text.txt"), "--report_to",
-                "none", "--output_dir", str(self.folder / "out")]  # fmt: skip
+        argv = [
+            "--streaming",
+            "--max_steps",
+            "3",
+            "--train_file",
+            str(self.workspace / "text.txt"),
+            "--report_to",
+            "none",
+            "--output_dir",
+            str(self.folder / "out"),
+        ]
         with contextlib.redirect_stderr(io.StringIO()) as err, self.assertRaises(SystemExit):
             pre_train_t5.main(argv)
         self.assertIn("--streaming needs --tokenizer_name", err.getvalue())
@@ -601,8 +647,9 @@ class ScriptTest(parameterized.TestCase):
         lengths = dict(max_piece_length=90, max_source_length=24, max_target_length=24)
         task = DATASET_VALS["text"]["restore_diacritics"] | lengths
         args = TaskArguments(train_file=str(self.folder / "a.txt"), streaming=True)
-        training_args = FineTuningArguments(output_dir=str(self.folder / "out"), per_device_train_batch_size=8,
-                                            max_steps=2, report_to="none")  # fmt: skip
+        training_args = FineTuningArguments(
+            output_dir=str(self.folder / "out"), per_device_train_batch_size=8, max_steps=2, report_to="none"
+        )
         streamed = Task("restore_diacritics", task, args)
         streamed.open_stream()
         stream = streamed.stream(tokenizer, training_args)

@@ -677,8 +677,11 @@ class RefusedTest(SweepTest):
         ("metric_without_name", dict(metric={"name": None}), "metric, name: must be a metric that the runs log"),
         ("hyphens", dict(parameters={"output-dir": {"value": "out"}}), "output-dir: leave it out, sweep_t5.py gives"),
         ("envelope", stopping(type="envelope"), "type: envelope is not supported; available: hyperband"),
-        ("stop_without_metric", dict(metric=None, early_terminate={"type": "hyperband", "min_iter": 1}),
-         "early_terminate needs a metric"),
+        (
+            "stop_without_metric",
+            dict(metric=None, early_terminate={"type": "hyperband", "min_iter": 1}),
+            "early_terminate needs a metric",
+        ),
         ("stop_key", stopping(miniter=1), r"did you mean min_iter"),
         ("no_iter", stopping(), "give either min_iter, or max_iter and s"),
         ("both", stopping(min_iter=1, max_iter=9, s=1), "give either"),
@@ -690,46 +693,61 @@ class RefusedTest(SweepTest):
         ("macro", dict(command=["python", "${arg}"]), r"command: \$\{arg\} is not supported \(did you mean \$\{args"),
         ("no_args", dict(command=["python", "train.py ${args}"]), "command: has no \\${args} as a word"),
         ("no_variable", dict(command=["${envvar:NOPE_X}", "${args}"]), "the environment has no NOPE_X"),
-        ("one_folder", dict(command=["python", "train.py", "--output_dir", "out/x", "${args}"]),
-         r"all trials would write into one --output_dir: .* end in /\$WANDB_RUN_ID"),
+        (
+            "one_folder",
+            dict(command=["python", "train.py", "--output_dir", "out/x", "${args}"]),
+            r"all trials would write into one --output_dir: .* end in /\$WANDB_RUN_ID",
+        ),
         ("folder", dict(parameters={"output_dir": {"value": "out"}}), "output_dir: leave it out, sweep_t5.py gives"),
-        ("home", dict(command=["sh", "-c", 'train.py --output_dir "$NOPE_X/$WANDB_RUN_ID"', "${args}"]),
-         r"--output_dir \$NOPE_X: the command's shell would read"),
-        ("distribution", drawn(distribution="log_unifrom", min=1, max=2),
-         r"x, distribution: log_unifrom is not supported \(did you mean log_uniform"),
+        (
+            "home",
+            dict(command=["sh", "-c", 'train.py --output_dir "$NOPE_X/$WANDB_RUN_ID"', "${args}"]),
+            r"--output_dir \$NOPE_X: the command's shell would read",
+        ),
+        (
+            "distribution",
+            drawn(distribution="log_unifrom", min=1, max=2),
+            r"x, distribution: log_unifrom is not supported \(did you mean log_uniform",
+        ),
         ("parameter_key", listed(vaules=[1]), r"x, key: vaules is not supported \(did you mean values"),
-        ("wrong_key", drawn(distribution="normal", min=1),
-         r"x \(normal\), key: min is not supported; available: mu, sigma, distribution"),
+        (
+            "wrong_key",
+            drawn(distribution="normal", min=1),
+            r"x \(normal\), key: min is not supported; available: mu, sigma, distribution",
+        ),
         ("q_alone", drawn(min=1, max=4, q=2), r"\(int_uniform\), key: q is"),
         ("no_max", listed(min=1), r"x \(uniform\): key max is missing"),
         ("no_kind", listed(mu=1), "x: needs value, values, min and max, or a distribution"),
         ("plain", dict(parameters={"x": 3}), "x: 3 must be a mapping, with distribution, value, values"),
         ("nested", listed(parameters={"y": {"value": 1}}), "x, key: parameters is not supported; available: dist"),
-        ("text", drawn(min="1e-5", max=0.1),
-         r"x, min: YAML reads 1e-5 as text: write 1\.0e-5"),
+        ("text", drawn(min="1e-5", max=0.1), r"x, min: YAML reads 1e-5 as text: write 1\.0e-5"),
         ("text_without_sign", drawn(min=1, max="2.5E3"), r"write 2\.5e\+3"),
         ("text_value", listed(value="-1e-3"), r"x: YAML reads -1e-3 as text: write -1\.0e-3"),
         ("text_values", listed(values=[1, "3e4"]), r"write 3\.0e\+4"),
         ("no_number", drawn(min="low", max=1), "x, min: 'low' must be a number"),
         ("infinite", drawn(min=0.0, max=math.inf), "max: inf must be a number"),
         ("order", drawn(min=2, max=1), "min 2 must be below max 1"),
-        ("not_whole", drawn(distribution="int_uniform", min=1, max=2.5),
-         "max: 2.5 must be a whole number"),
-        ("log_of_zero", drawn(distribution="log_uniform_values", min=0, max=1),
-         "min: 0 must be a positive number"),
-        ("exponents", drawn(distribution="log_uniform", min=1, max=1000),
-         "log_uniform takes exponents of e, max 1000 is too large"),
+        ("not_whole", drawn(distribution="int_uniform", min=1, max=2.5), "max: 2.5 must be a whole number"),
+        ("log_of_zero", drawn(distribution="log_uniform_values", min=0, max=1), "min: 0 must be a positive number"),
+        (
+            "exponents",
+            drawn(distribution="log_uniform", min=1, max=1000),
+            "log_uniform takes exponents of e, max 1000 is too large",
+        ),
         ("sigma", drawn(distribution="normal", sigma=-1), "at least 0"),
         ("q", drawn(distribution="q_normal", q=0), "q: 0 must be a positive"),
         ("no_values", listed(values=[]), r"values \[\] must be a list of at least one value"),
         ("values_text", listed(values="ab"), "values 'ab' must be a list"),
-        ("chances", drawn(values=[1, 2], probabilities=[0.5, 0.6]),
-         r"probabilities \[0\.5, 0\.6\] must be 2 numbers that sum to 1"),
+        (
+            "chances",
+            drawn(values=[1, 2], probabilities=[0.5, 0.6]),
+            r"probabilities \[0\.5, 0\.6\] must be 2 numbers that sum to 1",
+        ),
         ("few_chances", drawn(values=[1, 2], probabilities=1), "must be 2 numbers"),
         ("chances_in_grid", listed(values=[1, 2], probabilities=[0.5, 0.5]), "method grid takes value, values"),
         ("grid_of_reals", listed(min=0.0, max=1.0), "grid takes value, values, .*q_uniform, not uniform"),
         ("endless_grid", listed(min=0, max=10**12), "more than 10,000 values"),
-    )  # fmt: skip
+    )
     def test_file(self, changes, message):
         self.refused(message, self.write(**changes))
 
@@ -790,9 +808,10 @@ class ReportTest(SweepTest):
             values = trial.user_attrs["values"]
             self.assertEqual([number, x, kind], [str(trial.number), f"{values['x']:.4g}", values["kind"]])
             self.assertEqual([value, run], [f"{trial.value:.4g}", trial.user_attrs["run"]])
-        self.assertEqual(printed.count("(best)"), sum(
-            trial.value == max(t.value for t in self.trials()[: trial.number + 1]) for trial in self.trials()
-        ))  # fmt: skip
+        self.assertEqual(
+            printed.count("(best)"),
+            sum(trial.value == max(t.value for t in self.trials()[: trial.number + 1]) for trial in self.trials()),
+        )
         for name in self.PICTURES:
             self.assertGreater(imread(self.out / name).std(), 0.01)
         page = (self.out / "report.html").read_text()
@@ -874,10 +893,23 @@ class RealSweepTest(SweepTest):
         model = self.folder / "model"
         text = [f"rte sentence1: {a} sentence2: {b} entailment not_entailment" for a, b in rows]
         write_tiny_model(model, text, vocab_size=125)
-        fixed = dict(benchmark="glue", dataset_name="rte", data_dir=str(self.folder), model_name_or_path=str(model),
-                     max_steps=4, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
-                     logging_steps=2, per_device_train_batch_size=8, report_to="none", disable_tqdm=True,
-                     data_cache_dir=str(self.folder / "cache"), use_cpu=True)  # fmt: skip
+        fixed = dict(
+            benchmark="glue",
+            dataset_name="rte",
+            data_dir=str(self.folder),
+            model_name_or_path=str(model),
+            max_steps=4,
+            eval_strategy="steps",
+            eval_steps=2,
+            save_strategy="steps",
+            save_steps=2,
+            logging_steps=2,
+            per_device_train_batch_size=8,
+            report_to="none",
+            disable_tqdm=True,
+            data_cache_dir=str(self.folder / "cache"),
+            use_cpu=True,
+        )
         parameters = {"learning_rate": dict(distribution="log_uniform_values", min=1e-3, max=1e-1)}
         parameters |= {name: {"value": value} for name, value in fixed.items()}
         sweep = self.write(program=str(ROOT / "fine_tune_t5.py"), method="bayes", parameters=parameters, run_cap=2)

@@ -29,8 +29,19 @@ FILES = sorted((ROOT / "sweeps").glob("*.yaml"))
 SCRIPTS = {"fine_tune_t5.py": fine_tune_t5, "pre_train_t5.py": pre_train_t5}
 
 # W&B's reference of the sweep configuration, so far as a sweep of one command needs it.
-TOP_KEYS = {"program", "project", "entity", "name", "description", "method", "metric", "parameters", "early_terminate",
-            "command", "run_cap"}  # fmt: skip
+TOP_KEYS = {
+    "program",
+    "project",
+    "entity",
+    "name",
+    "description",
+    "method",
+    "metric",
+    "parameters",
+    "early_terminate",
+    "command",
+    "run_cap",
+}
 METHODS = {"grid", "random", "bayes"}
 BOUNDED = {"uniform", "int_uniform", "log_uniform_values", "inv_log_uniform_values"}
 

@@ -31,15 +31,28 @@ SHAPE = dict(d_model=16, d_kv=8, d_ff=24, num_heads=2, num_layers=1, num_decoder
 FILES = {"train": "train.jsonl", "validation": "dev.jsonl"}
 SHARED = dict(inputs={"line": "line"}, files=FILES, max_source_length=40, max_target_length=12)
 TASKS = {
-    "topic": dict(SHARED, prefix="topic", target="topic", target_type="class", labels=["tree", "moon"],
-                  metrics=["accuracy"]),
+    "topic": dict(
+        SHARED, prefix="topic", target="topic", target_type="class", labels=["tree", "moon"], metrics=["accuracy"]
+    ),
     "score": dict(SHARED, prefix="score", target="score", target_type="number", metrics=["pearson"]),
     "ending": dict(SHARED, prefix="ending", target="ending", target_type="text", metrics=["rougeL"]),
-    "pieces": dict(prefix="pieces", inputs={"": "text"}, target="text", target_type="text", metrics=["rougeL"],
-                   max_piece_length=30, max_source_length=40, max_target_length=12),
-}  # fmt: skip
-LINES = [f"the {color} {thing} stands by the {place}" for color in ("red", "old", "cold", "tall")
-         for thing in ("tree", "moon") for place in ("river", "house", "wall")]  # fmt: skip
+    "pieces": dict(
+        prefix="pieces",
+        inputs={"": "text"},
+        target="text",
+        target_type="text",
+        metrics=["rougeL"],
+        max_piece_length=30,
+        max_source_length=40,
+        max_target_length=12,
+    ),
+}
+LINES = [
+    f"the {color} {thing} stands by the {place}"
+    for color in ("red", "old", "cold", "tall")
+    for thing in ("tree", "moon")
+    for place in ("river", "house", "wall")
+]
 
 
 @functools.cache
@@ -109,8 +122,9 @@ class TestCase(parameterized.TestCase):
             cache = ["--data_cache_dir", workspace() / "cache", "--use_cpu", "true"]
             where = [] if "--output_dir" in argv else ["--output_dir", self.folder / "evaluation"]
             again = ["--overwrite_output_dir"]
-            results, printed = run(evaluate_t5.main, "--model_name_or_path", model or self.out, *cache, *where, *again,
-                                   *argv, code=code)  # fmt: skip
+            results, printed = run(
+                evaluate_t5.main, "--model_name_or_path", model or self.out, *cache, *where, *again, *argv, code=code
+            )
         return reported(results or {}), printed
 
     def assert_same(self, found: dict, wanted: dict) -> None:
@@ -181,8 +195,15 @@ class RepeatTest(TestCase):
         self.assertIn("task.json", files)
         self.assertIn("task.json", NOT_PUBLISHED)
         exported, record = self.folder / "export", (self.out / "task.json").read_text()
-        run(export_checkpoint.main, "--model_name_or_path", self.out / "checkpoint-40", "--output_dir", exported,
-            "--num_samples", 1)  # fmt: skip
+        run(
+            export_checkpoint.main,
+            "--model_name_or_path",
+            self.out / "checkpoint-40",
+            "--output_dir",
+            exported,
+            "--num_samples",
+            1,
+        )
         for folder in (self.out / "checkpoint-40", exported):
             self.assertEqual((folder / "task.json").read_text(), record)
         self.assert_same(self.evaluate(model=exported)[0], self.evaluate()[0])
@@ -190,9 +211,13 @@ class RepeatTest(TestCase):
 
 class RecordTest(parameterized.TestCase):
     @parameterized.parameters(
-        ("mine", "a", True), ("mine", "b,a", True), ("mine", None, True), ("mine", "c", False), ("mine", "a,c", False),
+        ("mine", "a", True),
+        ("mine", "b,a", True),
+        ("mine", None, True),
+        ("mine", "c", False),
+        ("mine", "a,c", False),
         ("glue", "a", False),
-    )  # fmt: skip
+    )
     def test_only_recorded_tasks_take_their_flags_from_the_record(self, benchmark, names, expected):
         values = dict(benchmark=benchmark, dataset_name=names, split=None, do_predict=False)
         given = ["benchmark", *["dataset_name"] * bool(names)]
@@ -219,10 +244,16 @@ class RecordTest(parameterized.TestCase):
         self.assertEqual(recorded_flags(folder, values, set(given)), expected)
 
     def test_labels_that_are_scored_need_no_flags_of_generation(self):
-        args = fine_tune_t5.TaskArguments(train_file="x"), mock.Mock(
-            bf16=False, bf16_full_eval=False, predict_with_generate=False, generation_num_beams=4,
-            generation_max_length=None,
-        )  # fmt: skip
+        args = (
+            fine_tune_t5.TaskArguments(train_file="x"),
+            mock.Mock(
+                bf16=False,
+                bf16_full_eval=False,
+                predict_with_generate=False,
+                generation_num_beams=4,
+                generation_max_length=None,
+            ),
+        )
         record = task_record(*args, generates=False, holds_out=False)
         self.assertNoCommonElements(record, ["generation_num_beams", "predict_with_generate", "train_file"])
         record = task_record(*args, generates=True, holds_out=True)  # the entry takes its validation rows from these

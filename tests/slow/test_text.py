@@ -94,14 +94,20 @@ class TestCase(parameterized.TestCase):
         with mock.patch("data_t5.load_tokenizer", return_value=self.byte_tokenizer()):
             text = find_text(flags, model_args)
         tokenizer = with_mode_tokens(text.tokenizer, flags.objective)
-        config = T5Config(vocab_size=len(tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2,
-                          decoder_start_token_id=0)  # fmt: skip
+        config = T5Config(
+            vocab_size=len(tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
+        )
         objective = get_objective(flags, tokenizer, T5ForConditionalGeneration(config))
         args = SimpleNamespace(
-            train_batch_size=BATCH // ranks, gradient_accumulation_steps=1, world_size=ranks, process_index=rank,
-            seed=3, data_seed=None, eval_strategy="steps",
+            train_batch_size=BATCH // ranks,
+            gradient_accumulation_steps=1,
+            world_size=ranks,
+            process_index=rank,
+            seed=3,
+            data_seed=None,
+            eval_strategy="steps",
             main_process_first=lambda **_: contextlib.nullcontext(),
-        )  # fmt: skip
+        )
         train, _ = text.examples(objective, args, checkpoint)
         return text, objective, train
 
@@ -119,9 +125,12 @@ class TestCase(parameterized.TestCase):
             backend = Tokenizer(models.WordLevel({t: n for n, t in enumerate(tokens)}, unk_token="<unk>"))
             backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
             cls._tokenizer = PreTrainedTokenizerFast(
-                tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
+                tokenizer_object=backend,
+                pad_token="<pad>",
+                eos_token="</s>",
+                unk_token="<unk>",
                 extra_special_tokens=sentinels,
-            )  # fmt: skip
+            )
         return cls._tokenizer
 
 
@@ -196,9 +205,14 @@ class StreamedTextTest(TestCase):
         """One file, one block, no shuffling: the stream's rows are the rows that the whole file is cut into."""
         with mock.patch.object(blocks, "BLOCK_BYTES", 10**9):
             text, objective, stream = self.open(
-                self.flags("file", streaming=True, packing="documents", shuffle_buffer_size=1,
-                           validation_file=[str(self.folder / "b.txt")])
-            )  # fmt: skip
+                self.flags(
+                    "file",
+                    streaming=True,
+                    packing="documents",
+                    shuffle_buffer_size=1,
+                    validation_file=[str(self.folder / "b.txt")],
+                )
+            )
             found = np.concatenate([batch["input_ids"] for batch, _ in itertools.islice(stream, 20)])
         encode = {letter: number for letter, number in text.tokenizer.get_vocab().items() if len(letter) == 1}
         tokens = np.array([token for line in lines(1) for token in [*map(encode.get, line), 1]], dtype=np.uint32)

@@ -373,5 +373,6 @@ class NamesTest(parameterized.TestCase):
         self.assertEqual(metrics_key(name), key)
 
     def test_a_name_that_has_no_group(self):
-        self.assertEqual([metrics_key(name) for name in ("loss", "eval_loss", "other/x", "")],
-                         ["loss", "eval_loss", "other/x", ""])  # fmt: skip
+        self.assertEqual(
+            [metrics_key(name) for name in ("loss", "eval_loss", "other/x", "")], ["loss", "eval_loss", "other/x", ""]
+        )

@@ -183,9 +183,12 @@ def two_ranks(folder: Path) -> None:
         results[name] = (curve(trainer), weights(trainer))
         # Again from the middle of the second epoch, with another model to begin with.
         resumed = trained(
-            folder / f"{name}_resumed", resume=str(folder / name / "checkpoint-7"), model=make_model(99), rows=rows,
+            folder / f"{name}_resumed",
+            resume=str(folder / name / "checkpoint-7"),
+            model=make_model(99),
+            rows=rows,
             **split,
-        )  # fmt: skip
+        )
         results[f"{name}_resumed"] = (curve(resumed), weights(resumed))
 
     for copies in (keep_weight_copies, lambda _: None):
@@ -284,11 +287,18 @@ class SameRunTest(TrainerTest):
         first = {}
         for batch, accumulation in ((32, 1), (8, 4)):
             args = Seq2SeqTrainingArguments(
-                output_dir=str(self.folder / "plain"), per_device_train_batch_size=batch,
-                gradient_accumulation_steps=accumulation, max_steps=1, logging_steps=1, report_to=[], use_cpu=True,
-                disable_tqdm=True, save_strategy="no", remove_unused_columns=False,
+                output_dir=str(self.folder / "plain"),
+                per_device_train_batch_size=batch,
+                gradient_accumulation_steps=accumulation,
+                max_steps=1,
+                logging_steps=1,
+                report_to=[],
+                use_cpu=True,
+                disable_tqdm=True,
+                save_strategy="no",
+                remove_unused_columns=False,
                 train_sampling_strategy="sequential",
-            )  # fmt: skip
+            )
             trainer = Seq2SeqTrainer(
                 model=AutoModelForSeq2SeqLM.from_pretrained(self.folder / "model"),
                 args=args,
@@ -382,9 +392,16 @@ class ResumeTest(TrainerTest):
             folder,
             resume=resume,
             model=make_model(seed, dropout_rate=0.1),  # the random state must be resumed too
-            collate=recorder, eval_dataset=chunks(9, 4), per_device_train_batch_size=16, gradient_accumulation_steps=2,
-            eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=1, save_total_limit=None,
-        )  # fmt: skip
+            collate=recorder,
+            eval_dataset=chunks(9, 4),
+            per_device_train_batch_size=16,
+            gradient_accumulation_steps=2,
+            eval_strategy="steps",
+            eval_steps=2,
+            save_strategy="steps",
+            save_steps=1,
+            save_total_limit=None,
+        )
         # Each evaluation collates a batch too, of 9 rows.
         return trainer, [b["input_ids"] for b in recorder.batches if len(b["input_ids"]) == 16]
 
@@ -522,9 +539,12 @@ def task_trainer(folder, steps: int, eval_dataset, class_labels=LABELS, **flags)
     return T5Trainer(
         model=make_model(d_model=32),
         args=arguments(folder, max_steps=steps, lr_scheduler_type="constant_with_warmup", **flags),
-        train_dataset=ragged_rows(320, seed=5), eval_dataset=eval_dataset, data_collator=pad_rows,
-        compute_metrics=metrics, class_label_ids=class_labels,
-    )  # fmt: skip
+        train_dataset=ragged_rows(320, seed=5),
+        eval_dataset=eval_dataset,
+        data_collator=pad_rows,
+        compute_metrics=metrics,
+        class_label_ids=class_labels,
+    )
 
 
 class ClassScoringTest(TrainerTest):
@@ -669,10 +689,17 @@ class ClassScoringTest(TrainerTest):
         """MNLI: matched and mismatched."""
         splits = {"validation_matched": ragged_rows(30, 12), "validation_mismatched": ragged_rows(17, 13)}
         trainer = task_trainer(
-            self.folder, 20, splits, eval_strategy="steps", eval_steps=5, save_strategy="steps", save_steps=5,
-            load_best_model_at_end=True, metric_for_best_model="eval_validation_matched_accuracy",
+            self.folder,
+            20,
+            splits,
+            eval_strategy="steps",
+            eval_steps=5,
+            save_strategy="steps",
+            save_steps=5,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_validation_matched_accuracy",
             greater_is_better=True,
-        )  # fmt: skip
+        )
         quietly(trainer.train)
         both = [curve(trainer, f"eval_{split}_accuracy") for split in splits]
         self.assertEqual([len(c) for c in both], [4, 4])
@@ -697,10 +724,19 @@ class RunTest(TrainerTest):
     def test_of_equal_scores_the_lower_loss_is_the_best(self):
         scores, losses = iter([0.5, 0.5, 0.5, 0.4]), iter([3.0, 2.0, 2.5, 1.0])
         trainer = make_trainer(
-            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=2, save_strategy="steps",
-            save_steps=2, save_total_limit=1, load_best_model_at_end=True, metric_for_best_model="eval_score",
-            greater_is_better=True, early_stopping_patience=3, max_steps=20,
-        )  # fmt: skip
+            self.folder,
+            eval_dataset=chunks(4, 4),
+            eval_strategy="steps",
+            eval_steps=2,
+            save_strategy="steps",
+            save_steps=2,
+            save_total_limit=1,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_score",
+            greater_is_better=True,
+            early_stopping_patience=3,
+            max_steps=20,
+        )
         loop = trainer.evaluation_loop
 
         def scored(*args, **kwargs):
@@ -718,10 +754,19 @@ class RunTest(TrainerTest):
     def test_early_stopping_and_best_checkpoint_follow_the_main_metric(self):
         scores = iter([0.5, 0.8, 0.7, 0.6, 0.9])
         trainer = make_trainer(
-            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=2, save_strategy="steps",
-            save_steps=2, save_total_limit=1, load_best_model_at_end=True, metric_for_best_model="eval_score",
-            greater_is_better=True, early_stopping_patience=2, max_steps=20,
-        )  # fmt: skip
+            self.folder,
+            eval_dataset=chunks(4, 4),
+            eval_strategy="steps",
+            eval_steps=2,
+            save_strategy="steps",
+            save_steps=2,
+            save_total_limit=1,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_score",
+            greater_is_better=True,
+            early_stopping_patience=2,
+            max_steps=20,
+        )
         trainer.compute_metrics = lambda output: token_metrics(output.predictions[1]) | {"score": next(scores)}
         seen = {}
 
@@ -742,10 +787,17 @@ class RunTest(TrainerTest):
     def test_the_best_checkpoint_is_the_best_of_those_saved(self):
         scores = iter([0.8, 0.5, 0.9, 0.6, 0.7, 0.4])  # saved: 0.5, 0.6 and 0.4
         trainer = make_trainer(
-            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=1, save_strategy="steps",
-            save_steps=2, load_best_model_at_end=True, metric_for_best_model="eval_score", greater_is_better=True,
+            self.folder,
+            eval_dataset=chunks(4, 4),
+            eval_strategy="steps",
+            eval_steps=1,
+            save_strategy="steps",
+            save_steps=2,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_score",
+            greater_is_better=True,
             max_steps=6,
-        )  # fmt: skip
+        )
         trainer.compute_metrics = lambda output: token_metrics(output.predictions[1]) | {"score": next(scores)}
         self.start(trainer)
         quietly(trainer.train)
@@ -754,9 +806,12 @@ class RunTest(TrainerTest):
 
     def test_an_evaluation_without_the_main_metric_ends_in_one_line(self):
         trainer = make_trainer(
-            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=1,
+            self.folder,
+            eval_dataset=chunks(4, 4),
+            eval_strategy="steps",
+            eval_steps=1,
             metric_for_best_model="loss_ul2_s",
-        )  # fmt: skip
+        )
         with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as stop:
             quietly(trainer.train)
         self.assertEqual(stop.exception.code, 2)
@@ -764,9 +819,14 @@ class RunTest(TrainerTest):
 
     def test_a_stop_is_saved_where_the_evaluation_is_not_the_best(self):
         trainer = make_trainer(
-            self.folder, eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=1, save_strategy="best",
-            metric_for_best_model="eval_score", greater_is_better=True,
-        )  # fmt: skip
+            self.folder,
+            eval_dataset=chunks(4, 4),
+            eval_strategy="steps",
+            eval_steps=1,
+            save_strategy="best",
+            metric_for_best_model="eval_score",
+            greater_is_better=True,
+        )
 
         def metrics(output) -> dict:
             trainer.preemption._received = signal.SIGTERM  # in the first evaluation, so in step 2
@@ -887,10 +947,11 @@ class TrackingTest(TrainerTest):
                 "import types; from runs.trackers import WandbTracker",
                 "args = [types.SimpleNamespace(output_dir=x, project=x) for x in ('run', 'next')]",
                 "first, second = (WandbTracker(a, a.project, 'n', {}, None) for a in args)",
-                "second.log({'loss': 1.0}, 1)", "run = second.run; print(run.settings.mode, run.project, run.dir)",
+                "second.log({'loss': 1.0}, 1)",
+                "run = second.run; print(run.settings.mode, run.project, run.dir)",
                 "second.finish({})",
             ]
-        )  # fmt: skip
+        )
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
         environment |= {"PYTHONPATH": str(ROOT), "HOME": str(self.folder)}
         done = subprocess.run(

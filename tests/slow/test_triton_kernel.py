@@ -228,9 +228,13 @@ DOCUMENTS = (torch.arange(512)[:, None] // 100 == torch.arange(512) // 100).expa
 class MachineCodeTest(parameterized.TestCase):
     @parameterized.product(
         numbers=((BF16, 64), (BF16, 128), (FLOAT32, 64)),
-        attention=(("encoder", False, None), ("padding", False, PADDING), ("documents", False, DOCUMENTS),
-                   ("decoder", True, None)),
-    )  # fmt: skip
+        attention=(
+            ("encoder", False, None),
+            ("padding", False, PADDING),
+            ("documents", False, DOCUMENTS),
+            ("decoder", True, None),
+        ),
+    )
     def test_on_hopper_all_stays_in_registers_and_bf16_runs_on_tensor_cores(self, numbers, attention):
         dtype, width = numbers
         _, causal, mask = attention
@@ -256,9 +260,14 @@ class MachineCodeTest(parameterized.TestCase):
 
     @parameterized.product(
         architecture=(80, 90, 100),
-        case=((BF16, 64, False, None), (BF16, 64, False, PADDING), (BF16, 64, True, None), (BF16, 128, False, PADDING),
-              (FLOAT32, 64, True, None)),
-    )  # fmt: skip
+        case=(
+            (BF16, 64, False, None),
+            (BF16, 64, False, PADDING),
+            (BF16, 64, True, None),
+            (BF16, 128, False, PADDING),
+            (FLOAT32, 64, True, None),
+        ),
+    )
     def test_one_pass_stays_in_registers_and_fits(self, architecture, case):
         spilled = 128 if (architecture, *case[:2]) == (80, BF16, 128) else 0
         _, kernel = compiled(architecture, *case, one_pass=True)

@@ -41,10 +41,25 @@ class AgentTest(absltest.TestCase):
 
     def trial(self, **flags) -> dict:
         """The arguments of a trial, as small as it goes."""
-        small = dict(train_file="text.txt", dataset_name="", config_name="tiny", config_overrides=OVERRIDES,
-                     vocab_size=300, input_seq_length=32, per_device_train_batch_size=4, logging_steps=1, eval_steps=1,
-                     save_steps=2, max_eval_samples=8, num_samples=0, report_to="wandb", disable_tqdm=True,
-                     data_cache_dir="cache", save_total_limit=1, warmup_steps=1)  # fmt: skip
+        small = dict(
+            train_file="text.txt",
+            dataset_name="",
+            config_name="tiny",
+            config_overrides=OVERRIDES,
+            vocab_size=300,
+            input_seq_length=32,
+            per_device_train_batch_size=4,
+            logging_steps=1,
+            eval_steps=1,
+            save_steps=2,
+            max_eval_samples=8,
+            num_samples=0,
+            report_to="wandb",
+            disable_tqdm=True,
+            data_cache_dir="cache",
+            save_total_limit=1,
+            warmup_steps=1,
+        )
         return {"learning_rate": 1e-2, "optim": "adamw_torch", "save_only_model": True} | small | flags
 
     def end_all(self) -> None:

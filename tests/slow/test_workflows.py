@@ -36,13 +36,33 @@ from model_t5 import build_config, count_parameters, create_model, flops_per_seq
 from modeling.families import shape_of
 
 ROOT = Path(constants.__file__).parent
-SMALL = dict(max_steps=2, warmup_steps=1, logging_steps=1, eval_steps=2, save_steps=2, max_eval_samples=4, seed=1,
-             per_device_train_batch_size=2, per_device_eval_batch_size=2, preprocessing_num_workers=1,
-             disable_tqdm="true", report_to="none", use_cpu="true", bf16="false")  # fmt: skip
+SMALL = dict(
+    max_steps=2,
+    warmup_steps=1,
+    logging_steps=1,
+    eval_steps=2,
+    save_steps=2,
+    max_eval_samples=4,
+    seed=1,
+    per_device_train_batch_size=2,
+    per_device_eval_batch_size=2,
+    preprocessing_num_workers=1,
+    disable_tqdm="true",
+    report_to="none",
+    use_cpu="true",
+    bf16="false",
+)
 T5_SMALL = dict(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8)
 T5_LARGE = dict(d_model=1024, d_kv=64, d_ff=4096, num_layers=24, num_heads=16)
-GEMMA_BASE = dict(hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
-                  num_key_value_heads=12, head_dim=64, query_pre_attn_scalar=64)  # fmt: skip
+GEMMA_BASE = dict(
+    hidden_size=768,
+    intermediate_size=2048,
+    num_hidden_layers=12,
+    num_attention_heads=12,
+    num_key_value_heads=12,
+    head_dim=64,
+    query_pre_attn_scalar=64,
+)
 # recipe -> (script, real configuration, its parameters, target length, and the source's if it is not 512)
 RECIPES = {
     "italian_t5_base": (pre_train_t5, lambda: build_config("t5-v1_1-base", 32_000), 247_381_248, 114),
@@ -52,15 +72,25 @@ RECIPES = {
     # transformers' own sizes are those of 2B-2B
     "adapt_gemma2_2b": (pre_train_t5, T5GemmaConfig, 5_596_853_760, 287),
     "t5gemma_summarization": (
-        fine_tune_t5, lambda: T5GemmaConfig(encoder=GEMMA_BASE, decoder=GEMMA_BASE), 591_490_560, 128, 1024
+        fine_tune_t5,
+        lambda: T5GemmaConfig(encoder=GEMMA_BASE, decoder=GEMMA_BASE),
+        591_490_560,
+        128,
+        1024,
     ),
-}  # fmt: skip
+}
 OF_GEMMA = ("adapt_gemma2_2b", "t5gemma_summarization")
 CNN_DAILYMAIL = dict(
-    prefix="summarize", inputs={"": "article"}, target="highlights", target_type="text", metrics=["rougeL", "rouge1"],
-    hub=("abisee/cnn_dailymail", "3.0.0"), max_source_length=512, max_target_length=128,
+    prefix="summarize",
+    inputs={"": "article"},
+    target="highlights",
+    target_type="text",
+    metrics=["rougeL", "rouge1"],
+    hub=("abisee/cnn_dailymail", "3.0.0"),
+    max_source_length=512,
+    max_target_length=128,
     files={"train": "train.jsonl", "validation": "validation.jsonl", "test": "test.jsonl"},
-)  # fmt: skip
+)
 
 
 @functools.cache

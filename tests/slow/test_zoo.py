@@ -40,17 +40,32 @@ from runs import samples
 
 LABELS = ["bread", "moon"]
 TASK = dict(
-    prefix="topic", inputs={"sentence": "line"}, target="topic", target_type="class", labels=LABELS,
-    metrics=["accuracy"], files={"train": "train.jsonl", "validation": "dev.jsonl"}, max_source_length=96,
+    prefix="topic",
+    inputs={"sentence": "line"},
+    target="topic",
+    target_type="class",
+    labels=LABELS,
+    metrics=["accuracy"],
+    files={"train": "train.jsonl", "validation": "dev.jsonl"},
+    max_source_length=96,
     max_target_length=8,
-)  # fmt: skip
+)
 ROOT = Path(constants.__file__).parent
 SHARDED = [("t5gemma", "ul2", "fsdp2"), ("t5gemma2", "prefix_lm", "fsdp2")]
 OTHERS_SHARDED = [("t5gemma", "prefix_lm", "zero3"), ("t5gemma2", "ul2", "zero3")]
 TIED = ("t5_v1_0", *zoo.GEMMA)  # their heads are embeddings
 EMBEDDINGS = {"t5gemma": {"model.encoder", "model.decoder"}, "t5gemma2": {"model.encoder.text_model"}}
-SMALL = dict(logging_steps=1, warmup_steps=1, per_device_train_batch_size=2, per_device_eval_batch_size=4, seed=1,
-             max_eval_samples=4, disable_tqdm="true", report_to="none", preprocessing_num_workers=1)  # fmt: skip
+SMALL = dict(
+    logging_steps=1,
+    warmup_steps=1,
+    per_device_train_batch_size=2,
+    per_device_eval_batch_size=4,
+    seed=1,
+    max_eval_samples=4,
+    disable_tqdm="true",
+    report_to="none",
+    preprocessing_num_workers=1,
+)
 MADE_FOR_TEXT = ("<extra_id_3>", "▁<extra_id_3>", "a <extra_id_0>b", "</s> <pad>")
 
 
@@ -82,10 +97,20 @@ def script(module, *switches, **flags) -> tuple[object, str]:
 
 def pre_train(source: Path, output_dir: Path, *switches, **changes) -> tuple[dict, str]:
     flags = dict(
-        model_name_or_path=source, train_file=place() / "text.txt", dataset_name="", input_seq_length=64, max_steps=4,
-        mean_noise_span_length=6, learning_rate=1e-3, gradient_accumulation_steps=1, eval_steps=4, save_steps=2,
-        output_dir=output_dir, validation_split_count=30, num_samples=1,
-    )  # fmt: skip
+        model_name_or_path=source,
+        train_file=place() / "text.txt",
+        dataset_name="",
+        input_seq_length=64,
+        max_steps=4,
+        mean_noise_span_length=6,
+        learning_rate=1e-3,
+        gradient_accumulation_steps=1,
+        eval_steps=4,
+        save_steps=2,
+        output_dir=output_dir,
+        validation_split_count=30,
+        num_samples=1,
+    )
     return script(pre_train_t5, *switches, **flags | changes)
 
 
@@ -219,10 +244,18 @@ class TwoProcessesTest(parameterized.TestCase):
         as it was, which torch's data parallelism must be told."""
         out = [place() / "processes" / f"{family}_{count}" for count in (1, 2)]
         flags = SMALL | dict(
-            model_name_or_path=animal(family)[0], train_file=place() / "text.txt", objective=objective,
-            input_seq_length=64, max_steps=2, learning_rate=1e-3, gradient_accumulation_steps=1, save_steps=2,
-            validation_split_count=30, num_samples=0, data_cache_dir=place() / "cache",
-        )  # fmt: skip
+            model_name_or_path=animal(family)[0],
+            train_file=place() / "text.txt",
+            objective=objective,
+            input_seq_length=64,
+            max_steps=2,
+            learning_rate=1e-3,
+            gradient_accumulation_steps=1,
+            save_steps=2,
+            validation_split_count=30,
+            num_samples=0,
+            data_cache_dir=place() / "cache",
+        )
         argv = [f"--{key}={value}" for key, value in flags.items()]
         run_main(pre_train_t5.main, *argv, *more, f"--output_dir={out[0]}")
         script = [pre_train_t5.__file__, *argv, *more, f"--output_dir={out[1]}", "--per_device_train_batch_size=1"]
@@ -246,10 +279,19 @@ class ShardedTest(parameterized.TestCase):
         """Started by accelerate, stopped after two of four steps and resumed."""
         out = [place() / "sharded" / f"{family}_{way}_{count}" for count in (1, 2)]
         flags = SMALL | dict(
-            model_name_or_path=animal(family)[0], train_file=place() / "text.txt", objective=objective,
-            input_seq_length=64, max_steps=4, learning_rate=1e-3, gradient_accumulation_steps=1, save_steps=2,
-            validation_split_count=30, num_samples=0, data_cache_dir=place() / "cache", optim="adamw_torch",
-        )  # fmt: skip
+            model_name_or_path=animal(family)[0],
+            train_file=place() / "text.txt",
+            objective=objective,
+            input_seq_length=64,
+            max_steps=4,
+            learning_rate=1e-3,
+            gradient_accumulation_steps=1,
+            save_steps=2,
+            validation_split_count=30,
+            num_samples=0,
+            data_cache_dir=place() / "cache",
+            optim="adamw_torch",
+        )
         run_main(pre_train_t5.main, *(f"--{key}={value}" for key, value in flags.items()), f"--output_dir={out[0]}")
         argv = [f"--{key}={value}" for key, value in (flags | dict(per_device_train_batch_size=1)).items()]
         argv += [f"--output_dir={out[1]}"]

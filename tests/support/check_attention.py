@@ -220,9 +220,17 @@ def model_rows(device: torch.device) -> list[dict]:
     def gradient(implementation: str, dtype: torch.dtype, compiled: bool, **inputs) -> torch.Tensor:
         torch.manual_seed(0)
         config = T5Config(
-            vocab_size=512, d_model=128, d_kv=64, d_ff=256, num_heads=2, num_layers=2, num_decoder_layers=2,
-            feed_forward_proj="gated-gelu", dropout_rate=0.0, decoder_start_token_id=0,
-        )  # fmt: skip
+            vocab_size=512,
+            d_model=128,
+            d_kv=64,
+            d_ff=256,
+            num_heads=2,
+            num_layers=2,
+            num_decoder_layers=2,
+            feed_forward_proj="gated-gelu",
+            dropout_rate=0.0,
+            decoder_start_token_id=0,
+        )
         model = T5ForConditionalGeneration._from_config(config, attn_implementation=implementation)
         model = model.to(device, dtype if dtype == torch.float64 else torch.float32).train()
         run = torch.compile(model, fullgraph=True) if compiled else model

@@ -102,10 +102,12 @@ class _Handler(BaseHTTPRequestHandler):
             return self.answer({"id": asked[2], "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]})
         found = (folder / asked[4]).glob("**/*" if "recursive=true" in self.path.lower() else "*")
         kinds = [(path, "directory" if path.is_dir() else "file") for path in sorted(found)]
-        return self.answer([
-            {"type": kind, "path": str(path.relative_to(folder)), "size": path.stat().st_size, "oid": COMMIT}
-            for path, kind in kinds
-        ])  # fmt: skip
+        return self.answer(
+            [
+                {"type": kind, "path": str(path.relative_to(folder)), "size": path.stat().st_size, "oid": COMMIT}
+                for path, kind in kinds
+            ]
+        )
 
     do_HEAD = do_GET
 

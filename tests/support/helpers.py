@@ -31,8 +31,11 @@ def needs_newer_transformers(reason: str, needed: bool = True) -> None:
 
 def argv_of(flags: dict) -> list[str]:
     """{"max_steps": 3, "bf16": True, "seed": None} -> ["--max_steps", "3", "--bf16"]."""
-    words = [[f"--{name}"] if value is True else [f"--{name}", str(value)]
-             for name, value in flags.items() if value is not None]  # fmt: skip
+    words = [
+        [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        for name, value in flags.items()
+        if value is not None
+    ]
     return sum(words, [])
 
 

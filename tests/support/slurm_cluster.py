@@ -60,8 +60,10 @@ PartitionName=normal Nodes=n1,n2 Default=YES PriorityTier=1
 PartitionName=urgent Nodes=n1,n2 PriorityTier=2 PreemptMode=OFF
 """
 # A GPU that is only counted and named in CUDA_VISIBLE_DEVICES can be any character device.
-GRES_CONF = "NodeName=n[1-2] Name=gpu File=/dev/null Flags=nvidia_gpu_env\n" \
-            "NodeName=n[1-2] Name=gpu File=/dev/zero Flags=nvidia_gpu_env\n"  # fmt: skip
+GRES_CONF = (
+    "NodeName=n[1-2] Name=gpu File=/dev/null Flags=nvidia_gpu_env\n"
+    "NodeName=n[1-2] Name=gpu File=/dev/zero Flags=nvidia_gpu_env\n"
+)
 
 
 def missing_packages() -> list[str]:

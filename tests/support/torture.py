@@ -212,8 +212,16 @@ def processes_of(log: Path) -> list[int]:
     return found
 
 
-def kill_once(script: str, argv: list[str], output_dir: Path, log: Path, seconds: float, aimed: bool,
-              chooser: random.Random, launcher: str | None = None) -> tuple[int, bool]:  # fmt: skip
+def kill_once(
+    script: str,
+    argv: list[str],
+    output_dir: Path,
+    log: Path,
+    seconds: float,
+    aimed: bool,
+    chooser: random.Random,
+    launcher: str | None = None,
+) -> tuple[int, bool]:
     """Starts or resumes the run and kills it at a random moment. (exit code, was a checkpoint being written).
 
     seconds: within which a kill that is not aimed falls; an aimed one waits for a checkpoint that is being written.
@@ -417,9 +425,11 @@ def bad_inputs(seed: int, cases: int) -> dict:
 
 
 def main() -> None:
-    others = {f"{name}_{script}": functools.partial(act, script=script)
-              for name, act in (("full_disks", full_disks), ("damaged", damaged))
-              for script in ("pre_train", "fine_tune")}  # fmt: skip
+    others = {
+        f"{name}_{script}": functools.partial(act, script=script)
+        for name, act in (("full_disks", full_disks), ("damaged", damaged))
+        for script in ("pre_train", "fine_tune")
+    }
     names = [*KINDS, *others, "bad_inputs"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300, help="SIGKILLs in all, shared out among the kinds of runs")

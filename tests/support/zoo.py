@@ -32,77 +32,159 @@ from transformers import AutoConfig
 from model_t5 import create_model
 
 SIZES = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=2)
-_SUMMARIZATION = dict(early_stopping=True, length_penalty=2.0, max_length=200, min_length=30, no_repeat_ngram_size=3,
-                      num_beams=4, prefix="summarize: ")  # fmt: skip
+_SUMMARIZATION = dict(
+    early_stopping=True,
+    length_penalty=2.0,
+    max_length=200,
+    min_length=30,
+    no_repeat_ngram_size=3,
+    num_beams=4,
+    prefix="summarize: ",
+)
 _GERMAN = dict(early_stopping=True, max_length=300, num_beams=4, prefix="translate English to German: ")
 _EVERY = dict(
-    decoder_start_token_id=0, dropout_rate=0.1, eos_token_id=1, initializer_factor=1.0, is_encoder_decoder=True,
-    layer_norm_epsilon=1e-06, pad_token_id=0, relative_attention_num_buckets=32,
-)  # fmt: skip
+    decoder_start_token_id=0,
+    dropout_rate=0.1,
+    eos_token_id=1,
+    initializer_factor=1.0,
+    is_encoder_decoder=True,
+    layer_norm_epsilon=1e-06,
+    pad_token_id=0,
+    relative_attention_num_buckets=32,
+)
 _V1_0 = _EVERY | dict(
-    architectures=["T5ForConditionalGeneration"], model_type="t5", n_positions=512, output_past=True,
+    architectures=["T5ForConditionalGeneration"],
+    model_type="t5",
+    n_positions=512,
+    output_past=True,
     task_specific_params={"summarization": _SUMMARIZATION, "translation_en_to_de": _GERMAN},
-)  # fmt: skip
+)
 _V1_1 = _EVERY | dict(
-    architectures=["T5ForConditionalGeneration"], model_type="t5", feed_forward_proj="gated-gelu",
-    num_decoder_layers=1, output_past=True, tie_word_embeddings=False,
-)  # fmt: skip
+    architectures=["T5ForConditionalGeneration"],
+    model_type="t5",
+    feed_forward_proj="gated-gelu",
+    num_decoder_layers=1,
+    output_past=True,
+    tie_word_embeddings=False,
+)
 _LONG = _V1_1 | dict(
-    architectures=["LongT5ForConditionalGeneration"], model_type="longt5", n_positions=4096, use_cache=True,
-    local_radius=7, global_block_size=4, relative_attention_max_distance=128, torch_dtype="float32",
+    architectures=["LongT5ForConditionalGeneration"],
+    model_type="longt5",
+    n_positions=4096,
+    use_cache=True,
+    local_radius=7,
+    global_block_size=4,
+    relative_attention_max_distance=128,
+    torch_dtype="float32",
     transformers_version="4.20.0.dev0",
-)  # fmt: skip
+)
 CONFIGS = {
     "t5_v1_0": _V1_0,
     "t5_v1_1": _V1_1,
     "flan_t5": _V1_1 | _V1_0 | dict(transformers_version="4.23.1", use_cache=True),
-    "mt5": _V1_1 | dict(
-        architectures=["MT5ForConditionalGeneration"], model_type="mt5", tokenizer_class="T5Tokenizer",
-        transformers_version="4.10.0.dev0", use_cache=True,
+    "mt5": _V1_1
+    | dict(
+        architectures=["MT5ForConditionalGeneration"],
+        model_type="mt5",
+        tokenizer_class="T5Tokenizer",
+        transformers_version="4.10.0.dev0",
+        use_cache=True,
     ),
-    "umt5": _V1_1 | dict(
-        architectures=["UMT5ForConditionalGeneration"], model_type="umt5", tokenizer_class="T5Tokenizer",
-        classifier_dropout=0.0, dense_act_fn="gelu_new", is_gated_act=True, relative_attention_max_distance=128,
-        scalable_attention=True, torch_dtype="float32", transformers_version="4.31.0.dev0", use_cache=True,
+    "umt5": _V1_1
+    | dict(
+        architectures=["UMT5ForConditionalGeneration"],
+        model_type="umt5",
+        tokenizer_class="T5Tokenizer",
+        classifier_dropout=0.0,
+        dense_act_fn="gelu_new",
+        is_gated_act=True,
+        relative_attention_max_distance=128,
+        scalable_attention=True,
+        torch_dtype="float32",
+        transformers_version="4.31.0.dev0",
+        use_cache=True,
     ),
-    "byt5": _V1_1 | dict(
-        tokenizer_class="ByT5Tokenizer", gradient_checkpointing=False, transformers_version="4.7.0.dev0",
+    "byt5": _V1_1
+    | dict(
+        tokenizer_class="ByT5Tokenizer",
+        gradient_checkpointing=False,
+        transformers_version="4.7.0.dev0",
         use_cache=True,
     ),
     "longt5_local": _LONG | dict(encoder_attention_type="local"),
     "longt5_tglobal": _LONG | dict(encoder_attention_type="transient-global"),
-}  # fmt: skip
+}
 _GEMMA = dict(
-    attention_bias=False, attention_dropout=0.0, hidden_activation="gelu_pytorch_tanh", hidden_size=16, head_dim=4,
-    initializer_range=0.02, intermediate_size=24, max_position_embeddings=8192, num_attention_heads=4,
-    num_hidden_layers=2, num_key_value_heads=2, query_pre_attn_scalar=4, rms_norm_eps=1e-06, sliding_window=8,
-    layer_types=["sliding_attention", "full_attention"], torch_dtype="bfloat16", use_cache=True, dropout_rate=0.0,
-)  # fmt: skip
+    attention_bias=False,
+    attention_dropout=0.0,
+    hidden_activation="gelu_pytorch_tanh",
+    hidden_size=16,
+    head_dim=4,
+    initializer_range=0.02,
+    intermediate_size=24,
+    max_position_embeddings=8192,
+    num_attention_heads=4,
+    num_hidden_layers=2,
+    num_key_value_heads=2,
+    query_pre_attn_scalar=4,
+    rms_norm_eps=1e-06,
+    sliding_window=8,
+    layer_types=["sliding_attention", "full_attention"],
+    torch_dtype="bfloat16",
+    use_cache=True,
+    dropout_rate=0.0,
+)
 _GEMMA_2 = _GEMMA | dict(
     model_type="t5_gemma_module", attn_logit_softcapping=50.0, final_logit_softcapping=30.0, rope_theta=10000.0
 )
-_ROPE = {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
-         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
+_ROPE = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 _GEMMA_3 = _GEMMA | dict(attn_logit_softcapping=None, final_logit_softcapping=None, rope_parameters=_ROPE)
-_PICTURES = dict(model_type="siglip_vision_model", hidden_size=8, intermediate_size=12, num_hidden_layers=1,
-                 num_attention_heads=2, image_size=16, patch_size=8)  # fmt: skip
-_OF_BOTH = dict(dropout_rate=0.0, classifier_dropout_rate=0.0, initializer_range=0.02, is_encoder_decoder=True,
-                eos_token_id=1, pad_token_id=0, transformers_version="4.53.0.dev0")  # fmt: skip
+_PICTURES = dict(
+    model_type="siglip_vision_model",
+    hidden_size=8,
+    intermediate_size=12,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    image_size=16,
+    patch_size=8,
+)
+_OF_BOTH = dict(
+    dropout_rate=0.0,
+    classifier_dropout_rate=0.0,
+    initializer_range=0.02,
+    is_encoder_decoder=True,
+    eos_token_id=1,
+    pad_token_id=0,
+    transformers_version="4.53.0.dev0",
+)
 CONFIGS |= {
-    "t5gemma": _OF_BOTH | dict(
-        architectures=["T5GemmaForConditionalGeneration"], model_type="t5gemma",
+    "t5gemma": _OF_BOTH
+    | dict(
+        architectures=["T5GemmaForConditionalGeneration"],
+        model_type="t5gemma",
         encoder=_GEMMA_2 | {"is_decoder": False},
         decoder=_GEMMA_2 | {"is_decoder": True, "cross_attention_hidden_size": 16},
     ),
-    "t5gemma2": _OF_BOTH | dict(
-        architectures=["T5Gemma2ForConditionalGeneration"], model_type="t5gemma2", image_token_index=6,
+    "t5gemma2": _OF_BOTH
+    | dict(
+        architectures=["T5Gemma2ForConditionalGeneration"],
+        model_type="t5gemma2",
+        image_token_index=6,
         encoder=dict(
-            model_type="t5gemma2_encoder", text_config=_GEMMA_3 | {"model_type": "t5gemma2_text"}, boi_token_index=5,
-            vision_config=_PICTURES, mm_tokens_per_image=4, eoi_token_index=6, image_token_index=6,
+            model_type="t5gemma2_encoder",
+            text_config=_GEMMA_3 | {"model_type": "t5gemma2_text"},
+            boi_token_index=5,
+            vision_config=_PICTURES,
+            mm_tokens_per_image=4,
+            eoi_token_index=6,
+            image_token_index=6,
         ),
         decoder=_GEMMA_3 | {"model_type": "t5gemma2_decoder"},
     ),
-}  # fmt: skip
+}
 GEMMA = ("t5gemma", "t5gemma2")
 FAMILIES = tuple(CONFIGS)
 BIN = ("t5_v1_1", "mt5", "longt5_tglobal")  # written as pytorch_model.bin, with every name of the shared embedding
@@ -133,14 +215,23 @@ def sentinel_ids(family: str, rows: int) -> list[int]:
 def _pieces(special: tuple[str, ...], byte_fallback: bool) -> sentencepiece_model_pb2.ModelProto:
     """A SentencePiece unigram model; special: its first pieces, <pad> and </s> being ids 0 and 1."""
     written = io.BytesIO()
-    ids = {name: special.index(piece) if piece in special else -1
-           for name, piece in (("unk_id", "<unk>"), ("bos_id", "<s>"))}  # fmt: skip
+    ids = {
+        name: special.index(piece) if piece in special else -1
+        for name, piece in (("unk_id", "<unk>"), ("bos_id", "<s>"))
+    }
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines()), model_writer=written, model_type="unigram", pad_id=0, eos_id=1,
-        vocab_size=len(special) + 256 * byte_fallback + WORDS, byte_fallback=byte_fallback, num_threads=1,
+        sentence_iterator=iter(lines()),
+        model_writer=written,
+        model_type="unigram",
+        pad_id=0,
+        eos_id=1,
+        vocab_size=len(special) + 256 * byte_fallback + WORDS,
+        byte_fallback=byte_fallback,
+        num_threads=1,
         required_chars="[]NLUGS2",  # of UL2's modes
-        minloglevel=2, **ids,
-    )  # fmt: skip
+        minloglevel=2,
+        **ids,
+    )
     proto = sentencepiece_model_pb2.ModelProto()
     proto.ParseFromString(written.getvalue())
     return proto
@@ -170,8 +261,14 @@ def _write_mt5_tokenizer(folder: Path) -> int:
         proto.pieces.add(piece=f"▁<extra_id_{number}>", score=0.0)
     (folder / "spiece.model").write_bytes(proto.SerializeToString())
     _write_json(folder / "special_tokens_map.json", SPECIAL)
-    more = {"extra_ids": 0, "additional_special_tokens": None, "sp_model_kwargs": {}, "tokenizer_class": "T5Tokenizer",
-            "name_or_path": "google/mt5-small", "tokenizer_file": None}  # fmt: skip
+    more = {
+        "extra_ids": 0,
+        "additional_special_tokens": None,
+        "sp_model_kwargs": {},
+        "tokenizer_class": "T5Tokenizer",
+        "name_or_path": "google/mt5-small",
+        "tokenizer_file": None,
+    }
     _write_json(folder / "tokenizer_config.json", SPECIAL | more)
     return len(proto.pieces)
 
@@ -231,8 +328,14 @@ def _write_gemma_tokenizer(folder: Path) -> int:
     backend.save(str(folder / "tokenizer.json"))
     names = dict(bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
     _write_json(folder / "special_tokens_map.json", names)
-    more = dict(add_bos_token=True, add_eos_token=False, clean_up_tokenization_spaces=False, sp_model_kwargs={},
-                tokenizer_class="GemmaTokenizer", use_default_system_prompt=False)  # fmt: skip
+    more = dict(
+        add_bos_token=True,
+        add_eos_token=False,
+        clean_up_tokenization_spaces=False,
+        sp_model_kwargs={},
+        tokenizer_class="GemmaTokenizer",
+        use_default_system_prompt=False,
+    )
     _write_json(folder / "tokenizer_config.json", names | more)
     return backend.get_vocab_size()
 

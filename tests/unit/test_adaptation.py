@@ -20,8 +20,17 @@ from corpora.tokenizers import load_tokenizer
 from model_t5 import get_model, load_model, train_only
 from modeling.adaptation import adapt, source_name
 
-SIZES = dict(vocab_size=200, hidden_size=64, head_dim=8, num_attention_heads=4, num_key_value_heads=2,
-             intermediate_size=48, num_hidden_layers=3, sliding_window=4, query_pre_attn_scalar=8)  # fmt: skip
+SIZES = dict(
+    vocab_size=200,
+    hidden_size=64,
+    head_dim=8,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    sliding_window=4,
+    query_pre_attn_scalar=8,
+)
 SMALLER = dict(hidden_size=16, num_hidden_layers=2, intermediate_size=24)
 
 
@@ -83,8 +92,10 @@ class AdaptationTest(parameterized.TestCase):
         self.assertEqual(norm, ("decoder", "model.layers.1.post_attention_layernorm.weight"))
 
         model, copied = adapt(decoder, smaller)
-        self.assertEqual({name for name, source in copied.items() if source is None},
-                         {name for name in state if "cross_attn" in name})  # fmt: skip
+        self.assertEqual(
+            {name for name, source in copied.items() if source is None},
+            {name for name in state if "cross_attn" in name},
+        )
         layer = model.get_decoder().layers[0]
         self.assertEqual(layer.cross_attn.k_proj.weight.shape, (16, 16))  # it reads 16 numbers of the encoder
         self.assertEqual(float(layer.post_cross_attn_layernorm.weight.abs().max().detach()), 0.0)
@@ -130,8 +141,9 @@ class ScriptTest(parameterized.TestCase):
         self.assertEqual(plain.generation_config.decoder_start_token_id, 2)
 
     def test_unbalanced_the_new_weights_can_be_trained_alone(self):
-        out, _, said, _ = self.adapt("--model_name_or_path", self.source("one"), "--encoder",
-                                     self.source("other", **SMALLER))  # fmt: skip
+        out, _, said, _ = self.adapt(
+            "--model_name_or_path", self.source("one"), "--encoder", self.source("other", **SMALLER)
+        )
         self.assertRegex(said, r"cross-attention +18 tensors: new random weights")
         self.assertIn("--train_only cross_attn --max_steps 1000", said)
         args = ModelArguments(model_name_or_path=str(out), train_only="cross_attn")

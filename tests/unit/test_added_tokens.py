@@ -29,8 +29,15 @@ class AddedTokensTest(parameterized.TestCase):
     def test_texts_come_back_as_they_were(self):
         new = self.again(add_tokens(self.old, NEW)[0])
         word = LINES[0].split()[1]
-        for text in ('{"a": 1}\n{"b": [1]}', f"{word}\n{word}", f"{word} {{ {word} }}", f"{{{word}}}",
-                     f"\n{word} {word}", f"{word} }}\n\n{{ {word}", f"{{ {word}"):  # fmt: skip
+        for text in (
+            '{"a": 1}\n{"b": [1]}',
+            f"{word}\n{word}",
+            f"{word} {{ {word} }}",
+            f"{{{word}}}",
+            f"\n{word} {word}",
+            f"{word} }}\n\n{{ {word}",
+            f"{{ {word}",
+        ):
             ids = new(text).input_ids
             self.assertNotIn(new.unk_token_id, ids, text)
             self.assertEqual(new.decode(ids, skip_special_tokens=True), text)

@@ -115,7 +115,7 @@ class RecipeTest(TestCase):
         ("tabs", "a:\n\t- b", "recipe .*: not valid YAML"),
         ("wrong_type", "max_steps: many", "argument --max_steps/--max-steps: invalid int value: 'many'"),
         ("wrong_bool", "bf16: perhaps", "argument --bf16: Truthy value expected: got perhaps"),
-    )  # fmt: skip
+    )
     def test_refused(self, recipe, message):
         with self.assertRaisesRegex(ValueError, message):
             self.parse(recipe=recipe)
@@ -216,11 +216,19 @@ class TrainingArgumentsTest(TestCase):
             self.training(**flags)
 
     @parameterized.parameters(
-        dict(batch_eval_metrics=True), dict(eval_do_concat_batches=False), dict(generation_config="a/folder"),
-        dict(remove_unused_columns=True), dict(use_liger_kernel=True), dict(optim_args="weight_decay=1"),
-        dict(enable_jit_checkpoint=True), dict(prediction_loss_only=True), dict(sortish_sampler=True),
-        dict(average_tokens_across_devices=False), dict(dataloader_drop_last=True), dict(save_on_each_node=True),
-    )  # fmt: skip
+        dict(batch_eval_metrics=True),
+        dict(eval_do_concat_batches=False),
+        dict(generation_config="a/folder"),
+        dict(remove_unused_columns=True),
+        dict(use_liger_kernel=True),
+        dict(optim_args="weight_decay=1"),
+        dict(enable_jit_checkpoint=True),
+        dict(prediction_loss_only=True),
+        dict(sortish_sampler=True),
+        dict(average_tokens_across_devices=False),
+        dict(dataloader_drop_last=True),
+        dict(save_on_each_node=True),
+    )
     def test_what_the_trainer_has_not_is_refused(self, **flags):
         ((name, value),) = flags.items()
         with self.assertRaisesRegex(ValueError, f"^--{name} {value}: T5Trainer does not use it: leave it out$"):
@@ -328,7 +336,7 @@ class ChecksTest(TestCase):
     @parameterized.named_parameters(
         ("negative_dropout", dict(dropout_rate=-0.1), "--dropout_rate -0.1: must be"),
         ("vocabulary", dict(vocab_size=299), "--vocab_size 299: must be at least 300"),
-    )  # fmt: skip
+    )
     def test_model(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):
             model(**flags)
@@ -336,20 +344,23 @@ class ChecksTest(TestCase):
     @parameterized.named_parameters(
         ("eval_samples", dict(max_eval_samples=-1), "--max_eval_samples -1: must be at least 1"),
         ("workers", dict(preprocessing_num_workers=0), "--preprocessing_num_workers 0: must be at least 1"),
-    )  # fmt: skip
+    )
     def test_pre_training_data(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):
             pre_training_data(**flags)
 
     @parameterized.named_parameters(
-        ("task", dict(benchmark="glue", dataset_name="mrcp"),
-         r"--dataset_name mrcp: not in DATASET_VALS \(did you mean mrpc\?\); available: cola, sst2, mrpc"),
+        (
+            "task",
+            dict(benchmark="glue", dataset_name="mrcp"),
+            r"--dataset_name mrcp: not in DATASET_VALS \(did you mean mrpc\?\); available: cola, sst2, mrpc",
+        ),
         ("far_off", dict(dataset_name="zzz"), "--dataset_name zzz: not in DATASET_VALS; .*_topic.*--hub_dataset"),
         ("elsewhere", dict(dataset_name="xsum"), r"--dataset_name xsum: .*did you mean --task summarization/xsum\?"),
         ("validation_file", dict(validation_file="/nowhere"), "--validation_file /nowhere: no such file"),
         ("target_length", dict(max_target_length=0), "--max_target_length 0: must be at least 2 tokens"),
         ("samples", dict(max_train_samples=0), "--max_train_samples 0: must be at least 1"),
-    )  # fmt: skip
+    )
     def test_task(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):
             tasks(**flags)
@@ -369,7 +380,7 @@ class ChecksTest(TestCase):
         ("evaluates_only", dict(do_eval=True), "--do_eval without --do_train: .* evaluate_t5.py"),
         ("does_not_train", dict(do_train=False), "--do_eval without --do_train"),
         ("predicts", dict(do_train=True, do_predict=True), "--do_predict: .* predict_t5.py .* evaluate_t5.py"),
-    )  # fmt: skip
+    )
     def test_training(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):
             args = self.training(**flags)
@@ -485,17 +496,25 @@ class FilesTest(TestCase):
             expand_files("--train_file", [str(self.folder / name)])
 
     @parameterized.parameters(
-        ("a.txt", ".txt"), ("a.jsonl.gz", ".jsonl"), ("A.CSV.ZST", ".csv"), ("wiki_00", ""),
-        ("wiki_00.bz2", ""), ("a.b.parquet", ".parquet"), ("a.raw.gz", ".raw"),
-    )  # fmt: skip
+        ("a.txt", ".txt"),
+        ("a.jsonl.gz", ".jsonl"),
+        ("A.CSV.ZST", ".csv"),
+        ("wiki_00", ""),
+        ("wiki_00.bz2", ""),
+        ("a.b.parquet", ".parquet"),
+        ("a.raw.gz", ".raw"),
+    )
     def test_suffix(self, name, suffix):
         self.assertEqual(data_suffix(Path("some.folder") / name), suffix)
 
 
 class HelpTest(TestCase):
     def help(self, flag: str, classes) -> str:
-        with mock.patch.dict(os.environ, COLUMNS="120"), contextlib.redirect_stdout(io.StringIO()) as out, \
-                self.assertRaises(SystemExit) as caught:  # fmt: skip
+        with (
+            mock.patch.dict(os.environ, COLUMNS="120"),
+            contextlib.redirect_stdout(io.StringIO()) as out,
+            self.assertRaises(SystemExit) as caught,
+        ):
             parse_arguments(classes, [flag], default_recipe="/nowhere.yaml")
         self.assertEqual(caught.exception.code, 0)
         return out.getvalue()
@@ -562,8 +581,12 @@ class ProcessTest(TestCase):
     @parameterized.parameters(ValueError, FileNotFoundError, json.JSONDecodeError)
     def test_errors_of_the_user(self, kind):
         error = kind("--flag 3: wrong", "", 0) if kind is json.JSONDecodeError else kind("--flag 3: wrong")
-        with contextlib.redirect_stderr(io.StringIO()) as out, mock.patch.object(sys, "argv", ["dir/x.py"]), \
-                self.assertRaises(SystemExit) as caught, exit_on_user_error():  # fmt: skip
+        with (
+            contextlib.redirect_stderr(io.StringIO()) as out,
+            mock.patch.object(sys, "argv", ["dir/x.py"]),
+            self.assertRaises(SystemExit) as caught,
+            exit_on_user_error(),
+        ):
             raise error
         self.assertEqual(caught.exception.code, 2)
         self.assertStartsWith(out.getvalue(), "x.py: error: --flag 3: wrong")
@@ -578,10 +601,16 @@ class ProcessTest(TestCase):
     def test_who_tells_an_error(self, rank, local_rank, launcher, waits, told):
         environment = dict(RANK=rank, LOCAL_RANK=local_rank)
         environment |= dict(TORCHELASTIC_RUN_ID="none") if launcher == "torchrun" else {}
-        with contextlib.redirect_stderr(io.StringIO()) as out, mock.patch.object(sys, "argv", ["dir/x.py"]), \
-                mock.patch.dict(os.environ, environment), mock.patch("socket.gethostname", return_value="node7"), \
-                mock.patch("time.sleep") as sleep, mock.patch("signal.signal"), \
-                self.assertRaises(SystemExit), exit_on_user_error():  # fmt: skip
+        with (
+            contextlib.redirect_stderr(io.StringIO()) as out,
+            mock.patch.object(sys, "argv", ["dir/x.py"]),
+            mock.patch.dict(os.environ, environment),
+            mock.patch("socket.gethostname", return_value="node7"),
+            mock.patch("time.sleep") as sleep,
+            mock.patch("signal.signal"),
+            self.assertRaises(SystemExit),
+            exit_on_user_error(),
+        ):
             raise ValueError("--train_file my.txt: no such file")
         self.assertEqual(out.getvalue(), f"{told}: error: --train_file my.txt: no such file\n" if told else "")
         self.assertEqual(sleep.call_count, waits)

@@ -12,9 +12,16 @@ from model_t5 import parse_overrides
 from tasks.registry import check_entry, empty_texts
 
 ENTRY = dict(
-    prefix="colour", inputs={"text": "text"}, target="label", target_type="class", labels=["red", "green"],
-    metrics=["accuracy"], files={"train": "a.jsonl"}, max_source_length=32, max_target_length=8,
-)  # fmt: skip
+    prefix="colour",
+    inputs={"text": "text"},
+    target="label",
+    target_type="class",
+    labels=["red", "green"],
+    metrics=["accuracy"],
+    files={"train": "a.jsonl"},
+    max_source_length=32,
+    max_target_length=8,
+)
 
 
 class OverridesTest(parameterized.TestCase):

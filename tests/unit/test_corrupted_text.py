@@ -51,10 +51,21 @@ class CorruptedTextTest(parameterized.TestCase):
     @parameterized.parameters((0.1, 1), (0.9, 1), (0.25, 2), (None, 2))
     def test_share(self, share, tasks):
         files = {split: str(self.folder / f"{split}.jsonl") for split in ("train", "validation")}
-        parts = {name: datasets.Dataset.from_dict({"input_ids": [[5]] * 60, "labels": [[6]] * 60,
-                                                   "attention_mask": [[1]] * 60}) for name in "ab"[:tasks]}  # fmt: skip
-        entry = dict(inputs={"": "a"}, target="b", target_type="text", metrics=["bleu"], files=files,
-                     max_source_length=32, max_target_length=8)  # fmt: skip
+        parts = {
+            name: datasets.Dataset.from_dict(
+                {"input_ids": [[5]] * 60, "labels": [[6]] * 60, "attention_mask": [[1]] * 60}
+            )
+            for name in "ab"[:tasks]
+        }
+        entry = dict(
+            inputs={"": "a"},
+            target="b",
+            target_type="text",
+            metrics=["bleu"],
+            files=files,
+            max_source_length=32,
+            max_target_length=8,
+        )
         args = self.flags(span_corruption_share=share, max_source_length=32)
         made = Tasks([Task(name, entry, args) for name in parts])
         for task in made:

@@ -21,8 +21,16 @@ from constants import NUM_SENTINELS
 from corpora.tokenizers import load_tokenizer, plain_encoder, tokenizer_fingerprint
 
 # Beginning and number of letters of what words are drawn from.
-SCRIPTS = {"latin": (0x61, 26), "greek": (0x3B1, 25), "cyrillic": (0x430, 32), "arabic": (0x627, 28),
-           "devanagari": (0x915, 37), "hangul": (0xAC00, 60), "kana": (0x3042, 60), "han": (0x4E00, 80)}  # fmt: skip
+SCRIPTS = {
+    "latin": (0x61, 26),
+    "greek": (0x3B1, 25),
+    "cyrillic": (0x430, 32),
+    "arabic": (0x627, 28),
+    "devanagari": (0x915, 37),
+    "hangul": (0xAC00, 60),
+    "kana": (0x3042, 60),
+    "han": (0x4E00, 80),
+}
 EMOJI = ["🙂", "🚆", "👩‍🚀", "🇮🇹", "❤️", "👍🏽"]
 
 
@@ -65,10 +73,21 @@ def run(*argv, code=None) -> tuple[object, str]:
 def trained(normalization: str, byte_fallback: bool) -> Path:
     folder = workspace() / f"{normalization}_{byte_fallback}"
     run(
-        "--train_file", workspace() / "text.txt", "--vocab_size", 1100, "--normalization", normalization,
-        "--byte_fallback", str(byte_fallback).lower(), "--character_coverage", 0.99, "--output_dir", folder,
-        "--config_name", "tiny",
-    )  # fmt: skip
+        "--train_file",
+        workspace() / "text.txt",
+        "--vocab_size",
+        1100,
+        "--normalization",
+        normalization,
+        "--byte_fallback",
+        str(byte_fallback).lower(),
+        "--character_coverage",
+        0.99,
+        "--output_dir",
+        folder,
+        "--config_name",
+        "tiny",
+    )
     return folder
 
 
@@ -170,10 +189,16 @@ class SourcesTest(TestCase):
 
     @parameterized.named_parameters(
         ("size", ["--vocab_size", "200"], "--vocab_size 200: must be at least 300"),
-        ("too_large", ["--vocab_size", "90000"],
-         "--vocab_size 90000: SentencePiece could not .* enough for [0-9]+ tokens"),
-        ("letters", ["--vocab_size", "301", "--character_coverage", "1"],
-         "--vocab_size 301: .* letters alone take [0-9]+"),
+        (
+            "too_large",
+            ["--vocab_size", "90000"],
+            "--vocab_size 90000: SentencePiece could not .* enough for [0-9]+ tokens",
+        ),
+        (
+            "letters",
+            ["--vocab_size", "301", "--character_coverage", "1"],
+            "--vocab_size 301: .* letters alone take [0-9]+",
+        ),
         ("rule", ["--normalization", "nfc"], "--normalization nfc: must be one of nmt_nfkc, nfkc, identity"),
         ("coverage", ["--character_coverage", "1.5"], "--character_coverage 1.5: must be at least 0.98 and at most 1"),
         ("sentences", ["--max_sentences", "0"], "--max_sentences 0: must be at least 1"),
@@ -187,7 +212,7 @@ class SourcesTest(TestCase):
         ("binary", ["--train_file", "{folder}/spiece.model"], "spiece.model: looks like binary data"),
         ("column", ["--train_file", "{folder}/rows.jsonl"], "rows.jsonl, row 1: no column text; available: body"),
         ("flag", ["--vocab", "300"], "--vocab: no such flag; did you mean --vocab_size"),
-    )  # fmt: skip
+    )
     def test_refused(self, flags, message):
         (self.folder / "blank.txt").write_text("\n \n")
         (self.folder / "rows.jsonl").write_text(json.dumps({"body": "x"}) + "\n")

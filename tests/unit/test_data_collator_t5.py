@@ -92,10 +92,19 @@ def restored(inputs: np.ndarray, target: np.ndarray, sentinels: np.ndarray) -> l
 class LengthsTest(parameterized.TestCase):
     # REFERENCE, section 1: run with the released code.
     @parameterized.parameters(
-        (512, 0.15, 3, 568, 114), (1024, 0.15, 3, 1137, 229), (256, 0.15, 3, 284, 58), (128, 0.15, 3, 141, 29),
-        (512, 0.15, 8, 588, 100), (512, 0.15, 64, 600, 92), (512, 0.3, 3, 639, 257), (512, 0.5, 3, 766, 512),
-        (512, 0.5, 8, 908, 512), (512, 0.5, 64, 1006, 512), (64, 0.2, 2, 70, 22), (64, 0.2, 1, 63, 27),
-    )  # fmt: skip
+        (512, 0.15, 3, 568, 114),
+        (1024, 0.15, 3, 1137, 229),
+        (256, 0.15, 3, 284, 58),
+        (128, 0.15, 3, 141, 29),
+        (512, 0.15, 8, 588, 100),
+        (512, 0.15, 64, 600, 92),
+        (512, 0.3, 3, 639, 257),
+        (512, 0.5, 3, 766, 512),
+        (512, 0.5, 8, 908, 512),
+        (512, 0.5, 64, 1006, 512),
+        (64, 0.2, 2, 70, 22),
+        (64, 0.2, 1, 63, 27),
+    )
     def test_table(self, inputs_length, density, mean_span, tokens_length, targets_length):
         lengths = compute_input_and_target_lengths(inputs_length, density, mean_span)
         self.assertEqual(lengths, (tokens_length, targets_length))
@@ -124,8 +133,11 @@ class LengthsTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, f"--input_seq_length {inputs_length}: must be at least 3 .*sentinel"):
             compute_input_and_target_lengths(inputs_length, 0.15, 3)
 
-    @parameterized.parameters((0, 3, "noise_density 0: must be"), (1, 3, "noise_density 1: must be above 0"),
-                              (0.15, 0.5, "mean_noise_span_length 0.5: must be at least 1"))  # fmt: skip
+    @parameterized.parameters(
+        (0, 3, "noise_density 0: must be"),
+        (1, 3, "noise_density 1: must be above 0"),
+        (0.15, 0.5, "mean_noise_span_length 0.5: must be at least 1"),
+    )
     def test_impossible_masks_are_refused(self, density, mean_span, message):
         with self.assertRaisesRegex(ValueError, message):  # not searched for ever
             compute_input_and_target_lengths(512, density, mean_span)

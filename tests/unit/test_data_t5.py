@@ -50,9 +50,12 @@ from training.row_order import RowOrderTrainer
 
 VOCAB_SIZE = 900
 COMPRESS = {
-    "": lambda data: data, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
+    "": lambda data: data,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
     ".zst": lambda data: pyarrow.compress(data, codec="zstd", asbytes=True),
-}  # fmt: skip
+}
 
 
 def made_up_lines(count: int, seed: int = 0) -> list[str]:
@@ -269,8 +272,10 @@ class SourcesTest(TestCase):
             for split in ("train", "validation"):
                 (folder / f"{split}.jsonl").write_text(json.dumps({"text": f"{split} of {num_workers}"}))
 
-        with mock.patch.object(installed_docs, "build", side_effect=build) as builder, \
-                mock.patch.object(installed_docs, "fingerprint", lambda: "0" * 64):  # fmt: skip
+        with (
+            mock.patch.object(installed_docs, "build", side_effect=build) as builder,
+            mock.patch.object(installed_docs, "fingerprint", lambda: "0" * 64),
+        ):
             for name in (None, BUILTIN_CORPUS):
                 sources = find_sources(self.arguments(dataset_name=name, preprocessing_num_workers=3, text_column="x"))
                 self.assertEqual(list(sources["validation"].documents()), ["validation of 3"])
@@ -382,10 +387,23 @@ class OfflineTest(TestCase):
 # ---------------------------------------------------------------- tokenizer
 class TokenizerTest(TestCase):
     ODD = [
-        "  two  spaces ", "tab\there", "emoji 😀 👩\u200d👩\u200d👧 ok", "ﬁ ligature Ⅷ", "no\u00a0break", "中文 字", "",
-        "zero\u200bwidth", "e\u0301", "▁ low", " ", "1,234.5 €", "\u3000wide", "bell\x07bell", "a</s>b",
+        "  two  spaces ",
+        "tab\there",
+        "emoji 😀 👩\u200d👩\u200d👧 ok",
+        "ﬁ ligature Ⅷ",
+        "no\u00a0break",
+        "中文 字",
+        "",
+        "zero\u200bwidth",
+        "e\u0301",
+        "▁ low",
+        " ",
+        "1,234.5 €",
+        "\u3000wide",
+        "bell\x07bell",
+        "a</s>b",
         "</s> <pad> <unk> <extra_id_0>",
-    ]  # fmt: skip
+    ]
 
     def setUp(self):
         super().setUp()

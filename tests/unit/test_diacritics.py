@@ -77,7 +77,13 @@ class MetricTest(parameterized.TestCase):
         (["si ata"], ["și ață"], 3 / 4),  # s a t a could carry a mark; the first a is right without one
         (["și ață"], ["si ata"], 0.0),  # nothing carries one in the references
         (["și ață"], ["și ață"], 0.0),
-        (["sş așț"], ["ss ast", ], 0.0),
+        (
+            ["sş așț"],
+            [
+                "ss ast",
+            ],
+            0.0,
+        ),
         (["și ță"], ["și ață"], 1 / 4),  # a lost letter is wrong, and moves no other one
         (["și aață"], ["și ață"], 0.0),  # one too many is not
         (["ȘI"], ["Și"], 0.0),  # I cannot: no i is marked
@@ -85,7 +91,7 @@ class MetricTest(parameterized.TestCase):
         (["s\u0326i"], ["și"], 0.0),  # the same letter in two ways of writing
         (["ata"], [["ața", "ata"]], 0.0),  # the nearest reference
         ([""], ["ață"], 1.0),
-    )  # fmt: skip
+    )
     def test_diacritic_error_rate(self, predictions, references, expected):
         self.assertAlmostEqual(METRICS["diacritic_error_rate"](predictions, list(map(as_list, references))), expected)
 

@@ -45,8 +45,11 @@ FILES = {
     "SST-2/test.tsv": lines("index|sentence", "0|uneasy mishmash ."),
     "MRPC/msr_paraphrase_train.txt": "\ufeff"  # a byte-order mark, and quotes that nothing closes
     + lines(
-        "Quality|#1 ID|#2 ID|#1 String|#2 String", '1|10|11|He said "yes .|He agreed .',
-        "0|20|21|Held out .|Left out .", '0|10|21|" Rose to 5 .|It fell "', "1|21|20|Not left out .|Other way round .",
+        "Quality|#1 ID|#2 ID|#1 String|#2 String",
+        '1|10|11|He said "yes .|He agreed .',
+        "0|20|21|Held out .|Left out .",
+        '0|10|21|" Rose to 5 .|It fell "',
+        "1|21|20|Not left out .|Other way round .",
     ),
     "MRPC/dev.tsv": lines("Quality|#1 ID|#2 ID|#1 String|#2 String", "0|20|21|Held out .|Left out ."),
     "MRPC/test.tsv": lines("index|#1 ID|#2 ID|#1 String|#2 String", '0|1|2|"A|B'),
@@ -61,14 +64,18 @@ FILES = {
     "QQP/test.tsv": lines("id|question1|question2", "0|When?|Then?"),
     "STS-B/train.tsv": lines(
         "index|genre|filename|year|old_index|source1|source2|sentence1|sentence2|score",
-        "0|g|f|y|1|n|n|A plane.|An air plane.|5.000", '1|g|f|y|1|n|n|"Quote.|A "quote.|3.800',
-        "2|g|f|y|1|n|n|A.|B.|0.644", "3|g|f|y|1|n|n|A.|B.|2.75", "4|g|f|y|1|n|n|A.|B.|0.1",
+        "0|g|f|y|1|n|n|A plane.|An air plane.|5.000",
+        '1|g|f|y|1|n|n|"Quote.|A "quote.|3.800',
+        "2|g|f|y|1|n|n|A.|B.|0.644",
+        "3|g|f|y|1|n|n|A.|B.|2.75",
+        "4|g|f|y|1|n|n|A.|B.|0.1",
     ),
     "STS-B/dev.tsv": lines("index|sentence1|sentence2|score", "0|A.|B.|2.5"),
     "STS-B/test.tsv": lines("index|sentence1|sentence2", "0|A.|B."),
     "MNLI/train.tsv": lines(
         "index|promptID|pairID|genre|s1_parse|s2_parse|sentence1|sentence2|label1|gold_label",
-        "0|1|1n|x|(|(|It rains.|It is wet.|neutral|entailment", '1|1|1e|x|(|(|A "premise|Maybe so.|neutral|neutral',
+        "0|1|1n|x|(|(|It rains.|It is wet.|neutral|entailment",
+        '1|1|1e|x|(|(|A "premise|Maybe so.|neutral|neutral',
     ),
     "MNLI/dev_matched.tsv": lines("index|sentence1|sentence2|label1|gold_label", "0|P.|H.|neutral|contradiction"),
     "MNLI/dev_mismatched.tsv": lines("index|sentence1|sentence2|label1|gold_label", "0|PP.|HH.|neutral|neutral"),
@@ -84,7 +91,7 @@ FILES = {
     "WNLI/dev.tsv": lines("index|sentence1|sentence2|label", "0|A.|B.|0"),
     "WNLI/test.tsv": lines("index|sentence1|sentence2", "0|A.|B."),
     "diagnostic/diagnostic.tsv": lines("index|sentence1|sentence2", "0|The cat sat.|The cat did not sit."),
-}  # fmt: skip
+}
 
 # (task, split) -> [(source, target, or None where labels are hidden)], all rows in order.
 TEXTS = {
@@ -216,13 +223,17 @@ class GlueFilesTest(TestCase):
             load_rows("cola", GLUE["cola"], self.arguments("cola", data_dir=str(self.folder)), "train")
 
     @parameterized.named_parameters(
-        ("column", "RTE/dev.tsv", "index\tsentence_1\tsentence2\tlabel\n0\tA\tB\tentailment\n",
-         r"RTE/dev.tsv, row 1: no column sentence1 \(did you mean sentence_1\?\), which task rte needs; "
-         "available: index, sentence_1, sentence2, label"),
+        (
+            "column",
+            "RTE/dev.tsv",
+            "index\tsentence_1\tsentence2\tlabel\n0\tA\tB\tentailment\n",
+            r"RTE/dev.tsv, row 1: no column sentence1 \(did you mean sentence_1\?\), which task rte needs; "
+            "available: index, sentence_1, sentence2, label",
+        ),
         ("label_column", "RTE/dev.tsv", "index\tsentence1\tsentence2\n0\tA\tB\n", "no column label, which task rte"),
         ("no_rows", "RTE/dev.tsv", "index\tsentence1\tsentence2\tlabel\n", "task rte, split validation: no rows"),
         ("encoding", "RTE/dev.tsv", None, r"RTE/dev.tsv: not UTF-8 text \(byte 0xe9\)"),
-    )  # fmt: skip
+    )
     def test_refused(self, name, content, message):
         self.write(name, content or "")
         if content is None:
@@ -311,9 +322,15 @@ class OwnTaskTest(TestCase):
     """A task is one more entry of DATASET_VALS and nothing else."""
 
     ENTRY = dict(
-        prefix="stars", inputs={"review": "body", "product": "title"}, target="rating", target_type="class",
-        labels=["bad", "fair", "good"], metrics=["accuracy"], max_source_length=64, max_target_length=8,
-    )  # fmt: skip
+        prefix="stars",
+        inputs={"review": "body", "product": "title"},
+        target="rating",
+        target_type="class",
+        labels=["bad", "fair", "good"],
+        metrics=["accuracy"],
+        max_source_length=64,
+        max_target_length=8,
+    )
 
     def check(self, entry: dict, **flags):
         with mock.patch.dict(DATASET_VALS, {"mine": {"stars": entry}}):
@@ -449,15 +466,23 @@ class EntryTest(parameterized.TestCase):
 
     def test_classes_and_metrics_are_those_of_t5(self):
         labels = {
-            "cola": "unacceptable acceptable", "sst2": "negative positive", "mrpc": "not_equivalent equivalent",
-            "qqp": "not_duplicate duplicate", "mnli": "entailment neutral contradiction",
-            "rte": "entailment not_entailment", "qnli": "entailment not_entailment",
-            "wnli": "not_entailment entailment", "ax": "entailment neutral contradiction",
-        }  # fmt: skip
+            "cola": "unacceptable acceptable",
+            "sst2": "negative positive",
+            "mrpc": "not_equivalent equivalent",
+            "qqp": "not_duplicate duplicate",
+            "mnli": "entailment neutral contradiction",
+            "rte": "entailment not_entailment",
+            "qnli": "entailment not_entailment",
+            "wnli": "not_entailment entailment",
+            "ax": "entailment neutral contradiction",
+        }
         self.assertEqual({name: " ".join(task["labels"]) for name, task in GLUE.items() if "labels" in task}, labels)
         metrics = {
-            "cola": "matthews_correlation", "mrpc": "f1 accuracy", "qqp": "f1 accuracy", "stsb": "pearson spearman",
-        }  # fmt: skip
+            "cola": "matthews_correlation",
+            "mrpc": "f1 accuracy",
+            "qqp": "f1 accuracy",
+            "stsb": "pearson spearman",
+        }
         for name, task in GLUE.items():
             wanted = metrics.get(name, "accuracy").split()
             self.assertEqual(task["metrics"][: len(wanted)], wanted)

@@ -215,15 +215,28 @@ class PackingTest(parameterized.TestCase):
         enable_packing(model)
         sizes = [(17, 12), (23, 14), (5, 3)]
         examples = [tuple(torch.randint(8, WORDS, (1, n)) for n in size) for size in sizes]
-        segments = [torch.cat([torch.full((1, size[side]), n + 1) for n, size in enumerate(sizes)], 1)
-                    for side in (0, 1)]  # fmt: skip
+        segments = [
+            torch.cat([torch.full((1, size[side]), n + 1) for n, size in enumerate(sizes)], 1) for side in (0, 1)
+        ]
         joined = (torch.cat([example[side] for example in examples], 1) for side in (0, 1))
         ids, decoder_ids = joined
         with torch.no_grad():
-            packed = model(input_ids=ids, decoder_input_ids=decoder_ids, input_segments=segments[0],
-                           target_segments=segments[1], target_kinds=segments[1]).logits  # fmt: skip
-            alone = [model(input_ids=i, attention_mask=torch.ones_like(i), decoder_input_ids=d,
-                           decoder_attention_mask=torch.ones_like(d)).logits for i, d in examples]  # fmt: skip
+            packed = model(
+                input_ids=ids,
+                decoder_input_ids=decoder_ids,
+                input_segments=segments[0],
+                target_segments=segments[1],
+                target_kinds=segments[1],
+            ).logits
+            alone = [
+                model(
+                    input_ids=i,
+                    attention_mask=torch.ones_like(i),
+                    decoder_input_ids=d,
+                    decoder_attention_mask=torch.ones_like(d),
+                ).logits
+                for i, d in examples
+            ]
         torch.testing.assert_close(packed, torch.cat(alone, 1), **NEAR)
 
 
@@ -250,9 +263,13 @@ class OfficialTest(parameterized.TestCase):
         return model
 
     def rows(self) -> list[dict]:
-        return [{"input_ids": [(5 * k + 2) % 37 + 3 for k in range(source)],
-                 "labels": [(7 * k + 3) % 37 + 3 for k in range(len(nats))]}
-                for source, nats in self.EXAMPLES]  # fmt: skip
+        return [
+            {
+                "input_ids": [(5 * k + 2) % 37 + 3 for k in range(source)],
+                "labels": [(7 * k + 3) % 37 + 3 for k in range(len(nats))],
+            }
+            for source, nats in self.EXAMPLES
+        ]
 
     @parameterized.parameters("padded", "packed")
     def test_the_nats_of_the_official_code(self, kind):

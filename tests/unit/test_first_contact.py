@@ -40,9 +40,19 @@ from tasks.tasks import Task, Tasks
 ROOT = Path(constants.__file__).parent
 SCRIPTS = {
     module.__name__: module
-    for module in (pre_train_t5, fine_tune_t5, evaluate_t5, predict_t5, create_tokenizer, export_checkpoint,
-                   report_glue, sweep_t5, plot_runs, benchmark_t5)
-}  # fmt: skip
+    for module in (
+        pre_train_t5,
+        fine_tune_t5,
+        evaluate_t5,
+        predict_t5,
+        create_tokenizer,
+        export_checkpoint,
+        report_glue,
+        sweep_t5,
+        plot_runs,
+        benchmark_t5,
+    )
+}
 
 
 class Terminal(io.StringIO):
@@ -170,8 +180,12 @@ class PrintedTest(parameterized.TestCase):
                 parse_arguments([ModelArguments], [])
             self.assertTrue(library.are_progress_bars_disabled())
 
-    @parameterized.parameters((Terminal, {}, True), (Terminal, {"NO_COLOR": "1"}, False), (io.StringIO, {}, False),
-                              (Terminal, {"TERM": "dumb"}, False))  # fmt: skip
+    @parameterized.parameters(
+        (Terminal, {}, True),
+        (Terminal, {"NO_COLOR": "1"}, False),
+        (io.StringIO, {}, False),
+        (Terminal, {"TERM": "dumb"}, False),
+    )
     def test_colour(self, stream, environment, expected):
         plain = {"NO_COLOR": "", "TERM": "xterm"} | environment
         with mock.patch.dict(os.environ, plain):
@@ -259,8 +273,9 @@ class CardTest(parameterized.TestCase):
         (("glue", "cola"), DATASET_VALS["glue"]["cola"], "text-classification"),
         (("summarization", "xsum"), DATASET_VALS["summarization"]["xsum"], "summarization"),
         (("translation", "wmt16_en_ro"), DATASET_VALS["translation"]["wmt16_en_ro"], "translation"),
-        (("own", "pairs"), {}, "text-generation"), (None, {}, "text-generation"),
-    )  # fmt: skip
+        (("own", "pairs"), {}, "text-generation"),
+        (None, {}, "text-generation"),
+    )
     def test_tasks_that_the_hub_has(self, task, entry, expected):
         self.assertEqual(hub_task(task, entry), expected)
 
@@ -273,9 +288,11 @@ class CardTest(parameterized.TestCase):
         self.assertEqual(_data(arguments, ("glue", arguments["dataset_name"]), {}), expected)
 
     @parameterized.parameters(
-        ("glue", "rte", "rte sentence1: ... sentence2: ..."), ("summarization", "cnn_dailymail", "summarize: ..."),
-        ("question_answering", "squad", "question: ... context: ..."), ("glue", "cola,rte", "cola sentence: ..."),
-    )  # fmt: skip
+        ("glue", "rte", "rte sentence1: ... sentence2: ..."),
+        ("summarization", "cnn_dailymail", "summarize: ..."),
+        ("question_answering", "squad", "question: ... context: ..."),
+        ("glue", "cola,rte", "cola sentence: ..."),
+    )
     def test_a_card_shows_what_the_model_reads(self, benchmark, name, expected):
         entry = _first_entry((benchmark, name), {})
         self.assertEqual(_example((benchmark, name), entry, "<extra_id_{}>", {}), expected)

@@ -47,9 +47,11 @@ class PerfectModelTest(parameterized.TestCase):
         tokenizer = make_tokenizer(VOCABULARY - 3 * (kind == "ul2"))
         objective = kind if kind in ("ul2", "prefix_lm") else "span_corruption"
         data_args = PreTrainingDataArguments(
-            objective=objective, packing="documents" if kind == "documents" else "chunks", input_seq_length=128,
+            objective=objective,
+            packing="documents" if kind == "documents" else "chunks",
+            input_seq_length=128,
             eos_between_documents=True,
-        )  # fmt: skip
+        )
         tokenizer = with_mode_tokens(tokenizer, objective)
         model = create_model(build_config("tiny", VOCABULARY, SHAPE))
         collator = get_objective(data_args, tokenizer, model)
@@ -58,9 +60,12 @@ class PerfectModelTest(parameterized.TestCase):
         data = collator.rows(text)
         metrics = collator.metrics(file.bytes_per_token(EOS))
         trainer = T5Trainer(
-            model=model, args=arguments(self.enterContext(tempfile.TemporaryDirectory()), per_device_eval_batch_size=7),
-            eval_dataset=data, data_collator=collator, compute_metrics=metrics,
-        )  # fmt: skip
+            model=model,
+            args=arguments(self.enterContext(tempfile.TemporaryDirectory()), per_device_eval_batch_size=7),
+            eval_dataset=data,
+            data_collator=collator,
+            compute_metrics=metrics,
+        )
         with mock.patch.object(trainer.model, "forward", perfect):
             found, _ = quietly(trainer.evaluate)
         batch = collator(data.__getitems__(range(len(data))))

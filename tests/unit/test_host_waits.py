@@ -49,10 +49,20 @@ def as_before(params, states: list[dict], lr, eps=1e-6, betas=(0.9, 0.999), weig
         state["step"] += 1
         p.mul_(1 - lr * weight_decay)
         torch._fused_adamw_(
-            [p], [p.grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [torch.full((), float(state["step"]))],
-            lr=rate * lr, beta1=betas[0], beta2=betas[1], weight_decay=0.0,
-            eps=eps / math.sqrt(1 - betas[1] ** state["step"]), amsgrad=False, maximize=False,
-        )  # fmt: skip
+            [p],
+            [p.grad],
+            [state["exp_avg"]],
+            [state["exp_avg_sq"]],
+            [],
+            [torch.full((), float(state["step"]))],
+            lr=rate * lr,
+            beta1=betas[0],
+            beta2=betas[1],
+            weight_decay=0.0,
+            eps=eps / math.sqrt(1 - betas[1] ** state["step"]),
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 class UpdateTest(parameterized.TestCase):
@@ -165,8 +175,14 @@ class StepTest(parameterized.TestCase):
 
     def train_watched(self, **flags) -> int:
         """Trains four steps, each watched from its first forward pass to its end; the number of watches."""
-        trainer = make_trainer(self.folder, per_device_train_batch_size=8, gradient_accumulation_steps=2,
-                               max_steps=4, logging_steps=100, **flags)  # fmt: skip
+        trainer = make_trainer(
+            self.folder,
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=2,
+            max_steps=4,
+            logging_steps=100,
+            **flags,
+        )
         plain_step, plain_end, plain_count = (
             getattr(T5Trainer, name)
             for name in ("training_step", "_maybe_log_save_evaluate", "_get_num_items_in_batch")
@@ -218,8 +234,11 @@ class StepTest(parameterized.TestCase):
         step = lambda *args, **kwargs: poison(*args, **kwargs)  # noqa: E731 (bound as a method)
         told, code = self.ended(trainer, step)
         self.assertEqual(code, 1)
-        self.assertRegex(told, r"error: step 4: the gradient's norm is nan \(examples [0-9, ]+\); "
-                         r".*checkpoint-3 holds the weights from before this step")  # fmt: skip
+        self.assertRegex(
+            told,
+            r"error: step 4: the gradient's norm is nan \(examples [0-9, ]+\); "
+            r".*checkpoint-3 holds the weights from before this step",
+        )
         self.assertEqual([path.name for path in self.folder.glob("checkpoint-*")], ["checkpoint-3"])
         before, state, schedule = poison.before
         for name, tensor in load_file(self.folder / "checkpoint-3" / "model.safetensors").items():

@@ -61,8 +61,11 @@ class TimingTest(parameterized.TestCase):
         keep_kernel_timings(self.folder)
         with self.kernels(first=0.003, second=0.002), contextlib.redirect_stdout(io.StringIO()) as said:
             self.assertEqual(self.chosen(), "second")
-        self.assertIn("attention: second on cpu float32 at 6 x 6, second; gradient of the bias by torch "
-                      "(timed: first 3 ms, second 2 ms)\n", said.getvalue())  # fmt: skip
+        self.assertIn(
+            "attention: second on cpu float32 at 6 x 6, second; gradient of the bias by torch "
+            "(timed: first 3 ms, second 2 ms)\n",
+            said.getvalue(),
+        )
         self.assertEqual(self.calls[-2:], [("second", attention.TIMED_ROWS)] * 2)
         self.calls.clear()
         with self.kernels(first=0.001, second=0.002):

@@ -234,14 +234,42 @@ class BenchmarkMetricsTest(parameterized.TestCase):
         self.assertEqual(METRICS["squad_f1"](["a b", "x"], [["b"], ["y", "z"]]), 0.5)
 
     @parameterized.parameters(
-        ("It is <<2+2=4>>4.\n#### 4", 4.0), ("#### 1,234", 1234.0), ("first 3 then 7 apples.", 7.0), ("cost $-5", -5.0),
-        ("#### 12 of 30", 12.0), ("2.50 dollars", 2.5), ("#### none, so 8", 8.0), ("no number", None), ("", None),
-        ("so 9\n#### many", 9.0), ("0.5%", 0.5), ("$1,234.50", 1234.5), ("-3", -3.0), ("5 - 2", 2.0), ("10-12", 12.0),
-        ("x-4", 4.0), ("\u22127", -7.0), ("10\u22127", 7.0), ("3.", 3.0), ("1,000,000.", 1000000.0), ("50%", 50.0),
-        ("50%-60%", 60.0), ("(5)-3", 3.0), ("= -3", -3.0), ("=-3", -3.0), ("(-3)", -3.0), ("-$5", -5.0), ("$-5", -5.0),
-        ("2.5-3.5", 3.5), ("#### 10-12", 10.0), ("#### -1,234", -1234.0), (".5", 0.5), ("-.5", -0.5),
-        ("so ...5.3", 5.3), ("$.5.2", 0.2),
-    )  # fmt: skip
+        ("It is <<2+2=4>>4.\n#### 4", 4.0),
+        ("#### 1,234", 1234.0),
+        ("first 3 then 7 apples.", 7.0),
+        ("cost $-5", -5.0),
+        ("#### 12 of 30", 12.0),
+        ("2.50 dollars", 2.5),
+        ("#### none, so 8", 8.0),
+        ("no number", None),
+        ("", None),
+        ("so 9\n#### many", 9.0),
+        ("0.5%", 0.5),
+        ("$1,234.50", 1234.5),
+        ("-3", -3.0),
+        ("5 - 2", 2.0),
+        ("10-12", 12.0),
+        ("x-4", 4.0),
+        ("\u22127", -7.0),
+        ("10\u22127", 7.0),
+        ("3.", 3.0),
+        ("1,000,000.", 1000000.0),
+        ("50%", 50.0),
+        ("50%-60%", 60.0),
+        ("(5)-3", 3.0),
+        ("= -3", -3.0),
+        ("=-3", -3.0),
+        ("(-3)", -3.0),
+        ("-$5", -5.0),
+        ("$-5", -5.0),
+        ("2.5-3.5", 3.5),
+        ("#### 10-12", 10.0),
+        ("#### -1,234", -1234.0),
+        (".5", 0.5),
+        ("-.5", -0.5),
+        ("so ...5.3", 5.3),
+        ("$.5.2", 0.2),
+    )
     def test_final_number(self, text, number):
         self.assertEqual(final_number(text), number)
 
@@ -262,10 +290,16 @@ class BenchmarkMetricsTest(parameterized.TestCase):
         self.assertEqual(scores["invalid_outputs"], 1)
 
     @parameterized.parameters(
-        ("the old dog", "dog", True), ("Dog", "The old dog", True), ("Bob", "Bob's hat", False), ("cat", "dog", False),
-        ("his dog", "her dog", True), ("old cat", "old dog", False), ("", "dog", None), ("the", "dog", None),
+        ("the old dog", "dog", True),
+        ("Dog", "The old dog", True),
+        ("Bob", "Bob's hat", False),
+        ("cat", "dog", False),
+        ("his dog", "her dog", True),
+        ("old cat", "old dog", False),
+        ("", "dog", None),
+        ("the", "dog", None),
         ("dog", "his", False),  # as t5.data.postprocessors.wsc_simple says
-    )  # fmt: skip
+    )
     def test_same_referent(self, answer, referent, expected):
         self.assertIs(is_same_referent(answer, referent), expected)
 
@@ -286,25 +320,48 @@ class BenchmarkMetricsTest(parameterized.TestCase):
 class ParsingTest(parameterized.TestCase):
     @parameterized.parameters(
         ("no", 0), (" yes\n", 1), ("Yes", None), ("yes yes", None), ("ye", None), ("", None), ("1", None)
-    )  # fmt: skip
+    )
     def test_classes(self, text, expected):
         task = class_task(["no", "yes"])
         self.assertEqual(value_of_text(task, text), expected)
         self.assertEqual(values_of_texts(task, [text, "no"]), [-1 if expected is None else expected, 0])
 
     @parameterized.parameters(
-        ("3.8", 3.8), (" 4 ", 4.0), ("-2.5", -2.5), ("1e0", 1.0),
-        ("", None), ("nan", None), ("NaN", None), ("inf", None), ("-infinity", None), ("1e999", None),
-        ("3.8 4", None), ("3,8", None), ("three", None), ("3.8.", None),
-    )  # fmt: skip
+        ("3.8", 3.8),
+        (" 4 ", 4.0),
+        ("-2.5", -2.5),
+        ("1e0", 1.0),
+        ("", None),
+        ("nan", None),
+        ("NaN", None),
+        ("inf", None),
+        ("-infinity", None),
+        ("1e999", None),
+        ("3.8 4", None),
+        ("3,8", None),
+        ("three", None),
+        ("3.8.", None),
+    )
     def test_numbers(self, text, expected):
         self.assertEqual(value_of_text(number_task(), text), expected)
         self.assertEqual(values_of_texts(number_task(), [text]), [-1.0 if expected is None else expected])
 
     @parameterized.parameters(
-        (3.8, "3.8"), (5, "5.0"), (0.0, "0.0"), ("2.75", "2.8"), (1.72, "1.8"), (3.267, "3.2"),
-        (0.1, "0.0"), (0.3, "0.4"), (0.5, "0.4"), (0.7, "0.8"), (2.5, "2.4"), (2.7, "2.8"), (2.9, "2.8"), (4.9, "4.8"),
-    )  # fmt: skip
+        (3.8, "3.8"),
+        (5, "5.0"),
+        (0.0, "0.0"),
+        ("2.75", "2.8"),
+        (1.72, "1.8"),
+        (3.267, "3.2"),
+        (0.1, "0.0"),
+        (0.3, "0.4"),
+        (0.5, "0.4"),
+        (0.7, "0.8"),
+        (2.5, "2.4"),
+        (2.7, "2.8"),
+        (2.9, "2.8"),
+        (4.9, "4.8"),
+    )
     def test_format_number_target_by_hand(self, value, expected):
         self.assertEqual(format_number_target(value), expected)
 

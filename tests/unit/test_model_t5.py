@@ -68,16 +68,24 @@ TIED_NAMES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tok
 SHAPE = TINY | dict(vocab_size=96, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, is_encoder_decoder=True)
 V1_0 = SHAPE | dict(model_type="t5", architectures=["T5WithLMHeadModel"], n_positions=512)
 V1_1 = SHAPE | dict(
-    model_type="t5", architectures=["T5ForConditionalGeneration"], feed_forward_proj="gated-gelu",
-    tie_word_embeddings=False, dropout_rate=0.1, output_past=True,
-)  # fmt: skip
+    model_type="t5",
+    architectures=["T5ForConditionalGeneration"],
+    feed_forward_proj="gated-gelu",
+    tie_word_embeddings=False,
+    dropout_rate=0.1,
+    output_past=True,
+)
 FLAN = V1_1 | dict(n_positions=512, dense_act_fn="gelu_new", is_gated_act=True, use_cache=True)
 MT5 = V1_1 | dict(model_type="mt5", architectures=["MT5ForConditionalGeneration"], tokenizer_class="T5Tokenizer")
 UMT5 = V1_1 | dict(model_type="umt5", architectures=["UMT5ForConditionalGeneration"], scalable_attention=True)
 LONGT5 = V1_1 | dict(  # published: local_radius 127, global_block_size 16
-    model_type="longt5", architectures=["LongT5ForConditionalGeneration"], n_positions=4096, local_radius=3,
-    global_block_size=4, encoder_attention_type="local",
-)  # fmt: skip
+    model_type="longt5",
+    architectures=["LongT5ForConditionalGeneration"],
+    n_positions=4096,
+    local_radius=3,
+    global_block_size=4,
+    encoder_attention_type="local",
+)
 TGLOBAL = LONGT5 | dict(encoder_attention_type="transient-global")
 CLASSES = dict(
     t5=(T5Config, T5ForConditionalGeneration),
@@ -254,10 +262,20 @@ class FlopsTest(ModelTest):
 
     def test_longt5_of_16384_tokens(self):
         """By hand for google/long-t5-tglobal-base: 12 layers, d 768, F 2048, 12 heads of 64, 1,024 global tokens."""
-        config = LongT5Config(**TGLOBAL | dict(
-            d_model=768, d_kv=64, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12, vocab_size=32128,
-            local_radius=127, global_block_size=16,
-        ))  # fmt: skip
+        config = LongT5Config(
+            **TGLOBAL
+            | dict(
+                d_model=768,
+                d_kv=64,
+                d_ff=2048,
+                num_heads=12,
+                num_layers=12,
+                num_decoder_layers=12,
+                vocab_size=32128,
+                local_radius=127,
+                global_block_size=16,
+            )
+        )
         s, t, d = 16384, 512, 768
         encoder = 12 * (s * (8 * d * d + 6 * d * 2048) + 4 * s * (3 * 128 + 1024) * d + 4 * 1024 * d * d)
         decoder = 12 * (t * (12 * d * d + 6 * d * 2048) + 4 * t * t * d + 4 * s * d * d + 4 * t * s * d)

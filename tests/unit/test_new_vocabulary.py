@@ -95,8 +95,10 @@ class ChangeVocabularyTest(parameterized.TestCase):
         self.assertEqual(pairs[other.convert_tokens_to_ids("<extra_id_0>")], OLD.convert_tokens_to_ids("<extra_id_0>"))
         moved = PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "P": 1, "E": 2, "U": 3}, unk_token="U")),
-            pad_token="P", eos_token="E", unk_token="U",
-        )  # fmt: skip
+            pad_token="P",
+            eos_token="E",
+            unk_token="U",
+        )
         model = model_of(False)
         change_vocabulary(model, OLD, moved)
         for config in (model.config, model.generation_config):
@@ -147,11 +149,24 @@ class ScriptTest(parameterized.TestCase):
         text = [" ".join(f"w{20 + (n * m) % 20} n{(n + m) % 60}" for m in range(12)) for n in range(200)]
         (folder / "text.txt").write_text("\n".join(text) + "\n")
         flags = dict(
-            model_name_or_path=folder / "old", tokenizer_name=folder / "new", train_file=folder / "text.txt",
-            input_seq_length=16, max_steps=2, warmup_steps=1, per_device_train_batch_size=4, logging_steps=1,
-            gradient_accumulation_steps=1, save_steps=1, max_eval_samples=8, output_dir=folder / "out", eval_steps=2,
-            report_to="none", data_cache_dir=folder / "cache", disable_tqdm="true", preprocessing_num_workers=1,
-        )  # fmt: skip
+            model_name_or_path=folder / "old",
+            tokenizer_name=folder / "new",
+            train_file=folder / "text.txt",
+            input_seq_length=16,
+            max_steps=2,
+            warmup_steps=1,
+            per_device_train_batch_size=4,
+            logging_steps=1,
+            gradient_accumulation_steps=1,
+            save_steps=1,
+            max_eval_samples=8,
+            output_dir=folder / "out",
+            eval_steps=2,
+            report_to="none",
+            data_cache_dir=folder / "cache",
+            disable_tqdm="true",
+            preprocessing_num_workers=1,
+        )
         argv = [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             pre_train_t5.main(argv)

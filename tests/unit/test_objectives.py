@@ -34,11 +34,17 @@ from objectives.packed_rows import PackedObjective, ragged_noise_mask
 
 HARD = dict(noise_density=0.5, mean_noise_span_length=3.0)  # at 512 it needs 128 sentinels: REFERENCE, section 1
 OWN = {
-    "hard": {"hard": 1.0}, "own": {"span_corruption": 3.0, "prefix_lm": 1.0},
-    "two_prefixes": {"prefix_lm": 1.0, "ul2_s": 1.0}, "unknown": {"span_corupption": 1.0},
-    "no_weight": {"span_corruption": 0.0}, "misspelt": {"misspelt": 1.0}, "dense": {"dense": 1.0},
-    "short": {"short": 1.0}, "bare": {"bare": 1.0}, "empty": {},
-}  # fmt: skip
+    "hard": {"hard": 1.0},
+    "own": {"span_corruption": 3.0, "prefix_lm": 1.0},
+    "two_prefixes": {"prefix_lm": 1.0, "ul2_s": 1.0},
+    "unknown": {"span_corupption": 1.0},
+    "no_weight": {"span_corruption": 0.0},
+    "misspelt": {"misspelt": 1.0},
+    "dense": {"dense": 1.0},
+    "short": {"short": 1.0},
+    "bare": {"bare": 1.0},
+    "empty": {},
+}
 DENOISERS = dict(
     hard=HARD,
     misspelt=dict(noise_densty=0.5),
@@ -242,8 +248,9 @@ class RefusedTest(TestCase):
 
     @parameterized.parameters("ul2", "prefix_lm", "span_corruption", "own")
     def test_too_short(self, objective):
-        with self.assertRaisesRegex(ValueError, rf"--input_seq_length 2: --objective {objective} needs at least \d+"
-                                    ) as caught:  # fmt: skip
+        with self.assertRaisesRegex(
+            ValueError, rf"--input_seq_length 2: --objective {objective} needs at least \d+"
+        ) as caught:
             self.collator(objective, 2)
         least = int(str(caught.exception).split()[-1])
         _, batch = self.batch(self.collator(objective, least), 16)

@@ -289,8 +289,10 @@ class MuonTest(parameterized.TestCase):
         self.assertNotIn("aten::mm", calls)
 
     def test_matrices_beyond_a_stack_are_not_forgotten(self):
-        params, copies = ([torch.nn.Parameter(torch.randn(6, 4, generator=torch.Generator().manual_seed(n)))
-                           for n in range(5)] for _ in range(2))  # fmt: skip
+        params, copies = (
+            [torch.nn.Parameter(torch.randn(6, 4, generator=torch.Generator().manual_seed(n))) for n in range(5)]
+            for _ in range(2)
+        )
         for stack, tensors in ((2**25, params), (50, copies)):
             set_gradients(tensors, 0)
             with mock.patch.object(training.optimizers, "_STACK", stack):
@@ -459,9 +461,12 @@ class ScheduleTest(parameterized.TestCase):
     def test_other_schedules_are_transformers_own(self, name, kwargs):
         flags = dict(lr_scheduler_type=name, lr_scheduler_kwargs=kwargs, learning_rate=1.0, warmup_steps=4)
         reference = get_scheduler(
-            name, torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), num_warmup_steps=4,
-            num_training_steps=40, scheduler_specific_kwargs=kwargs,
-        )  # fmt: skip
+            name,
+            torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0),
+            num_warmup_steps=4,
+            num_training_steps=40,
+            scheduler_specific_kwargs=kwargs,
+        )
         steps = range(0, 40, 3)
         self.assert_rates(self.rates(steps, total=40, **flags), [reference.lr_lambdas[0](step) for step in steps])
 
@@ -588,15 +593,23 @@ class ChoiceTest(parameterized.TestCase):
         ("zero2", {"optim": "muon"}, None, "--optim muon: .* ZeRO-2's .* use --optim adamw_rms_scaled"),
         ("zero2", {"optim": "adafactor"}, None, "--optim adafactor: .* ZeRO-2's .* use --optim adamw_rms_scaled"),
         ("zero3", {}, ("adamw_torch", 1e-3), "ZeRO-3 does not support .*; --optim adamw_torch with its own"),
-        ("zero3", {"learning_rate": 4e-2}, None,
-         "--learning_rate 0.04: is for .*adamw_rms_scaled.* --optim adamw_torch"),
-        ("zero3", {"optim": "adamw_rms_scaled"}, None,
-         "--optim adamw_rms_scaled: .* ZeRO-3's .* use --optim adamw_torch"),
+        (
+            "zero3",
+            {"learning_rate": 4e-2},
+            None,
+            "--learning_rate 0.04: is for .*adamw_rms_scaled.* --optim adamw_torch",
+        ),
+        (
+            "zero3",
+            {"optim": "adamw_rms_scaled"},
+            None,
+            "--optim adamw_rms_scaled: .* ZeRO-3's .* use --optim adamw_torch",
+        ),
         ("zero3", {"optim": "adamw_torch", "learning_rate": 4e-4}, ("adamw_torch", 4e-4), ""),
         ("fsdp", {}, ("adamw_rms_scaled", 2e-2), ""),
         ("fsdp", {"optim": "muon"}, None, "--optim muon: .* FSDP2's slices .* use --optim adamw_rms_scaled"),
         ("fsdp", {"optim": "adafactor"}, None, "--optim adafactor: .* FSDP2's slices"),
-    )  # fmt: skip
+    )
     def test_what_sharding_does_to_the_optimizer(self, sharding, flags, taken, message):
         args = PreTrainingArguments(output_dir="never_written", report_to=["none"], use_cpu=True, **flags)
         if sharding == "fsdp":

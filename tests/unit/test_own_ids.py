@@ -59,10 +59,12 @@ class TestCase(parameterized.TestCase):
 
 class ReadingTest(TestCase):
     @parameterized.parameters(
-        ("rows.parquet", ROWS), ("rows.jsonl", ROWS), ("square.npy", np.array(SQUARE, np.uint8)),
+        ("rows.parquet", ROWS),
+        ("rows.jsonl", ROWS),
+        ("square.npy", np.array(SQUARE, np.uint8)),
         ("square.parquet", pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(sum(SQUARE, []), "int16"), 3)),
         ("large.parquet", pyarrow.array(ROWS, pyarrow.large_list(pyarrow.int64()))),
-    )  # fmt: skip
+    )
     def test_documents(self, name, content):
         documents = list(read_ids(self.path(name, content), IdFormat("ids")))
         rows = ROWS if name.startswith(("rows", "large")) else SQUARE
@@ -194,7 +196,7 @@ class RefusedTest(TestCase):
         ("parquet_null", "a.parquet", [[1], None], dict(input_ids_column="ids"), "row 2: the column ids holds no list"),
         ("text", "a.txt", ROWS, dict(input_ids_column="ids"), "a.txt: ready-made ids come from .npy .bin .parquet"),
         ("range", "a.jsonl", [[1], [4, 10]], dict(input_ids_column="ids"), "row 2, place 2: the id 10 must be 0 to 9"),
-    )  # fmt: skip
+    )
     def test_files(self, name, content, flags, message):
         with self.assertRaisesRegex(ValueError, message):
             self.tokens(self.path(name, content), **flags)
@@ -222,10 +224,18 @@ class RefusedTest(TestCase):
 class RunTest(TestCase):
     def run_script(self, recipe: Path, **flags) -> dict:
         common = dict(
-            config_overrides=OVERRIDES, max_steps=3, warmup_steps=0.3, per_device_train_batch_size=8, logging_steps=1,
-            eval_steps=3, save_steps=3, max_eval_samples=16, report_to="none", disable_tqdm="true",
+            config_overrides=OVERRIDES,
+            max_steps=3,
+            warmup_steps=0.3,
+            per_device_train_batch_size=8,
+            logging_steps=1,
+            eval_steps=3,
+            save_steps=3,
+            max_eval_samples=16,
+            report_to="none",
+            disable_tqdm="true",
             data_cache_dir=self.folder / "cache",
-        )  # fmt: skip
+        )
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             results = pre_train_t5.main([str(recipe), *argv_of(common | flags)])
         self.assertIn("next ", printed.getvalue())
@@ -260,9 +270,12 @@ class RunTest(TestCase):
         own = yaml.safe_dump({n: v for n, v in recipe.items() if n not in ("config_name", "vocab_size")})
         (self.folder / "again.yaml").write_text(own)
         again = self.run_script(
-            self.folder / "again.yaml", train_file=self.folder / "series.npy", output_dir=self.folder / "again",
-            eval_steps=1, **flags,
-        )  # fmt: skip
+            self.folder / "again.yaml",
+            train_file=self.folder / "series.npy",
+            output_dir=self.folder / "again",
+            eval_steps=1,
+            **flags,
+        )
         self.assertLess(abs(again["eval_nats_per_id"] - results["eval_nats_per_id"]), 1.0)
 
     def test_the_generator(self):

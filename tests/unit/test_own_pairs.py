@@ -27,10 +27,13 @@ from tasks.tasks import Task, Tasks
 PAIRS = [{"prompt": f"question {n}?", "completion": f"answer {n}", "other": f"reply {n}"} for n in range(20)]
 INSTRUCTIONS = {
     "Definition": ["Name the color."],
-    "Positive Examples": [{"input": "grass", "output": "green"}, {"input": "sky", "output": ["blue"]},
-                          {"input": "coal", "output": "black"}],
+    "Positive Examples": [
+        {"input": "grass", "output": "green"},
+        {"input": "sky", "output": ["blue"]},
+        {"input": "coal", "output": "black"},
+    ],
     "Instances": [{"input": "snow", "output": ["white", "pale"]}, {"input": "ink", "output": "blue"}],
-}  # fmt: skip
+}
 COLUMNS = "--source_column prompt --target_column completion"
 
 
@@ -62,8 +65,12 @@ FILES = {
     "gold.tsv": "gold\ttext\nyes\ta\n-\tb\nno\tc\n\td\nyes\te\n",
     "twice.jsonl": lines([{"prompt": f"p{n // 4}", "completion": f"c{n}"} for n in range(40)]),
     "task1.json": json.dumps(INSTRUCTIONS, indent=1),
-    "alpaca.json": json.dumps([{"instruction": "Greet.", "input": "", "output": "hi"},
-                               {"instruction": "Translate.", "input": "Hund", "output": "dog"}]),
+    "alpaca.json": json.dumps(
+        [
+            {"instruction": "Greet.", "input": "", "output": "hi"},
+            {"instruction": "Translate.", "input": "Hund", "output": "dog"},
+        ]
+    ),
     "t0.jsonl": lines([{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]),
     "p3.jsonl": lines([{"inputs": [1], "inputs_pretokenized": n, "targets_pretokenized": n} for n in "ab"]),
     "flan.jsonl": lines([{"inputs": "a", "targets": "b"}, {"inputs": "c", "targets": "d"}]),
@@ -71,7 +78,7 @@ FILES = {
     "python.json": "{\n'a': None,\n'b': 'x'}\n",
     "nan.jsonl": "".join(f'{{"prompt": "p{n}", "completion": {"NaN" if n == 3 else n}}}\n' for n in range(20)),
     "cut.json": '{\n "a": 1,\n "b": [\n',
-}  # fmt: skip
+}
 
 
 class TestCase(parameterized.TestCase):
@@ -152,10 +159,15 @@ class ReadTest(TestCase):
         ("p3.jsonl", "pretokenized", "a", "a"),
         ("alpaca.json", "alpaca", "Greet.", "hi"),
         # As nanoT5's and Tk-Instruct's collators write it, white space aside.
-        ("task1.json", "natural_instructions_2", "Definition: Name the color. Positive Example 1 - Input: grass. "
-         "Output: green. Positive Example 2 - Input: sky. Output: blue. Now complete the following example - "
-         "Input: snow. Output:", "white"),
-    )  # fmt: skip
+        (
+            "task1.json",
+            "natural_instructions_2",
+            "Definition: Name the color. Positive Example 1 - Input: grass. "
+            "Output: green. Positive Example 2 - Input: sky. Output: blue. Now complete the following example - "
+            "Input: snow. Output:",
+            "white",
+        ),
+    )
     def test_instruction_data_is_recognised_and_named(self, file, shape, source, target):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
@@ -165,9 +177,13 @@ class ReadTest(TestCase):
 
     def test_a_shape_can_be_named(self):
         flags = "--train_file task1.json --validation_file task1.json --record_shape natural_instructions_0"
-        self.assertEqual(self.rows(flags, "validation")[0], (
-            "Definition: Name the color. Now complete the following example - Input: snow. Output:", ["white", "pale"]
-        ))  # fmt: skip
+        self.assertEqual(
+            self.rows(flags, "validation")[0],
+            (
+                "Definition: Name the color. Now complete the following example - Input: snow. Output:",
+                ["white", "pale"],
+            ),
+        )
         self.assertEqual(self.rows("--train_file alpaca.json --validation_file alpaca.json")[1][0], "Translate.\nHund")
 
     def test_labels_are_found_and_numbers_are_their_own_names(self):
@@ -178,20 +194,33 @@ class ReadTest(TestCase):
         self.assertEqual(task.args.labels, ["1", "2", "3"])
 
     def test_rows_are_left_out(self):
-        rows = self.rows("--train_file gold.tsv --validation_file gold.tsv --source_column text --target_column "
-                         "gold --labels yes,no --skip_rows_where gold=- gold=", "validation")  # fmt: skip
+        rows = self.rows(
+            "--train_file gold.tsv --validation_file gold.tsv --source_column text --target_column "
+            "gold --labels yes,no --skip_rows_where gold=- gold=",
+            "validation",
+        )
         self.assertEqual(rows, [("a", ["yes"]), ("c", ["no"]), ("e", ["yes"])])
 
     def test_what_is_held_out_shares_no_source_with_training(self):
-        train, held_out = (self.rows(f"--train_file twice.jsonl --validation_split_percentage 20 {COLUMNS}", split)
-                           for split in ("train", "validation"))  # fmt: skip
+        train, held_out = (
+            self.rows(f"--train_file twice.jsonl --validation_split_percentage 20 {COLUMNS}", split)
+            for split in ("train", "validation")
+        )
         self.assertEqual((len(train), len(held_out)), (32, 8))
         self.assertEmpty({source for source, _ in train} & {source for source, _ in held_out})
         self.assertLen(self.rows(f"--train_file pairs.jsonl {COLUMNS}", "validation"), 1)  # 5 %
 
     def test_a_validation_file_takes_the_place_of_what_an_entry_holds_out(self):
-        entry = dict(inputs={"": "prompt"}, target="completion", target_type="text", metrics=["bleu"], held_out=50,
-                     files={"train": "pairs.jsonl"}, max_source_length=32, max_target_length=8)  # fmt: skip
+        entry = dict(
+            inputs={"": "prompt"},
+            target="completion",
+            target_type="text",
+            metrics=["bleu"],
+            held_out=50,
+            files={"train": "pairs.jsonl"},
+            max_source_length=32,
+            max_target_length=8,
+        )
         for flags, counts in ((dict(), (10, 10)), (dict(validation_file=["dev.jsonl"]), (20, 3))):
             args = TaskArguments(benchmark="mine", dataset_name="it", **flags)
             rows = {split: load_rows("it", entry, args, split) for split in ("train", "validation")}
@@ -223,9 +252,12 @@ class ReadTest(TestCase):
             self.rows(f"--train_file pairs.jsonl {COLUMNS}", "test")
 
     @parameterized.parameters(
-        ([-1, 0, 1], "class", True), ([-1, -1, -1], "class", False), ([-1.0, 2.0], "number", True),
-        ([4, -1], "text", True), ([1, None], "class", False),
-    )  # fmt: skip
+        ([-1, 0, 1], "class", True),
+        ([-1, -1, -1], "class", False),
+        ([-1.0, 2.0], "number", True),
+        ([4, -1], "text", True),
+        ([1, None], "class", False),
+    )
     def test_minus_one_is_an_answer_unless_all_rows_have_it(self, answers, kind, known):
         import datasets
 
@@ -249,8 +281,10 @@ class ReadTest(TestCase):
         (task,) = self.tasks(f"{flags} --target_type {kind} --data_cache_dir cache")
         task.read(["validation"])
         task.tokenise(ByT5Tokenizer())
-        texts = {name: ByT5Tokenizer().batch_decode(list(task.data["validation"][name]), skip_special_tokens=True)
-                 for name in ("input_ids", "labels")}  # fmt: skip
+        texts = {
+            name: ByT5Tokenizer().batch_decode(list(task.data["validation"][name]), skip_special_tokens=True)
+            for name in ("input_ids", "labels")
+        }
         self.assertEqual(texts, {"input_ids": ["1", "2.5", "a 3"], "labels": wanted})
 
     @parameterized.parameters(
@@ -279,13 +313,15 @@ class EntryTest(TestCase):
         (f"--train_file pairs.jsonl --source_prefix sum --metrics rougeL,exact_match {COLUMNS}",),
         (f"--train_file nested.json --validation_file dev.jsonl --records data.qas {COLUMNS}", "train"),
         ("--source_file src.txt --target_file tgt.txt --validation_split_percentage 30",),
-        ("--train_file gold.tsv --source_column text --target_column gold --target_type class --skip_rows_where gold=- "
-         "gold= --validation_split_percentage 40",),
+        (
+            "--train_file gold.tsv --source_column text --target_column gold --target_type class "
+            "--skip_rows_where gold=- gold= --validation_split_percentage 40",
+        ),
         (f"--train_file nan.jsonl --skip_rows_where completion= {COLUMNS}",),
         ("--train_file pairs.csv --source_column prompt,other --target_column completion,other --max_target_length 9",),
         ("--train_file task1.json",),
         ("--train_file bare.tsv --source_column 0 --target_column 1",),
-    )  # fmt: skip
+    )
     def test_the_printed_entry_gives_the_same_rows(self, flags, *splits):
         (task,) = self.tasks(flags)
         registry: dict = {}
@@ -299,8 +335,10 @@ class EntryTest(TestCase):
     def test_the_record_gives_the_entry_again(self):
         flags = "--train_file labels.jsonl --source_column text --target_column label --target_type class"
         (task,) = self.tasks([*flags.split(), "--source_prefix", "say: "])
-        others = dict.fromkeys("bf16 bf16_full_eval predict_with_generate generation_num_beams generation_max_length "
-                               "max_eval_samples".split())  # fmt: skip
+        others = dict.fromkeys(
+            "bf16 bf16_full_eval predict_with_generate generation_num_beams generation_max_length "
+            "max_eval_samples".split()
+        )
         record = task_record(mock.Mock(**others, spec=list(others)), task.args, generates=False, holds_out=True)
         Path("model").mkdir()
         Path("model/task.json").write_text(json.dumps(record))
@@ -355,15 +393,22 @@ class MistakeTest(TestCase):
         (f"--train_file pairs.jsonl --skip_rows_where label=- {COLUMNS}", "no column label.*by which rows"),
         (f"--train_file pairs.jsonl --labels a,b --target_type text {COLUMNS}", "--labels needs --target_type"),
         (f"--train_file pairs.jsonl --target_type class {COLUMNS}", "completion has 20 different values .*--labels"),
-        *((f"--train_file nan.jsonl --target_type {kind} {COLUMNS}", "nan.jsonl, row 4: the column completion is empty")
-          for kind in ("text", "class", "number")),
+        *(
+            (
+                f"--train_file nan.jsonl --target_type {kind} {COLUMNS}",
+                "nan.jsonl, row 4: the column completion is empty",
+            )
+            for kind in ("text", "class", "number")
+        ),
         ("--train_file nan.jsonl --source_column completion --target_column prompt", "row 4: the column completion is"),
-        ("--train_file gold.tsv --source_column text --target_column gold --target_type class",
-         "gold is empty in a training row; leave such rows out with --skip_rows_where gold=,"),
+        (
+            "--train_file gold.tsv --source_column text --target_column gold --target_type class",
+            "gold is empty in a training row; leave such rows out with --skip_rows_where gold=,",
+        ),
         (f"--train_file pairs.jsonl --data_dir a {COLUMNS}", "--data_dir a: is for named tasks"),
         (f"--train_file pairs.jsonl --record_shape alpaca {COLUMNS}", "leave out --source_column"),
         (f"--train_file pairs.jsonl --streaming {COLUMNS}", "--streaming: pairs of your own need --validation_file"),
-    )  # fmt: skip
+    )
     def test_message(self, flags, message, error=ValueError):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.ExitStack() as stack:

@@ -182,10 +182,13 @@ class ReferenceTest(parameterized.TestCase):
 class TrainerTest(parameterized.TestCase):
     def trainer(self, folder, **flags) -> T5Trainer:
         return T5Trainer(
-            model=make_model(), args=arguments(folder, **flags), train_dataset=chunks(seed=1),
-            eval_dataset=chunks(count=2_500, seed=2), data_collator=collator(),
+            model=make_model(),
+            args=arguments(folder, **flags),
+            train_dataset=chunks(seed=1),
+            eval_dataset=chunks(count=2_500, seed=2),
+            data_collator=collator(),
             compute_metrics=functools.partial(language_model_metrics, names=collator().names, bytes_per_token=3.0),
-        )  # fmt: skip
+        )
 
     def test_it_learns_and_is_evaluated_by_denoiser(self):
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))

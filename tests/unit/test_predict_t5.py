@@ -110,9 +110,14 @@ class PredictTest(TestCase):
         self.assertEqual(load_model(str(self.model)).generation_config.eos_token_id, 1)
 
     @parameterized.parameters(
-        dict(num_beams=2, num_beam_groups=2, diversity_penalty=0.5), dict(penalty_alpha=0.6), dict(stop_strings=["a"]),
-        dict(constraints=[1]), dict(dola_layers="low"), dict(max_time=1e-9), dict(return_dict_in_generate=True),
-    )  # fmt: skip
+        dict(num_beams=2, num_beam_groups=2, diversity_penalty=0.5),
+        dict(penalty_alpha=0.6),
+        dict(stop_strings=["a"]),
+        dict(constraints=[1]),
+        dict(dola_layers="low"),
+        dict(max_time=1e-9),
+        dict(return_dict_in_generate=True),
+    )
     def test_settings_that_generate_does_not_follow_alone_are_left_out(self, **own):
         self.with_record(benchmark="glue", dataset_name="cola")
         (self.model / "generation_config.json").write_text(json.dumps(own))
@@ -225,8 +230,10 @@ class PredictTest(TestCase):
         model.generation_config.eos_token_id = [tokenizer.eos_token_id, 9]
         batch = tokenizer(LINES[:1], return_tensors="pt")
         with torch.no_grad():
-            scores = [predict_t5.log_probabilities(model, batch, torch.tensor([[0, *ids]]), 1)[0]
-                      for ids in ([5, 9], [5, 9, 0, 0], [5, 1], [5, 1, 1, 0], [5, 6])]  # fmt: skip
+            scores = [
+                predict_t5.log_probabilities(model, batch, torch.tensor([[0, *ids]]), 1)[0]
+                for ids in ([5, 9], [5, 9, 0, 0], [5, 1], [5, 1, 1, 0], [5, 6])
+            ]
         self.assertAlmostEqual(scores[0], scores[1], delta=1e-4, msg="longer rows may round otherwise")
         self.assertAlmostEqual(scores[2], scores[3], delta=1e-4)
         self.assertNotAlmostEqual(scores[0], scores[4], places=3)
@@ -298,13 +305,21 @@ class TaskTest(TestCase):
         self.assertEqual(entry, DATASET_VALS["super_glue"]["rte"])
 
     def test_own_pairs(self):
-        self.with_record(benchmark="own", dataset_name="pairs", source_column=["prompt"], target_column=["completion"],
-                         source_prefix="say: ", max_target_length=4)  # fmt: skip
+        self.with_record(
+            benchmark="own",
+            dataset_name="pairs",
+            source_column=["prompt"],
+            target_column=["completion"],
+            source_prefix="say: ",
+            max_target_length=4,
+        )
         path = self.write("in.jsonl", json.dumps({"prompt": "old fox"}) + "\n")
         _, (row,), printed = self.predict(path)
         self.assertEqual(row["prediction"], plain_answers(["say: old fox"])[0])
-        self.assertEqual(self.predict(self.write("in.txt", "old fox"), "--overwrite_output_file", "true")[1][0],
-                         {"source": "old fox", "prediction": row["prediction"]})  # fmt: skip
+        self.assertEqual(
+            self.predict(self.write("in.txt", "old fox"), "--overwrite_output_file", "true")[1][0],
+            {"source": "old fox", "prediction": row["prediction"]},
+        )
 
     @parameterized.parameters(
         (dict(target_type="class", labels=["no", "old fox number old fox number"]), None),
@@ -315,25 +330,49 @@ class TaskTest(TestCase):
         self.with_record(benchmark="own", dataset_name="pairs", source_column=["q"], target_column=["a"], **record)
         tokens = tokens or len(load_tokenizer(str(self.model))(record["labels"][1])["input_ids"])
         path = self.write("in.txt", "old fox\n")
-        _, printed, _ = run_main(predict_t5.main, "--use_cpu", "true", "--model_name_or_path", self.model,
-                                 "--input_file", path)  # fmt: skip
+        _, printed, _ = run_main(
+            predict_t5.main, "--use_cpu", "true", "--model_name_or_path", self.model, "--input_file", path
+        )
         self.assertRegex(printed, f"max_new_tokens {tokens}\n")
 
     @parameterized.parameters(
-        (dict(record_shape="alpaca"), [{"instruction": "Greet."}, {"instruction": "Say.", "input": "it"}],
-         ["Greet.", "Say.\nit"]),
-        (dict(record_shape="natural_instructions_0"),
-         [{"Definition": ["Name it."], "Instances": [{"input": "snow", "id": 1}, {"input": "ink", "output": ["a"]}]}],
-         [f"Definition: Name it. Now complete the following example - Input: {it}. Output:" for it in ("snow", "ink")]),
-        (dict(source_column=["q", "c"], target_column=["a"], records="data.qas"),
-         [{"data": [{"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}, {"c": "y", "qas": [{"q": "3"}]}]},
-          {"q": "4", "c": "z"}],
-         ["q: 1 c: x", "q: 2 c: x", "q: 3 c: y", "q: 4 c: z"]),
-        (dict(source_column=["q", "c"], target_column=["a"], records="page.qas"),
-         [{"page": {"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}}], ["q: 1 c: x", "q: 2 c: x"]),
-        (dict(source_column=["q"], target_column=["a"], records="*"), [{"i": {"q": "1"}, "j": {"q": "2"}}, {"q": "3"}],
-         ["1", "2", "3"]),
-    )  # fmt: skip
+        (
+            dict(record_shape="alpaca"),
+            [{"instruction": "Greet."}, {"instruction": "Say.", "input": "it"}],
+            ["Greet.", "Say.\nit"],
+        ),
+        (
+            dict(record_shape="natural_instructions_0"),
+            [
+                {
+                    "Definition": ["Name it."],
+                    "Instances": [{"input": "snow", "id": 1}, {"input": "ink", "output": ["a"]}],
+                }
+            ],
+            [
+                f"Definition: Name it. Now complete the following example - Input: {it}. Output:"
+                for it in ("snow", "ink")
+            ],
+        ),
+        (
+            dict(source_column=["q", "c"], target_column=["a"], records="data.qas"),
+            [
+                {"data": [{"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}, {"c": "y", "qas": [{"q": "3"}]}]},
+                {"q": "4", "c": "z"},
+            ],
+            ["q: 1 c: x", "q: 2 c: x", "q: 3 c: y", "q: 4 c: z"],
+        ),
+        (
+            dict(source_column=["q", "c"], target_column=["a"], records="page.qas"),
+            [{"page": {"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}}],
+            ["q: 1 c: x", "q: 2 c: x"],
+        ),
+        (
+            dict(source_column=["q"], target_column=["a"], records="*"),
+            [{"i": {"q": "1"}, "j": {"q": "2"}}, {"q": "3"}],
+            ["1", "2", "3"],
+        ),
+    )
     def test_inputs_in_the_shapes_of_the_training_rows(self, flags, records, texts):
         """Without the outputs, which are asked for; rows within records, or by themselves."""
         self.with_record(benchmark="own", dataset_name="pairs", train_file=["x.json"], **flags)
@@ -344,14 +383,26 @@ class TaskTest(TestCase):
         self.assertLen(items, len(texts))
 
     @parameterized.parameters(
-        ("question_answering", "squad", {"question": "Who?", "context": "Ann (7)."},
-         "question: Who ? context: Ann ( 7 ) ."),
-        ("super_glue", "wsc", {"text": "Tom said he may go.", "span2_index": 2, "span2_text": "he"},
-         "wsc: Tom said *he* may go."),
-        ("generation", "web_nlg", {"input": ["A | is | B", "B | has | C"]},
-         "translate Graph to English: A | is | B && B | has | C"),
+        (
+            "question_answering",
+            "squad",
+            {"question": "Who?", "context": "Ann (7)."},
+            "question: Who ? context: Ann ( 7 ) .",
+        ),
+        (
+            "super_glue",
+            "wsc",
+            {"text": "Tom said he may go.", "span2_index": 2, "span2_text": "he"},
+            "wsc: Tom said *he* may go.",
+        ),
+        (
+            "generation",
+            "web_nlg",
+            {"input": ["A | is | B", "B | has | C"]},
+            "translate Graph to English: A | is | B && B | has | C",
+        ),
         ("generation", "wiki_split", {"complex": "It rains and we stay ."}, "split: It rains and we stay ."),
-    )  # fmt: skip
+    )
     def test_named_tasks_are_read_as_in_training(self, benchmark, name, row, text):
         """Their preprocess makes a row's text also where all columns are there, and without the answers."""
         self.with_record(benchmark=benchmark, dataset_name=name)
@@ -366,8 +417,14 @@ class TaskTest(TestCase):
         self.assertEqual([item.texts for item in reader.read(path)], [["one\rand half"], ["two"]])
 
     def test_an_empty_row_is_told(self):
-        self.with_record(benchmark="own", dataset_name="pairs", train_file=["x.json"], source_column=["q"],
-                         target_column=["a"], records="*")  # fmt: skip
+        self.with_record(
+            benchmark="own",
+            dataset_name="pairs",
+            train_file=["x.json"],
+            source_column=["q"],
+            target_column=["a"],
+            records="*",
+        )
         reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
         with self.assertRaisesRegex(ValueError, "row 2: no column q, which the task reads"):
             list(reader.read(self.write("in.jsonl", '{"q": "1"}\n{}\n')))
@@ -403,7 +460,7 @@ class TaskTest(TestCase):
         (dict(), "in.txt", "x\n", ["--length_penalty", "3"], "length_penalty"),
         (dict(), "in.txt", "x\n", ["--top_p", "3"], "--top_p 3.0: must be above 0 and at most 1"),
         (dict(), "in.txt", "x\n", ["--backend", "ctranslate2", "--do_sample"], "excludes --bf16, and --do_sample"),
-    )  # fmt: skip
+    )
     def test_mistakes(self, record, name, text, flags, message):
         if record:
             self.with_record(**record)

@@ -40,12 +40,15 @@ MULTIRC = {
     "passage": {
         "text": PASSAGE,
         "questions": [
-            {"question": "What sank?", "idx": 3, "answers": [{"text": "A ship", "idx": 0, "label": 1},
-                                                               {"text": "Rain", "idx": 1, "label": 0}]},
+            {
+                "question": "What sank?",
+                "idx": 3,
+                "answers": [{"text": "A ship", "idx": 0, "label": 1}, {"text": "Rain", "idx": 1, "label": 0}],
+            },
             {"question": "When?", "idx": 4, "answers": [{"text": "Never", "idx": 2, "label": 0}]},
         ],
     },
-}  # fmt: skip
+}
 MULTIRC_TEXTS = [
     ("multirc question: What sank? answer: A ship paragraph: A ship Sent 1: sank. It rose.", ["True"]),
     ("multirc question: What sank? answer: Rain paragraph: A ship Sent 1: sank. It rose.", ["False"]),
@@ -58,12 +61,20 @@ RECORD = {
         "text": RECORD_PASSAGE,
         "entities": [{"start": 8, "end": 10}, {"start": 0, "end": 2}, {"start": 24, "end": 26}],
     },
-    "qas": [{"query": "@placeholder won", "idx": 0, "answers": [{"start": 8, "end": 10, "text": "Ann"},
-                                                                {"start": 24, "end": 26, "text": "Ann"}]},
-            {"query": "@placeholder met", "idx": 1, "answers": [{"start": 8, "end": 10, "text": "Bob"},
-                                                                {"start": 0, "end": 2, "text": "Ann"}]}],
+    "qas": [
+        {
+            "query": "@placeholder won",
+            "idx": 0,
+            "answers": [{"start": 8, "end": 10, "text": "Ann"}, {"start": 24, "end": 26, "text": "Ann"}],
+        },
+        {
+            "query": "@placeholder met",
+            "idx": 1,
+            "answers": [{"start": 8, "end": 10, "text": "Bob"}, {"start": 0, "end": 2, "text": "Ann"}],
+        },
+    ],
     "idx": 5,
-}  # fmt: skip
+}
 RECORD_END = 'entities: Ann, Bob passage: Bob met Ann. Ann won. Bob "lost" End'
 RECORD_TEXTS = [
     (f"record query: @placeholder won {RECORD_END}", ["Ann"]),
@@ -71,11 +82,28 @@ RECORD_TEXTS = [
 ]
 SQUAD = {
     "version": "1.1",
-    "data": [{"title": "Air", "paragraphs": [{"context": "Oxygen (O2) is 21%.", "qas": [
-        {"id": "a", "question": "What's O2?", "answers": [{"answer_start": 0, "text": "Oxygen"},
-                                                          {"answer_start": 0, "text": "Oxygen (O2)"}]},
-        {"id": "b", "question": "How much?", "answers": [{"answer_start": 15, "text": "21%"}]}]}]}],
-}  # fmt: skip
+    "data": [
+        {
+            "title": "Air",
+            "paragraphs": [
+                {
+                    "context": "Oxygen (O2) is 21%.",
+                    "qas": [
+                        {
+                            "id": "a",
+                            "question": "What's O2?",
+                            "answers": [
+                                {"answer_start": 0, "text": "Oxygen"},
+                                {"answer_start": 0, "text": "Oxygen (O2)"},
+                            ],
+                        },
+                        {"id": "b", "question": "How much?", "answers": [{"answer_start": 15, "text": "21%"}]},
+                    ],
+                }
+            ],
+        }
+    ],
+}
 SQUAD_TEXTS = [
     ("question: What ' s O2 ? context: Oxygen ( O2 ) is 21 % .", ["Oxygen", "Oxygen ( O2 )"]),
     ("question: How much ? context: Oxygen ( O2 ) is 21 % .", ["21 %"]),
@@ -115,37 +143,53 @@ FILES["super_glue", "boolq"] = {
 }
 HUB["super_glue", "boolq"] = (
     Features(question=TEXT, passage=TEXT, idx=INTEGER, label=ClassLabel(names=["False", "True"])),
-    {"train": [{"question": "is ice hot", "passage": "Ice is cold.", "idx": 0, "label": 0}],
-     "validation": [{"question": "is ice cold", "passage": "Ice is cold.", "idx": 0, "label": 1}],
-     "test": [{"question": "q", "passage": "P.", "idx": 0, "label": -1}]},
-)  # fmt: skip
+    {
+        "train": [{"question": "is ice hot", "passage": "Ice is cold.", "idx": 0, "label": 0}],
+        "validation": [{"question": "is ice cold", "passage": "Ice is cold.", "idx": 0, "label": 1}],
+        "test": [{"question": "q", "passage": "P.", "idx": 0, "label": -1}],
+    },
+)
 TEXTS["super_glue", "cb"] = {
     "train": [("cb hypothesis: It rained premise: It is wet.", ["entailment"])],
     "validation": [("cb hypothesis: H premise: P", ["neutral"]), ("cb hypothesis: I premise: Q", ["contradiction"])],
 }
 FILES["super_glue", "cb"] = {
     "CB/train.jsonl": jsonl({"premise": "It is wet.", "hypothesis": "It rained", "label": "entailment", "idx": 0}),
-    "CB/val.jsonl": jsonl({"premise": "P", "hypothesis": "H", "label": "neutral", "idx": 0},
-                          {"premise": "Q", "hypothesis": "I", "label": "contradiction", "idx": 1}),
-}  # fmt: skip
+    "CB/val.jsonl": jsonl(
+        {"premise": "P", "hypothesis": "H", "label": "neutral", "idx": 0},
+        {"premise": "Q", "hypothesis": "I", "label": "contradiction", "idx": 1},
+    ),
+}
 HUB["super_glue", "cb"] = (
-    Features(premise=TEXT, hypothesis=TEXT, idx=INTEGER,
-             label=ClassLabel(names=["entailment", "contradiction", "neutral"])),
-    {"train": [{"premise": "It is wet.", "hypothesis": "It rained", "label": 0, "idx": 0}],
-     "validation": [{"premise": "P", "hypothesis": "H", "label": 2, "idx": 0},
-                    {"premise": "Q", "hypothesis": "I", "label": 1, "idx": 1}]},
-)  # fmt: skip
+    Features(
+        premise=TEXT, hypothesis=TEXT, idx=INTEGER, label=ClassLabel(names=["entailment", "contradiction", "neutral"])
+    ),
+    {
+        "train": [{"premise": "It is wet.", "hypothesis": "It rained", "label": 0, "idx": 0}],
+        "validation": [
+            {"premise": "P", "hypothesis": "H", "label": 2, "idx": 0},
+            {"premise": "Q", "hypothesis": "I", "label": 1, "idx": 1},
+        ],
+    },
+)
 COPA = {"premise": "It rained.", "choice1": "I got wet.", "choice2": "I ate.", "question": "effect", "idx": 0}
 COPA_SOURCE = "copa choice1: I got wet. choice2: I ate. premise: It rained. question: effect"
 TEXTS["super_glue", "copa"] = {"train": [(COPA_SOURCE, ["choice2"])], "validation": [(COPA_SOURCE, ["choice1"])]}
 FILES["super_glue", "copa"] = {
-    "COPA/train.jsonl": jsonl(COPA | {"label": 1}), "COPA/val.jsonl": jsonl(COPA | {"label": 0}),
-}  # fmt: skip
+    "COPA/train.jsonl": jsonl(COPA | {"label": 1}),
+    "COPA/val.jsonl": jsonl(COPA | {"label": 0}),
+}
 HUB["super_glue", "copa"] = (
-    Features(premise=TEXT, choice1=TEXT, choice2=TEXT, question=TEXT, idx=INTEGER,
-             label=ClassLabel(names=["choice1", "choice2"])),
+    Features(
+        premise=TEXT,
+        choice1=TEXT,
+        choice2=TEXT,
+        question=TEXT,
+        idx=INTEGER,
+        label=ClassLabel(names=["choice1", "choice2"]),
+    ),
     {"train": [COPA | {"label": 1}], "validation": [COPA | {"label": 0}]},
-)  # fmt: skip
+)
 TEXTS["super_glue", "multirc"] = {"train": MULTIRC_TEXTS, "validation": MULTIRC_TEXTS[:2]}
 FILES["super_glue", "multirc"] = {
     "MultiRC/train.jsonl": jsonl(MULTIRC),
@@ -155,34 +199,55 @@ FILES["super_glue", "multirc"] = {
 }
 MULTIRC_ROWS = [
     {
-        "paragraph": PASSAGE, "question": q, "answer": a, "idx": {"paragraph": 7, "question": n, "answer": m},
+        "paragraph": PASSAGE,
+        "question": q,
+        "answer": a,
+        "idx": {"paragraph": 7, "question": n, "answer": m},
         "label": label,
     }
     for q, a, n, m, label in (
-        ("What sank?", "A ship", 3, 0, 1), ("What sank?", "Rain", 3, 1, 0), ("When?", "Never", 4, 2, 0),
+        ("What sank?", "A ship", 3, 0, 1),
+        ("What sank?", "Rain", 3, 1, 0),
+        ("When?", "Never", 4, 2, 0),
     )
-]  # fmt: skip
+]
 HUB["super_glue", "multirc"] = (
-    Features(paragraph=TEXT, question=TEXT, answer=TEXT, label=ClassLabel(names=["False", "True"]),
-             idx={"paragraph": INTEGER, "question": INTEGER, "answer": INTEGER}),
+    Features(
+        paragraph=TEXT,
+        question=TEXT,
+        answer=TEXT,
+        label=ClassLabel(names=["False", "True"]),
+        idx={"paragraph": INTEGER, "question": INTEGER, "answer": INTEGER},
+    ),
     {"train": MULTIRC_ROWS, "validation": MULTIRC_ROWS[:2]},
-)  # fmt: skip
+)
 TEXTS["super_glue", "record"] = {  # in training a row for each answer
     "train": [RECORD_TEXTS[0], (RECORD_TEXTS[1][0], ["Ann"]), (RECORD_TEXTS[1][0], ["Bob"])],
     "validation": RECORD_TEXTS,
 }
 FILES["super_glue", "record"] = {"ReCoRD/train.jsonl": jsonl(RECORD), "ReCoRD/val.jsonl": jsonl(RECORD)}
 RECORD_ROWS = [
-    {"passage": RECORD_PASSAGE, "query": query, "entities": ["Ann", "Bob"], "answers": answers,
-     "entity_spans": {"text": ["Ann"], "start": [8], "end": [11]}, "idx": {"passage": 5, "query": n}}
+    {
+        "passage": RECORD_PASSAGE,
+        "query": query,
+        "entities": ["Ann", "Bob"],
+        "answers": answers,
+        "entity_spans": {"text": ["Ann"], "start": [8], "end": [11]},
+        "idx": {"passage": 5, "query": n},
+    }
     for n, (query, answers) in enumerate([("@placeholder won", ["Ann"]), ("@placeholder met", ["Ann", "Bob"])])
-]  # fmt: skip
+]
 HUB["super_glue", "record"] = (
-    Features(passage=TEXT, query=TEXT, entities=List(TEXT), answers=List(TEXT),
-             idx={"passage": INTEGER, "query": INTEGER},
-             entity_spans={"text": List(TEXT), "start": List(INTEGER), "end": List(INTEGER)}),
+    Features(
+        passage=TEXT,
+        query=TEXT,
+        entities=List(TEXT),
+        answers=List(TEXT),
+        idx={"passage": INTEGER, "query": INTEGER},
+        entity_spans={"text": List(TEXT), "start": List(INTEGER), "end": List(INTEGER)},
+    ),
     {"train": RECORD_ROWS, "validation": RECORD_ROWS},
-)  # fmt: skip
+)
 TEXTS["super_glue", "rte"] = {
     "train": [("rte hypothesis: H. premise: P.", ["not_entailment"])],
     "validation": [("rte hypothesis: I. premise: Q.", ["entailment"])],
@@ -193,9 +258,11 @@ FILES["super_glue", "rte"] = {
 }
 HUB["super_glue", "rte"] = (
     Features(premise=TEXT, hypothesis=TEXT, idx=INTEGER, label=ClassLabel(names=["entailment", "not_entailment"])),
-    {"train": [{"premise": "P.", "hypothesis": "H.", "label": 1, "idx": 0}],
-     "validation": [{"premise": "Q.", "hypothesis": "I.", "label": 0, "idx": 0}]},
-)  # fmt: skip
+    {
+        "train": [{"premise": "P.", "hypothesis": "H.", "label": 1, "idx": 0}],
+        "validation": [{"premise": "Q.", "hypothesis": "I.", "label": 0, "idx": 0}],
+    },
+)
 WIC = {"word": "bank", "sentence1": "A bank of sand.", "sentence2": "My bank."}
 TEXTS["super_glue", "wic"] = {
     "train": [("wic sentence1: A bank of sand. sentence2: My bank. word: bank", ["False"])],
@@ -206,10 +273,16 @@ FILES["super_glue", "wic"] = {
     "WiC/val.jsonl": jsonl(WIC | {"idx": 0, "label": True, "start1": 2, "end1": 6, "start2": 3, "end2": 7}),
 }
 HUB["super_glue", "wic"] = (
-    Features(word=TEXT, sentence1=TEXT, sentence2=TEXT, start1=INTEGER, idx=INTEGER,
-             label=ClassLabel(names=["False", "True"])),
+    Features(
+        word=TEXT,
+        sentence1=TEXT,
+        sentence2=TEXT,
+        start1=INTEGER,
+        idx=INTEGER,
+        label=ClassLabel(names=["False", "True"]),
+    ),
     {"train": [WIC | {"start1": 2, "idx": 0, "label": 0}], "validation": [WIC | {"start1": 2, "idx": 0, "label": 1}]},
-)  # fmt: skip
+)
 TEXTS["super_glue", "wsc"] = {  # rows whose candidate is wrong teach nothing, but are judged
     "train": [WSC_TEXTS[0], WSC_TEXTS[2]],
     "validation": WSC_TEXTS,
@@ -222,22 +295,32 @@ FILES["super_glue", "wsc"] = {
 }
 WSC_ROWS = [row | {"span1_index": 0, "label": n} for row, n in ((WSC_ROW, 1), (WSC_OTHER, 0), (WSC_SHIFTED, 1))]
 HUB["super_glue", "wsc"] = (
-    Features(text=TEXT, span1_index=INTEGER, span2_index=INTEGER, span1_text=TEXT, span2_text=TEXT,
-             label=ClassLabel(names=["False", "True"])),
+    Features(
+        text=TEXT,
+        span1_index=INTEGER,
+        span2_index=INTEGER,
+        span1_text=TEXT,
+        span2_text=TEXT,
+        label=ClassLabel(names=["False", "True"]),
+    ),
     {"train": WSC_ROWS, "validation": WSC_ROWS, "test": [WSC_ROWS[0] | {"label": -1}]},
-)  # fmt: skip
+)
 
 for name, language, word in (("ro", "Romanian", "Bună"), ("de", "German", "Hallo")):
     key = ("translation", f"wmt16_en_{name}")
     TEXTS[key] = {
-        "train": [(f"translate English to {language}: Hello.", [f"{word}."]),
-                  (f"translate English to {language}: He said: yes", [f"{word}: x"])],
+        "train": [
+            (f"translate English to {language}: Hello.", [f"{word}."]),
+            (f"translate English to {language}: He said: yes", [f"{word}: x"]),
+        ],
         "validation": [(f"translate English to {language}: Hello.", [f"{word}."])],
-    }  # fmt: skip
+    }
     FILES[key] = {
-        "train.en": "Hello.\nHe said: yes \n", f"train.{name}": f"{word}.\n{word}: x\n",
-        "dev.en": "Hello.\n", f"dev.{name}": f"{word}.\n",
-    }  # fmt: skip
+        "train.en": "Hello.\nHe said: yes \n",
+        f"train.{name}": f"{word}.\n{word}: x\n",
+        "dev.en": "Hello.\n",
+        f"dev.{name}": f"{word}.\n",
+    }
     pairs = [{"en": "Hello.", name: f"{word}."}, {"en": "He said: yes ", name: f"{word}: x"}]
     rows = [{"translation": pair} for pair in pairs]
     HUB[key] = (Features(translation={"en": TEXT, name: TEXT}), {"train": rows, "validation": rows[:1]})
@@ -247,23 +330,33 @@ TEXTS["translation", "multi30k_en_de"] = {
     "test": [("translate English to German: A boy.", ["Ein Junge."])],
 }
 FILES["translation", "multi30k_en_de"] = {
-    "train.en": "Two dogs run.\n", "train.de": "Zwei Hunde rennen.\n", "val.en": "A man.\n", "val.de": "Ein Mann.\n",
-    "test_2016_flickr.en": "A boy.\n", "test_2016_flickr.de": "Ein Junge.",
-}  # fmt: skip
+    "train.en": "Two dogs run.\n",
+    "train.de": "Zwei Hunde rennen.\n",
+    "val.en": "A man.\n",
+    "val.de": "Ein Mann.\n",
+    "test_2016_flickr.en": "A boy.\n",
+    "test_2016_flickr.de": "Ein Junge.",
+}
 HUB["translation", "multi30k_en_de"] = (
     Features(en=TEXT, de=TEXT),
-    {"train": [{"en": "Two dogs run.", "de": "Zwei Hunde rennen."}],
-     "validation": [{"en": "A man.", "de": "Ein Mann."}],
-     "test": [{"en": "A boy.", "de": "Ein Junge."}]},
-)  # fmt: skip
+    {
+        "train": [{"en": "Two dogs run.", "de": "Zwei Hunde rennen."}],
+        "validation": [{"en": "A man.", "de": "Ein Mann."}],
+        "test": [{"en": "A boy.", "de": "Ein Junge."}],
+    },
+)
 
 for name, columns in (
-    ("cnn_dailymail", ("article", "highlights")), ("xsum", ("document", "summary")), ("samsum", ("dialogue", "summary"))
-):  # fmt: skip
+    ("cnn_dailymail", ("article", "highlights")),
+    ("xsum", ("document", "summary")),
+    ("samsum", ("dialogue", "summary")),
+):
     key = ("summarization", name)
     row = {columns[0]: "Ann: Hi!\nBob: Hello.", columns[1]: "They greet .\nBoth do .", "id": "1"}
-    TEXTS[key] = {split: [("summarize: Ann: Hi!\nBob: Hello.", ["They greet .\nBoth do ."])]
-                  for split in ("train", "validation", "test")}  # fmt: skip
+    TEXTS[key] = {
+        split: [("summarize: Ann: Hi!\nBob: Hello.", ["They greet .\nBoth do ."])]
+        for split in ("train", "validation", "test")
+    }
     files = DATASET_VALS["summarization"][name]["files"]
     as_array = files["train"].endswith(".json")  # SAMSum's corpus is one array a file
     FILES[key] = {file: json.dumps([row], indent=1) if as_array else jsonl(row) for file in files.values()}
@@ -274,8 +367,9 @@ TEXTS["summarization", "scitldr"] = {
     "validation": [("summarize: We do it. It works.", ["A way.", "The way"])],
 }
 FILES["summarization", "scitldr"] = {
-    "train.jsonl": jsonl(SCITLDR), "dev.jsonl": jsonl(SCITLDR | {"target": ["A way.", "The way "]}),
-}  # fmt: skip
+    "train.jsonl": jsonl(SCITLDR),
+    "dev.jsonl": jsonl(SCITLDR | {"target": ["A way.", "The way "]}),
+}
 
 TEXTS["question_answering", "squad"] = {
     "train": [(SQUAD_TEXTS[0][0], ["Oxygen"]), (SQUAD_TEXTS[0][0], ["Oxygen ( O2 )"]), SQUAD_TEXTS[1]],
@@ -283,10 +377,15 @@ TEXTS["question_answering", "squad"] = {
 }
 FILES["question_answering", "squad"] = {"train-v1.1.json": json.dumps(SQUAD), "dev-v1.1.json": json.dumps(SQUAD)}
 SQUAD_ROWS = [
-    {"id": qa["id"], "title": "Air", "context": "Oxygen (O2) is 21%.", "question": qa["question"],
-     "answers": {key: [answer[key] for answer in qa["answers"]] for key in ("text", "answer_start")}}
+    {
+        "id": qa["id"],
+        "title": "Air",
+        "context": "Oxygen (O2) is 21%.",
+        "question": qa["question"],
+        "answers": {key: [answer[key] for answer in qa["answers"]] for key in ("text", "answer_start")},
+    }
     for qa in SQUAD["data"][0]["paragraphs"][0]["qas"]
-]  # fmt: skip
+]
 HUB["question_answering", "squad"] = (
     Features(
         id=TEXT, title=TEXT, context=TEXT, question=TEXT, answers={"text": List(TEXT), "answer_start": List(INTEGER)}
@@ -310,16 +409,22 @@ FILES["generation", "common_gen"] = {
     "commongen.train.tgt.txt": "We ski.\nA mountain.\n",
     "commongen.dev.src_alpha.txt": "ski mountain\ndog run\nski mountain\n",
     "commongen.dev.tgt.txt": "We ski.\nA dog runs.\nI ski there. \n",
-}  # fmt: skip
+}
 HUB["generation", "common_gen"] = (
     Features(concept_set_idx=INTEGER, concepts=List(TEXT), target=TEXT),
-    {"train": [{"concept_set_idx": 0, "concepts": ["ski", "mountain"], "target": "We ski."},
-               {"concept_set_idx": 0, "concepts": ["ski", "mountain"], "target": "A mountain."}],
-     "validation": [{"concept_set_idx": 0, "concepts": ["ski", "mountain"], "target": "We ski."},
-                    {"concept_set_idx": 1, "concepts": ["dog", "run"], "target": "A dog runs."},
-                    {"concept_set_idx": 0, "concepts": ["ski", "mountain"], "target": "I ski there."}],
-     "test": [{"concept_set_idx": 0, "concepts": ["a", "b"], "target": ""}]},
-)  # fmt: skip
+    {
+        "train": [
+            {"concept_set_idx": 0, "concepts": ["ski", "mountain"], "target": "We ski."},
+            {"concept_set_idx": 0, "concepts": ["ski", "mountain"], "target": "A mountain."},
+        ],
+        "validation": [
+            {"concept_set_idx": 0, "concepts": ["ski", "mountain"], "target": "We ski."},
+            {"concept_set_idx": 1, "concepts": ["dog", "run"], "target": "A dog runs."},
+            {"concept_set_idx": 0, "concepts": ["ski", "mountain"], "target": "I ski there."},
+        ],
+        "test": [{"concept_set_idx": 0, "concepts": ["a", "b"], "target": ""}],
+    },
+)
 TEXTS["generation", "e2e_nlg"] = {
     "train": [("describe: name[Blue Spice], area[city centre]", ["Blue Spice is there."])],
     "validation": [("describe: name[X]", ["X it is.", 'It is "X".'])],
@@ -348,8 +453,10 @@ TEXTS["generation", "disfl_qa"] = {
     ]
     for split in ("train", "validation")
 }
-DISFL_QA = {"5a66": {"original": "What is it?", "disfluent": "Who no What is it?"},
-            "5a67": {"original": "When?", "disfluent": "Uh when?"}}  # fmt: skip
+DISFL_QA = {
+    "5a66": {"original": "What is it?", "disfluent": "Who no What is it?"},
+    "5a67": {"original": "When?", "disfluent": "Uh when?"},
+}
 FILES["generation", "disfl_qa"] = {name: json.dumps(DISFL_QA) for name in ("train.json", "dev.json")}
 TEXTS["generation", "wiki_split"] = {
     split: [('split: It "rains and we stay .', ['It "rains . We stay .'])] for split in ("train", "validation")
@@ -365,8 +472,10 @@ CASES = [(f"{name}_{split}", group, name, split) for (group, name), splits in TE
 class TestCase(parameterized.TestCase):
     def texts(self, group: str, name: str, split: str, task: dict, **flags) -> list:
         rows = load_rows(name, task, TaskArguments(group, name, **flags), split)
-        return [(source_text(task, row), reference_texts(name, task, row) if task["target"] in row else None)
-                for row in rows]  # fmt: skip
+        return [
+            (source_text(task, row), reference_texts(name, task, row) if task["target"] in row else None)
+            for row in rows
+        ]
 
     def write(self, files: dict[str, str]) -> Path:
         for file, content in files.items():
@@ -500,9 +609,15 @@ class OwnEntryTest(TestCase):
     """What an entry may say, on a task of one's own."""
 
     ENTRY = dict(
-        prefix="p", inputs={"": "doc.text"}, target="refs", target_type="text", metrics=["exact_match"],
-        max_source_length=32, max_target_length=32, files={"train": "train.jsonl", "validation": "dev.jsonl"},
-    )  # fmt: skip
+        prefix="p",
+        inputs={"": "doc.text"},
+        target="refs",
+        target_type="text",
+        metrics=["exact_match"],
+        max_source_length=32,
+        max_target_length=32,
+        files={"train": "train.jsonl", "validation": "dev.jsonl"},
+    )
 
     def rows(self, split: str, change: dict, *rows: dict) -> list:
         self.write({self.ENTRY["files"][split]: jsonl(*rows)})
@@ -518,27 +633,55 @@ class OwnEntryTest(TestCase):
         self.assertEqual(self.rows("validation", {}, {"doc.text": "a", "refs": "x"}), [("p: a", ["x"])])
 
     @parameterized.named_parameters(
-        ("missing", {"doc": {"txt": "a"}, "refs": "x"}, {},
-         r"dev.jsonl, row 1: no column doc.text.*available: doc, refs"),
+        (
+            "missing",
+            {"doc": {"txt": "a"}, "refs": "x"},
+            {},
+            r"dev.jsonl, row 1: no column doc.text.*available: doc, refs",
+        ),
         ("no_record", {"doc": "a", "refs": "x"}, {}, "no column doc.text"),
         ("no_reference", {"doc": {"text": "a"}, "refs": []}, {}, "row 1: the column refs is empty"),
         ("a_null_reference", {"doc": {"text": "a"}, "refs": ["x", None]}, {}, "column refs is empty in part"),
         ("a_null_text", {"doc": [{"text": "a"}, {"text": None}], "refs": "x"}, {}, "doc.text is empty in part"),
-        ("a_record", {"doc": {"text": {"en": "a", "de": "b"}}, "refs": "x"}, {},
-         "row 1: the column doc.text holds no text, but a value of type dict"),
-        ("bytes", {"doc": {"text": "a"}}, {"preprocess": lambda row: row | {"refs": b"x"}},
-         "row 1: the column refs holds no text, but a value of type bytes"),
-        ("a_list_in_a_list", {"doc": {"text": "a"}, "refs": [["x"]]}, {},
-         "row 1: the column refs holds no text, but a value of type list"),
-        ("function", {"text": "a"}, {"preprocess": "wsc"},
-         "row 1: the preprocess wsc: no column 'span2_index'; available: text"),
-        ("own_function", {"text": "a"}, {"preprocess": lambda row: {"doc.text": row["txt"]}},
-         "row 1: the preprocess OwnEntryTest.<lambda>: no column 'txt'; available: text"),
-        ("no_row", {"text": "a"}, {"preprocess": lambda _: None},
-         r"row 1: the preprocess OwnEntryTest.<lambda> returns None: must be a row .* or a list of rows"),
+        (
+            "a_record",
+            {"doc": {"text": {"en": "a", "de": "b"}}, "refs": "x"},
+            {},
+            "row 1: the column doc.text holds no text, but a value of type dict",
+        ),
+        (
+            "bytes",
+            {"doc": {"text": "a"}},
+            {"preprocess": lambda row: row | {"refs": b"x"}},
+            "row 1: the column refs holds no text, but a value of type bytes",
+        ),
+        (
+            "a_list_in_a_list",
+            {"doc": {"text": "a"}, "refs": [["x"]]},
+            {},
+            "row 1: the column refs holds no text, but a value of type list",
+        ),
+        (
+            "function",
+            {"text": "a"},
+            {"preprocess": "wsc"},
+            "row 1: the preprocess wsc: no column 'span2_index'; available: text",
+        ),
+        (
+            "own_function",
+            {"text": "a"},
+            {"preprocess": lambda row: {"doc.text": row["txt"]}},
+            "row 1: the preprocess OwnEntryTest.<lambda>: no column 'txt'; available: text",
+        ),
+        (
+            "no_row",
+            {"text": "a"},
+            {"preprocess": lambda _: None},
+            r"row 1: the preprocess OwnEntryTest.<lambda> returns None: must be a row .* or a list of rows",
+        ),
         ("other_shape", {"passage": "a", "idx": 1}, {"preprocess": "multirc"}, "the preprocess multirc: string "),
         ("pronoun", {"text": "a b", "span2_text": "he", "span2_index": 1}, {"preprocess": "wsc"}, "the pronoun 'he' "),
-    )  # fmt: skip
+    )
     def test_refused_row(self, row, change, message):
         with self.assertRaisesRegex(ValueError, message):
             self.rows("validation", change, row)
@@ -572,8 +715,12 @@ class OwnEntryTest(TestCase):
         self.assertLen(self.rows("validation", change, *rows), 4)
 
     def test_splits_to_predict(self):
-        for evaluated, predicted in ((None, ["test"]), (["near", "far"], ["test"]), (["test"], ["test"]),
-                                     (["validation_a", "validation_b"], ["test_a", "test_b"])):  # fmt: skip
+        for evaluated, predicted in (
+            (None, ["test"]),
+            (["near", "far"], ["test"]),
+            (["test"], ["test"]),
+            (["validation_a", "validation_b"], ["test_a", "test_b"]),
+        ):
             self.assertEqual(splits_without_labels({"eval_splits": evaluated} if evaluated else {}), predicted)
 
     def test_a_carriage_return_within_a_line_shifts_no_pairs(self):  # nor does it where TensorFlow Datasets reads WMT

@@ -88,13 +88,17 @@ class ChoiceTest(parameterized.TestCase):
         (dict(job=dict(earlier={"torch_compile": False})), "torch_compile", False, "resumed"),
         (
             dict(job=dict(earlier=dict(per_device_train_batch_size=32, gradient_accumulation_steps=4))),
-            "micro-batch", (32, 4), "resumed",
+            "micro-batch",
+            (32, 4),
+            "resumed",
         ),
         (
             dict(job=dict(earlier=dict(per_device_train_batch_size=8, gradient_accumulation_steps=4))),
-            "micro-batch", (128, 1), "memory plan",
+            "micro-batch",
+            (128, 1),
+            "memory plan",
         ),
-    )  # fmt: skip
+    )
     def test_reasons(self, case, name, value, reason):
         found = chosen("h200", case.get("given"), case.get("launcher"), **case.get("job", {}))[name]
         self.assertEqual(found.value, value)
@@ -278,8 +282,11 @@ class ChoiceTest(parameterized.TestCase):
             return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
 
         exact = loss("sdpa", torch.float64)
-        off = {(name, kind): abs(loss(name, kind) - exact) for name in ("eager", "sdpa")
-               for kind in (torch.float32, torch.bfloat16)}  # fmt: skip
+        off = {
+            (name, kind): abs(loss(name, kind) - exact)
+            for name in ("eager", "sdpa")
+            for kind in (torch.float32, torch.bfloat16)
+        }
         for name in ("eager", "sdpa"):
             self.assertLess(off[name, torch.float32], 1e-6)
             self.assertBetween(off[name, torch.bfloat16], 1e-6, 5e-3)
@@ -297,17 +304,33 @@ class AppliedTest(parameterized.TestCase):
         text = self.folder / "text.txt"
         if not text.exists():
             text.write_text("\n".join(sentences(400)))
-        return argv_of(dict(config_name="tiny", config_overrides=OVERRIDES, train_file=text, vocab_size=400,
-                            input_seq_length=32, output_dir=self.folder / "out", report_to="none",
-                            data_cache_dir=self.folder / "cache") | changes)  # fmt: skip
+        return argv_of(
+            dict(
+                config_name="tiny",
+                config_overrides=OVERRIDES,
+                train_file=text,
+                vocab_size=400,
+                input_seq_length=32,
+                output_dir=self.folder / "out",
+                report_to="none",
+                data_cache_dir=self.folder / "cache",
+            )
+            | changes
+        )
 
     def test_a_plan_for_another_machine(self):
         words = [*self.flags(max_steps=65_536), "--dry_run", "--assume_gpu"]
         _, out, _ = run_main(pre_train_t5.main, *words, "h200", code=0)
         line = next(line for line in out.splitlines() if line.startswith("speed"))
-        for part in ("bf16 on (the H200 computes in it)", "attn_implementation t5_fused (dropout is 0)",
-                     "torch_compile on (all batches have one shape)", "micro-batch 128 x 1 (", "persistent_workers on",
-                     "float32 products high", "expandable segments on"):  # fmt: skip
+        for part in (
+            "bf16 on (the H200 computes in it)",
+            "attn_implementation t5_fused (dropout is 0)",
+            "torch_compile on (all batches have one shape)",
+            "micro-batch 128 x 1 (",
+            "persistent_workers on",
+            "float32 products high",
+            "expandable segments on",
+        ):
             self.assertIn(part, line)
         self.assertRegex(out, r"batch +128 sequences per step \(128 x 1 accumulated x 1 processes\)")
         self.assertRegex(out, r"device +h200, bfloat16 mixed precision")
@@ -358,9 +381,17 @@ class AppliedTest(parameterized.TestCase):
         def note(*_, **__):
             seen.append(sorted(child.pid for child in multiprocessing.active_children()))
 
-        flags = self.flags(max_steps=-1, num_train_epochs=9, dataloader_num_workers=1, save_strategy="no",
-                           dataloader_persistent_workers=True, per_device_train_batch_size=16, eval_strategy="no",
-                           max_train_samples=100, warmup_steps=0)  # fmt: skip
+        flags = self.flags(
+            max_steps=-1,
+            num_train_epochs=9,
+            dataloader_num_workers=1,
+            save_strategy="no",
+            dataloader_persistent_workers=True,
+            per_device_train_batch_size=16,
+            eval_strategy="no",
+            max_train_samples=100,
+            warmup_steps=0,
+        )
         with mock.patch("training.flow.ResumeCallback.on_step_end", note):
             run_main(pre_train_t5.main, *flags)
         self.assertGreater(len(seen), 3)

@@ -19,9 +19,16 @@ from trainer_t5 import T5Trainer
 ROOT = Path(constants.__file__).parent
 # Who may import whom: a line's files and folders import those of the lines above, and each other without a circle.
 LINES = (
-    {"constants"}, {"common"}, {"corpora", "modeling", "data_collator_t5"}, {"arguments", "model_t5"},
-    {"data_t5", "tasks", "objectives", "publishing", "search"}, {"training"}, {"trainer_t5"}, {"runs"}, {"benchmarks"},
-)  # fmt: skip
+    {"constants"},
+    {"common"},
+    {"corpora", "modeling", "data_collator_t5"},
+    {"arguments", "model_t5"},
+    {"data_t5", "tasks", "objectives", "publishing", "search"},
+    {"training"},
+    {"trainer_t5"},
+    {"runs"},
+    {"benchmarks"},
+)
 FILES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 FILES |= {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path

@@ -19,8 +19,9 @@ class FlagsTest(parameterized.TestCase):
     @parameterized.parameters("reduce-overhead", "max-autotune")
     def test_cuda_graphs_do_not_accumulate(self, mode):
         flags = dict(torch_compile=True, torch_compile_mode=mode)
-        with self.assertRaisesRegex(ValueError, f"--torch_compile_mode {mode}: .* --gradient_accumulation_steps 1 "
-                                    "instead of 4"):  # fmt: skip
+        with self.assertRaisesRegex(
+            ValueError, f"--torch_compile_mode {mode}: .* --gradient_accumulation_steps 1 instead of 4"
+        ):
             arguments(gradient_accumulation_steps=4, **flags)
         with self.assertRaisesRegex(ValueError, f"--auto_find_batch_size True: --torch_compile_mode {mode}"):
             arguments(gradient_accumulation_steps=1, auto_find_batch_size=True, **flags)
@@ -28,8 +29,12 @@ class FlagsTest(parameterized.TestCase):
         arguments(FineTuningArguments, "fine-tuning a checkpoint", **flags)
 
     @parameterized.parameters(
-        ("bf16", None, "bf16"), ("no", None, "no"), ("bf16", False, "no"), ("fp16", True, "bf16"), ("no", True, "bf16"),
-    )  # fmt: skip
+        ("bf16", None, "bf16"),
+        ("no", None, "no"),
+        ("bf16", False, "no"),
+        ("fp16", True, "bf16"),
+        ("no", True, "bf16"),
+    )
     def test_accelerates_precision_is_the_flags(self, asked, flag, precision):
         """transformers would train in what `accelerate launch` or its configuration says, whatever the plan shows."""
         with mock.patch.dict(os.environ, ACCELERATE_MIXED_PRECISION=asked):

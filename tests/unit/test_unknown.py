@@ -177,9 +177,16 @@ class ScriptTest(ScriptCase):
         self.assertEqual(code, 0, errors)
         self.assertRegex(printed, r"\nunknown +[\d.]+ % of train, [\d.]+ % of validation tokens are <unk>\n")
         self.assertRegex(printed, r"\nwarning: .* no token for these letters")
-        flags = dict(benchmark="own", dataset_name="colour", data_dir="{good}", model_name_or_path="{good}/model",
-                     validation_file=file, output_dir=str(self.folder / "eval"), data_cache_dir=str(self.folder),
-                     disable_tqdm="true")  # fmt: skip
+        flags = dict(
+            benchmark="own",
+            dataset_name="colour",
+            data_dir="{good}",
+            model_name_or_path="{good}/model",
+            validation_file=file,
+            output_dir=str(self.folder / "eval"),
+            data_cache_dir=str(self.folder),
+            disable_tqdm="true",
+        )
         code, printed, errors = self.run_script(evaluate_t5, flags)
         self.assertIsNone(code, errors)
         self.assertRegex(printed, r"\nunknown +[\d.]+ % of colour validation tokens are <unk>\n")

@@ -28,9 +28,16 @@ FORMS = "ﬁ Ⅷ ½ １２ \ufdfa \ufeff"
 EMOJI = "😀 👍\U0001f3fd \U0001f3fd \U0001f468\u200d\U0001f469 \U00011d46"
 CONTROLS = ["", "\u00a0", "\u3000", "\t", "\n", "\r\n", "\x00", "\x1f", "\uffff"]
 ODD = [
-    *MARKS.split(" "), *FORMS.split(" "), *EMOJI.split(" "), *CONTROLS, "\u2581", "\u2581a", "</s>", "<extra_id_0>",
+    *MARKS.split(" "),
+    *FORMS.split(" "),
+    *EMOJI.split(" "),
+    *CONTROLS,
+    "\u2581",
+    "\u2581a",
+    "</s>",
+    "<extra_id_0>",
     "<pad>",
-]  # fmt: skip
+]
 
 
 def texts_of(seed: int, count: int = 300) -> list[str]:

@@ -1,0 +1,7 @@
+"""The one error that is a user's to mend."""
+
+
+class UserError(ValueError):
+    """A mistake in a flag, a file or the way a script was started. The scripts print it as one line and end with exit
+    code 2: what is wrong, then what to give instead (`--flag VALUE: what is wrong. What to do.`). Any other exception
+    is a defect of this project or of a library, and shows its traceback."""
