@@ -100,15 +100,13 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     # Shorter help for transformers' flags, and limits that transformers does not check.
     _inherited = {
         **dict.fromkeys("adam_beta1 adam_beta2 label_smoothing_factor".split(), dict(at_least=0, below=1)),
-        **dict.fromkeys(("eval_delay", "logging_steps"), dict(at_least=0)),
+        "logging_steps": dict(at_least=0),
         **dict.fromkeys(("eval_strategy", "logging_strategy"), dict(choices=tuple(IntervalStrategy))),
         **dict.fromkeys(
-            "ddp_bucket_cap_mb ddp_timeout eval_accumulation_steps per_device_eval_batch_size "
-            "per_device_train_batch_size save_total_limit torch_empty_cache_steps".split(),
+            "per_device_eval_batch_size per_device_train_batch_size save_total_limit".split(),
             dict(at_least=1),
         ),
         "data_seed": dict(at_least=0, at_most=LARGEST_SEED),
-        "dataloader_prefetch_factor": dict(at_least=1, at_most=1024),
         "deepspeed": dict(help="DeepSpeed's JSON file, such as zero_stage2_config.json."),
         "eval_steps": dict(help="Steps between evaluations. Not set: --logging_steps.", at_least=0),
         "generation_max_length": dict(at_least=1, at_most=LONGEST),
@@ -118,11 +116,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "gradient_accumulation_steps": dict(help="Forward passes per optimizer step.", at_least=1),
         "hub_model_id": dict(help="Repository, such as me/my-t5. Not set: the name of --output_dir."),
         "load_best_model_at_end": dict(help="End with the checkpoint that has the best main metric."),
-        "local_rank": dict(at_least=-1),
         "max_grad_norm": dict(help="Gradients are clipped to this norm; 0: never.", at_least=0),
         "max_steps": dict(help="Optimizer steps; -1: as many as --num_train_epochs takes.", at_least=-1),
         "metric_for_best_model": dict(help="Main metric, such as eval_loss. Not set: the loss, or the task's first."),
-        "neftune_noise_alpha": dict(at_least=0, at_most=1000),
         "num_train_epochs": dict(help="Passes over the rows, unless --max_steps is given.", above=0, at_most=10**6),
         "predict_with_generate": dict(help="Evaluate generated texts instead of scoring labels."),
         "push_to_hub": dict(help="Upload the model to the Hugging Face Hub; without it nothing leaves the machine."),

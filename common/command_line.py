@@ -33,7 +33,6 @@ from common.processes import is_first_process, print_once, tells_errors
 from common.reports import RED, introduction, is_secret, painted
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
-MOST_BYTES, MOST_VALUES = 2**18, 100_000  # of a YAML file
 SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # of the same: one of them overrides the other in a recipe
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
 
@@ -315,42 +314,24 @@ def _as_flag(name: str, value) -> list[str]:
     return [f"--{name}={value}"]
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a key set twice, where PyYAML silently keeps the last one, and merge keys, which can fill any memory."""
+class _Loader(yaml.SafeLoader):
+    """Refuses a key set twice, where PyYAML silently keeps the last one."""
 
     def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                raise yaml.YAMLError("merge keys (<<) are not supported")
-            key = self.construct_object(key_node, deep=deep)
-            if isinstance(key, str | int | float | bool | None):  # PyYAML itself refuses others
-                if key in seen:
-                    raise yaml.YAMLError(f"key {key} is set twice")
-                seen.add(key)
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise yaml.YAMLError(f"key {twice} is set twice")
         return super().construct_mapping(node, deep=deep)
 
 
 def read_yaml(path: str) -> Any:
-    """The content of a YAML file. OSError if it cannot be read; ValueError, in one line, if it is broken, sets a key
-    twice, or has more than MOST_VALUES values; a value that an alias repeats counts each time."""
-    with Path(path).open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES:,} bytes")
+    """The content of a YAML file. OSError if it cannot be read; ValueError, in one line, if it is broken or sets a key
+    twice."""
     try:
-        content = yaml.load(data.decode(), Loader=_UniqueKeyLoader)
-    except RecursionError:
-        raise ValueError("lists or mappings within one another, hundreds deep") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a month 13, a number of thousands of digits
+        return yaml.load(Path(path).read_bytes().decode(), Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, a month 13
         raise ValueError(" ".join(str(error).split())) from None
-    waiting, count = [content], 0
-    while waiting and count <= MOST_VALUES:
-        value, count = waiting.pop(), count + 1
-        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if waiting:
-        raise ValueError(f"more than {MOST_VALUES:,} values, or one that holds itself")
-    return content
 
 
 def home_path(path: str | Path) -> Path:
@@ -366,8 +347,8 @@ def check_folder(flag: str, path: str) -> None:
     if not path:
         raise ValueError(f"{flag}: must name a folder")
     wanted = there = home_path(path).absolute()
-    if "\0" in path or os.fsencode(path).decode(errors="replace") != path:
-        raise ValueError(f"{flag} {path!r}: must be UTF-8 text without NUL, as the libraries want it that write there")
+    if os.fsencode(path).decode(errors="replace") != path:
+        raise ValueError(f"{flag} {path!r}: must be UTF-8 text, as the libraries want it that write there")
     if path.startswith("~") and there == Path(path).absolute():
         raise ValueError(f"{flag} {path}: no such user")
     while not there.exists() and not there.is_symlink():

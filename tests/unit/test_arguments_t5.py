@@ -107,7 +107,6 @@ class RecipeTest(TestCase):
     @parameterized.named_parameters(
         ("nothing_like_it", "qqqq: 3", "recipe .*, key qqqq: no such flag; see --help_all"),
         ("double_key", "max_steps: 3\nseed: 1\nmax_steps: 4", "recipe .*: not valid YAML: key max_steps is set twice"),
-        ("merged_keys", "a: &a {seed: 1}\n<<: *a", "recipe .*: not valid YAML: .*merge keys .<<. are not supported"),
         ("two_spellings", "max_steps: 3\nmax-steps: 4", "recipe .*, key max-steps: max_steps is set twice"),
         ("no_mapping", "- max_steps\n", "recipe .*: must be a mapping of flags to values, such as `max_steps: 1000`"),
         ("empty", "", "recipe .*: must be a mapping"),

@@ -1,7 +1,6 @@
 """Values of a wrong kind or size, at the lowest level that sees them: shapes, entries, folders, rows."""
 
 import math
-from pathlib import Path
 
 from absl.testing import absltest, parameterized
 
@@ -55,7 +54,7 @@ class LimitsTest(parameterized.TestCase):
 
     def test_limits_are_of_flags_that_are_there(self):
         names = set(limits_of(T5TrainingArguments))
-        self.assertContainsSubset({"adam_beta1", "ddp_timeout", "data_seed"}, names)
+        self.assertContainsSubset({"adam_beta1", "data_seed", "loss_chunk_size"}, names)
 
 
 class EntryTest(parameterized.TestCase):
@@ -97,12 +96,6 @@ class PathTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "--train_file ~nouser_x/a.txt: no such file"):
             expand_files("--train_file", ["~nouser_x/a.txt"])
         check_folder("--data_cache_dir", "~/cache")
-
-    def test_a_nul(self):
-        with self.assertRaisesRegex(ValueError, "--train_file .*: no such file"):
-            expand_files("--train_file", ["a\0b"])
-        with self.assertRaises(ValueError):
-            check_folder("--data_cache_dir", str(Path("a\0b")))
 
 
 if __name__ == "__main__":
