@@ -32,11 +32,7 @@ class OverridesTest(parameterized.TestCase):
         ("layer_norm_epsilon=.inf", "layer_norm_epsilon inf: must be above 0"),
         ("pad_token_id=.inf", "pad_token_id inf: must be at most 1000000000"),
         ("num_layers=2,d_ff=8,num_layers=3", "num_layers=3: num_layers is set twice"),
-        ("d_model=2020-13-45", "d_model=2020-13-45: not a number, word, true or false"),
-        ("d_model=2020-01-01", "not a number, word"),
-        ("d_model=[1]", r"d_model=\[1\]: not a number, word"),
-        (f"d_model={'[' * 600}", "not a number, word"),
-        (f"d_model={'9' * 5000}", "not a number, word"),
+        ("d_model=[1", "not valid YAML"),
     )
     def test_refused(self, text, message):
         with self.assertRaisesRegex(ValueError, message):
