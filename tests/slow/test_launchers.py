@@ -136,13 +136,15 @@ class LauncherTest(parameterized.TestCase):
         self.assertEqual(resumed.count("-- done --"), 1)
         self.assert_same_run(out, alone, "resumed")
 
-    def test_an_optimizer_whose_state_is_offloaded_is_that_of_the_flags(self):
-        config = json.loads((ROOT / "zero_stage2_config.json").read_text())
-        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        (self.folder / "offload.json").write_text(json.dumps(config))
-        out = self.folder / "offloaded"
-        self.launch("torchrun", "ddp", "pre_train", out, "--deepspeed", str(self.folder / "offload.json"))
-        self.assert_same_run(out, self.one_process("pre_train"), "offloaded")
+    def test_a_short_file_of_deepspeed_leaves_optimizer_and_clipping_to_the_flags(self):
+        config = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+        (self.folder / "short.json").write_text(json.dumps(config))
+        clipped = ["--max_grad_norm", "0.05"]
+        alone, out, log = self.folder / "clipped_alone", self.folder / "clipped", self.folder / "log"
+        started = torture.start("pre_train", [*self.flags("pre_train", 1), *clipped, "--output_dir", str(alone)], log)
+        self.assertEqual(torture.exit_code(started), 0, log.read_text()[-2000:])
+        self.launch("torchrun", "ddp", "pre_train", out, *clipped, "--deepspeed", str(self.folder / "short.json"))
+        self.assert_same_run(out, alone, "clipped")
 
     def test_fsdp_that_is_not_in_force_is_said(self):
         config = ["--config_file", str(ROOT / "launch" / "fsdp2.yaml"), "--num_processes", "2", "--main_process_port"]
