@@ -35,11 +35,12 @@ from common.command_line import (
 from common.errors import UserError
 from common.processes import (
     announce_deepspeed_build,
+    cores_of_a_process,
     end_with_parent,
+    first_of_node_first,
     has_accelerator,
     lacks_compiler,
     print_once,
-    processes_here,
 )
 from common.reports import is_secret
 from constants import (
@@ -239,15 +240,13 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         if getattr(self, "hf_deepspeed_config", None) is not None:
             check_deepspeed(self)
 
+    def main_process_first(self, local: bool = True, desc: str = "work"):  # noqa: ARG002
+        """Overrides TrainingArguments: its barrier ends all ranks where tokenising takes half an hour."""
+        return first_of_node_first()
+
     def __getstate__(self):
         """The content of training_args.bin, which is part of every checkpoint: all fields but secrets."""
         return {name: None if is_secret(name) else value for name, value in vars(self).items()}
-
-
-def cores_of_a_process() -> int:
-    """CPU cores for each process of this machine, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // processes_here())
 
 
 def has_bf16() -> bool:

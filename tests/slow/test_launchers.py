@@ -195,6 +195,20 @@ class LauncherTest(parameterized.TestCase):
         self.assertEqual(done.returncode == 0, ends_well, done.stderr[-2000:])
         return done.stdout + done.stderr
 
+    def test_the_others_wait_longer_than_the_process_group_does(self):
+        """Tokenising for half an hour ended all ranks."""
+        program = (
+            "import datetime, time, torch.distributed as dist\nfrom common.processes import first_of_node_first\n"
+            "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=0.5))\n"
+            "with first_of_node_first():\n    time.sleep(1.5 * (dist.get_rank() == 0))\n    print('worked')\n"
+            "dist.destroy_process_group()"
+        )
+        (self.folder / "waits.py").write_text(program)
+        command = [*launcher_command("torchrun"), str(self.folder / "waits.py")]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        self.assertEqual((done.returncode, done.stdout.count("worked")), (0, 2), done.stderr[-2000:])
+
     def test_a_rank_that_dies_takes_the_run_down_with_its_own_error(self):
         began = time.monotonic()
         text = self.failing("step", *self.flags("pre_train", 2), "--output_dir", str(self.folder / "dies"))

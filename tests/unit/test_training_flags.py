@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import sys
 from unittest import mock
 
 import torch
@@ -12,6 +13,7 @@ from test_optimizers import arguments
 
 import arguments.training as training_arguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
+from common import processes
 from common.command_line import parse_arguments
 from common.errors import UserError
 from constants import TRAINING_DEFAULTS
@@ -55,6 +57,38 @@ class FlagsTest(parameterized.TestCase):
         ):
             arguments()
         self.assertEqual([call.args[0] for call in set_threads.call_args_list], [taken] * (taken is not None))
+
+    @parameterized.parameters(
+        (dict(LOCAL_WORLD_SIZE="2", WORLD_SIZE="8"), 2),
+        (dict(LOCAL_SIZE="4", WORLD_SIZE="8", LOCAL_RANK="1"), 4),  # deepspeed
+        (dict(OMPI_COMM_WORLD_LOCAL_SIZE="3", WORLD_SIZE="6"), 3),
+        (dict(WORLD_SIZE="2", RANK="1", MASTER_ADDR="127.0.0.1"), 2),  # by hand
+        (dict(WORLD_SIZE="2", RANK="1", MASTER_ADDR="10.0.0.7"), 1),
+        ({}, 1),
+    )
+    def test_processes_of_a_machine(self, environment, expected):
+        with mock.patch.dict(os.environ, environment, clear=True):
+            self.assertEqual(processes.processes_here(), expected)
+
+    @parameterized.parameters(
+        # version, its group -> bytes left: of 1,000 of the group 700 are used, 100 of them by a cache; of 500 above it
+        ("2", "0::/job/step", "max", [sys.maxsize, 400, 300]),
+        ("2", "0::/job/step", "100", [sys.maxsize, 400, 300, 0]),
+        ("1", "5:cpu:/x\n4:memory:/job/step", "9223372036854771712", [sys.maxsize, 400, 300, 9223372036854771412]),
+        ("1", "4:memory:/not/seen/in/a/container", "600", [sys.maxsize, 300]),
+    )
+    def test_memory_that_a_container_or_slurm_allows(self, version, group, top, expected):
+        root = self.folder if version == "2" else self.folder / "memory"
+        names = {"2": ("memory.max", "memory.current", "inactive_file")}
+        names["1"] = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        limit, used, cache = names[version]
+        for folder, most, now, cached in (("job/step", "1000", 700, 100), ("job", "500", 200, 0), ("", top, 300, 0)):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            (root / folder / limit).write_text(f"{most}\n")
+            (root / folder / used).write_text(f"{now}\n")
+            (root / folder / "memory.stat").write_text(f"anon 5\n{cache} {cached}\n")
+        (self.folder / "groups").write_text(group + "\n")
+        self.assertEqual(processes._free_of_limits(self.folder / "groups", self.folder), expected)
 
     @parameterized.parameters("fp16", "fp8")
     def test_a_precision_of_accelerate_that_t5_cannot_have(self, asked):
