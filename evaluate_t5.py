@@ -15,6 +15,12 @@ main metrics. Class labels are scored by teacher forcing; numbers and texts, or 
 checkpoint's task.json, unless a given flag names another task.
 """
 
+from common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
 import copy
 import dataclasses
 import functools

@@ -17,6 +17,12 @@ own pairs become an entry, which is printed (docs/your_data.md). Writes the best
 repeat the numbers), all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
+from common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
 import shlex
 from pathlib import Path
 

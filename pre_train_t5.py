@@ -11,6 +11,12 @@ Without flags it runs recipes/pre_train_installed_docs.yaml, which names its cos
 model and tokenizer, all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
+from common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
 import shlex
 from functools import partial
 from pathlib import Path

@@ -4,6 +4,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from common.command_line import check_value, option, refuse
+from common.errors import UserError
 from constants import ATTENTION_IMPLEMENTATIONS, LEAST_VOCAB_SIZE, MODEL_SHAPES
 
 # Limits of a newly trained tokenizer: its letters need room beside the sentinels.
@@ -34,16 +35,16 @@ class ModelArguments:
 
 
 def check_model(args: ModelArguments, own_ids: bool = False) -> None:
-    """ValueError for contradictions among the model's flags. own_ids: the data are ready-made ids."""
+    """UserError for contradictions among the model's flags. own_ids: the data are ready-made ids."""
     if args.model_name_or_path and args.config_name:
-        raise ValueError("--model_name_or_path and --config_name exclude each other: a checkpoint brings its own shape")
+        raise UserError("--model_name_or_path and --config_name exclude each other: a checkpoint brings its own shape")
     if args.model_name_or_path and args.config_overrides:
-        raise ValueError("--config_overrides changes a new model's shape; --model_name_or_path has one already")
+        raise UserError("--config_overrides changes a new model's shape; --model_name_or_path has one already")
     only_trained = "is for a tokenizer that is trained when none is given"
     if given := args.tokenizer_name or args.model_name_or_path:
         refuse(args, "vocab_size byte_fallback", f"{only_trained}; {given} brings its own")
     if own_ids:
         refuse(args, "byte_fallback", f"{only_trained}; ready-made ids need none")
     if args.lora_rank and importlib.util.find_spec("peft") is None:
-        raise ValueError(f"--lora_rank {args.lora_rank}: needs peft: pip install -r requirements/lora.txt")
+        raise UserError(f"--lora_rank {args.lora_rank}: needs peft: pip install -r requirements/lora.txt")
     check_value("vocab_size", args.vocab_size, dict(at_least=2, at_most=2**21) if own_ids else LEAST_VOCABULARY)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from common.command_line import check_folder, option, refuse
+from common.errors import UserError
 from common.processes import cores_here, print_once
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
@@ -63,15 +64,15 @@ class PreTrainingDataArguments:
 
 
 def check_pre_training_data(args: PreTrainingDataArguments) -> None:
-    """ValueError for contradictions among the flags of text and corruption, and for missing files."""
+    """UserError for contradictions among the flags of text and corruption, and for missing files."""
     if args.dataset_name and args.train_file:
-        raise ValueError("--dataset_name and --train_file exclude each other: name one source of text")
+        raise UserError("--dataset_name and --train_file exclude each other: name one source of text")
     if args.validation_file and not args.train_file:
-        raise ValueError("--validation_file needs --train_file")
+        raise UserError("--validation_file needs --train_file")
     if args.dataset_config_name and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise ValueError("--dataset_config_name needs the Hub name of a data set in --dataset_name")
+        raise UserError("--dataset_config_name needs the Hub name of a data set in --dataset_name")
     if not args.text_column:
-        raise ValueError("--text_column: must be the name of a column")
+        raise UserError("--text_column: must be the name of a column")
     if args.objective != "span_corruption":
         refuse(
             args,
@@ -79,12 +80,12 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
             f"is for --objective span_corruption; those of {args.objective} stand in DENOISERS (constants.py)",
         )
     if args.packing == "documents" and args.objective != "span_corruption":
-        raise ValueError(
+        raise UserError(
             f"--packing documents needs --objective span_corruption: examples of {args.objective} have "
             "fixed lengths, not those of documents"
         )
     if args.packing == "documents" and not args.eos_between_documents:
-        raise ValueError(
+        raise UserError(
             "--eos_between_documents false: --packing documents finds documents by the EOS between them; leave it out"
         )
     both = "validation_split_percentage validation_split_count"
@@ -102,7 +103,7 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     check_folder("--data_cache_dir", args.data_cache_dir)
     ids = id_format(args)
     if ids and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise ValueError(
+        raise UserError(
             "--input_ids_column and --input_ids_dtype go with --train_file, or a data set of ids in --dataset_name"
         )
     trained = corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], ids)

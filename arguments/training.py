@@ -35,6 +35,7 @@ from common.command_line import (
 from common.errors import UserError
 from common.processes import (
     announce_deepspeed_build,
+    check_open_files,
     cores_of_a_process,
     end_with_parent,
     first_of_node_first,
@@ -183,14 +184,14 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
 
     def __post_init__(self):
         if self.fp16 or self.fp16_full_eval:
-            raise ValueError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
+            raise UserError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
         check_limits(self)  # before transformers, whose messages differ
         refuse(self, _NOT_IN_T5TRAINER, "T5Trainer does not use it: leave it out")
         if self.report_to is None:
             self.report_to = _default_trackers()
         if self.load_best_model_at_end and self.save_strategy not in (self.eval_strategy, SaveStrategy.BEST):
             evaluates, saves = (getattr(value, "value", value) for value in (self.eval_strategy, self.save_strategy))
-            raise ValueError(
+            raise UserError(
                 f"--eval_strategy {evaluates}, --save_strategy {saves}: --load_best_model_at_end requires "
                 "the same value for both: give it, or --load_best_model_at_end false (fine-tuning has true)"
             )
@@ -203,6 +204,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
                 # `accelerate launch` gives a process one thread by default, but here it may use its cores.
                 torch.set_num_threads(cores_of_a_process())
             self.dataloader_pin_memory = False
+        if self.use_cpu and self.ddp_backend == "nccl":
+            raise UserError("--ddp_backend nccl: is for GPUs, and this run is on the CPU. Leave it out, or give gloo")
         if self.dataloader_num_workers is None:
             self.dataloader_num_workers = 0  # until runs/speed.py chooses
         if self.accelerator_config is None and not self.use_cpu and self.dataloader_pin_memory:
@@ -303,24 +306,25 @@ class FineTuningArguments(T5TrainingArguments):
 
 
 def check_training(args: T5TrainingArguments, job: str) -> None:
-    """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS. ValueError for contradictions."""
+    """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS. UserError for contradictions."""
     if wants_fsdp(args):
         check_fsdp(args)
     elif "fsdp_config" in args.given:
-        raise ValueError(f"--fsdp_config {args.fsdp_config}: has an effect only with --fsdp")
+        raise UserError(f"--fsdp_config {args.fsdp_config}: has an effect only with --fsdp")
     if args.do_predict:
-        raise ValueError(
+        raise UserError(
             "--do_predict: this script trains; then predict_t5.py answers new inputs, and evaluate_t5.py "
             "--do_predict a task's test rows"
         )
     if not args.do_train and args.given & {"do_train", "do_eval"}:
-        raise ValueError("--do_eval without --do_train: this script trains; evaluate_t5.py evaluates a checkpoint")
+        raise UserError("--do_eval without --do_train: this script trains; evaluate_t5.py evaluates a checkpoint")
+    check_open_files(args.dataloader_num_workers)
     if args.deepspeed and "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None:
-        raise ValueError(
+        raise UserError(
             "--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 instead of python"
         )
     if job not in TRAINING_DEFAULTS:
-        raise ValueError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
+        raise UserError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
     if job.endswith(LORA):
         refuse(
             args,
@@ -349,28 +353,28 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     if args.warmup_steps is None:
         args.warmup_steps = TRAINING_DEFAULTS[job]["warmup_steps"]
     if args.lr_scheduler_type == "inverse_sqrt" and not args.warmup_steps:
-        raise ValueError(
+        raise UserError(
             "--warmup_steps 0: --lr_scheduler_type inverse_sqrt falls from the end of the warm-up on, to "
             "1 % of the peak in a hundred times as many steps; T5 has 10000"
         )
     if args.lr_scheduler_type in BY_METRIC:  # transformers has checked this while the schedule was open
         if args.eval_strategy == IntervalStrategy.NO:
-            raise ValueError(
+            raise UserError(
                 f"--lr_scheduler_type {args.lr_scheduler_type}: follows the evaluations, and "
                 "--eval_strategy no asks for none"
             )
         args.metric_for_best_model = args.metric_for_best_model or "loss"
     if args.max_steps < 1 and args.max_steps != -1:
-        raise ValueError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
+        raise UserError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
     if args.max_steps > 0:
         check_warmup(args, args.max_steps)
     if args.max_steps > 0 and "pre-training" in job and "num_train_epochs" in args.given:
-        raise ValueError(
+        raise UserError(
             f"--num_train_epochs {args.num_train_epochs:g}: --max_steps {args.max_steps} decides the "
             "length of pre-training; for epochs add --max_steps -1"
         )
     if "pre-training" in job and args.train_sampling_strategy == "group_by_length":
-        raise ValueError(
+        raise UserError(
             "--train_sampling_strategy group_by_length: the rows of pre-training all have one length; leave it out"
         )
     if args.push_to_hub:
@@ -378,17 +382,17 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     else:
         refuse(args, "hub_model_id", "nothing is uploaded without --push_to_hub")
     if args.assume_gpu and not args.dry_run:
-        raise ValueError(f"--assume_gpu {args.assume_gpu}: only plans for another machine: add --dry_run")
+        raise UserError(f"--assume_gpu {args.assume_gpu}: only plans for another machine: add --dry_run")
     refuse(args, "trackio_static_space_id", "not made here; after the run, `trackio sync --sdk static` does it")
     if args.early_stopping_patience and not (args.load_best_model_at_end and args.metric_for_best_model):
-        raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
+        raise UserError("--early_stopping_patience needs --load_best_model_at_end")
     _check_step(args)
 
 
 def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
-    """ValueError if the warm-up is as long as the run."""
+    """UserError if the warm-up is as long as the run."""
     if args.lr_scheduler_type not in ("constant", "inverse_sqrt") and args.warmup_steps >= max(1, total_steps):
-        raise ValueError(
+        raise UserError(
             f"--warmup_steps {args.warmup_steps:g}: the run has {total_steps:,} steps, and the learning "
             "rate would only rise; give fewer, or a share such as 0.1"
         )
@@ -400,11 +404,11 @@ def global_batch_size(args: T5TrainingArguments) -> int:
 
 
 def _check_step(args: T5TrainingArguments) -> None:
-    """ValueError for contradictions among the options of the training step."""
+    """UserError for contradictions among the options of the training step."""
     if args.kernel_timings is not None:
         check_folder("--kernel_timings", args.kernel_timings)
     if args.bf16_residual and not args.bf16:
-        raise ValueError("--bf16_residual needs --bf16: in float32 there is nothing to cast")
+        raise UserError("--bf16_residual needs --bf16: in float32 there is nothing to cast")
     if (args.activation_checkpointing_kwargs or {}).get("use_reentrant"):
         refuse(
             args,
@@ -441,11 +445,11 @@ def _check_step(args: T5TrainingArguments) -> None:
         )
         lacks = lacks_compiler("CXX", "g++") if args.use_cpu else triton_lacks()
         if lacks and args.torch_compile_backend == "inductor" and not args.assume_gpu:
-            raise ValueError(
+            raise UserError(
                 f"--torch_compile: needs {lacks}, which this machine lacks; install it, or leave the flag out"
             )
     if args.torch_compile_mode in CUDA_GRAPHS and args.gradient_accumulation_steps > 1:
-        raise ValueError(
+        raise UserError(
             f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
             "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "
             f"{args.gradient_accumulation_steps}, or leave the mode out"
@@ -458,19 +462,19 @@ def _check_step(args: T5TrainingArguments) -> None:
         )
     if args.precompile:
         if not args.torch_compile:
-            raise ValueError("--precompile fills the cache of --torch_compile: give both")
+            raise UserError("--precompile fills the cache of --torch_compile: give both")
         args.save_strategy, args.eval_strategy, args.report_to = SaveStrategy.NO, IntervalStrategy.NO, []
         args.load_best_model_at_end, args.early_stopping_patience = False, None
         args.max_steps = args.max_steps if args.max_steps < 1 else max(2, args.max_steps)
 
 
 def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:
-    """ValueError for contradictions among the flags of a stream, or for one of its flags without a stream."""
+    """UserError for contradictions among the flags of a stream, or for one of its flags without a stream."""
     if not args.streaming:
         refuse(args, "shuffle_buffer_size", "needs --streaming")
         return
     if training_args.max_steps < 1:
-        raise ValueError("--streaming needs --max_steps: the length of a stream is not known in advance")
+        raise UserError("--streaming needs --max_steps: the length of a stream is not known in advance")
     refuse(
         args,
         "max_train_samples",
@@ -494,7 +498,7 @@ def best_metric_key(args: Seq2SeqTrainingArguments) -> str | None:
 
 
 def check_best_metric(name: str | None, known: list[str]) -> None:
-    """ValueError if `--metric_for_best_model` is no metric of this run. known: names without "eval_"."""
+    """UserError if `--metric_for_best_model` is no metric of this run. known: names without "eval_"."""
     if name is not None and name.removeprefix("eval_") not in known:
         hint = did_you_mean(name.removeprefix("eval_"), known)
-        raise ValueError(f"--metric_for_best_model {name}: no metric of this run{hint}; available: {', '.join(known)}")
+        raise UserError(f"--metric_for_best_model {name}: no metric of this run{hint}; available: {', '.join(known)}")

@@ -126,6 +126,10 @@ class FlagsTest(parameterized.TestCase):
         with self.assertRaises(UserError):
             arguments(**flags)
 
+    def test_nccl_is_for_gpus(self):
+        with self.assertRaisesRegex(UserError, "--ddp_backend nccl: is for GPUs, .* or give gloo"):
+            arguments(ddp_backend="nccl")
+
     def test_options_of_fsdp_need_fsdp(self):
         given = PreTrainingArguments(output_dir="never_written", use_cpu=True, fsdp_config={"limit_all_gathers": True})
         given.given = frozenset({"fsdp_config"})
