@@ -38,13 +38,14 @@ from runs.trackers import log_table
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed, check_same_flags, prepare_output_dir
 
+FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 
 
 def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingDataArguments, PreTrainingArguments]:
     """The flags of model, text and training, checked."""
     model_args, text_args, args = parse_arguments(
-        [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
+        FLAGS,
         argv,
         default_recipe=str(DEFAULT_RECIPE),
         about=__doc__,
