@@ -43,7 +43,6 @@ from runs.speed import device_peak_flops
 from runs.trackers import finish_tracking, start_tracking
 from tasks.tasks import Tasks
 from trainer_t5 import T5Trainer
-from training.batch_size import find_micro_batch
 from training.checkpoints import check_optimizer_state, delete, old_files, resumed_batch_notice
 from training.output_lock import lock_output_dir, unlock_output_dir
 
@@ -95,9 +94,6 @@ class TrainingRun(Run):
         memory, or a warm-up as long as the run, is the user's error, exit code 2.
         """
         args, data = self.args, self.data
-        if args.auto_find_batch_size and not args.assume_gpu:  # this machine says nothing about another
-            with exit_on_user_error():
-                find_micro_batch(self.trainer)
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
         warmup = 0 if args.lr_scheduler_type in ("constant", *BY_METRIC) else args.get_warmup_steps(steps)
         self._install_callbacks()
