@@ -185,35 +185,6 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertEqual(code, 0, error)
         self.assertRegex(out, expected)
 
-    @parameterized.parameters(
-        (dict(defaults_of="continued pre-training"), 128, 4 * 128 * 568, False),
-        (dict(defaults_of="continued pre-training"), 513, 513 * 568, True),
-        (dict(defaults_of="fine-tuning a checkpoint"), 512, None, False),
-        (dict(defaults_of="fine-tuning a checkpoint"), 1024, None, True),
-        (dict(defaults_of=None), 1024, None, False),  # a rate that was chosen is the user's
-    )
-    def test_a_step_far_above_the_one_a_rate_was_shown_with_is_said(self, args, sequences, tokens, said):
-        notice = runs.large_step_notice(SimpleNamespace(**args), sequences, tokens)
-        self.assertEqual(notice is not None, said)
-        if said:
-            self.assertRegex(notice, r"a step has [\d,]+ \w+, .* was shown with [\d,]+: choose --learning")
-
-    @parameterized.parameters(
-        (200_000, {}, "26%"),  # 5 % of 10 GB of English
-        (150_000, {}, None),
-        (200_000, dict(eval_steps=0.5), None),
-        (2_000_000, dict(eval_steps=0.1), "79%"),
-        (200_000, dict(eval_strategy="epoch"), None),
-        (200_000, dict(predict_with_generate=True), None),
-        (200_000, dict(eval_steps=70_000), None),  # the last step's, which is due anyway
-    )
-    def test_evaluations_that_take_long_are_said(self, rows, changes, longer):
-        args = dict(eval_strategy="steps", eval_steps=2000, predict_with_generate=False) | changes
-        notice = runs.long_evaluation_notice(SimpleNamespace(**args), 128, 65_536, rows)
-        self.assertEqual(notice is not None, longer is not None)
-        if longer:
-            self.assertRegex(notice, f"^each evaluation scores .* {longer} longer: with --max_eval_samples [0-9]+ it")
-
     def test_dry_run_keeps_an_earlier_run(self):
         self.assertEqual(self.run_script()[0], 0)
         before = self.files()
