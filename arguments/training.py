@@ -462,18 +462,22 @@ def _check_step(args: T5TrainingArguments) -> None:
             "fused_projections fused_cross_projections torch_compile loss_chunk_size",
             f"not with {sharding}, which gathers a module's weights only when it runs; ZeRO-2 works",
         )
-    if args.deepspeed or wants_fsdp(args):
-        refuse(args, "auto_find_batch_size", "tries sizes on a whole model: not with --deepspeed or --fsdp")
+    refuse(
+        args,
+        "auto_find_batch_size",
+        "leave it out: the memory plan chooses the micro-batch unless --per_device_train_batch_size is given, and "
+        "--gradient_accumulation_steps keeps the global batch",
+    )
     if buckets := getattr(args, "length_buckets", 0):
         refuse(
             args,
-            "train_sampling_strategy auto_find_batch_size",
+            "train_sampling_strategy",
             f"--length_buckets {buckets} orders the rows itself, in batches of a fixed number of rows: leave it out",
         )
     if getattr(args, "packing", False):
         refuse(
             args,
-            "length_buckets torch_compile auto_find_batch_size",
+            "length_buckets torch_compile",
             "not with --packing true, which gives every batch a shape of its own: leave one of them out",
         )
     if args.torch_compile:
@@ -492,12 +496,6 @@ def _check_step(args: T5TrainingArguments) -> None:
             f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
             "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "
             f"{args.gradient_accumulation_steps}, or leave the mode out"
-        )
-    if args.torch_compile_mode in CUDA_GRAPHS:
-        refuse(
-            args,
-            "auto_find_batch_size",
-            f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate gradients, which this flag may ask for",
         )
     if args.precompile:
         if not args.torch_compile:
@@ -524,7 +522,7 @@ def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_arg
     )
     refuse(
         training_args,
-        "length_buckets packing auto_find_batch_size",
+        "length_buckets packing",
         "does not go with --streaming, whose batches are cut on the fly, all of one size",
     )
     training_args.ignore_data_skip = True  # skipping batches before a resumed step: the stream itself begins there

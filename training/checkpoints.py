@@ -333,18 +333,6 @@ def run_of(checkpoint: str | None) -> dict:
     return _recorded(Path(checkpoint).parent / "run.json") if checkpoint else {}
 
 
-def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:
-    """The notice that a run resumes with another global batch than run.json records; None if it is the same."""
-    before = run_of(checkpoint).get("sequences_per_step")
-    if not before or before == sequences:
-        return None
-    return (
-        f"resuming with {sequences} sequences per step instead of {before}: steps count the examples seen, so the "
-        f"run resumes at another example than it stopped at; {before} a step, however made up, resume at the same "
-        "one"
-    )
-
-
 def _recorded(path: Path) -> dict:
     """The content of a JSON file; {} if it cannot be read, as beside a checkpoint that was moved or made elsewhere."""
     try:
