@@ -252,7 +252,7 @@ def _micro_batch(
     if gpu is not None:
         memory, sizes, fixed = gpu.memory, divisors_below(math.prod(asked), 1), fixed + frozen + states.weights
     room = memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
-    more = dict(z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen)
+    more = dict(on_cpu=gpu is None, z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen)
     for size, steps in sizes:
         lengths = size, job.source, job.target
         kept = activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total
