@@ -26,7 +26,6 @@ from arguments.sharding import (
 from arguments.task import TaskArguments
 from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
 from common.command_line import (
-    check_folder,
     check_limits,
     check_repository_name,
     check_value,
@@ -84,7 +83,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
         "final_learning_rate_factor weight_decay max_grad_norm z_loss",
         "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
-        "loss_chunk_size fused_projections fused_cross_projections bf16_residual kernel_timings generation_cache",
+        "loss_chunk_size fused_projections fused_cross_projections bf16_residual generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
         "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
         "metric_for_best_model early_stopping_patience",
@@ -174,7 +173,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         None, "Its options in JSON, such as '{\"use_reentrant\": true}'."
     )
     _VALID_DICT_FIELDS = [*Seq2SeqTrainingArguments._VALID_DICT_FIELDS, "activation_checkpointing_kwargs"]
-    kernel_timings: str | None = option(None, "Folder where t5_fused keeps its kernels' times, to use the fastest.")
     generation_cache: str = option("dynamic", "Cache of generate; static: compiled.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only run two steps, to fill the cache of --torch_compile.")
     speed: str = option("auto", "Choose attention, compilation and more for the machine.", choices=SPEEDS)
@@ -444,8 +442,6 @@ def global_batch_size(args: T5TrainingArguments) -> int:
 
 def _check_step(args: T5TrainingArguments) -> None:
     """ValueError for contradictions among the options of the training step."""
-    if args.kernel_timings is not None:
-        check_folder("--kernel_timings", args.kernel_timings)
     if args.bf16_residual and not args.bf16:
         raise ValueError("--bf16_residual needs --bf16: in float32 there is nothing to cast")
     if (args.activation_checkpointing_kwargs or {}).get("use_reentrant"):

@@ -45,17 +45,6 @@ def along_diagonals(values: torch.Tensor, keys: int) -> torch.Tensor:
     return values.unfold(1, keys, 1).flip(1)
 
 
-def spread_sums(sums: torch.Tensor, keys: int) -> torch.Tensor:
-    """[H, Q + K - 1] -> [H, Q, K] with these sums of diagonals, equal along each: 3 5 2 -> [[2.5, 2], [3, 2.5]].
-
-    Of a gradient's sums: its projection onto biases of k - q alone, which gives T5's table the same gradient.
-    """
-    queries = sums.shape[1] - keys + 1
-    offset = torch.arange(1 - queries, keys, device=sums.device)
-    lengths = (keys - offset).clamp(max=queries) - (-offset).clamp(min=0)
-    return along_diagonals(sums / lengths, keys)
-
-
 class _BiasTable(torch.nn.Embedding):
     """The embedding `relative_attention_bias`, with this gradient."""
 
