@@ -45,7 +45,7 @@ def parameter_shapes(config: T5Config) -> list[tuple[int, ...]]:
 
 def new_model(config: T5Config, ours: bool, attention: str | None = None, dropout: float = 0.0) -> PreTrainedModel:
     """A model with the initial weights of a comparison. A peer gets transformers' own GELU back, which create_model has
-    replaced (modeling/fused_projections.py)."""
+    replaced (modeling/layers.py)."""
     torch.manual_seed(0)
     model = create_model(config, attention)
     set_dropout(model, dropout)

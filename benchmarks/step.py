@@ -56,13 +56,11 @@ class Rung:
 
 
 # What trainer_t5.set_up_step changes in a model, by the names of its flags.
-STEP_OPTIONS = dict(fused_projections=False, fused_cross_projections=False, bf16_residual=False)
-STEP_OPTIONS |= dict(z_loss=0.0, loss_chunk_size=0)
+STEP_OPTIONS = dict(bf16_residual=False, z_loss=0.0, loss_chunk_size=0)
 # Settings of the lowest rung. compile_mode: of torch.compile; batch_factor: times --batch; ours: the loss of T5Trainer
 # within the forward pass, instead of transformers' own.
 PLAIN = STEP_OPTIONS | dict(attention="sdpa", dropout=0.1, use_cache=True, compile=False, compile_mode=None)
 PLAIN |= dict(optimizer="adamw_torch_fused", batch_factor=1, ours=False)
-_FUSED = dict(fused_projections=True, fused_cross_projections=True)
 _GRAPHS, _TUNED, _TWICE = dict(compile_mode="reduce-overhead"), dict(compile_mode="max-autotune"), dict(batch_factor=2)
 _OURS = dict(attention="t5_fused", ours=True)
 TOP = "batch_2x"  # the highest rung; what is on it is timed only if it is named
@@ -74,9 +72,8 @@ LADDER = (
     Rung("eager", "compile", "eager attention", dict(attention="eager"), (675, 825)),
     Rung("fused_attention", "eager", "t5_fused attention (CPU: as --speed)", _OURS, (690, 900)),
     Rung("bf16_residual", "fused_attention", "bfloat16 residual stream", dict(bf16_residual=True)),
-    Rung("fused_projections", "bf16_residual", "joined Q/K/V, gates, cross-attention K/V", _FUSED, (855, 970)),
-    Rung("rms_scaled", "fused_projections", "RMS-scaled AdamW, the default", dict(optimizer="adamw_rms_scaled")),
-    Rung(TOP, "rms_scaled", "twice the batch", _TWICE, (900, 1025)),
+    Rung("rms_scaled", "bf16_residual", "RMS-scaled AdamW, the default", dict(optimizer="adamw_rms_scaled")),
+    Rung(TOP, "rms_scaled", "twice the batch", _TWICE),
     Rung("peer_batch_2x", "eager", "the peer above with twice the batch", _TWICE),
     Rung("peer_sdpa_batch_2x", "compile", "sdpa, twice the batch", _TWICE),
     Rung("peer_cuda_graphs", "eager", "the peer with torch.compile's mode reduce-overhead", _GRAPHS),

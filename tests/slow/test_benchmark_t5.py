@@ -529,7 +529,7 @@ class LadderTest(BenchmarkTest):
 
     @parameterized.parameters(False, True)
     def test_right_gradients_pass(self, bf16):
-        rows = self.measured("dropout_0", "eager", "fused_projections", batch=8, bf16=bf16)
+        rows = self.measured("dropout_0", "eager", "bf16_residual", batch=8, bf16=bf16)
         for row in rows.values():
             self.assertNotIn("error", row)
             self.assertLess(row["gradient_error"], step.GRADIENT_TOLERANCE[bf16] / 2)

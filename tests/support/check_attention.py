@@ -164,7 +164,7 @@ def run_ours(problem, case) -> list[torch.Tensor]:
     poison = [torch.full_like(x, float("nan")) for x in (*leaves, *leaves, grad_out) for _ in range(3)]
     del poison  # the allocator gives this memory to the next request of this size
     given = leaves[:3]
-    if case[4] == "joined":  # parts of one product, as --fused_projections has them
+    if case[4] == "joined":  # parts of one product, with gaps between their rows
         given = torch.cat(given, dim=2).split(HEADS, dim=2)
     out = attention(*given, leaves[3], mask, case[3], 1.0)[0]
     return [out.detach(), *torch.autograd.grad(out, leaves, grad_out)]
