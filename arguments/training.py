@@ -26,7 +26,6 @@ from arguments.sharding import (
 from arguments.task import TaskArguments
 from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
 from common.command_line import (
-    check_folder,
     check_limits,
     check_repository_name,
     check_value,
@@ -46,7 +45,6 @@ from common.reports import is_secret
 from constants import (
     DEFAULT_OPTIMIZER,
     HARDWARE_PEAKS,
-    LORA,
     OPTIMIZERS,
     TRAINING_DEFAULTS,
 )
@@ -84,7 +82,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
         "final_learning_rate_factor weight_decay max_grad_norm z_loss",
         "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
-        "loss_chunk_size fused_projections fused_cross_projections bf16_residual kernel_timings generation_cache",
+        "loss_chunk_size bf16_residual generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
         "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
         "metric_for_best_model early_stopping_patience",
@@ -163,8 +161,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     z_loss: float = option(0.0, "Factor of (log Z)^2, added to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
     loss_chunk_size: int = option(0, "Compute logits for this many target tokens at a time. 0: all.", at_least=0)
-    fused_projections: bool = option(False, "Compute Q, K, V in one product, and wi_0, wi_1 in one.")
-    fused_cross_projections: bool = option(False, "Compute all cross-attention K, V in one product.")
     bf16_residual: bool = option(False, "With --bf16: keep the residual stream in bfloat16 too.")
     # Flags of transformers; 5.17 has only their older names: gradient_checkpointing and its _kwargs.
     activation_checkpointing: bool | None = option(
@@ -174,7 +170,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         None, "Its options in JSON, such as '{\"use_reentrant\": true}'."
     )
     _VALID_DICT_FIELDS = [*Seq2SeqTrainingArguments._VALID_DICT_FIELDS, "activation_checkpointing_kwargs"]
-    kernel_timings: str | None = option(None, "Folder where t5_fused keeps its kernels' times, to use the fastest.")
     generation_cache: str = option("dynamic", "Cache of generate; static: compiled.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only run two steps, to fill the cache of --torch_compile.")
     speed: str = option("auto", "Choose attention, compilation and more for the machine.", choices=SPEEDS)
@@ -364,12 +359,6 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         )
     if job not in TRAINING_DEFAULTS:
         raise ValueError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
-    if job.endswith(LORA):
-        refuse(
-            args,
-            "fused_projections fused_cross_projections",
-            "joins matrices in one product, past those of --lora_rank: leave one of them out",
-        )
     choose_optimizer(args, TRAINING_DEFAULTS[job].get("optim", DEFAULT_OPTIMIZER))
     if args.learning_rate is None:
         args.learning_rate = TRAINING_DEFAULTS[job]["learning_rate"][args.optim]
@@ -444,22 +433,13 @@ def global_batch_size(args: T5TrainingArguments) -> int:
 
 def _check_step(args: T5TrainingArguments) -> None:
     """ValueError for contradictions among the options of the training step."""
-    if args.kernel_timings is not None:
-        check_folder("--kernel_timings", args.kernel_timings)
     if args.bf16_residual and not args.bf16:
         raise ValueError("--bf16_residual needs --bf16: in float32 there is nothing to cast")
-    if (args.activation_checkpointing_kwargs or {}).get("use_reentrant"):
-        refuse(
-            args,
-            "fused_cross_projections",
-            "not with use_reentrant, whose backward pass of each layer would go "
-            "through the keys and values that are made once: leave one of them out",
-        )
     if zero_stage(args) == 3 or wants_fsdp(args):
         sharding = "ZeRO-3" if zero_stage(args) == 3 else "--fsdp"
         refuse(
             args,
-            "fused_projections fused_cross_projections torch_compile loss_chunk_size",
+            "torch_compile loss_chunk_size",
             f"not with {sharding}, which gathers a module's weights only when it runs; ZeRO-2 works",
         )
     refuse(
