@@ -1,7 +1,7 @@
 """Exports: from every kind of checkpoint, into every format, with a card; and uploads against a Hub of one thread.
 
-A model of a few thousand weights with random ones, so that logits are far from each other. CTranslate2 and ONNX are
-optional packages: their tests skip themselves by name.
+A model of a few thousand weights with random ones, so that logits are far from each other. CTranslate2 is an
+optional package: its tests skip themselves by name.
 """
 
 import contextlib
@@ -195,35 +195,10 @@ class EnginesTest(TestCase):
         self.assertGreaterEqual(same["never", exports.PATIENCE], 19)
         self.assertLess(same["never", 1], 15)
 
-    def test_onnx(self):
-        found, _, _ = self.export(workspace() / "whole", "--formats", "onnx")
-        self.assertEqual(found["onnx"]["same_tokens"], 3)
-        import onnxruntime
-
-        model = AutoModelForSeq2SeqLM.from_pretrained(self.out).eval()
-        encoder, decoder = (
-            onnxruntime.InferenceSession(str(self.out / "onnx" / f"{part}_model.onnx"))
-            for part in ("encoder", "decoder")
-        )
-        chooser = np.random.default_rng(0)
-        for rows, source, target in ((1, 1, 1), (3, 40, 21)):  # other sizes than the exporter's example
-            ids, mask = chooser.integers(3, 330, (rows, source)), np.ones((rows, source), dtype=np.int64)
-            mask[:, source // 2 + 1 :] = 0
-            written = chooser.integers(3, 330, (rows, target))
-            hidden = encoder.run(None, {"input_ids": ids, "attention_mask": mask})[0]
-            inputs = {"input_ids": written, "encoder_hidden_states": hidden, "encoder_attention_mask": mask}
-            with torch.no_grad():
-                wanted = model(
-                    torch.from_numpy(ids),
-                    attention_mask=torch.from_numpy(mask),
-                    decoder_input_ids=torch.from_numpy(written),
-                ).logits
-            np.testing.assert_allclose(decoder.run(None, inputs)[0], wanted.numpy(), atol=1e-3)
-
     def test_the_names_of_what_is_missing(self):
         with mock.patch("importlib.util.find_spec", return_value=None):
-            _, _, error = self.export(workspace() / "whole", "--formats", "onnx", code=2)
-        self.assertRegex(error, "--formats onnx: needs onnx and onnxscript and onnxruntime: pip install -r req")
+            _, _, error = self.export(workspace() / "whole", "--formats", "ctranslate2", code=2)
+        self.assertRegex(error, "--formats ctranslate2: needs ctranslate2: pip install -r req")
 
 
 class CompareTest(parameterized.TestCase):
@@ -238,7 +213,7 @@ class CompareTest(parameterized.TestCase):
         """The comparison with an engine that gives the wanted tokens' log-probabilities alone, or those of all."""
         log_probs = self.wanted.log_probs[0] + np.float32(off)
         log_probs = log_probs[[0, 1], [0, 1]] if alone else log_probs
-        return exports.compare("onnx", self.wanted, exports.Answers([tokens], [log_probs]))
+        return exports.compare("ctranslate2", self.wanted, exports.Answers([tokens], [log_probs]))
 
     def test_same_and_near_ties(self):
         for alone in (False, True):
