@@ -262,11 +262,6 @@ class PictureTest(parameterized.TestCase):
         self.assertEqual(robust_range([1.0]), (1.0, 1.0))
         self.assertEqual([enough_trials(dict.fromkeys(range(n))) for n in (1, 5)], [10, 20])
 
-    def test_latex(self):
-        score = {"seeds": {1: 51.8, 2: 52.8}}
-        report = {"model": "out/my_model", "tasks": {"cola": {"score": score}}, "averages": {"without WNLI": score}}
-        self.assertIn(r"out/my\_model & 52.3 \(\pm\) 0.7 & 52.3 \(\pm\) 0.7 \\", report_glue.latex(report, [1, 2]))
-
 
 class CardTest(parameterized.TestCase):
     @parameterized.parameters(
