@@ -33,10 +33,9 @@ import pre_train_t5
 from common.checkpoint_folders import checkpoints_of
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model, load_model
-from publishing import exports
+from publishing import exports, hub_uploads
 from publishing.hub_uploads import NOT_PUBLISHED
 from publishing.model_cards import model_card
-from training import saving
 
 ROOT = Path(export_checkpoint.__file__).resolve().parent
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=1, num_decoder_layers=1)
@@ -471,7 +470,7 @@ class CardTest(TestCase):
             return mock.Mock(exception=mock.Mock(side_effect=AssertionError("waited")))
 
         self.flags = self.flags | {"max_steps": 4}
-        with FakeHub(), mock.patch.object(saving, "start_upload", side_effect=told_to_stop) as started:
+        with FakeHub(), mock.patch.object(hub_uploads, "start_upload", side_effect=told_to_stop) as started:
             self.train("--push_to_hub", "--save_steps", 1, "--save_total_limit", 1, code=75)
         started.assert_called_once()
         self.assertEqual([path.name for path in checkpoints_of(self.out)], ["checkpoint-1", "checkpoint-2"])
