@@ -32,7 +32,6 @@ from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from objectives.registry import get_objective, packed_flag
 from runs.room import check_before_data
 from runs.run import TrainingRun
-from runs.samples import SamplesCallback
 from runs.speed import job_of, make_fast
 from runs.trackers import log_table
 from trainer_t5 import T5Trainer
@@ -97,6 +96,8 @@ def main(argv: list[str] | None = None) -> dict:
         compute_metrics=text.compute_metrics(),
     )
     if args.num_samples and validation is not None and objective.shows_gaps:
+        from runs.samples import SamplesCallback
+
         samples = (args.output_dir, tokenizer, validation, objective, args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
     flags = [model_args, text_args, args]
