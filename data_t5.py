@@ -183,7 +183,7 @@ class Text:
         if self.args.validation_file or self.args.streaming:
             return "give a longer --validation_file"
         held_out = "percentage" if self.args.validation_split_count is None else "count"
-        return f"raise --validation_split_{held_out}, give --validation_file"
+        return f"documents are held out whole; raise --validation_split_{held_out}, give --validation_file"
 
     def _eval_samples(self, most: int) -> list[int]:
         """Examples of each corpus, if `most` are evaluated on together."""

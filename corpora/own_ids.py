@@ -38,12 +38,15 @@ class IdDocument:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def cut(self, length: int) -> list["IdDocument"]:
-        """Pieces of at most `length` ids."""
-        starts = range(0, max(len(self.ids), 1), length)
-        pieces = [IdDocument(self.ids[s : s + length], self.where, self.first + s, True) for s in starts]
-        pieces[-1].goes_on = self.goes_on
-        return pieces
+
+def goes_on(document: str | IdDocument) -> bool:
+    """Whether the document is a piece of a flat array that continues in the next piece."""
+    return isinstance(document, IdDocument) and document.goes_on
+
+
+def is_blank(document: str | IdDocument) -> bool:
+    """Whether a document holds nothing but white space."""
+    return not (document.strip() if isinstance(document, str) else len(document))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from corpora import example_series
 from corpora.blocks import hub_corpora
 from corpora.own_ids import IdDocument, IdEncoder, IdFormat, id_format, ids_offset, ids_tokenizer, read_ids
 from corpora.sources import find_sources
-from corpora.token_files import split_documents, tokenised
+from corpora.token_files import tokenised
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
 from model_t5 import build_config
 
@@ -79,13 +79,6 @@ class ReadingTest(TestCase):
         np.testing.assert_array_equal(np.concatenate([piece.ids for piece in pieces]), values)
         self.assertEqual([piece.goes_on for piece in pieces], [True] * (len(pieces) - 1) + [False])
         self.assertEqual([piece.first for piece in pieces[:3]], [0, 500, 1000])
-
-    def test_a_long_document_is_held_out_in_part(self):
-        pieces = IdDocument(np.arange(400_000), "x").cut(400_000)
-        blocks = list(split_documents(pieces, 5.0))
-        both = [np.concatenate([d.ids for held, block in blocks if held == want for d in block]) for want in (0, 1)]
-        self.assertEqual(sorted(np.concatenate(both).tolist()), list(range(400_000)))
-        self.assertBetween(len(both[1]), 15_000, 25_000)
 
 
 class TokensTest(TestCase):
