@@ -2,7 +2,7 @@
 
     plain text, .jsonl      a block is a stretch of bytes, and has the lines that begin in it; LF, CR LF and CR end one
     .parquet                a row group
-    .npy, .bin              a stretch of rows of ready-made ids, or of pieces of a flat array
+    .npy                    a stretch of rows of ready-made ids, or of pieces of a flat array
     .csv                    a file, since only reading from its start finds the rows; resuming within it seeks the row
     .json, .tsv, anything compressed, WikiExtractor's <doc> format, .jsonl that is one array
                             a file; resuming within it reads again what comes before
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from corpora.files import COMPRESSIONS, check_file, data_suffix, is_plain_text, open_text
 from corpora.hub import load_dataset_splits
-from corpora.own_ids import ARRAY_SUFFIXES, ArrayDocuments, IdFormat
+from corpora.own_ids import ArrayDocuments
 from corpora.reading import (
     WIKI_OPEN,
     byte_lines,
@@ -108,8 +108,8 @@ class Corpus:
 class FileCorpus(Corpus):
     """Local files. Plain text gives rows {text_column: line}.
 
-    read_whole: path -> rows, used for blocks that are whole files in place of the usual reader. ids: how .npy and .bin
-    files hold ready-made ids; their rows are {text_column: IdDocument}.
+    read_whole: path -> rows, used for blocks that are whole files in place of the usual reader. ids: .npy files hold
+    ready-made ids; their rows are {text_column: IdDocument}.
     """
 
     def __init__(
@@ -118,14 +118,14 @@ class FileCorpus(Corpus):
         files: list[Path],
         text_column: str = "text",
         read_whole: Callable[[Path], Iterator[dict]] | None = None,
-        ids: IdFormat | None = None,
+        ids: bool = False,
     ):
         self.text_column, self.read_whole = text_column, read_whole or self._rows_of
         self.only = None if read_whole else text_column  # column that is read of parquet; None: all
         self.blocks, self.arrays = [], {}
         for file in files:
-            if ids is not None and file.suffix in ARRAY_SUFFIXES:
-                self.arrays[file] = ArrayDocuments(file, ids)
+            if ids and file.suffix == ".npy":
+                self.arrays[file] = ArrayDocuments(file)
                 self.blocks += _blocks_of_array(file, self.arrays[file])
                 continue
             check_file(flag, file)

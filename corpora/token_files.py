@@ -68,7 +68,7 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
     def build(folder: Path) -> None:
         os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
         eos = [tokenizer.eos_token_id] if args.eos_between_documents else []
-        encoder = corpus_encoder if sources["train"].ids is None else ids_encoder
+        encoder = corpus_encoder if not sources["train"].ids else ids_encoder
         writers = {
             split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encoder(tokenizer), eos)
             for split in ("train", "validation")
