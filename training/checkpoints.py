@@ -263,7 +263,7 @@ _DECISIVE = (
 ).split()
 # Those that decide which part of a text is trained on: its fingerprint covers all of it, a task's its training rows.
 _DECIDES_PART = (
-    "text_column input_ids_column input_ids_dtype max_train_samples validation_split_percentage validation_split_count"
+    "text_column input_ids_column max_train_samples validation_split_percentage validation_split_count"
 ).split()
 # Flags that may differ between nodes: where files are, and what only the first process does.
 _OF_A_NODE = (
