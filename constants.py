@@ -141,6 +141,7 @@ for _job in ("continued pre-training", "fine-tuning a checkpoint"):
 SHOWN_SEQUENCES, SHOWN_TOKENS = 128, 128 * 568
 
 PREEMPTED_EXIT_CODE = 75  # a signal or its time limit stopped the run: the same command resumes it
+TASK_RECORD = "task.json"  # in the folder of a fine-tuned model: what repeats its evaluation (tasks/task_records.py)
 
 # ---------------------------------------------------------------- the built-in corpus
 BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, made by corpora/installed_docs.py

@@ -20,9 +20,10 @@ from arguments.task import TaskArguments, check_task
 from constants import DATASET_VALS
 from corpora import installed_docs
 from corpora.tokenizers import load_tokenizer, train_tokenizer
+from modeling.loss import STATISTICS
 from tasks import examples, registry, tasks
 from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, task_metrics
-from tasks.metrics.scoring import METRICS, STATISTICS, check_metrics
+from tasks.metrics.scoring import METRICS, check_metrics
 from tasks.registry import check_entry, eval_splits, source_text, target_text
 from tasks.rows import load_rows, nested_rows, open_corpus, row_splitter
 from tasks.tasks import Task
