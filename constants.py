@@ -8,7 +8,8 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.m
     target              the column that holds the answer; a list of texts holds several references: each becomes a
                         training row, evaluation counts the best. Any column may be dotted: translation.en, answers.text
     target_type         "class" (one of `labels`), "number" (written in STS-B's rounding) or "text" (unchanged)
-    labels              class names in class order (only for "class"); an integer in the data is an index into it
+    labels              class names in class order (only for "class"); a whole number in the data is an index into it,
+                        unless a name is a number: then numbers are compared as numbers
     metrics             names in METRICS of tasks/metrics/scoring.py; the first one chooses the best checkpoint. Any
                         other name, or a folder, is loaded with evaluate.load, which runs its code
     metric_columns      further columns that a metric reads (question_exact_match, referent_accuracy)
