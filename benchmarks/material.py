@@ -14,7 +14,7 @@ from transformers.activations import NewGELUActivation
 from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
 from model_t5 import build_config, create_model, is_local_model, set_dropout
-from tasks.batching import MULTIPLE
+from training.batching import MULTIPLE
 
 SMALL_VOCABULARY = 4096  # of the shapes that are trained with their own tokenizer
 # Tokens of a GLUE sentence or pair under T5's vocabulary, as a share of run_glue's --max_seq_length 128: log-normal.

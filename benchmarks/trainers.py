@@ -20,8 +20,8 @@ from data_collator_t5 import T5DataCollator
 from model_t5 import flops_per_sequence
 from modeling.segment_masks import enable_packing
 from runs.speed import job_of, make_fast
-from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
 from trainer_t5 import T5Trainer
+from training.batching import BucketCollator, PackingCollator, bucket_lengths
 
 CHUNKS = 4096  # of random tokens; all ways to pre-train train on them
 LONG_RUN = 65_536  # steps of the run for which --speed chooses

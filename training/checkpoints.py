@@ -30,7 +30,7 @@ from common.command_line import RESUME_NEWEST, check_folder
 from common.manifests import MANIFEST, fsync, write_manifest
 from common.processes import check_alike, is_first_process, print_once
 from common.reports import is_secret, read_json
-from tasks.task_records import TASK_RECORD
+from constants import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub

@@ -257,7 +257,6 @@ class PictureTest(parameterized.TestCase):
         self.assertEqual(plot_runs.choose_metrics("loss,eval_loss,f1", runs), ["eval_f1"])
 
 
-
 class CardTest(parameterized.TestCase):
     @parameterized.parameters(
         (("glue", "cola"), DATASET_VALS["glue"]["cola"], "text-classification"),
