@@ -1,5 +1,6 @@
 """Checkpoint folders below an output folder: which ones exist, and which of them are whole."""
 
+import re
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -10,8 +11,14 @@ from common.processes import print_once
 
 def checkpoints_of(output_dir: Path) -> list[Path]:
     """checkpoint-<step> folders below `output_dir`, by step."""
-    found = [path for path in output_dir.glob("checkpoint-*") if path.name.split("-")[1].isdigit() and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
+    found = [path for path in output_dir.glob("checkpoint-*") if step_of(path) is not None and path.is_dir()]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """checkpoint-40 -> 40; None for a folder of another name, such as checkpoint-best."""
+    found = re.fullmatch("checkpoint-([0-9]+)", checkpoint.name)
+    return int(found[1]) if found else None
 
 
 def damage(checkpoint: Path) -> str | None:

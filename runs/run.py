@@ -42,7 +42,7 @@ from runs.speed import device_peak_flops
 from runs.trackers import finish_tracking, start_tracking
 from tasks.tasks import Tasks
 from trainer_t5 import T5Trainer
-from training.checkpoints import check_optimizer_state, delete, old_files
+from training.checkpoints import check_optimizer_state, give_up_later, old_files, remove
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 
@@ -137,8 +137,11 @@ class TrainingRun(Run):
         shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
         del shown["arguments"]
         self.track(self.trainer, shown, self.checkpoint)
-        delete(old)
+        for path in old:
+            remove(path)
         if is_first_process():
+            if self.checkpoint is not None:
+                give_up_later(self.output_dir, self.checkpoint)
             with side_file(self.output_dir / "run.json") as path:
                 write_json(path, record)
 

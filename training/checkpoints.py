@@ -8,6 +8,7 @@ manifest (common/manifests.py) shows that when a run resumes: the damaged checkp
 """
 
 import contextlib
+import itertools
 import json
 import os
 import pickle
@@ -25,7 +26,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PretrainedConfig
 
 from arguments.training import T5TrainingArguments
-from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
+from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint, step_of
 from common.command_line import RESUME_NEWEST, check_folder
 from common.manifests import MANIFEST, fsync, write_manifest
 from common.processes import check_alike, is_first_process, print_once
@@ -34,6 +35,7 @@ from tasks.task_records import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
+NOT_RESUMED = (None, "", "false", "False")  # values of --resume_from_checkpoint
 GIVEN_UP = "_given_up-"  # beginning of the name of a checkpoint that the run has resumed before
 RUN_FILES = "metrics.jsonl all_results.json run.json loss.png predictions.jsonl trackers.json samples.md README.md"
 
@@ -42,56 +44,58 @@ RUN_FILES = "metrics.jsonl all_results.json run.json loss.png predictions.jsonl 
 def publish(aside: Path, final: Path) -> None:
     """Makes the finished folder `aside` visible as `final`: manifest, fsync of every file, one rename.
 
-    An earlier `final` is replaced; a crash in between leaves one of the two whole.
+    An earlier `final` is moved away just before, and deleted after it.
     """
     write_manifest(aside)
+    grave = aside.with_name(f"deleted-{final.name}")
     if final.exists():
-        discard(final)
+        remove(grave)
+        final.rename(grave)
     aside.rename(final)
+    fsync(final.parent)
+    remove(grave)
     with contextlib.suppress(OSError):  # another program writes there
         aside.parent.rmdir()
-    fsync(final.parent)
 
 
 def discard(checkpoint: Path) -> None:
     """Deletes a checkpoint; a half-deleted one is never visible as a checkpoint."""
     grave = checkpoint.parent / SAVING / f"deleted-{checkpoint.name}"
-    shutil.rmtree(grave, ignore_errors=True)
+    remove(grave)
     grave.parent.mkdir(exist_ok=True)
     checkpoint.rename(grave)
-    shutil.rmtree(grave, ignore_errors=True)
+    remove(grave)
     with contextlib.suppress(OSError):
         grave.parent.rmdir()
 
 
+def remove(path: Path) -> None:
+    """Deletes a file, a link (not what it points to) or a folder, if there is one. What cannot be deleted is an error,
+    except in `_saving`, where it is in nobody's way."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=SAVING in path.parts)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def rotate(newest: Path, keep: int | None, best: str | None) -> None:
     """Deletes the oldest checkpoints until `keep` are left (None: keeps all). The one just written and the best always
-    stay. Those of later steps, before which the run has resumed, are damaged or given up, and a next resume would take
-    them for its newest: they are deleted, or where all are kept renamed."""
+    stay."""
     checkpoints = checkpoints_of(newest.parent)
-    place = checkpoints.index(newest)
-    for later in checkpoints[place + 1 :]:
-        kept = later.with_name(f"{GIVEN_UP}{later.name}")
-        what = "deleted" if keep else f"now called {kept.name}"
-        print_once(f"{later} is {what}: the run has resumed before it, and {newest.name} is now its newest")
-        if keep:
-            discard(later)
-        else:
-            shutil.rmtree(kept, ignore_errors=True)
-            later.rename(kept)
-    earlier = [c for c in checkpoints[:place] if not best or c != Path(best)]
-    surplus = max(0, place + 1 - keep) if keep else 0
+    earlier = [c for c in checkpoints if c != newest and (not best or c != Path(best))]
+    surplus = max(0, len(checkpoints) - keep) if keep else 0
     for checkpoint in earlier[:surplus]:
         discard(checkpoint)
 
 
 # ---------------------------------------------------------------- resuming
 def prepare_output_dir(args: T5TrainingArguments) -> str | None:
-    """The checkpoint to resume from, or None. ValueError unless `--output_dir` is empty, resumed or overwritten, and
+    """The checkpoint to resume from, or None. UserError unless `--output_dir` is empty, resumed or overwritten, and
     the checkpoint is complete.
 
-    A job that SLURM or torchrun restarted resumes from its newest whole checkpoint, or starts from step 0 if there is
-    none yet. Rank 0 decides for all, and locks the folder if it exists. Nothing is deleted yet: see `old_files`.
+    A job that SLURM or torchrun restarted resumes from the newest whole checkpoint of its `--output_dir`; if there is
+    none yet, from the one that `--resume_from_checkpoint` names, or from step 0. Rank 0 decides for all, and locks the
+    folder if it exists. Nothing is deleted yet: see `old_files`.
     """
     checkpoint = wrong = probe = None
     if is_first_process():
@@ -137,9 +141,13 @@ def _check_shared(folder: Path, name: str) -> None:
 
 
 def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
-    folder = Path(args.output_dir)
-    checkpoint = args.resume_from_checkpoint
-    if checkpoint and checkpoint not in ("false", "False"):
+    folder, checkpoint = Path(args.output_dir), args.resume_from_checkpoint
+    if was_restarted():  # the command is that of the first start: what the job has saved since then comes first
+        newest = newest_whole_checkpoint(folder)
+        if newest is not None or checkpoint in NOT_RESUMED:
+            print_once(f"restarted: {f'resuming from {newest}' if newest else 'no checkpoint yet, from step 0'}")
+            return str(newest) if newest else None
+    if checkpoint not in NOT_RESUMED:
         if checkpoint in (RESUME_NEWEST, "true", "True"):
             checkpoint = newest_whole_checkpoint(folder)
             if checkpoint is None:
@@ -149,10 +157,6 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
         elif reason := damage(Path(checkpoint)):
             raise ValueError(f"--resume_from_checkpoint {checkpoint}: not a whole checkpoint: {reason}")
         return str(checkpoint)
-    if was_restarted():
-        checkpoint = newest_whole_checkpoint(folder)
-        print_once(f"restarted: {f'resuming from {checkpoint}' if checkpoint else 'no checkpoint yet, from step 0'}")
-        return str(checkpoint) if checkpoint else None
     if folder.is_dir() and {path.name for path in folder.iterdir()} - {LOCK} and not args.overwrite_output_dir:
         raise ValueError(
             f"--output_dir {folder} is not empty: resume with --resume_from_checkpoint, start again with "
@@ -237,16 +241,22 @@ def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
         found += [*folder.glob("checkpoint-*"), *folder.glob(f"{GIVEN_UP}*")]
         found += (folder / name for name in (*RUN_FILES.split(), TASK_RECORD))
         found += (folder / "tensorboard").rglob("*.tfevents.*")  # a second run's curves would be drawn over the first
-    return [path for path in found if path.exists()]
+    return [path for path in found if path.exists() or path.is_symlink()]
 
 
-def delete(old: list[Path]) -> None:
-    """Deletes what `old_files` found."""
-    for path in old:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=path.name == SAVING)
-        else:
-            path.unlink(missing_ok=True)
+def give_up_later(output_dir: Path, checkpoint: str) -> None:
+    """Renames the checkpoints of an output folder that are later than the one from which a run resumes: damaged ones,
+    and those that the user goes back before. Otherwise the next resume would take them for the newest."""
+    resumed, step = Path(checkpoint).resolve(), read_json(Path(checkpoint) / "trainer_state.json")["global_step"]
+    for later in checkpoints_of(output_dir):
+        if step_of(later) >= step and later.resolve() != resumed:
+            kept = next(path for n in itertools.count(1) if not (path := _given_up(later, n)).exists())
+            print_once(f"{later} is now called {kept.name}: the run resumes before it")
+            later.rename(kept)
+
+
+def _given_up(checkpoint: Path, number: int) -> Path:
+    return checkpoint.with_name(f"{GIVEN_UP}{f'{number}-' if number > 1 else ''}{checkpoint.name}")
 
 
 # Fields of the configuration that decide the shapes of the weights, and what the weights mean.

@@ -32,9 +32,8 @@ class ResumeCallback(TrainerCallback):
             state.best_metric = values[0] if values else None
         if resumed and self.trainer.asked_options:
             restore_options(self.trainer.optimizer, self.trainer.lr_scheduler, self.trainer.asked_options)
-        best = resumed and Path(resumed).with_name(f"checkpoint-{state.best_global_step}")
-        if best and best.is_dir():
-            state.best_model_checkpoint = str(best)
+        if resumed:
+            self.trainer._find_best(Path(resumed).parent)
         checkpoint_blocks_only(self.trainer.model)
 
     def on_epoch_begin(self, _args, state: TrainerState, *_, train_dataloader: DataLoader, **__) -> None:

@@ -8,9 +8,12 @@ import atexit
 import multiprocessing
 import os
 import signal
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -18,26 +21,35 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from common.processes import print_once
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-# Seconds reserved before the job's time limit for writing the checkpoint, in addition to twice the longest step.
+# Seconds reserved before the job's time limit for writing the checkpoint, in addition to three usual steps.
 TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 
 
-class PreemptionCallback(TrainerCallback):
-    """Saves and stops at the end of the step in which a signal came, or when the job's time runs out. Within an
-    evaluation, which may take longer than the job still has, it saves at once, and again at the end of the next step.
+class EvaluationStopped(Exception):
+    """A signal came, or the job's time ran out, within an evaluation: the run saves what it was before it, and ends."""
 
-    `reason` is then a sentence, before that None. Further signals change nothing, but a second Ctrl-C ends the run at
-    once. All ranks stop at the same step, whichever got the signal: they exchange it at every step by an all-reduce
-    over gloo, which takes well below a millisecond and does not wait for the GPU.
+
+class PreemptionCallback(TrainerCallback):
+    """Stops a run at the end of the step or within the evaluation in which a signal came, or when the job's time runs
+    out. An evaluation may take longer than the job still has: the run that resumes makes it.
+
+    `reason` is then a sentence, before that None, and `save_was_due` whether the run would have saved at this step
+    anyway. Further signals change nothing, but a second Ctrl-C ends the run at once. All ranks stop at the same place,
+    whichever got the signal: they exchange it at every step by an all-reduce over gloo, which takes well below a
+    millisecond and does not wait for the GPU.
     """
 
     def __init__(self, trainer: Trainer):
-        self.trainer, self.reason, self._saved_at = trainer, None, 0
+        self.trainer, self.reason, self.save_was_due = trainer, None, False
         self._received, self._handlers, self._group = None, {}, None
-        self._longest_step, self._step_began = 0.0, None
+        self._steps, self._step_began = deque(maxlen=16), None  # seconds of the latest steps
+        self._launcher = launcher_above()
         self._end_time = float(os.environ.get("SLURM_JOB_END_TIME") or "inf")
 
     def on_train_begin(self, args: TrainingArguments, *_, **__) -> None:
+        if self._end_time <= time.time():
+            print_once("SLURM_JOB_END_TIME is past already: the run does not stop by it")
+            self._end_time = float("inf")
         if args.world_size > 1:
             self._group = torch.distributed.new_group(backend="gloo")
         if threading.current_thread() is threading.main_thread():
@@ -53,26 +65,34 @@ class PreemptionCallback(TrainerCallback):
         self._step_began = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
-        self._longest_step = max(self._longest_step, time.monotonic() - self._step_began)
-        name = self._asked_by()
-        if name and state.global_step < state.max_steps:
-            control.should_save = args.save_strategy != "no"
-            saved = "saved and stopped" if control.should_save else "stopped without a checkpoint (--save_strategy no)"
-            self.reason = f"{name}: {saved} after step {state.global_step:,} of {state.max_steps:,}"
-            control.should_training_stop = self.trainer.is_leaving = True
+        self._steps.append(time.monotonic() - self._step_began)
+        if state.global_step < state.max_steps and (name := self._asked_by()):
+            self.save_was_due, control.should_save = control.should_save, args.save_strategy != "no"
+            self._stop(name, args, state)
+            control.should_training_stop = True
 
-    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        step, saves = state.global_step, args.save_strategy != "no" and self.trainer.is_in_train
-        if not saves or self.reason or step in (0, self._saved_at, state.max_steps) or not (name := self._asked_by()):
-            return
-        self._saved_at, self.trainer.is_leaving = step, True
-        self.trainer._save_checkpoint(self.trainer.model_wrapped, trial=None)
-        print_once(f"{name}: saved after step {step:,}, in its evaluation")
+    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        if self.trainer.is_in_train and state.global_step and (name := self._asked_by()):
+            self.save_was_due = control.should_save
+            self._stop(name, args, state, ", in its evaluation")
+            raise EvaluationStopped
+
+    def _stop(self, name: str, args: TrainingArguments, state: TrainerState, where: str = "") -> None:
+        if args.save_strategy == "no":
+            done, advice = "stopped without a checkpoint (--save_strategy no)", ""
+        else:
+            done, advice = "saved and stopped", "; resume with the same command and --resume_from_checkpoint"
+        step = f"after step {state.global_step:,} of {state.max_steps:,}"
+        self.reason = f"{name}: {done} {step}{where}{advice} (output: {args.output_dir})"
+        self.trainer.is_leaving = True
 
     def _asked_by(self) -> str | None:
         """The signal that any rank received, or how soon the job ends; None if there is no reason to stop."""
+        if self._launcher != launcher_above():
+            self._received = self._received or signal.SIGTERM
         left = self._end_time - time.time()
-        out_of_time = left < TIME_LIMIT_MARGIN + 2 * self._longest_step
+        usual = statistics.median(self._steps) if len(self._steps) > 1 else 0.0  # the first one compiles
+        out_of_time = left < TIME_LIMIT_MARGIN + 3 * usual
         number, out_of_time = self.largest(int(self._received or 0), int(out_of_time))
         if not number and not out_of_time:
             return None
@@ -89,6 +109,18 @@ class PreemptionCallback(TrainerCallback):
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
+
+
+def launcher_above() -> tuple[int, ...] | None:
+    """Under `deepspeed` on Linux: the ids of the process that started this one, and of the command above it. That
+    command forwards no signal: it ends, and its child and the training processes would go on. None elsewhere."""
+    parent = os.getppid()
+    try:
+        # "pid (name) state parent ...", and the name may hold spaces
+        above = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return None
+    return (parent, int(above)) if "CROSS_RANK" in os.environ else None
 
 
 def outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> None:
