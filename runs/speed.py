@@ -22,7 +22,7 @@ from common.processes import free_memory, lacks_compiler, processes_here
 from constants import HARDWARE_PEAKS
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
-from modeling.kernels.attention import Case, keep_kernel_timings, kernel_name, triton_lacks
+from modeling.kernels.attention import Case, kernel_name, triton_lacks
 from runs.memory import RESERVE, activation_bytes, state_bytes
 from training.checkpoints import run_of
 
@@ -247,7 +247,7 @@ def _micro_batch(
     if gpu is not None:
         memory, sizes, fixed = gpu.memory, divisors_below(math.prod(asked), 1), fixed + frozen + states.weights
     room = memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
-    more = dict(z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen)
+    more = dict(on_cpu=gpu is None, z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen)
     for size, steps in sizes:
         lengths = size, job.source, job.target
         kept = activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total
@@ -308,7 +308,6 @@ def find_launcher(args) -> Launcher:
 
 def make_fast(model, job: Job, model_args, args) -> str:
     """Applies to model and flags, in all processes, what `choose` finds in the first one; returns the plan's row."""
-    keep_kernel_timings(args.kernel_timings)
     if args.speed == "plain":
         return "plain: nothing is chosen"
     if model_args.attn_implementation:

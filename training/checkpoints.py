@@ -31,7 +31,7 @@ from common.command_line import RESUME_NEWEST, check_folder
 from common.manifests import MANIFEST, fsync, write_manifest
 from common.processes import check_alike, is_first_process, print_once
 from common.reports import is_secret, read_json
-from tasks.task_records import TASK_RECORD
+from constants import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
@@ -273,7 +273,7 @@ _DECISIVE = (
 ).split()
 # Those that decide which part of a text is trained on: its fingerprint covers all of it, a task's its training rows.
 _DECIDES_PART = (
-    "text_column input_ids_column input_ids_dtype max_train_samples validation_split_percentage validation_split_count"
+    "text_column input_ids_column max_train_samples validation_split_percentage validation_split_count"
 ).split()
 # Flags that may differ between nodes: where files are, and what only the first process does.
 _OF_A_NODE = (

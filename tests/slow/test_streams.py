@@ -325,8 +325,6 @@ class BlockTest(TestCase):
         self.assertEqual([row["text"] for _, row in corpus.all_rows()], ["A\nOne & two.\nThree."])
 
     @parameterized.parameters(
-        '[{"n": 1}, {"n": 2}]',
-        '{\n "n": 1\n}\n{"n":\n 2}\n',
         '\ufeff\n{"n": 1}\r\n{"n": 2}',
         '\ufeff{"n": 1}\n \u00a0\r\n{"n": 2}\n\x0c\n',
     )
