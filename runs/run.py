@@ -9,9 +9,7 @@ from transformers import PreTrainedModel
 
 from arguments.sharding import wants_fsdp
 from arguments.training import BY_METRIC, T5TrainingArguments, global_batch_size
-from common.checkpoint_folders import checkpoints_of
 from common.command_line import exit_on_user_error
-from common.manifests import is_disk_full
 from common.processes import finish_process_group, is_first_process, print_once
 from common.reports import (
     end_summary,
@@ -24,6 +22,7 @@ from common.reports import (
     start_summary,
     write_json,
 )
+from common.whole_folders import SAVING, checkpoints_of, is_disk_full, remove
 from data_t5 import Text
 from model_t5 import count_parameters, dropout_of
 from modeling.families import shape_of
@@ -42,7 +41,7 @@ from runs.speed import device_peak_flops
 from runs.trackers import finish_tracking, start_tracking
 from tasks.tasks import Tasks
 from trainer_t5 import T5Trainer
-from training.checkpoints import check_optimizer_state, give_up_later, old_files, remove
+from training.checkpoints import check_optimizer_state, give_up_later, old_files
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 
@@ -138,7 +137,7 @@ class TrainingRun(Run):
         del shown["arguments"]
         self.track(self.trainer, shown, self.checkpoint)
         for path in old:
-            remove(path)
+            remove(path, quietly=path.name == SAVING)
         if is_first_process():
             if self.checkpoint is not None:
                 give_up_later(self.output_dir, self.checkpoint)

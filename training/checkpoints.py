@@ -4,7 +4,7 @@
     checkpoint-40/           the same after manifest and fsync: it appears by one rename
 
 A process killed at any moment leaves either no checkpoint-40 or a whole one. If a disk damages it afterwards, the
-manifest (common/manifests.py) shows that when a run resumes: the damaged checkpoint is named and skipped.
+manifest (common/whole_folders.py) shows that when a run resumes: the damaged checkpoint is named and skipped.
 """
 
 import contextlib
@@ -14,7 +14,6 @@ import os
 import pickle
 import pkgutil
 import re
-import shutil
 import socket
 import tempfile
 import zipfile
@@ -26,58 +25,19 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PretrainedConfig
 
 from arguments.training import T5TrainingArguments
-from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint, step_of
 from common.command_line import RESUME_NEWEST, check_folder
-from common.manifests import MANIFEST, fsync, write_manifest
 from common.processes import check_alike, is_first_process, print_once
 from common.reports import is_secret, read_json
+from common.whole_folders import MANIFEST, SAVING, checkpoints_of, damage, discard, newest_whole_checkpoint, step_of
 from constants import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
-SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
 NOT_RESUMED = (None, "", "false", "False")  # values of --resume_from_checkpoint
 GIVEN_UP = "_given_up-"  # beginning of the name of a checkpoint that the run has resumed before
 RUN_FILES = "metrics.jsonl all_results.json run.json loss.png predictions.jsonl trackers.json samples.md README.md"
 
 
-# ---------------------------------------------------------------- writing
-def publish(aside: Path, final: Path) -> None:
-    """Makes the finished folder `aside` visible as `final`: manifest, fsync of every file, one rename.
-
-    An earlier `final` is moved away just before, and deleted after it.
-    """
-    write_manifest(aside)
-    grave = aside.with_name(f"deleted-{final.name}")
-    if final.exists():
-        remove(grave)
-        final.rename(grave)
-    aside.rename(final)
-    fsync(final.parent)
-    remove(grave)
-    with contextlib.suppress(OSError):  # another program writes there
-        aside.parent.rmdir()
-
-
-def discard(checkpoint: Path) -> None:
-    """Deletes a checkpoint; a half-deleted one is never visible as a checkpoint."""
-    grave = checkpoint.parent / SAVING / f"deleted-{checkpoint.name}"
-    remove(grave)
-    grave.parent.mkdir(exist_ok=True)
-    checkpoint.rename(grave)
-    remove(grave)
-    with contextlib.suppress(OSError):
-        grave.parent.rmdir()
-
-
-def remove(path: Path) -> None:
-    """Deletes a file, a link (not what it points to) or a folder, if there is one. What cannot be deleted is an error,
-    except in `_saving`, where it is in nobody's way."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=SAVING in path.parts)
-    else:
-        path.unlink(missing_ok=True)
-
-
+# ---------------------------------------------------------------- deleting
 def rotate(newest: Path, keep: int | None, best: str | None) -> None:
     """Deletes the oldest checkpoints until `keep` are left (None: keeps all). The one just written and the best always
     stay."""

@@ -16,13 +16,13 @@ from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import HubStrategy
 
 from common.command_line import exit_on_user_error
-from common.manifests import is_disk_full, share
 from common.processes import is_first_process, print_once
 from common.reports import write_json
+from common.whole_folders import SAVING, is_disk_full, publish, share
 from constants import TASK_RECORD
 from corpora.tokenizers import use_older_names
 from modeling.low_rank import CONFIG, WEIGHTS, has_low_rank, load_low_rank, low_rank_state
-from training.checkpoints import SAVING, load_loss_state, publish, rotate, save_loss_state
+from training.checkpoints import load_loss_state, rotate, save_loss_state
 from training.row_order import RowOrderTrainer
 
 

@@ -33,22 +33,28 @@ from warm_python import warm_python
 import pre_train_t5
 import trainer_t5
 from arguments.training import FineTuningArguments, PreTrainingArguments
-from common import manifests
-from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
+from common import whole_folders
 from common.command_line import RESUME_NEWEST
-from common.manifests import is_disk_full
 from common.reports import read_metrics
+from common.whole_folders import (
+    SAVING,
+    checkpoints_of,
+    damage,
+    discard,
+    is_disk_full,
+    newest_whole_checkpoint,
+    publish,
+    remove,
+    step_of,
+)
 from constants import PREEMPTED_EXIT_CODE
 from corpora.examples import ChunkDataset
-from training import checkpoints, preemption
+from training import preemption
 from training.checkpoints import (
-    SAVING,
     give_up_later,
     load_loss_state,
     old_files,
     prepare_output_dir,
-    publish,
-    remove,
     rotate,
     save_loss_state,
 )
@@ -157,7 +163,7 @@ class WholeCheckpointTest(TestCase):
     @parameterized.parameters("fsync", "rename")
     def test_a_crash_while_publishing_leaves_no_checkpoint(self, where):
         self.checkpoint(5)
-        target = mock.patch.object(manifests, "fsync", side_effect=OSError("crash"))
+        target = mock.patch.object(whole_folders, "fsync", side_effect=OSError("crash"))
         if where == "rename":
             target = mock.patch.object(Path, "rename", side_effect=OSError("crash"))
         with target, self.assertRaisesRegex(OSError, "crash"):
@@ -167,7 +173,7 @@ class WholeCheckpointTest(TestCase):
     def test_a_crash_while_deleting_leaves_no_half(self):
         final = self.checkpoint(5)
         with mock.patch.object(shutil, "rmtree"):  # killed before anything was deleted
-            checkpoints.discard(final)
+            discard(final)
         self.assertEmpty(checkpoints_of(self.folder / "out"))
 
     def test_there_is_a_whole_checkpoint_while_an_older_one_of_its_step_is_deleted(self):
@@ -209,7 +215,7 @@ class WholeCheckpointTest(TestCase):
                 )
         give_up_later(self.folder / "out", str(self.folder / resumed_from / "checkpoint-4"))
         left = {"out": [2, 4], "other": [2]}[resumed_from]
-        self.assertEqual([checkpoints.step_of(c) for c in checkpoints_of(self.folder / "out")], left)
+        self.assertEqual([step_of(c) for c in checkpoints_of(self.folder / "out")], left)
         self.assertIn("_given_up-checkpoint-30", [path.name for path in (self.folder / "out").iterdir()])
         (self.checkpoint(30) / "trainer_state.json").write_text("{}")
         give_up_later(self.folder / "out", str(self.folder / resumed_from / "checkpoint-4"))

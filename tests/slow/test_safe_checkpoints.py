@@ -20,11 +20,11 @@ from helpers import run_main
 
 import pre_train_t5
 from arguments.training import FineTuningArguments
-from common.cached_folders import cached
+from common import whole_folders
 from common.command_line import parse_arguments
 from common.errors import UserError
-from common.manifests import difference, file_digests, is_disk_full, write_manifest
 from common.reports import read_metrics, side_file
+from common.whole_folders import cached, difference, file_digests, is_disk_full, publish, write_manifest
 from corpora import sources
 from corpora.sources import find_sources
 from corpora.token_files import tokenised
@@ -33,7 +33,7 @@ from model_t5 import build_config
 from runs.callbacks import MetricsFileCallback
 from runs.trackers import TensorBoardTracker
 from search.sweep_files import read_sweep
-from training.checkpoints import check_optimizer_state, check_saved_state, prepare_output_dir, publish
+from training.checkpoints import check_optimizer_state, check_saved_state, prepare_output_dir
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 ROOT = Path(__file__).parents[2]
@@ -235,6 +235,32 @@ class PermissionsTest(TestCase):
         (folder / "a").touch()
         write_manifest(folder)
         self.assertTrue(folder.stat().st_mode & stat.S_ISGID)
+
+
+class WeakFileSystemTest(TestCase):
+    """CIFS, shared folders of virtual machines and gcsfuse: the first checkpoint ended the run."""
+
+    @parameterized.parameters(("os.fsync", errno.EINVAL), ("os.chmod", errno.EPERM), ("os.fsync", errno.ENOTSUP))
+    def test_what_it_lacks_is_said_once(self, function, number):
+        def refuse(*_, **__):
+            raise OSError(number, os.strerror(number))
+
+        whole_folders._say.cache_clear()
+        with mock.patch(function, refuse), contextlib.redirect_stdout(io.StringIO()) as printed:
+            for step in (1, 2):
+                aside = self.folder / "_saving" / f"checkpoint-{step}"
+                aside.mkdir(parents=True)
+                (aside / "model.safetensors").write_text("weights")
+                publish(aside, self.folder / f"checkpoint-{step}")
+                self.assertIsNone(difference(self.folder / f"checkpoint-{step}"))
+        self.assertEqual(printed.getvalue().count(os.strerror(number)), 1, printed.getvalue())
+
+    @parameterized.parameters(("os.fsync", errno.EIO), ("os.fsync", errno.ENOSPC), ("os.chmod", errno.EROFS))
+    def test_what_failed_is_an_error(self, function, number):
+        (self.folder / "a").write_text("a")
+        refuse = mock.patch(function, side_effect=OSError(number, os.strerror(number)))
+        with refuse, self.assertRaisesRegex(OSError, os.strerror(number)):
+            write_manifest(self.folder)
 
 
 class FullDiskTest(TestCase):
