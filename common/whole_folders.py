@@ -318,11 +318,30 @@ def checkpoints_of(output_dir: Path) -> list[Path]:
     return sorted(found, key=step_of)
 
 
+# Types of the fields of trainer_state.json that a resume uses; one that is missing is None.
+_NONE = type(None)
+_STATE = {
+    "global_step": (int,),
+    "max_steps": (int,),
+    "best_global_step": (int, _NONE),
+    "best_metric": (int, float, _NONE),
+}
+_STATE |= {"epoch": (int, float, _NONE), "best_model_checkpoint": (str, _NONE), "stateful_callbacks": (_NONE, dict)}
+
+
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint folder, in a few words; None if nothing is. Without a manifest little can be
     checked."""
     if not (checkpoint / "trainer_state.json").is_file():
         return "it has no trainer_state.json"
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        wrong = [name for name, kinds in _STATE.items() if not isinstance(state.get(name), kinds)]
+        wrong += [] if all(isinstance(line["step"], int) for line in state["log_history"]) else ["log_history"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "its trainer_state.json cannot be read"
+    if wrong:
+        return f"its trainer_state.json has a {wrong[0]} of the wrong type"
     if (checkpoint / MANIFEST).exists():
         return difference(checkpoint)
     for path in sorted(checkpoint.glob("*.safetensors")):  # of other code: these files at least have a size

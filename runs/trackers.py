@@ -256,7 +256,8 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
         state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
         step = state["global_step"]
         kept = metrics_until(path.with_name("metrics.jsonl"), step, state["log_history"])
-        saved = json.loads(path.read_text()) if path.is_file() else state["stateful_callbacks"].get(TRACKERS_FILE, {})
+        before = state.get("stateful_callbacks") or {}  # None before transformers 4.41
+        saved = json.loads(path.read_text()) if path.is_file() else before.get(TRACKERS_FILE, {})
     identity = os.environ.get("WANDB_RUN_ID") or saved.get("id") or secrets.token_hex(4)
     title = args.run_name or os.environ.get("WANDB_NAME") or Path(args.output_dir).resolve().name
     sent = saved.get("sent", {})

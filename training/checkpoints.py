@@ -13,21 +13,27 @@ import json
 import os
 import pickle
 import pkgutil
+import random
 import re
 import socket
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PretrainedConfig
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_pt_utils import safe_globals
 
 from arguments.training import T5TrainingArguments
 from common.command_line import RESUME_NEWEST, check_folder
+from common.errors import UserError
 from common.processes import check_alike, is_first_process, print_once
-from common.reports import is_secret, read_json
+from common.reports import first_line, is_secret, read_json
 from common.whole_folders import MANIFEST, SAVING, checkpoints_of, damage, discard, newest_whole_checkpoint, step_of
 from constants import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
@@ -70,7 +76,7 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
             wrong = str(error)
     checkpoint, wrong, name = broadcast_object_list([checkpoint, wrong, probe and Path(probe.name).name])
     if wrong is not None:
-        raise ValueError(wrong)
+        raise UserError(wrong)
     if name:
         with probe or contextlib.nullcontext():  # which deletes the file when all have looked
             _check_shared(Path(args.output_dir).absolute(), name)
@@ -88,12 +94,12 @@ def _probe(args: T5TrainingArguments) -> IO | None:
 
 
 def _check_shared(folder: Path, name: str) -> None:
-    """ValueError, on every process, unless all find the file of `_probe` in the folder or above it. Each saves its part
+    """UserError, on every process, unless all find the file of `_probe` in the folder or above it. Each saves its part
     of a checkpoint there, and reads all of it to resume and to end with the best model."""
     found = any((place / name).exists() for place in (folder, *folder.parents))
     told = gather_object([None if found else socket.gethostname()])
     if blind := sorted({host for host in told if host}):
-        raise ValueError(
+        raise UserError(
             f"--output_dir {folder} on {', '.join(blind)} is not the folder that the first process has: "
             "every process saves its part of a checkpoint there, so name a folder on a disk that all "
             "nodes share (without one: --save_strategy no)"
@@ -111,14 +117,14 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
         if checkpoint in (RESUME_NEWEST, "true", "True"):
             checkpoint = newest_whole_checkpoint(folder)
             if checkpoint is None:
-                raise ValueError(f"--resume_from_checkpoint: there is no whole checkpoint-* folder in {folder}")
+                raise UserError(f"--resume_from_checkpoint: there is no whole checkpoint-* folder in {folder}")
         elif not Path(checkpoint).is_dir():
-            raise ValueError(f"--resume_from_checkpoint {checkpoint}: no such folder")
+            raise UserError(f"--resume_from_checkpoint {checkpoint}: no such folder")
         elif reason := damage(Path(checkpoint)):
-            raise ValueError(f"--resume_from_checkpoint {checkpoint}: not a whole checkpoint: {reason}")
+            raise UserError(f"--resume_from_checkpoint {checkpoint}: not a whole checkpoint: {reason}")
         return str(checkpoint)
     if folder.is_dir() and {path.name for path in folder.iterdir()} - {LOCK} and not args.overwrite_output_dir:
-        raise ValueError(
+        raise UserError(
             f"--output_dir {folder} is not empty: resume with --resume_from_checkpoint, start again with "
             "--overwrite_output_dir, or name another folder"
         )
@@ -126,30 +132,34 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
 
 
 def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None:
-    """ValueError unless a checkpoint holds the states of optimizer and schedule, and reading them is safe."""
+    """UserError unless a checkpoint holds the states of optimizer and schedule, and all that a resume reads can be
+    read, without running code of its author."""
     if checkpoint is None:
         return
-    flag, folder = "--resume_from_checkpoint", Path(checkpoint)
+    folder = Path(checkpoint)
     if not (folder / MANIFEST).is_file():
-        print_once(f"{folder} has no {MANIFEST}: its files cannot be checked")
-    if args.deepspeed:
-        saved_by = len(list(folder.glob("global_step*/*_optim_states.pt")))
-        if saved_by not in (0, args.world_size):
-            raise ValueError(
-                f"{flag} {checkpoint}: saved by DeepSpeed on {saved_by} processes, and it resumes on as "
-                f"many only, not on {args.world_size}: start {saved_by}, or take only the weights with "
-                f"--model_name_or_path {checkpoint}"
-            )
-        if not args.trust_checkpoint:
-            check_deepspeed_files(flag, folder)
+        print_once(f"{folder} has no {MANIFEST}: that its files are whole cannot be checked")
+    saved_by = len(list(folder.glob("global_step*/*_optim_states.pt")))
+    if args.deepspeed and saved_by not in (0, args.world_size):
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint}: saved by DeepSpeed on {saved_by} processes, and it resumes on as "
+            f"many only, not on {args.world_size}: start {saved_by}, or take only the weights with "
+            f"--model_name_or_path {checkpoint}"
+        )
     needed = ["global_step*"] if args.deepspeed else ["optimizer.*", "scheduler.pt"]
     missing = [name for name in needed if not any(folder.glob(name))]
     if missing:
-        raise ValueError(
-            f"{flag} {checkpoint}: it has no {' and no '.join(missing)} (saved with --save_only_model or "
-            "another launcher?), without which optimizer and schedule would restart: take only "
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint}: it has no {' and no '.join(missing)} (saved with "
+            "--save_only_model or another launcher?), without which optimizer and schedule would restart: take only "
             f"the weights with --model_name_or_path {checkpoint}"
         )
+    readers = dict(_READERS)
+    if args.deepspeed and not args.trust_checkpoint:
+        readers["global_step*/**/*.pt"] = _tensors
+    for pattern, read in readers.items():
+        for path in sorted(folder.glob(pattern)):
+            _check_readable(path, read, f"take only the weights with --model_name_or_path {checkpoint}")
 
 
 # Classes that DeepSpeed puts beside the tensors; they hold numbers.
@@ -161,30 +171,68 @@ _OF_DEEPSPEED = (
 )
 
 
-def check_deepspeed_files(flag: str, folder: Path) -> None:
-    """ValueError if DeepSpeed's files below a folder hold more than tensors and plain values: a pickle can run any code
-    of its author. transformers and accelerate check their own files; DeepSpeed's engine does not."""
-    harmless = list(map(pkgutil.resolve_name, _OF_DEEPSPEED))
-    for path in sorted(folder.rglob("*.pt")):
-        try:
-            with torch.serialization.safe_globals(harmless):
-                torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        except pickle.UnpicklingError as error:
-            called = re.search(r"(?:GLOBAL|function) (\S+)", str(error))
-            raise ValueError(
-                f"{flag} {path}: reading it would call {called[1] if called else 'something unknown'}, "
-                "which can be any code of its author; give --trust_checkpoint if that is you, or someone "
-                "you trust"
-            ) from None
+def _check_readable(path: Path, read: Callable[[Path], object], advice: str) -> None:
+    """UserError if reading a file of a checkpoint fails, or would call what its author has put there: a pickle can run
+    any code. transformers refuses that too, in a traceback; DeepSpeed's engine reads everything."""
+    try:
+        read(path)
+    except Exception as error:  # damaged bytes can make a reader raise anything
+        called = re.search(r"(?:GLOBAL|function) (\S+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and called:
+            if path.parent.name.startswith("global_step"):
+                advice = "give --trust_checkpoint if that is you, or someone you trust"
+            problem = f"reading it would call {called[1]}, which can be any code of its author"
+        else:
+            problem = "it is damaged"
+            if not isinstance(error, pickle.UnpicklingError):  # in which torch advises to read it unsafely
+                problem += f" ({type(error).__name__}: {first_line(error)})"
+        raise UserError(f"--resume_from_checkpoint {path}: {problem}; {advice}") from None
+
+
+def _tensors(path: Path) -> Any:
+    """The content of a file of torch.save, if it holds only tensors, plain values and random states."""
+    harmless = list(map(pkgutil.resolve_name, _OF_DEEPSPEED)) if path.parent.name.startswith("global_step") else []
+    with safe_globals(), torch.serialization.safe_globals(harmless):
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+def _optimizer(path: Path) -> None:
+    state = _tensors(path)
+    _ = state["state"].keys(), [group["params"] for group in state["param_groups"]]
+
+
+def _random_numbers(path: Path) -> None:
+    state = _tensors(path)
+    random.Random().setstate(state["python"])
+    np.random.RandomState().set_state(state["numpy"])
+    torch.Generator().set_state(state["cpu"])
+
+
+def _losses(path: Path) -> None:
+    state = read_json(path)
+    _ = float(state["running_loss"]), float(state["total_loss"]), int(state["last_logged_step"])
+    _ = state.get("owed_evaluation") is None or state["owed_evaluation"]["save_was_due"]
+
+
+# What a resume reads, and how it is seen that it can.
+_READERS: dict[str, Callable[[Path], object]] = {
+    "trainer_state.json": TrainerState.load_from_json,
+    "loss_state_*.json": _losses,
+    "optimizer.*": _optimizer,
+    "scheduler.pt": lambda path: _tensors(path).keys(),
+    "scaler.pt": lambda path: _tensors(path).keys(),
+    "rng_state*.pth": _random_numbers,
+    "pytorch_model*.bin": _tensors,
+}
 
 
 def check_optimizer_state(checkpoint: str | None, has_fsdp: bool) -> None:
-    """ValueError unless a checkpoint's optimizer was saved as this run will read it. It is checked late, since
+    """UserError unless a checkpoint's optimizer was saved as this run will read it. It is checked late, since
     accelerate decides whether FSDP2 is used."""
     name = "optimizer.bin" if has_fsdp else "optimizer.pt"
     if checkpoint and not (Path(checkpoint) / name).is_file():
         now, before = ("with", "without") if has_fsdp else ("without", "with")
-        raise ValueError(
+        raise UserError(
             f"--resume_from_checkpoint {checkpoint}: it has no {name}: saved {before} FSDP, it cannot be "
             f"resumed {now} it: take only the weights with --model_name_or_path {checkpoint}"
         )
@@ -243,7 +291,7 @@ _OF_A_NODE = (
 
 
 def check_same_flags(*groups: object) -> None:
-    """ValueError, on every process, unless all were started with the same flags. The path of a file may differ between
+    """UserError, on every process, unless all were started with the same flags. The path of a file may differ between
     nodes."""
     values = {name: value for group in groups for name, value in vars(group).items()}
     given = [name for group in groups for name in getattr(group, "given", ())]
@@ -256,7 +304,7 @@ def check_same_flags(*groups: object) -> None:
 def check_resumed(
     checkpoint: str | None, config: PretrainedConfig, fingerprints: dict[str, str], *groups: object
 ) -> None:
-    """ValueError unless all processes have the same data, and a run of this model, data and flags can resume from the
+    """UserError unless all processes have the same data, and a run of this model, data and flags can resume from the
     checkpoint.
 
     config: of the model. fingerprints: of the data and the tokenizer. groups: the parsed dataclasses. Only what
@@ -284,7 +332,7 @@ def check_resumed(
     compared += [(f"--{name}", flags[name], now[name]) for name in decisive if name in flags and name in now]
     for what, before, found in compared:
         if before != found:
-            raise ValueError(
+            raise UserError(
                 f"--resume_from_checkpoint {checkpoint}: {what}: {before} in its run, {found} now: resume "
                 "with the flags and files of its run, or take only the weights with --model_name_or_path "
                 f"{checkpoint}"

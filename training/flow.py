@@ -5,6 +5,7 @@ from pathlib import Path
 from torch._inductor.codecache import cache_dir
 from torch.utils.data import DataLoader
 from transformers import DefaultFlowCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import ExportableState
 
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.processes import finish_process_group, print_once
@@ -24,7 +25,11 @@ class ResumeCallback(TrainerCallback):
         those of the flags again, not of the checkpoint, and so are the steps between logs, evaluations and saves, and
         the metric by which the best checkpoint is compared."""
         self.trainer.restore_loss_state()
-        resumed = self.trainer._resumed_from
+        resumed, handler = self.trainer._resumed_from, self.trainer.callback_handler
+        if resumed and not state.stateful_callbacks:
+            print_once(f"{resumed} was saved by transformers before 4.41: the patience of early stopping begins anew")
+            exported = [c for c in (*handler.callbacks, self.trainer.control) if isinstance(c, ExportableState)]
+            state.stateful_callbacks = {type(each).__name__: each.state() for each in exported}
         if resumed:
             _take_steps_of_flags(self.trainer.args, state)
             key, lines = best_metric_key(self.trainer.args), state.log_history

@@ -28,6 +28,7 @@ import torch
 import torture
 from absl.testing import absltest, parameterized
 from safetensors.torch import load_file, save_file
+from transformers.trainer_callback import TrainerState
 from warm_python import warm_python
 
 import pre_train_t5
@@ -98,10 +99,10 @@ class TestCase(parameterized.TestCase):
         """A published checkpoint with a file in a subfolder, as DeepSpeed's have."""
         aside = self.folder / folder / SAVING / f"checkpoint-{step}"
         (aside / "global_step").mkdir(parents=True)
-        (aside / "trainer_state.json").write_text("{}")
+        TrainerState(global_step=step).save_to_json(aside / "trainer_state.json")
         (aside / "model.safetensors").write_text(text * 100)
         for state in ("optimizer.pt", "scheduler.pt"):
-            (aside / state).write_text(f"{state} of {step}")
+            torch.save({"state": {}, "param_groups": []}, aside / state)
         (aside / "global_step" / "shard_0.pt").write_text(f"shard of {step}")
         final = self.folder / folder / f"checkpoint-{step}"
         publish(aside, final)
@@ -210,14 +211,12 @@ class WholeCheckpointTest(TestCase):
         """A resume goes back before them, and they were deleted."""
         for folder in ("out", "other"):
             for step in (2, 4, 30):
-                (self.checkpoint(step, folder=folder) / "trainer_state.json").write_text(
-                    json.dumps({"global_step": step})
-                )
+                self.checkpoint(step, folder=folder)
         give_up_later(self.folder / "out", str(self.folder / resumed_from / "checkpoint-4"))
         left = {"out": [2, 4], "other": [2]}[resumed_from]
         self.assertEqual([step_of(c) for c in checkpoints_of(self.folder / "out")], left)
         self.assertIn("_given_up-checkpoint-30", [path.name for path in (self.folder / "out").iterdir()])
-        (self.checkpoint(30) / "trainer_state.json").write_text("{}")
+        self.checkpoint(30)
         give_up_later(self.folder / "out", str(self.folder / resumed_from / "checkpoint-4"))
         self.assertLen([*(self.folder / "out").glob("_given_up-*checkpoint-30")], 2)
 
