@@ -29,7 +29,7 @@ from transformers import PretrainedConfig
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
-from arguments.training import T5TrainingArguments
+from arguments.training import T5TrainingArguments, global_batch_size, warmup_of
 from common.command_line import RESUME_NEWEST, check_folder
 from common.errors import UserError
 from common.processes import check_alike, is_first_process, print_once
@@ -349,6 +349,22 @@ def _flat(config: dict) -> dict:
 def run_of(checkpoint: str | None) -> dict:
     """The run.json beside a checkpoint; {} without a checkpoint, or where there is no such file."""
     return _recorded(Path(checkpoint).parent / "run.json") if checkpoint else {}
+
+
+def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: int) -> list[str]:
+    """Lines on what a resumed run of `steps` steps does otherwise than the run of the checkpoint: its length, schedule
+    and warm-up, by which another learning rate follows, and its sequences per step, by which other examples follow."""
+    if checkpoint is None:
+        return []
+    state, run = read_json(Path(checkpoint) / "trainer_state.json"), run_of(checkpoint)
+    now = {"steps": steps, "schedule": str(args.lr_scheduler_type), "warm-up steps": warmup_of(vars(args), steps)}
+    now["sequences per step"] = global_batch_size(args)
+    before = {"steps": state["max_steps"], "sequences per step": run.get("sequences_per_step")}
+    if "lr_scheduler_type" in run.get("arguments", {}):
+        before["schedule"] = run["arguments"]["lr_scheduler_type"]
+        before["warm-up steps"] = warmup_of(run["arguments"], state["max_steps"])
+    changed = [name for name, value in now.items() if before.get(name) not in (None, value)]
+    return [f"{name}: {now[name]} from here on, {before[name]} before" for name in changed]
 
 
 def _recorded(path: Path) -> dict:

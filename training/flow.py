@@ -1,5 +1,6 @@
 """Callbacks that decide when T5Trainer logs, evaluates, saves and ends, and what a resumed run restores."""
 
+import math
 from pathlib import Path
 
 from torch._inductor.codecache import cache_dir
@@ -36,7 +37,11 @@ class ResumeCallback(TrainerCallback):
             values = [line[key] for line in lines if line["step"] == state.best_global_step and key in line]
             state.best_metric = values[0] if values else None
         if resumed and self.trainer.asked_options:
+            groups = self.trainer.optimizer.param_groups
+            before = groups[0]["lr"]
             restore_options(self.trainer.optimizer, self.trainer.lr_scheduler, self.trainer.asked_options)
+            if not math.isclose(before, groups[0]["lr"], rel_tol=1e-6):
+                print_once(f"learning rate: {groups[0]['lr']:.4g} from here on, {before:.4g} before")
         if resumed:
             self.trainer._find_best(Path(resumed).parent)
         checkpoint_blocks_only(self.trainer.model)

@@ -5,7 +5,7 @@ requeues such a job, and its next start resumes from the newest whole checkpoint
 """
 
 import atexit
-import multiprocessing
+import multiprocessing.context
 import os
 import signal
 import statistics
@@ -13,9 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from common.processes import print_once
@@ -91,7 +93,7 @@ class PreemptionCallback(TrainerCallback):
         if self._launcher != launcher_above():
             self._received = self._received or signal.SIGTERM
         left = self._end_time - time.time()
-        usual = statistics.median(self._steps) if len(self._steps) > 1 else 0.0  # the first one compiles
+        usual = statistics.median([*self._steps][1:] or [0.0])  # the first one of all compiles
         out_of_time = left < TIME_LIMIT_MARGIN + 3 * usual
         number, out_of_time = self.largest(int(self._received or 0), int(out_of_time))
         if not number and not out_of_time:
@@ -123,9 +125,27 @@ def launcher_above() -> tuple[int, ...] | None:
     return (parent, int(above)) if "CROSS_RANK" in os.environ else None
 
 
-def outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> None:
-    """Initialises a data worker that ignores SIGNALS. SLURM sends them to every process of a job, and a rank without
-    its data workers could not finish the step after which it saves."""
+class DataWorker(multiprocessing.context.ForkProcess):
+    """A data worker of a training."""
+
+
+class DataWorkers(multiprocessing.context.ForkContext):
+    """Where the data loaders of a training get their workers from. They are forked, which Python 3.14 does not do by
+    default: so they share model and corpus, which would otherwise be pickled for each."""
+
+    Process = DataWorker
+
+
+def with_own_workers(loader: DataLoader) -> DataLoader:
+    """Gives a data loader workers that ignore SIGNALS, if it has any. SLURM sends them to every process of a job, and a
+    rank without its data workers could not finish the step after which it saves."""
+    if loader.num_workers:
+        loader.worker_init_fn = partial(_outlive_signals, loader.worker_init_fn)
+        loader.multiprocessing_context = DataWorkers()
+    return loader
+
+
+def _outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if initialise is not None:
@@ -135,7 +155,8 @@ def outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> No
 @atexit.register
 def _kill_workers() -> None:
     """Kills the data workers that an error has left: Python's exit would send them SIGTERM and wait forever."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that was killed
-    for worker in multiprocessing.active_children():
-        if worker.daemon:
-            worker.kill()
+    left = [worker for worker in multiprocessing.active_children() if isinstance(worker, DataWorker)]
+    if left:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that was killed
+    for worker in left:
+        worker.kill()

@@ -8,6 +8,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -28,7 +29,7 @@ import torch
 import torture
 from absl.testing import absltest, parameterized
 from safetensors.torch import load_file, save_file
-from transformers.trainer_callback import TrainerState
+from transformers.trainer_callback import TrainerControl, TrainerState
 from warm_python import warm_python
 
 import pre_train_t5
@@ -237,6 +238,77 @@ class WholeCheckpointTest(TestCase):
         for ranks in (1, 3):  # their number has changed: what is logged is the mean
             self.assertEqual(load_loss_state(self.folder, 0, ranks)["running_loss"], 2.0)
         self.assertIsNone(load_loss_state(self.folder / "nothing", 0, 1))
+
+
+class PreemptionTest(parameterized.TestCase):
+    def stops_after(self, seconds: list[float], left: float = math.inf, **environment: str) -> int | None:
+        """The step after which a run of steps of so many seconds stops, `left` seconds before its job ends."""
+        environment = {"SLURM_JOB_END_TIME": str(1000.0 + left)} if left < math.inf else environment
+        args = SimpleNamespace(world_size=1, save_strategy="steps", output_dir="out")
+        with mock.patch.dict(os.environ, environment), mock.patch.object(preemption, "time") as clock:
+            clock.time.return_value, clock.monotonic.return_value = 1000.0, 0.0
+            callback = preemption.PreemptionCallback(trainer=mock.Mock())
+            callback.on_train_begin(args)
+            self.addCleanup(callback.on_train_end)
+            for step, each in enumerate(seconds, start=1):
+                control = TrainerControl()
+                callback.on_step_begin()
+                clock.monotonic.return_value += each
+                clock.time.return_value += each
+                callback.on_step_end(args, TrainerState(global_step=step, max_steps=99), control)
+                if control.should_training_stop:
+                    return step
+        return None
+
+    def test_the_first_steps_compilation_does_not_end_a_short_job(self):
+        margin = preemption.TIME_LIMIT_MARGIN
+        self.assertIsNone(self.stops_after([200.0] + [1.0] * 20, left=margin + 300))
+        self.assertEqual(self.stops_after([200.0] + [20.0] * 20, left=margin + 300), 4)  # 40 s are left, and 60 needed
+
+    def test_a_time_limit_that_is_past_is_ignored(self):
+        """Of an old shell, or raised since: the run stopped after its first step."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.assertIsNone(self.stops_after([1.0] * 5, left=-50))
+        self.assertIn("SLURM_JOB_END_TIME is past already", printed.getvalue())
+
+    @absltest.skipUnless(sys.platform == "linux", "elsewhere the end of a launcher is not noticed")
+    def test_the_end_of_the_deepspeed_command_stops_the_run(self):
+        """It forwards no signal: its own child and the training processes went on."""
+        above = [(5, 7), (5, 7), (5, 1), (5, 1)]
+        with mock.patch.object(preemption, "launcher_above", lambda: above.pop(0)):
+            self.assertEqual(self.stops_after([1.0] * 5), 2)
+
+    def test_the_command_above_a_launcher_is_found(self):
+        program = (
+            "import os, subprocess, sys; print(os.getpid(), flush=True); subprocess.run([sys.executable, '-c', {!r}])"
+        )
+        child = "from training.preemption import launcher_above as above; print(above(), flush=True); input(); print(above())"
+        top = program.format(program.format(child))
+        environment = os.environ | {"CROSS_RANK": "0", "PYTHONPATH": str(torture.ROOT)}
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        process = subprocess.Popen([sys.executable, "-c", top], **pipes)
+        first, second = int(process.stdout.readline()), int(process.stdout.readline())
+        self.assertEqual(process.stdout.readline(), f"({second}, {first})\n")
+        process.kill()
+        process.wait()
+        process.stdin.write("\n")
+        process.stdin.close()
+        self.assertNotIn(str(first), process.stdout.readline())
+        process.stdout.close()
+
+    def test_an_import_leaves_other_daemon_processes_of_a_notebook_alone(self):
+        """They were killed at its end, before they could answer the SIGTERM that Python sends them."""
+        program = (
+            "import multiprocessing, signal, sys, time, training.preemption\n"
+            "def work(ready):\n"
+            "    signal.signal(signal.SIGTERM, lambda *_: (print('told', flush=True), sys.exit()))\n"
+            "    ready.set()\n"
+            "    signal.pause()\n"
+            "fork = multiprocessing.get_context('fork'); ready = fork.Event()\n"
+            "fork.Process(target=work, args=[ready], daemon=True).start(); ready.wait()\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], cwd=torture.ROOT, capture_output=True, text=True)
+        self.assertEqual((done.stdout, done.returncode), ("told\n", 0), done.stderr)
 
 
 class OutputDirTest(TestCase):
@@ -471,6 +543,33 @@ class RunTest(TestCase):
         said = (self.folder / "log").read_text()
         for words in ("--logging_steps 2 ", "--eval_steps 4 ", "--save_steps 5 "):
             self.assertEqual(said.count(f"{words}from here on"), 1, said)
+
+    def test_what_follows_from_other_steps_is_said(self):
+        """The rate jumped without a line."""
+        flags = (
+            "--lr_scheduler_type",
+            "cosine",
+            "--learning_rate",
+            "0.02",
+            "--logging_steps",
+            "1",
+            "--eval_steps",
+            "99",
+        )
+        self.run_to_end("--max_steps", "6", *flags)
+        size = ("--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "1")
+        found = self.run_to_end("--max_steps", "12", *flags, *size, "--resume_from_checkpoint")
+        said = (self.folder / "log").read_text()
+        for line in (
+            "steps: 12 from here on, 6 before",
+            "warm-up steps: 2 from here on, 1 before",  # an eighth of them
+            "sequences per step: 3 from here on, 8 before",
+        ):
+            self.assertEqual(said.count(line), 1, said)
+        rate = next(line["learning_rate"] for line in found["metrics"] if line["step"] == 7)
+        self.assertRegex(said, f"learning rate: {rate:.4g} from here on, [0-9.e-]+ before")
+        self.run_to_end("--max_steps", "12", *flags, *size, "--resume_from_checkpoint")
+        self.assertEqual((self.folder / "log").read_text().count(" from here on"), said.count(" from here on"))
 
     def test_another_metric_measures_the_best_checkpoint_so_far(self):
         """The accuracy of 7 or 14 steps is below any loss, which would never be the best."""
