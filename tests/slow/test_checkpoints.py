@@ -282,7 +282,7 @@ class PreemptionTest(parameterized.TestCase):
         program = (
             "import os, subprocess, sys; print(os.getpid(), flush=True); subprocess.run([sys.executable, '-c', {!r}])"
         )
-        child = "from training.preemption import launcher_above as above; print(above(), flush=True); input(); print(above())"
+        child = "from training.preemption import launcher_above as a; print(a(), flush=True); input(); print(a())"
         top = program.format(program.format(child))
         environment = os.environ | {"CROSS_RANK": "0", "PYTHONPATH": str(torture.ROOT)}
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
