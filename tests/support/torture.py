@@ -7,8 +7,8 @@
 Every other kill aims at a moment in which a checkpoint is being written. Equal means: the same bytes in
 model.safetensors and the same numbers in metrics.jsonl, all_results.json and the last trainer_state.json, apart from
 times. Each run of one process is forked from this one, which has imported everything: otherwise each of hundreds of
-starts takes seconds. Of a run of two ranks all processes are killed at once, as when a node is lost. A run that is told gets SIGTERM first, and its
-evaluations may last longer than the ten seconds that it has until SIGKILL.
+starts takes seconds. Of a run of two ranks all processes are killed at once, as when a node is lost. A run that is told
+gets SIGTERM first, and its evaluations may last longer than the ten seconds that it has until SIGKILL.
 
 Then the disk becomes full at each of the files that a run writes, each file of a checkpoint is damaged, and wrong flags
 and files are drawn (test_fuzz.py). The JSON counts the cases, how many ended as promised, and what the others did.
