@@ -1,5 +1,6 @@
 """Flags of training: those of transformers and ours, and their checks."""
 
+import math
 import os
 import sys
 from dataclasses import dataclass, field
@@ -375,6 +376,14 @@ def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
             f"--warmup_steps {args.warmup_steps:g}: the run has {total_steps:,} steps, and the learning "
             "rate would only rise; give fewer, or a share such as 0.1"
         )
+
+
+def warmup_of(arguments: dict, total_steps: int) -> int:
+    """Steps of the warm-up: `--warmup_steps`, or a share of all steps; 0 for a schedule without one."""
+    share = arguments["warmup_steps"]
+    if arguments["lr_scheduler_type"] in ("constant", *BY_METRIC):
+        return 0
+    return int(share) if share >= 1 else math.ceil(share * total_steps)
 
 
 def global_batch_size(args: T5TrainingArguments) -> int:

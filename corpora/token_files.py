@@ -19,7 +19,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from common.cached_folders import cached
+from common.whole_folders import cached
 from corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank
 from corpora.sources import Source
 from corpora.tokenizers import tokenizer_fingerprint

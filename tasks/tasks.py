@@ -18,9 +18,9 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from arguments.own_pairs import OWN
 from arguments.task import CORRUPTED_SHARE, TaskArguments
 from arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
-from common.cached_folders import cached
 from common.command_line import refuse
 from common.processes import print_once
+from common.whole_folders import cached
 from corpora.blocks import Corpus
 from corpora.examples import row_lengths
 from corpora.streams import StreamDataset, one_by_one
