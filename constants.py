@@ -153,6 +153,79 @@ PACKAGE_TOPIC_LABELS = tuple("matplotlib networkx nltk numpy pandas scipy sklear
 DEMO_CHECKPOINTS = ("out/pre_train_t5", "out/demo/pre_train")
 
 
+# ---------------------------------------------------------------- metrics
+# Which way a metric is better decides the checkpoint that is kept: ours, those of an evaluation itself, and the ones
+# that `evaluate.load` brings. A main metric in neither list needs --greater_is_better.
+GREATER_IS_BETTER = {
+    # ours
+    "accuracy",
+    "f1",
+    "f1_macro",
+    "matthews_correlation",
+    "question_exact_match",
+    "pearson",
+    "spearman",
+    "exact_match",
+    "bleu",
+    "rouge1",
+    "rouge2",
+    "rougeL",
+    "rougeLsum",
+    "squad_exact_match",
+    "squad_f1",
+    "final_number_accuracy",
+    "referent_accuracy",
+    "word_accuracy",
+    "token_accuracy",
+    "text_token_accuracy",
+    # of `evaluate`
+    "bertscore",
+    "bleurt",
+    "chrf",
+    "comet",
+    "competition_math",
+    "frugalscore",
+    "google_bleu",
+    "mauve",
+    "meteor",
+    "nist_mt",
+    "pearsonr",
+    "precision",
+    "r_squared",
+    "recall",
+    "roc_auc",
+    "rouge",
+    "sacrebleu",
+    "sari",
+    "spearmanr",
+    "xnli",
+}
+SMALLER_IS_BETTER = {
+    # ours
+    "diacritic_error_rate",
+    "invalid_outputs",
+    "non_canonical_outputs",
+    "loss",
+    "perplexity",
+    "bits_per_byte",
+    "nats_per_id",
+    # of `evaluate`
+    "brier_score",
+    "cer",
+    "character",
+    "charcut_mt",
+    "mae",
+    "mape",
+    "mase",
+    "mse",
+    "rmse",
+    "smape",
+    "ter",
+    "wer",
+}
+PERCENT_METRICS = ("bleu", "sacrebleu", "chrf", "ter", "sari")  # 0..100, all others 0..1
+
+
 # ---------------------------------------------------------------- tasks
 def _task(prefix: str | None, inputs: dict | str, metrics: str, lengths: tuple[int, int], **other) -> dict:
     """An entry without the fields that are None. `inputs` as a string: columns under their own names; `metrics` too."""
@@ -218,6 +291,7 @@ DATASET_VALS["glue"] = {
     "qqp": _classes("qqp", "question1 question2", ["not_duplicate", "duplicate"], "f1 accuracy", 256,
         file_columns={"label": "is_duplicate"}, **_glue("qqp", "QQP")),
     "stsb": _task("stsb", "sentence1 sentence2", "pearson spearman", (256, 8), target="label", target_type="number",
+        numbers={"step": 0.2, "least": 0, "most": 5, "unreadable": -1},  # as in T5's code
         file_columns={"label": "score"}, **_glue("stsb", "STS-B")),
     "mnli": _classes("mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "mnli"),
         files={

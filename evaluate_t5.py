@@ -41,9 +41,9 @@ from runs.run import Run, shown_numbers
 from runs.samples import prompt
 from runs.trackers import finish_tracking, log_table
 from tasks.examples import answer_texts, non_canonical_outputs
-from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, values_of_texts
-from tasks.task_records import recorded_flags, recorded_lengths
-from tasks.tasks import Task, Tasks
+from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
+from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths
+from tasks.tasks import LoadedTask, Task, Tasks, count_unknown
 from trainer_t5 import T5Trainer
 
 INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt
@@ -104,7 +104,7 @@ DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments]
 class Job:
     """One task, the checkpoint that answers it, and the splits to be answered."""
 
-    task: Task
+    task: Task | LoadedTask
     model: str
     splits: list[str]
 
@@ -138,12 +138,10 @@ def parse_flags(
             )
     else:
         names = list(check_tasks(task_args))
-    jobs = [build_job(name, evaluation, task_args, run_args, given) for name in names]
+    jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
     if "generation_num_beams" in given and run_args.generation_num_beams and not generates:
         raise ValueError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
-    for job in jobs:
-        job.task.is_one_of_several = len(jobs) > 1
     if run_args.output_dir is None:
         model = Path(jobs[0].model)
         folder = model if is_local_model(model) else Path("out") / model.name
@@ -186,6 +184,7 @@ def build_job(
     task_args: TaskArguments,
     run_args: EvaluationRunArguments,
     given: set[str],
+    is_one_of_several: bool,
 ) -> Job:
     """The task's entry, checkpoint and splits, checked. AX is answered by mnli's checkpoint. given: names of flags."""
     limit = task_args.max_eval_samples  # also for --split train
@@ -196,7 +195,8 @@ def build_job(
     model = evaluation.model_name_or_path.replace("{task}", trained)
     if "{task}" in evaluation.model_name_or_path:
         args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
-    task = Task(name, check_task(args), args)
+    task = Task(name, check_task(args), args, is_one_of_several, recorded_fields(model, trained))
+    check_functions(model, trained, task.functions)
     known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
     if evaluation.split not in (None, *known):
         raise ValueError(f"--split {evaluation.split}: task {name} has {', '.join(known)}")
@@ -206,7 +206,7 @@ def build_job(
 
 def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Job], dict[str, str]]:
     """(jobs with their tokenizer and rows, {task: why it is left out}). ValueError if none may be left out."""
-    missing, several_models = {}, "{task}" in evaluation.model_name_or_path
+    loaded, missing, several_models = [], {}, "{task}" in evaluation.model_name_or_path
     load = functools.cache(lambda model: load_tokenizer(evaluation.tokenizer_name or model, "--model_name_or_path"))
     if not several_models:
         load(jobs[0].model)  # without it no task can be evaluated
@@ -214,8 +214,8 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
         try:
             if several_models and not is_local_model(job.model):
                 raise ValueError(f"--model_name_or_path {job.model}: no checkpoint there")
-            job.task.read(job.splits)
-            job.task.tokenise(load(job.model))
+            task = LoadedTask(job.task, job.task.read(job.splits), load(job.model))
+            loaded.append(dataclasses.replace(job, task=task))
         except (ValueError, FileNotFoundError) as error:
             if len(jobs) == 1:
                 raise
@@ -226,7 +226,7 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
             f"the run lacks {len(missing)} of {len(jobs)} tasks; --allow_missing leaves them out (GLUE's "
             f"server wants all){reasons}"
         )
-    return [job for job in jobs if job.task.name not in missing], missing
+    return loaded, missing
 
 
 def contents_of(jobs: list[Job]) -> dict[str, str]:
@@ -277,7 +277,7 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
         return answers, numbers
     counts = {"samples": len(answers)}
     if task.entry["target_type"] != "text":
-        counts["invalid_outputs"] = sum(value == -1 for value in values_of_texts(task.entry, answers))
+        counts["invalid_outputs"] = sum(value_of_text(task.entry, answer) is None for answer in answers)
     if generated:
         counts |= non_canonical_outputs(task.entry, task.tokenizer, output.predictions[0])
     return answers, {f"{task.name}_{split}_{name}": value for name, value in counts.items()}
@@ -310,11 +310,12 @@ def write_submission(folder: Path, task: Task, split: str, answers: list[str]) -
     An answer that is no label is written as the first class, one that is no number as 0; STS-B's scale ends at 5.
     """
     lines = ["index\tprediction\n"]
-    for index, value in enumerate(values_of_texts(task.entry, answers)):
+    for index, answer in enumerate(answers):
+        value = value_of_text(task.entry, answer) or 0  # also of an answer that is no label or number
         if task.entry["target_type"] == "number":
             written = f"{min(max(value, 0.0), 5.0):.3f}"
         else:
-            written = task.entry["labels"][max(value, 0)] if task.name in GLUE_WANTS_WORDS else max(value, 0)
+            written = task.entry["labels"][value] if task.name in GLUE_WANTS_WORDS else value
         lines.append(f"{index}\t{written}\n")
     names = task.entry["submission_file"]
     with zipfile.ZipFile(folder / "submission.zip", "a", zipfile.ZIP_DEFLATED) as archive:
@@ -362,7 +363,7 @@ def main(argv: list[str] | None = None) -> dict:
             check_alike(contents_of(jobs), "give all nodes the same files")
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
     tasks = Tasks([job.task for job in jobs])
-    unknown = tasks.count_unknown(lambda task, split: f"{task.name} {split}")
+    unknown = count_unknown(tasks, lambda task, split: f"{task.name} {split}")
     plan = {
         "checkpoint": evaluation.model_name_or_path,
         "rows": ", ".join(f"{len(rows):,} {task.name} {s}" for task in tasks for s, rows in task.data.items()),

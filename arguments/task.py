@@ -47,6 +47,7 @@ class TaskArguments:
     source_prefix: str | None = option(None, 'Own pairs: put before each source, such as "summarize: ".')
     target_type: str | None = option(None, "Own pairs: kind of the targets. Not set: text.", choices=TARGET_TYPES)
     labels: list[str] | None = option(None, "Own pairs: classes in order, a,b,c. Not set: the rows' classes.")
+    positive_label: str | None = option(None, "Own pairs: class that f1 is of. Not set: the second of --labels.")
     metrics: list[str] | None = option(None, "Own pairs: such as rougeL,bleu; the first chooses the best model.")
     record_shape: str | None = option(None, "Own pairs: shape of the records. Not set: found.", choices=SHAPES)
     records: str | None = option(None, "Own pairs: field that holds the rows, such as data.qas; * is any.")

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from arguments.own_pairs import OWN, own_entry
 from arguments.task import LENGTHS, find_entry, task_arguments, task_names
+from common.errors import UserError
 from common.reports import plain_json, read_json, write_json
 from corpora.files import is_plain_text, open_text
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
-from tasks.registry import as_list, preprocess_of, source_text
+from tasks.registry import as_list, functions_of, plain_entry, preprocess_of, source_text
 from tasks.rows import checked_value, is_text_corpus, nested_rows, preprocessed, read_records, renamed_columns
-from tasks.task_records import read_record
+from tasks.task_records import check_functions, read_record
 
 PLAIN = dict(
     inputs={"": "text"},
@@ -49,7 +50,13 @@ def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
         entry = translated(name, find_entry(benchmark, name))
     except ValueError as error:
         raise ValueError(f"{folder}: the task of its task.json is gone: {error}") from None
-    return entry | {flag: record[flag] for flag in LENGTHS if flag in record}, record
+    check_functions(folder, name, functions_of(entry))
+    if "tokenize" in entry:
+        raise UserError(
+            f"{folder}: the tokens of its task {name} are made by a function of a row, not of a text. Answer rows with "
+            "evaluate_t5.py --do_predict"
+        )
+    return plain_entry(entry) | {flag: record[flag] for flag in LENGTHS if flag in record}, record
 
 
 @dataclass

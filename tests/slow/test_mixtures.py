@@ -160,10 +160,7 @@ class MixtureTest(parameterized.TestCase):
             "a": dict(metrics=["f1"], target_type="text"),
             "b": dict(metrics=["bleu"], target_type="text", eval_splits=["validation", "test"]),
         }
-        tasks = [
-            SimpleNamespace(name=name, entry=entry, args=None, is_one_of_several=False)
-            for name, entry in entries.items()
-        ]
+        tasks = [SimpleNamespace(name=name, entry=entry, args=None) for name, entry in entries.items()]
         average = Tasks(tasks).summarise
         self.assertEqual(
             average({"eval_a_f1": 0.5, "eval_b_validation_bleu": 30.0, "eval_a_loss": 9.0}), {"eval_average": 0.4}

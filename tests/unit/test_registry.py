@@ -23,7 +23,7 @@ from tasks.metrics.scoring import check_metrics
 from tasks.registry import check_entry, eval_splits, metric_names, reference_texts, source_text, target_text
 from tasks.registry import test_splits as splits_without_labels
 from tasks.rows import load_rows, open_corpus, row_splitter
-from tasks.tasks import Task
+from tasks.tasks import LoadedTask, Task
 from tasks.transforms import TRANSFORMS, pad_punctuation
 
 GROUPS = ("super_glue", "translation", "summarization", "question_answering", "generation")
@@ -499,7 +499,7 @@ class RegistryTest(TestCase):
         task = DATASET_VALS[group][name]
         check_entry(name, task)
         check_metrics(name, task)
-        self.assertEqual(metric_names(task)[: len(task["metrics"])], task["metrics"])
+        self.assertEqual(list(metric_names(task))[: len(task["metrics"])], task["metrics"])
 
     @parameterized.named_parameters(*CASES)
     def test_official_files(self, group, name, split):
@@ -539,9 +539,8 @@ class RegistryTest(TestCase):
         """From the files through the tokens to the metrics, where a model says each reference's first text."""
         task, tokenizer = DATASET_VALS[group][name], ByT5Tokenizer()
         flags = dict(data_dir=str(self.write(FILES[group, name])), data_cache_dir=str(self.folder / "cache"))
-        made, split = Task(name, task, TaskArguments(group, name, **flags)), eval_splits(task)[0]
-        made.read([split])
-        made.tokenise(tokenizer)
+        split, made = eval_splits(task)[0], Task(name, task, TaskArguments(group, name, **flags))
+        made = LoadedTask(made, made.read([split]), tokenizer)
         rows, data = made.rows[split], made.data[split]
         self.assertLen(rows, len(TEXTS[group, name][split]))
         answers = [target_text(name, task, row) for row in rows]
@@ -594,8 +593,7 @@ class RegistryTest(TestCase):
         task = DATASET_VALS["super_glue"]["wsc"]
         flags = dict(data_dir=str(self.write(FILES["super_glue", "wsc"])), data_cache_dir=str(self.folder / "cache"))
         task = Task("wsc", task, TaskArguments("super_glue", "wsc", **flags))
-        task.read(["validation", "test"])
-        task.tokenise(ByT5Tokenizer())
+        task = LoadedTask(task, task.read(["validation", "test"]), ByT5Tokenizer())
         self.assertEqual(task.examples, {"validation": 3, "test": 1})
         self.assertNotIn("labels", task.data["test"].column_names)
         judged = task.judge("test", with_generate=False)
@@ -689,7 +687,11 @@ class OwnEntryTest(TestCase):
 
     @parameterized.named_parameters(
         ("near", {"preprocess": "squat"}, r"preprocess squat: not in tasks/transforms.py \(did you mean squad\?\)"),
-        ("far", {"preprocess": "nothing"}, "preprocess nothing: not in tasks/transforms.py; available: multirc"),
+        (
+            "far",
+            {"preprocess": "nothing"},
+            "preprocess nothing: not in tasks/transforms.py. Give a function of a row, or one",
+        ),
     )
     def test_refused_entry(self, change, message):
         with self.assertRaisesRegex(ValueError, message):
