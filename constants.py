@@ -138,8 +138,6 @@ LORA = " with LoRA"
 _LORA_RATES = dict(adamw_rms_scaled=2e-2, adafactor=2e-2, muon=2e-2, adamw_torch=1e-3, adamw_torch_fused=1e-3)
 for _job in ("continued pre-training", "fine-tuning a checkpoint"):
     TRAINING_DEFAULTS[_job + LORA] = TRAINING_DEFAULTS[_job] | dict(optim="adamw_torch", learning_rate=_LORA_RATES)
-# The batch for which these rates are known: T5's and nanoT5's 128 sequences, in pre-training of 568 raw tokens each.
-SHOWN_SEQUENCES, SHOWN_TOKENS = 128, 128 * 568
 
 PREEMPTED_EXIT_CODE = 75  # a signal or its time limit stopped the run: the same command resumes it
 TASK_RECORD = "task.json"  # in the folder of a fine-tuned model: what repeats its evaluation (tasks/task_records.py)

@@ -32,7 +32,6 @@ from common.processes import run_script
 from common.reports import end_summary, start_summary
 from constants import BUILTIN_CORPUS, NUM_SENTINELS, TASK_RECORD
 from corpora.hub import load_dataset_splits
-from corpora.long_text import first_documents
 from corpora.reading import column_texts
 from corpora.sources import described, find_corpora, find_sources
 from corpora.tokenizers import (
@@ -179,7 +178,7 @@ def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments
         text = described(sources)
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
     limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
-    return text + limit, first_documents(documents, args.max_train_samples)
+    return text + limit, itertools.islice(documents, args.max_train_samples)
 
 
 def described_letters(tokenizer: PreTrainedTokenizerBase, counts: Counter) -> str:

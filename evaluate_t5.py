@@ -38,7 +38,6 @@ from model_t5 import fit_vocabulary, is_local_model, load_model
 from modeling.generation_settings import set_generation_length
 from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import Run, shown_numbers
-from runs.samples import prompt
 from runs.trackers import finish_tracking, log_table
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
@@ -341,6 +340,8 @@ def finish(run: Run, jobs: list[Job], results: dict, missing: dict[str, str]) ->
 
 def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments) -> dict:
     """{"lines": how many were answered}, from a prompt or a pipe. Writes no file."""
+    from runs.samples import prompt
+
     tokenizer = load_tokenizer(evaluation.tokenizer_name or evaluation.model_name_or_path, "--model_name_or_path")
     model = load_model(evaluation.model_name_or_path, evaluation.attn_implementation).to(run_args.device).eval()
     fit_vocabulary(model, len(tokenizer))

@@ -1,8 +1,8 @@
-"""Export any checkpoint as a clean Hugging Face folder with a model card, and for CTranslate2, ONNX or as an encoder.
+"""Export any checkpoint as a clean Hugging Face folder with a model card, and for CTranslate2 or as an encoder.
 
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --output_dir out/export
     python export_checkpoint.py --model_name_or_path out/pre_train_t5/checkpoint-2000 --dtype bfloat16
-    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats ctranslate2 ctranslate2_int8 onnx
+    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats ctranslate2 ctranslate2_int8
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats encoder sentence_transformers
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --push_to_hub me/my-t5
 
@@ -10,8 +10,8 @@ Reads the checkpoints of our runs under any launcher, and LoRA's matrices, which
 and compared with PyTorch on real texts before it is kept: greedy tokens must be equal, and log-probabilities equal
 within a tolerance, which is printed. CTranslate2 ends a beam search by another rule: if the checkpoint generates with
 beams, the number of equal texts is printed too. The folder appears when it is complete. A model of 1M parameters takes
-20 s of one core in all formats. Optimum reads the ONNX files with
-`ORTModelForSeq2SeqLM.from_pretrained("out/export", subfolder="onnx", use_cache=False)`.
+20 s of one core in all formats. For ONNX, Optimum reads the exported folder:
+`optimum-cli export onnx --model out/export onnx`.
 """
 
 import importlib.util

@@ -41,13 +41,14 @@ from trainer_t5 import T5Trainer
 from training.batching import train_collator
 from training.checkpoints import check_resumed, check_same_flags, prepare_output_dir
 
+FLAGS = [ModelArguments, TaskArguments, FineTuningArguments]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 
 
 def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, FineTuningArguments, Tasks]:
     """The three groups of flags and the tasks they name, checked and completed from one another."""
     model_args, task_args, args = parse_arguments(
-        [ModelArguments, TaskArguments, FineTuningArguments],
+        FLAGS,
         argv,
         default_recipe=str(DEFAULT_RECIPE),
         about=__doc__,

@@ -29,9 +29,8 @@ from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from corpora.streams import StreamError
 from model_t5 import use_one_embedding_module
 from modeling.families import is_tied
-from modeling.fused_projections import fuse_cross_projections, fuse_projections, keep_weight_copies, use_bf16_residual
+from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from modeling.loss import compute_loss_in_forward, token_metrics
-from modeling.relative_bias import sum_bias_by_diagonals
 from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from tasks.examples import EvaluationTask
 from training.batching import BucketCollator, PackingCollator
@@ -43,14 +42,8 @@ from training.teacher_forcing import score_rows
 
 
 def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
-    """Applies the options of the training step to the model: loss, compilation, joined products, residual stream."""
+    """Applies the options of the training step to the model: loss, compilation, residual stream."""
     sum_bias_by_diagonals(model)
-    if args.fused_projections:
-        fuse_projections(model)
-    if args.fused_cross_projections:
-        fuse_cross_projections(model)
-    if (args.fused_projections or args.fused_cross_projections) and args.bf16 and not args.deepspeed:
-        keep_weight_copies(model)  # DeepSpeed's weights are in bfloat16 already
     if args.bf16_residual:
         use_bf16_residual(model)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None

@@ -127,7 +127,7 @@ class FamiliesTest(parameterized.TestCase):
             if set(family.attentions) < set(constants.ATTENTION_IMPLEMENTATIONS):
                 with self.assertRaisesRegex(ValueError, "--attn_implementation t5_fused: "):
                     check_options(config, "t5_fused")
-            for option in family.lacks.keys() & {"fused_projections", "bf16_residual", "torch_compile"}:
+            for option in family.lacks.keys() & {"bf16_residual", "torch_compile"}:
                 with self.assertRaisesRegex(ValueError, f"--{option}: .*not .*{kind} models"):
                     check_options(config, training_args=SimpleNamespace(**{option: True}))
 
