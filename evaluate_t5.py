@@ -103,13 +103,19 @@ DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments]
 class Job:
     """One task, the checkpoint that answers it, and the splits to be answered."""
 
-    task: Task | LoadedTask
+    task: Task
     model: str
     splits: list[str]
 
     def prefix(self, split: str) -> str:
         """What the names of a split's metrics begin with: eval, eval_cola, eval_mnli_validation_matched ..."""
         return "_".join(filter(None, ("eval", self.task.label(split))))
+
+
+class LoadedJob(Job):
+    """A job whose rows are read."""
+
+    task: LoadedTask
 
 
 def parse_flags(
@@ -203,7 +209,7 @@ def build_job(
     return Job(task, model, [evaluation.split] if evaluation.split else splits)
 
 
-def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Job], dict[str, str]]:
+def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[LoadedJob], dict[str, str]]:
     """(jobs with their tokenizer and rows, {task: why it is left out}). ValueError if none may be left out."""
     loaded, missing, several_models = [], {}, "{task}" in evaluation.model_name_or_path
     load = functools.cache(lambda model: load_tokenizer(evaluation.tokenizer_name or model, "--model_name_or_path"))
@@ -214,7 +220,7 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
             if several_models and not is_local_model(job.model):
                 raise ValueError(f"--model_name_or_path {job.model}: no checkpoint there")
             task = LoadedTask(job.task, job.task.read(job.splits), load(job.model))
-            loaded.append(dataclasses.replace(job, task=task))
+            loaded.append(LoadedJob(task, job.model, job.splits))
         except (ValueError, FileNotFoundError) as error:
             if len(jobs) == 1:
                 raise
@@ -228,7 +234,7 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
     return loaded, missing
 
 
-def contents_of(jobs: list[Job]) -> dict[str, str]:
+def contents_of(jobs: list[LoadedJob]) -> dict[str, str]:
     """Fingerprints of the tasks' rows and of each model's files, which all processes must share to divide the rows."""
     found = {
         f"contents of {job.task.name} {split}": data._fingerprint
@@ -242,7 +248,7 @@ def contents_of(jobs: list[Job]) -> dict[str, str]:
 
 
 def build_trainer(
-    job: Job, run_args: EvaluationRunArguments, attn_implementation: str | None, model: PreTrainedModel | None
+    job: LoadedJob, run_args: EvaluationRunArguments, attn_implementation: str | None, model: PreTrainedModel | None
 ) -> T5Trainer:
     """A T5Trainer that answers the task's rows with its checkpoint; model: the checkpoint, if it is loaded."""
     model, tokenizer = model or load_model(job.model, attn_implementation), job.task.tokenizer
@@ -262,7 +268,7 @@ def build_trainer(
     return trainer
 
 
-def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], dict]:
+def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[str], dict]:
     """(the answer to each row, "" for no label; eval_* metrics, or counts without labels or with --do_predict)."""
     task, generated = job.task, trainer.args.predict_with_generate
     scored = "labels" in task.data[split].column_names and not trainer.args.do_predict
@@ -282,7 +288,7 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
     return answers, {f"{task.name}_{split}_{name}": value for name, value in counts.items()}
 
 
-def write_answers(task: Task, split: str, answers: list[str], trainer: T5Trainer, submits: bool) -> None:
+def write_answers(task: LoadedTask, split: str, answers: list[str], trainer: T5Trainer, submits: bool) -> None:
     """Appends the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known
     (a list where there are several). The trackers show the first ones. submits: writes a submission too."""
     folder, records = Path(trainer.args.output_dir), []
@@ -303,7 +309,7 @@ def write_answers(task: Task, split: str, answers: list[str], trainer: T5Trainer
         write_submission(folder, task, split, answers)
 
 
-def write_submission(folder: Path, task: Task, split: str, answers: list[str]) -> None:
+def write_submission(folder: Path, task: LoadedTask, split: str, answers: list[str]) -> None:
     """Adds the split to submission.zip: rte, ["not_entailment", ""] -> RTE.tsv, "index\\tprediction\\n0\\tnot_..." ...
 
     An answer that is no label is written as the first class, one that is no number as 0; STS-B's scale ends at 5.
@@ -321,7 +327,7 @@ def write_submission(folder: Path, task: Task, split: str, answers: list[str]) -
         archive.writestr(names if isinstance(names, str) else names[split], "".join(lines))
 
 
-def finish(run: Run, jobs: list[Job], results: dict, missing: dict[str, str]) -> None:
+def finish(run: Run, jobs: list[LoadedJob], results: dict, missing: dict[str, str]) -> None:
     """Writes all_results.json and prints the results, where they are and the next command."""
     run.write_results(results)
     folder, submission, model = run.output_dir, run.output_dir / "submission.zip", jobs[0].model
@@ -352,18 +358,19 @@ def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
     with exit_on_user_error():
-        evaluation, task_args, run_args, jobs = parse_flags(argv)
+        evaluation, task_args, run_args, asked = parse_flags(argv)
         if evaluation.interactive:
             return interact(evaluation, task_args, run_args)
-        check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in jobs])
+        check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in asked])
         for name in OUTPUT_FILES if is_first_process() else ():  # an earlier evaluation's
             (Path(run_args.output_dir) / name).unlink(missing_ok=True)
         with run_args.main_process_first(desc="preparing the task"):
-            jobs, missing = load_data(jobs, evaluation)
+            jobs, missing = load_data(asked, evaluation)
         if run_args.world_size > 1:
             check_alike(contents_of(jobs), "give all nodes the same files")
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
-    tasks = Tasks([job.task for job in jobs])
+    tasks = [job.task for job in jobs]
+    summarise = Tasks(tasks).summarise
     unknown = count_unknown(tasks, lambda task, split: f"{task.name} {split}")
     plan = {
         "checkpoint": evaluation.model_name_or_path,
@@ -384,8 +391,8 @@ def main(argv: list[str] | None = None) -> dict:
             if is_first_process():
                 write_answers(job.task, split, answers, trainer, is_submission(task_args, run_args))
         finish_tracking(trainer)
-    if tasks.summarise and not run_args.do_predict and not evaluation.split:
-        results |= tasks.summarise(results)
+    if summarise and not run_args.do_predict and not evaluation.split:
+        results |= summarise(results)
     if is_first_process():
         finish(run, jobs, results, missing)
     finish_process_group()

@@ -80,20 +80,21 @@ def read_record(folder: str) -> dict:
     return record
 
 
-def _is_of(value: object, wanted: type) -> bool:
+def _is_of(value: typing.Any, wanted: typing.Any) -> bool:
     """Whether a value of JSON has a type such as float, list[str] | None or dict[str, dict]."""
     inner = typing.get_args(wanted)
     if isinstance(wanted, UnionType):
         return any(_is_of(value, one) for one in inner)
     if inner:
-        whole, items = typing.get_origin(wanted), value.values() if isinstance(value, dict) else value
-        return isinstance(value, whole) and all(_is_of(item, inner[-1]) for item in items)
+        if not isinstance(value, typing.get_origin(wanted)):
+            return False
+        return all(_is_of(item, inner[-1]) for item in (value.values() if isinstance(value, dict) else value))
     if isinstance(value, bool):
         return wanted is bool
     return isinstance(value, (int, float) if wanted is float else wanted)
 
 
-def _named(wanted: type) -> str:
+def _named(wanted: typing.Any) -> str:
     """ "list[str] or int" of list[str] | int | None."""
     names = {str: "text", int: "whole number", float: "number", bool: "truth value"}
     parts = [part for part in typing.get_args(wanted) if part is not NoneType] if isinstance(wanted, UnionType) else []

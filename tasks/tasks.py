@@ -384,7 +384,7 @@ class TaskData:
     def _name(self, task: Task, split: str) -> str:
         return f"{task.name}/{split}" if len(self.tasks) > 1 else split
 
-    def _by_name(self, values: Callable[[Task], dict]) -> dict:
+    def _by_name(self, values: Callable[[LoadedTask], dict]) -> dict:
         return {self._name(task, split): value for task in self.tasks for split, value in values(task).items()}
 
     @property

@@ -254,7 +254,7 @@ class RunTest(parameterized.TestCase):
             for line in read_metrics(self.folder / "whole" / "metrics.jsonl")
             if "eval_average" in line
         }
-        self.assertEqual(state["best_metric"], max(averages[step] for step in (8, 16, 24)))
+        self.assertEqual(state["best_metric"], max(averages.values()))
         self.assertTrue((self.folder / "whole" / "loss.png").is_file())
 
     def test_resumed_within_an_epoch_it_ends_with_the_same_bits(self):
