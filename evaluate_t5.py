@@ -29,6 +29,7 @@ from arguments.own_pairs import OWN, names_own_pairs
 from arguments.task import TaskArguments, check_task, check_tasks, split_task
 from arguments.training import FineTuningArguments, T5TrainingArguments
 from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments
+from common.errors import UserError
 from common.processes import check_alike, finish_process_group, is_first_process, print_once, run_script
 from common.reports import end_summary
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
@@ -126,18 +127,18 @@ def parse_flags(
     fill_in = functools.partial(flags_of_record, given)
     evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv, fill_in=fill_in, about=__doc__)
     if run_args.push_to_hub:
-        raise ValueError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
+        raise UserError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
     if evaluation.interactive:
         return evaluation, task_args, run_args, []
     if not (task_args.benchmark or task_args.dataset_name or names_own_pairs(task_args)):
-        raise ValueError(
+        raise UserError(
             f"--model_name_or_path {evaluation.model_name_or_path}: has no {TASK_RECORD} (fine_tune_t5.py "
             "writes it); name a task, such as --task glue/sst2, or pairs of your own"
         )
     if is_submission(task_args, run_args):
         names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
         if not names or evaluation.split or task_args.max_eval_samples:
-            raise ValueError(
+            raise UserError(
                 "--dataset_name all --do_predict writes a submission: it needs --benchmark glue, and "
                 "excludes --split and --max_eval_samples"
             )
@@ -146,7 +147,7 @@ def parse_flags(
     jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
     if "generation_num_beams" in given and run_args.generation_num_beams and not generates:
-        raise ValueError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
+        raise UserError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
     if run_args.output_dir is None:
         model = Path(jobs[0].model)
         folder = model if is_local_model(model) else Path("out") / model.name
@@ -204,13 +205,13 @@ def build_job(
     check_functions(model, trained, task.functions)
     known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
     if evaluation.split not in (None, *known):
-        raise ValueError(f"--split {evaluation.split}: task {name} has {', '.join(known)}")
+        raise UserError(f"--split {evaluation.split}: task {name} has {', '.join(known)}")
     splits = test_splits(task.entry) if run_args.do_predict else eval_splits(task.entry)
     return Job(task, model, [evaluation.split] if evaluation.split else splits)
 
 
 def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[LoadedJob], dict[str, str]]:
-    """(jobs with their tokenizer and rows, {task: why it is left out}). ValueError if none may be left out."""
+    """(jobs with their tokenizer and rows, {task: why it is left out}). UserError if none may be left out."""
     loaded, missing, several_models = [], {}, "{task}" in evaluation.model_name_or_path
     load = functools.cache(lambda model: load_tokenizer(evaluation.tokenizer_name or model, "--model_name_or_path"))
     if not several_models:
@@ -218,7 +219,7 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Lo
     for job in jobs:
         try:
             if several_models and not is_local_model(job.model):
-                raise ValueError(f"--model_name_or_path {job.model}: no checkpoint there")
+                raise UserError(f"--model_name_or_path {job.model}: no checkpoint there")
             task = LoadedTask(job.task, job.task.read(job.splits), load(job.model))
             loaded.append(LoadedJob(task, job.model, job.splits))
         except (ValueError, FileNotFoundError) as error:
@@ -227,7 +228,7 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Lo
             missing[job.task.name] = str(error)
     if missing and (not evaluation.allow_missing or len(missing) == len(jobs)):
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in missing.items())
-        raise ValueError(
+        raise UserError(
             f"the run lacks {len(missing)} of {len(jobs)} tasks; --allow_missing leaves them out (GLUE's "
             f"server wants all){reasons}"
         )

@@ -72,13 +72,16 @@ def max_lengths(task: dict, split: str) -> tuple[int, int | None]:
 def class_label_ids(task: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor | None:
     """[C, T] token ids of the class labels, EOS included, padded with -100; None for tasks without classes.
 
-    ValueError if the tokenizer writes two labels alike.
+    UserError if the tokenizer writes two labels alike.
     """
     if task["target_type"] != "class":
         return None
     encoded = encode_targets(tokenizer, task["labels"])
     if len(_labels_as_read_back(task, tokenizer)) < len(encoded):
-        raise ValueError(f"the tokenizer writes two of the labels {', '.join(task['labels'])} with the same text")
+        raise UserError(
+            f"--labels {','.join(task['labels'])}: the tokenizer writes two of them with the same text. Give them "
+            "other names, or another --tokenizer_name"
+        )
     longest = max(len(ids) for ids in encoded)
     return torch.tensor([ids + [IGNORE_INDEX] * (longest - len(ids)) for ids in encoded])
 

@@ -9,7 +9,7 @@ import json
 import typing
 from collections.abc import Collection
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 
 from arguments.own_pairs import OWN
 from arguments.task import LENGTHS, TaskArguments, task_arguments
@@ -72,7 +72,9 @@ def read_record(folder: str) -> dict:
     record = {name: record[name] for name in (*_FLAGS, NUMBERS, FUNCTIONS) if name in record}
     for name, value in record.items():
         if not _is_of(value, types[name]):
-            raise UserError(f"{path}: {name} {value!r}: is no {_named(types[name])}. {advice}")
+            raise UserError(
+                f"{path}: {name} {value!r}: must be {getattr(types[name], '__name__', types[name])}. {advice}"
+            )
     try:
         check_limits(task_arguments(record))
     except ValueError as error:
@@ -92,13 +94,6 @@ def _is_of(value: typing.Any, wanted: typing.Any) -> bool:
     if isinstance(value, bool):
         return wanted is bool
     return isinstance(value, (int, float) if wanted is float else wanted)
-
-
-def _named(wanted: typing.Any) -> str:
-    """ "list[str] or int" of list[str] | int | None."""
-    names = {str: "text", int: "whole number", float: "number", bool: "truth value"}
-    parts = [part for part in typing.get_args(wanted) if part is not NoneType] if isinstance(wanted, UnionType) else []
-    return " or ".join(names.get(part, str(part)) for part in parts or [wanted])
 
 
 def recorded_fields(folder: str, name: str) -> dict:

@@ -595,7 +595,7 @@ class TokensTest(TestCase):
         self.assertIsNone(class_label_ids(dict(target_type="number"), TOKENIZER))
 
     def test_labels_that_the_tokenizer_cannot_tell_apart(self):
-        with self.assertRaisesRegex(ValueError, "writes two of the labels 好, 坏 with the same text"):
+        with self.assertRaisesRegex(ValueError, "--labels 好,坏: the tokenizer writes two of them with the same text"):
             class_label_ids(dict(target_type="class", labels=["好", "坏"]), TOKENIZER)
 
 

@@ -201,6 +201,11 @@ class TextMetricsTest(parameterized.TestCase):
         pairs = [list(pair) for pair in zip(references, others, strict=True)]
         self.assertAlmostEqual(METRICS["bleu"](predictions, pairs), two, places=9)
         self.assertNotAlmostEqual(one, two)
+        streams = [references, others, random_texts(13), random_texts(14)]
+        four = sacrebleu.metrics.BLEU().corpus_score(predictions, streams).score
+        found = METRICS["bleu"](predictions, [list(texts) for texts in zip(*streams, strict=True)])
+        self.assertAlmostEqual(found, four, places=9)
+        self.assertNotAlmostEqual(two, four)
 
     def test_bleu_by_hand_and_with_unequally_many_references(self):
         texts = ["the cat sat on a mat", "hello there my good friend"]

@@ -16,6 +16,8 @@ from datasets import ClassLabel, Features, List, Value
 from transformers import ByT5Tokenizer, EvalPrediction
 
 from arguments.task import TaskArguments
+from arguments.training import FineTuningArguments
+from common.errors import UserError
 from constants import DATASET_VALS
 from modeling.loss import STATISTICS
 from tasks.examples import build_tokenize_function, task_metrics
@@ -23,7 +25,7 @@ from tasks.metrics.scoring import check_metrics
 from tasks.registry import check_entry, eval_splits, metric_names, reference_texts, source_text, target_text
 from tasks.registry import test_splits as splits_without_labels
 from tasks.rows import load_rows, open_corpus, row_splitter
-from tasks.tasks import LoadedTask, Task
+from tasks.tasks import LoadedTask, Task, Tasks
 from tasks.transforms import TRANSFORMS, pad_punctuation
 
 GROUPS = ("super_glue", "translation", "summarization", "question_answering", "generation")
@@ -602,6 +604,51 @@ class RegistryTest(TestCase):
 
     def test_splits_without_labels_are_named(self):
         self.assertEqual(splits_without_labels(DATASET_VALS["super_glue"]["wsc"]), ["test"])
+
+
+class MainMetricTest(TestCase):
+    """Which metric chooses the best checkpoint, and which way it is better."""
+
+    ENTRY = dict(inputs={"": "a"}, target="b", max_source_length=8, max_target_length=8)
+
+    def flags(self, *entries: dict, **flags) -> dict:
+        names = TaskArguments("mine", ",".join("abc"[: len(entries)]))
+        tasks = [
+            Task(name, self.ENTRY | entry, names, len(entries) > 1) for name, entry in zip("abc", entries, strict=False)
+        ]
+        args = FineTuningArguments(output_dir=str(self.folder / "out"), report_to="none", **flags)
+        args.given = frozenset(flags)
+        return Tasks(tasks).flags(args)
+
+    @parameterized.parameters(
+        (["accuracy"], {}, "eval_accuracy", True),
+        (["diacritic_error_rate"], {}, "eval_diacritic_error_rate", False),
+        (["exact_match"], dict(metric_for_best_model="loss"), "loss", False),
+        (["accuracy"], dict(metric_for_best_model="eval_invalid_outputs"), "eval_invalid_outputs", False),
+        (["accuracy"], dict(metric_for_best_model="token_accuracy"), "token_accuracy", True),
+        (["accuracy"], dict(greater_is_better=False), "eval_accuracy", False),
+        ({"mine": len}, dict(greater_is_better=False), "eval_mine", False),
+        ({"mine": len}, dict(greater_is_better=True), "eval_mine", True),
+    )
+    def test_direction(self, metrics, flags, name, greater):
+        kind = dict(target_type="class", labels=["x", "y"]) if metrics == ["accuracy"] else dict(target_type="text")
+        found = self.flags(kind | {"metrics": metrics}, **flags)
+        self.assertEqual((found["metric_for_best_model"], found["greater_is_better"]), (name, greater))
+        self.assertEqual(found["predict_with_generate"], kind["target_type"] == "text")
+
+    def test_several_tasks(self):
+        error = dict(target_type="text", metrics=["diacritic_error_rate"])
+        right = dict(target_type="text", metrics=["exact_match"])
+        self.assertTrue(self.flags(right, right)["greater_is_better"])
+        self.assertFalse(self.flags(error, error)["greater_is_better"])
+        with self.assertRaisesRegex(UserError, "diacritic_error_rate, exact_match have no common mean.*--metric_for_b"):
+            self.flags(error, right)
+        found = self.flags(error, right, metric_for_best_model="a_diacritic_error_rate")
+        self.assertEqual(found["greater_is_better"], False)
+
+    def test_an_unknown_metric_needs_its_direction(self):
+        with self.assertRaisesRegex(UserError, "--metric_for_best_model mine: .*--greater_is_better true or --greater"):
+            self.flags(dict(target_type="text", metrics={"mine": len}))
 
 
 class OwnEntryTest(TestCase):
