@@ -207,9 +207,8 @@ def parse_arguments(
     values = vars(parser.parse_known_args([*sum(words.values(), []), *argv])[0])
     _check_together(values, given, "on the command line")
     _check_together(values, set(words), f"in the recipe {recipe}")
-    if fill_in is not None:
-        more = fill_in(values, given | words.keys())
-        words = {name: _as_flag(name, value) for name, value in more.items()} | words
+    more = {} if fill_in is None else fill_in(values, given | words.keys())
+    parser.set_defaults(**more)  # as they are: a list or a text that begins with - must not be read as flags again
     *groups, _, left_over = parser.parse_args_into_dataclasses(  # the one between is --help_all
         [*sum(words.values(), []), *argv], look_for_args_file=False, return_remaining_strings=True
     )
@@ -218,7 +217,7 @@ def parse_arguments(
     for flags in groups:
         check_limits(flags)
         if hasattr(flags, "given"):
-            flags.given |= given | words.keys()
+            flags.given |= given | words.keys() | more.keys()
     return groups
 
 

@@ -306,20 +306,27 @@ def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> Non
 
 
 class LossCurveCallback(TrainerCallback):
-    """Redraws `<output_dir>/loss.png` from metrics.jsonl at every save and at the end. If drawing fails, it only warns,
-    since that must not end a long run."""
+    """Redraws `<output_dir>/loss.png`, the losses and the main metric, from metrics.jsonl at every save and at the end.
+    If drawing fails, it only warns, since that must not end a long run."""
 
     def __init__(self, output_dir: str | Path):
         self.output_dir = Path(output_dir)
 
-    def on_save(self, *_, **__) -> None:
+    def on_save(self, args: TrainingArguments | None = None, *_, **__) -> None:
         from common.curves import draw_curves, eval_loss_key
 
+        main = None if args is None else best_metric_key(args)
+        metrics = None if main in (None, "eval_loss") else [main]
         try:
             lines = read_metrics(self.output_dir / "metrics.jsonl")
             # A save may come before the first log; a run of few steps may log nothing but its evaluations.
             if any("loss" in line or eval_loss_key([line]) in line for line in lines):
-                draw_curves({self.output_dir.name: lines}, self.output_dir / "loss.png", title=self.output_dir.name)
+                draw_curves(
+                    {self.output_dir.name: lines},
+                    self.output_dir / "loss.png",
+                    title=self.output_dir.name,
+                    metrics=metrics,
+                )
         except Exception as error:
             logger.warning("loss.png was not drawn: %s: %s", type(error).__name__, error)
 

@@ -39,7 +39,7 @@ from runs.callbacks import (
 from runs.room import check_plan, room_for
 from runs.speed import device_peak_flops
 from runs.trackers import finish_tracking, start_tracking
-from tasks.tasks import Tasks
+from tasks.tasks import TaskData
 from trainer_t5 import T5Trainer
 from training.checkpoints import changed_schedule, check_optimizer_state, give_up_later, old_files
 from training.output_lock import lock_output_dir, unlock_output_dir
@@ -76,7 +76,7 @@ class TrainingRun(Run):
     """
 
     def __init__(
-        self, trainer: T5Trainer, title: str, flags: list, data: Text | Tasks, checkpoint: str | None, rows: dict
+        self, trainer: T5Trainer, title: str, flags: list, data: Text | TaskData, checkpoint: str | None, rows: dict
     ):
         super().__init__(trainer.args, title)
         self.trainer, self.flags, self.data, self.checkpoint, self.rows = trainer, flags, data, checkpoint, rows

@@ -30,7 +30,7 @@ from corpora import blocks, streams
 from corpora.blocks import FileCorpus, hub_corpora
 from corpora.streams import Lane, StreamDataset, StreamLoader, cut_sentences, one_by_one, packed
 from corpora.tokenizers import plain_encoder
-from tasks.tasks import Task
+from tasks.tasks import LoadedTask, Task
 
 EXAMPLES = 1_500
 CHOOSER = random.Random(5)
@@ -648,8 +648,7 @@ class ScriptTest(parameterized.TestCase):
             output_dir=str(self.folder / "out"), per_device_train_batch_size=8, max_steps=2, report_to="none"
         )
         streamed = Task("restore_diacritics", task, args)
-        streamed.open_stream()
-        stream = streamed.stream(tokenizer, training_args)
+        stream = LoadedTask(streamed, {}, tokenizer, streamed.open_stream()).stream(training_args)
         collator = fine_tune_t5.DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8)
         encode, seen = plain_encoder(tokenizer), set()
         texts = {
